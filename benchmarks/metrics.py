@@ -1,0 +1,148 @@
+"""Time kedge's detection metrics beside scikit-learn's, and the bootstrap intervals.
+
+Run from the root of the repository, with the test extra installed:
+
+    python benchmarks/metrics.py [--scores N] [--repeats R] [--json PATH]
+
+The repetitions alternate, so that both sides meet the same load of the machine. scikit-learn computes two values
+(`roc_auc_score` and `average_precision_score`), kedge all six. The command fails if their values differ by 1e-9.
+"""
+
+import argparse
+import json
+import platform
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import sklearn
+from sklearn.metrics import average_precision_score, roc_auc_score
+
+from kedge.metrics import detection_metrics
+
+TOLERANCE = 1e-9
+
+
+def timed(function: Callable[[], Any]) -> tuple[float, Any]:
+    """Return the seconds that one call took, and its result.
+
+    Example:
+        >>> timed(lambda: 3)[1]
+        3
+    """
+    start = time.perf_counter()
+    result = function()
+    return time.perf_counter() - start, result
+
+
+def summary(seconds: list[float]) -> dict[str, float]:
+    """Return the median and the range of some times.
+
+    Example:
+        >>> summary([3.0, 1.0, 2.0])
+        {'median': 2.0, 'fastest': 1.0, 'slowest': 3.0}
+    """
+    return {"median": statistics.median(seconds), "fastest": min(seconds), "slowest": max(seconds)}
+
+
+def draw(n: int) -> tuple[np.ndarray, np.ndarray]:
+    """Draw n ID and n OOD scores from two overlapping normal distributions.
+
+    Example:
+        >>> [len(scores) for scores in draw(5)]
+        [5, 5]
+    """
+    rng = np.random.default_rng(0)
+    return rng.normal(0, 1, n), rng.normal(1, 1, n)
+
+
+def compare(n: int, repeats: int) -> dict[str, Any]:
+    """Time both libraries on n + n scores in alternation, and compare their values.
+
+    Example:
+        >>> compare(100, repeats=1)["difference"] < TOLERANCE
+        True
+    """
+    inside, outside = draw(n)
+    truth, both = np.repeat([0, 1], n), np.concatenate([inside, outside])
+    ours: list[float] = []
+    theirs: list[float] = []
+    for _ in range(repeats):
+        seconds, found = timed(lambda: detection_metrics(inside, outside))
+        ours.append(seconds)
+        seconds, expected = timed(lambda: (roc_auc_score(truth, both), average_precision_score(truth, both)))
+        theirs.append(seconds)
+    expected = dict(zip(("auroc", "aupr_out"), expected, strict=True))
+    expected["aupr_in"] = average_precision_score(1 - truth, -both)  # not timed: only for the comparison
+    return {
+        "scores": n,
+        "kedge": summary(ours),
+        "sklearn": summary(theirs),
+        "ratio": statistics.median(theirs) / statistics.median(ours),
+        "difference": max(abs(found[name].value - value) for name, value in expected.items()),
+    }
+
+
+def intervals(n: int, resamples: int, repeats: int) -> dict[str, Any]:
+    """Time all six metrics with bootstrap intervals on n + n scores.
+
+    Example:
+        >>> intervals(100, resamples=2, repeats=1)["resamples"]
+        2
+    """
+    inside, outside = draw(n)
+    seconds = [timed(lambda: detection_metrics(inside, outside, resamples=resamples))[0] for _ in range(repeats)]
+    return {"scores": n, "resamples": resamples, "kedge": summary(seconds)}
+
+
+def line(name: str, seconds: dict[str, float]) -> str:
+    """Format one row of the printed table.
+
+    Example:
+        >>> line("kedge", {"median": 0.1, "fastest": 0.09, "slowest": 0.2})
+        'kedge               0.100 s  (0.090 to 0.200)'
+    """
+    return f"{name:18} {seconds['median']:6.3f} s  ({seconds['fastest']:.3f} to {seconds['slowest']:.3f})"
+
+
+def main() -> int:
+    """Run the comparison, print it, and return 1 if the values differ.
+
+    Example:
+        python benchmarks/metrics.py --scores 100000 --repeats 3
+    """
+    parser = argparse.ArgumentParser(description="Time kedge's detection metrics beside scikit-learn's.")
+    parser.add_argument("--scores", type=int, default=1_000_000, help="ID scores, and as many OOD scores")
+    parser.add_argument("--repeats", type=int, default=7, help="repetitions of each side")
+    parser.add_argument("--json", type=Path, help="also write the figures to this file")
+    options = parser.parse_args()
+
+    detection_metrics(*draw(1000))  # the first call of a process pays for loading code
+    point = compare(options.scores, options.repeats)
+    boot = intervals(10_000, 1_000, min(options.repeats, 3))
+
+    print(f"{options.scores:,} + {options.scores:,} scores, median of {options.repeats} (fastest to slowest)")
+    print(line("kedge, six values", point["kedge"]))
+    print(line("sklearn, two", point["sklearn"]))
+    print(f"ratio (sklearn / kedge): {point['ratio']:.2f}; largest difference of a value: {point['difference']:.1e}")
+    print(f"intervals, {boot['resamples']:,} resamples of {boot['scores']:,} + {boot['scores']:,} scores")
+    print(line("kedge, six values", boot["kedge"]))
+
+    if options.json:
+        machine = {"machine": platform.machine(), "python": platform.python_version()}
+        versions = {"numpy": np.__version__, "sklearn": sklearn.__version__}
+        options.json.write_text(
+            json.dumps({**machine, **versions, "values": point, "intervals": boot}, indent=2) + "\n"
+        )
+    if point["difference"] > TOLERANCE:
+        print(f"the values differ by more than {TOLERANCE}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

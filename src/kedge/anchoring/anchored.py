@@ -1,0 +1,276 @@
+"""Anchored: a classifier that sees each image as [c, x - c]."""
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from kedge.anchoring import survey as layers
+from kedge.anchoring.options import AnchoringOptions, Draw
+from kedge.anchoring.per_image import choose_per_image
+from kedge.anchoring.stem import SUPPORTED, Capture, Captured, Fold, Pair, Stem
+from kedge.checks import at_least, finite, shape_of
+from kedge.errors import ArchitectureError, InputError, NotReadyError
+from kedge.models.classifier import Classifier, evaluating, logits_of
+from kedge.transforms import Corruption, Transform, mix_seed, seeded
+
+
+class Anchored(Classifier):
+    """A classifier on pairs [c, x - c]. Made by `anchor`.
+
+    In training mode each image takes another image of its batch as anchor. In evaluation mode the logits are the mean
+    over the frozen anchors, so that it can stand wherever the original network stood.
+
+    Attributes:
+        anchors: The frozen anchors (K, D, ...) in [0, 1], or None before `set_anchors`.
+        draw: What the last training batch drew.
+        memory_cap: Bytes that the activations of one pass may take; anchors are folded into the batch up to it.
+    """
+
+    anchors: Tensor | None
+    flexible_buffers = ("mean", "std", "anchors")
+
+    def __init__(
+        self,
+        network: nn.Module,
+        *,
+        layer: str,
+        sole_reader: bool,
+        mean: Any = None,
+        std: Any = None,
+        options: AnchoringOptions | None = None,
+    ) -> None:
+        super().__init__(network, mean=mean, std=std)
+        self.layer = layer
+        self.options = options or AnchoringOptions()
+        self.register_buffer("anchors", None)
+        self.anchors_version = 0  # counts changes of the anchors, so that a detector can tell that it must be refitted
+        self.per_image: int | None = None
+        self.draw: Draw | None = None
+        self.batches_seen = 0
+        self.memory_cap = 256 * 2**20
+        self._must_be_sole_reader = sole_reader
+        self._row_bytes: int | None = None  # the largest activation of one image, once a forward pass was surveyed
+        self._cache: tuple[Tensor, Tensor, Tensor] | None = None  # anchors at the stem, weight, maps
+        self._classes: int | None = None
+
+    @property
+    def stem(self) -> Stem:
+        """The widened layer."""
+        stem = self.network.get_submodule(self.layer)
+        assert isinstance(stem, Stem)
+        return stem
+
+    def set_anchors(self, images: Tensor, *, per_image: int | None = None) -> None:
+        """Freeze the anchors of evaluation.
+
+        Args:
+            images: (K, D, ...), uint8 or in [0, 1], as images of the training set are.
+            per_image: None: all images share all K anchors. A number: each image takes so many of them, chosen by its
+                own pixels, so that its score does not depend on its batch.
+
+        Example:
+            >>> from kedge import anchor
+            >>> net = anchor(nn.Sequential(nn.Flatten(), nn.Linear(12, 2)))
+            >>> net.set_anchors(torch.rand(5, 3, 2, 2))
+            >>> net.eval()(torch.rand(7, 3, 2, 2)).shape
+            torch.Size([7, 2])
+        """
+        if not isinstance(images, Tensor) or images.ndim < 2 or len(images) < 1:
+            raise InputError(f"anchors must be a tensor (K, D, ...) with at least one image, got {shape_of(images)}")
+        images = self._in_unit_range(images)
+        if not images.is_floating_point():
+            raise InputError(f"anchors must be uint8 or floating point, got {images.dtype}")
+        finite("anchors", images, "choose other training images")
+        if per_image is not None and at_least("per_image", per_image, 2) > len(images):
+            raise InputError(f"per_image must be at most the number of anchors, {len(images)}; got {per_image}")
+        self.anchors = images.detach().clone().to(self.mean)
+        self.per_image = per_image
+        self.anchors_version += 1
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Logits (B, C): under one drawn anchor each in training mode, the mean over the frozen anchors otherwise."""
+        if self.training:
+            return self._train_forward(x)
+        return self.hypotheses(x).mean(dim=0)
+
+    def hypotheses(self, x: Tensor) -> Tensor:
+        """The logits under each anchor, (K, B, C). Runs in evaluation mode and puts the mode back."""
+        if self.anchors is None:
+            raise NotReadyError(
+                "the anchored network has no anchors to evaluate with: call set_anchors(images) with a few training "
+                "images, or fit a detector, which draws them from the training set"
+            )
+        self._check_images(x)
+        if x.shape[1:] != self.anchors.shape[1:]:
+            raise InputError(
+                f"x must have the shape of the anchors, (B, {', '.join(map(str, self.anchors.shape[1:]))}); "
+                f"got {tuple(x.shape)}; for one image pass x[None]"
+            )
+        k = len(self.anchors) if self.per_image is None else self.per_image
+        with evaluating(self):
+            self._survey(x)
+            rows = max(1, self.memory_cap // (3 * (self._row_bytes or 1)))  # a layer's input, output and one more
+            maps = self._shared_maps() if self.per_image is None else None
+            parts = [self._fold(part, maps, min(k, rows)) for part in x.split(max(1, rows // k))]
+        return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
+
+    def targets(self, labels: Tensor) -> Tensor:
+        """Class probabilities (B, C) to train the last batch towards: one-hot, or uniform for masked pairs.
+
+        Example:
+            >>> from kedge import anchor
+            >>> net = anchor(nn.Sequential(nn.Flatten(), nn.Linear(12, 2)), mask=1.0, mask_target="uniform")
+            >>> logits = net(torch.rand(3, 3, 2, 2))
+            >>> net.targets(torch.tensor([0, 1, 1]))[0]
+            tensor([0.5000, 0.5000])
+        """
+        if self.draw is None or self._classes is None:
+            raise NotReadyError("targets belong to a training batch: call the network in training mode first")
+        if labels.shape != self.draw.masked.shape:
+            raise InputError(
+                f"labels must be those of the last batch, ({len(self.draw.masked)},); got {tuple(labels.shape)}"
+            )
+        if len(labels) and not 0 <= int(labels.min()) <= int(labels.max()) < self._classes:
+            raise InputError(f"labels must lie in 0..{self._classes - 1}, got {int(labels.min())}..{int(labels.max())}")
+        one_hot = F.one_hot(labels.long(), self._classes).to(self.mean.dtype)
+        if self.options.mask_target == "label":
+            return one_hot
+        return torch.where(self.draw.masked.to(labels.device)[:, None], 1 / self._classes, one_hot)
+
+    def _train_forward(self, x: Tensor) -> Tensor:
+        self._check_images(x)
+        self._survey(x)
+        self.batches_seen += 1
+        seed = mix_seed(self.options.seed, self.batches_seen)
+        generator = torch.Generator().manual_seed(seed)
+        permutation = torch.randperm(len(x), generator=generator).to(x.device)
+        masked = (torch.rand(len(x), generator=generator) < self.options.mask).to(x.device)
+        corruption = self._corruption(x) if self.batches_seen % self.options.every == 0 else None
+        self.draw = Draw(permutation, corruption is not None, masked)
+        job = Pair(permutation, masked=masked if self.options.mask > 0 else None)
+        if corruption is not None:
+            anchors = self._in_unit_range(x[permutation])
+            with seeded(seed):
+                corrupted = corruption(anchors)
+            if shape_of(corrupted) != shape_of(anchors):
+                raise InputError(f"corruption must keep the shape {shape_of(anchors)}, got {shape_of(corrupted)}")
+            job.corrupted = self._at_stem(corrupted)
+        with self._job(job):
+            logits = logits_of(self.network(self.normalise(x)))
+        self._classes = logits.shape[1]
+        return logits
+
+    def _corruption(self, x: Tensor) -> Transform | None:
+        if isinstance(self.options.corruption, str):
+            return Corruption() if x.ndim == 4 else None  # vectors and signals have no default corruption
+        return self.options.corruption
+
+    def _fold(self, x: Tensor, maps: Tensor | None, group: int) -> Tensor:
+        """Hypotheses of a few images, their anchors folded into the batch in groups."""
+        if maps is None:
+            maps = self._own_maps(x)
+        normalised = self.normalise(x)
+        job = Fold(images=len(x), maps=maps)
+        outputs = []
+        for part in maps.split(group):
+            job.maps = part
+            with self._job(job):
+                folded = normalised.repeat(len(part), *(1,) * (x.ndim - 1))  # networks may read B off their input
+                logits = logits_of(self.network(folded))
+            outputs.append(logits.view(len(part), len(x), -1))  # (K, B, C)
+        return torch.cat(outputs)
+
+    def _shared_maps(self) -> Tensor:
+        """The anchors' part of the stem, (K, 1, ...), from the cache while nothing that it depends on has changed."""
+        assert self.anchors is not None
+        weight = self.stem.weight
+        if torch.is_grad_enabled() and weight.requires_grad:
+            return self.stem.anchor_maps(self._at_stem(self.anchors))[:, None]
+        with torch.no_grad():
+            anchors = self._at_stem(self.anchors)
+            if self._cache is None or not (_same(anchors, self._cache[0]) and _same(weight, self._cache[1])):
+                # Compared by value: a version counter misses edits through .data and of layers before the stem.
+                with torch.inference_mode(False):
+                    kept = anchors.clone(), weight.detach().clone()
+                    self._cache = (*kept, self.stem.anchor_maps(kept[0])[:, None])
+            return self._cache[2]
+
+    def _own_maps(self, x: Tensor) -> Tensor:
+        """The maps of each image's own choice of anchors, (K, B, ...)."""
+        assert self.anchors is not None
+        assert self.per_image is not None
+        index = choose_per_image(x, len(self.anchors), self.per_image, self.options.seed)  # (K, B)
+        used, inverse = index.to(self.anchors.device).unique(return_inverse=True)
+        return self.stem.anchor_maps(self._at_stem(self.anchors[used]))[inverse]
+
+    def _at_stem(self, images: Tensor) -> Tensor:
+        """Images after normalisation and whatever layers precede the stem."""
+        try:
+            with self._job(Capture()):
+                self.network(self.normalise(images.to(self.mean)))
+        except Captured as captured:
+            return captured.value
+        raise ArchitectureError(f"the layer {self.layer!r} was not reached; pass layer= with another name")
+
+    @contextlib.contextmanager
+    def _job(self, job: Capture | Pair | Fold) -> Iterator[None]:
+        stem = self.stem
+        try:
+            stem.job = job
+            yield
+        finally:
+            stem.job = None
+
+    @torch.inference_mode(False)
+    def _survey(self, x: Tensor) -> None:
+        """At the first forward: is the stem the layer that reads the input, and how much memory does an image take?"""
+        if self._row_bytes is not None:
+            return
+        one = self._in_unit_range(x[:1].detach().clone())
+        pair = Pair(torch.zeros(1, dtype=torch.long, device=x.device))
+
+        def forward(image: Tensor) -> Any:
+            with self._job(pair):
+                return self.network(self.normalise(image))
+
+        found = layers.survey(self.network, lambda: forward(one))
+        if self._must_be_sole_reader:
+            first = next(
+                (n for n in found.calls if isinstance(self.network.get_submodule(n), (Stem, *SUPPORTED))), None
+            )
+            if first != self.layer:
+                raise ArchitectureError(
+                    f"the layer {self.layer!r} was taken for the first because it is registered first, but {first!r} "
+                    "reads the input before it; pass example= (a batch of images) or layer= to kedge.anchor"
+                )
+            layers.check_sole_reader(self.network, self.layer, found, one, forward)
+        else:
+            layers.check_called_once(self.layer, found)
+        self._row_bytes = found.row_bytes
+
+    def _in_unit_range(self, images: Tensor) -> Tensor:
+        return images.to(self.mean.dtype) / 255 if images.dtype == torch.uint8 else images
+
+    def _check_images(self, x: Tensor) -> None:
+        if not isinstance(x, Tensor) or not (x.is_floating_point() or x.dtype == torch.uint8):
+            raise InputError(f"x must be a uint8 or floating point tensor, got {getattr(x, 'dtype', type(x).__name__)}")
+        if x.ndim < 2 or len(x) == 0:
+            raise InputError(f"x must be (B, D, ...) with at least one image, got {tuple(x.shape)}")
+
+    def get_extra_state(self) -> Tensor:
+        """The number of training batches seen, on which the next draws depend, and the anchors taken per image."""
+        return torch.tensor([self.batches_seen, self.per_image or 0])
+
+    def set_extra_state(self, state: Tensor) -> None:
+        """Go on from a saved state."""
+        self.batches_seen, per_image = int(state[0]), int(state[1])
+        self.per_image = per_image or None
+        self.anchors_version += 1
+
+
+def _same(a: Tensor, b: Tensor) -> bool:
+    return a.device == b.device and a.dtype == b.dtype and a.shape == b.shape and torch.equal(a, b)

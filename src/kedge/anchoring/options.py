@@ -1,0 +1,53 @@
+"""How an anchored network draws its anchors in training."""
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from kedge.checks import at_least, between, one_of
+from kedge.errors import InputError
+from kedge.transforms import Transform
+
+MASK_TARGETS = ("label", "uniform")
+
+
+@dataclass(frozen=True)
+class AnchoringOptions:
+    """How an anchored network draws its anchors in training; the defaults are the paper's.
+
+    Args:
+        corruption: T of consistency training: ``"default"`` for the five corruptions (images only), a `Corruption`, a
+            function of your own on batches of anchors, or None for no consistency.
+        every: T acts on every so-manieth batch (5 for CIFAR, 10 for ImageNet).
+        mask: Probability of reference masking: the anchor's half is zero, the residual stays.
+        mask_target: What a masked pair is trained towards, its ``"label"`` or the ``"uniform"`` distribution.
+        seed: Of permutations, corruptions and masks; the draw depends on it and the number of the batch alone.
+
+    Example:
+        >>> AnchoringOptions(every=10).every
+        10
+    """
+
+    corruption: str | Transform | None = "default"
+    every: int = 5
+    mask: float = 0.0
+    mask_target: str = "label"
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if isinstance(self.corruption, str):
+            one_of("corruption", self.corruption, ("default",))
+        elif self.corruption is not None and not callable(self.corruption):
+            raise InputError(f"corruption must be 'default', a function or None; got {self.corruption!r}")
+        at_least("every", self.every, 1)
+        between("mask", self.mask, 0, 1)
+        one_of("mask_target", self.mask_target, MASK_TARGETS)
+
+
+@dataclass(frozen=True)
+class Draw:
+    """What the last training batch drew: image i had ``x[permutation[i]]`` as its anchor."""
+
+    permutation: Tensor
+    corrupted: bool
+    masked: Tensor

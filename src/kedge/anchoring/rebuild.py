@@ -1,0 +1,86 @@
+"""A network as plain data in a saved file, and the network built again from it."""
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
+
+from torch import Tensor, nn
+
+from kedge.anchoring import Anchored, AnchoringOptions, anchor
+from kedge.errors import InputError
+from kedge.models import Spec, build
+from kedge.models.classifier import Classifier
+from kedge.transforms import Corruption
+
+
+def describe(net: Classifier) -> dict[str, Any]:
+    """What beside the weights is needed to build a network again, for a file's header.
+
+    Example:
+        >>> describe(Classifier(build("compact", width=8)))["spec"]["name"]
+        'compact'
+    """
+    spec = getattr(net.network, "spec", None)
+    described: dict[str, Any] = {
+        "spec": {"name": spec.name, "arguments": dict(spec.arguments)} if isinstance(spec, Spec) else None,
+        "type": type(net.network).__name__,
+        "normalised": net.has_statistics,
+        "anchored": None,
+        "record": net.record,
+    }
+    if isinstance(net, Anchored):
+        described["anchored"] = {"layer": net.layer, "options": _plain(net.options)}
+    return described
+
+
+def rebuild(described: Mapping[str, Any], weights: Mapping[str, Tensor], model: nn.Module | None) -> Classifier:
+    """Build a network from what `describe` gave and its weights; networks that are not kedge's own come as ``model``.
+
+    Example:
+        >>> net = Classifier(build("compact", width=8))
+        >>> rebuild(describe(net), net.state_dict(), None).network.spec.arguments["width"]
+        8
+    """
+    anchored, spec = described["anchored"], described["spec"]
+    if model is None:
+        if spec is None:
+            raise InputError(
+                f"this file holds a {described['type']}, which is not one of kedge's own networks; pass model= with a "
+                "freshly built one (its weights come from the file)"
+            )
+        model = build(spec["name"], **spec["arguments"])
+    if anchored is not None and not isinstance(model, Anchored):
+        options = dict(anchored["options"])
+        options["corruption"] = _corruption(options["corruption"])
+        model = anchor(model, layer=anchored["layer"], **options)
+    net = model if isinstance(model, Classifier) else Classifier(model)
+    if anchored is None and isinstance(net, Anchored):
+        raise InputError("this file holds a plain network and model= is anchored; pass the network that was saved")
+    try:
+        net.load_state_dict(dict(weights))
+    except RuntimeError as error:
+        raise InputError(
+            f"model must be the {described['type']} that was saved; its weights do not fit: {error}"
+        ) from error
+    net.has_statistics = bool(described["normalised"])
+    net.record = dict(described["record"])
+    return net.eval()
+
+
+def _plain(options: AnchoringOptions) -> dict[str, Any]:
+    """The options as JSON holds them; a function of the user's own is left as its name."""
+    plain = {**asdict(options), "corruption": options.corruption}
+    if isinstance(options.corruption, Corruption):
+        plain["corruption"] = asdict(options.corruption)
+    elif callable(options.corruption):
+        plain["corruption"] = {
+            "function": getattr(options.corruption, "__qualname__", type(options.corruption).__name__)
+        }
+    return plain
+
+
+def _corruption(plain: Any) -> Any:
+    if isinstance(plain, dict):
+        # A function is not in the file. It matters to training alone, so evaluation goes on without it.
+        return None if "function" in plain else Corruption(**plain)
+    return plain

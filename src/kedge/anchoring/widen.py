@@ -1,0 +1,97 @@
+"""`anchor`: make an anchored copy of any network."""
+
+import copy
+from collections.abc import Sequence
+
+from torch import Tensor, nn
+
+from kedge.anchoring import survey as layers
+from kedge.anchoring.anchored import Anchored
+from kedge.anchoring.options import AnchoringOptions
+from kedge.anchoring.stem import SUPPORTED, Stem, check_supported
+from kedge.errors import InputError
+from kedge.models.classifier import Classifier
+from kedge.transforms import Transform
+
+
+def anchor(
+    net: nn.Module,
+    *,
+    init: str = "preserve",
+    layer: str | None = None,
+    example: Tensor | None = None,
+    mean: float | Sequence[float] | Tensor | None = None,
+    std: float | Sequence[float] | Tensor | None = None,
+    corruption: str | Transform | None = "default",
+    every: int = 5,
+    mask: float = 0.0,
+    mask_target: str = "label",
+    seed: int = 0,
+) -> Anchored:
+    """Make an anchored copy of a network; the original stays as it is.
+
+    Args:
+        net: Any network whose input reaches one Conv1d, Conv2d, Conv3d or Linear layer first.
+        init: ``"preserve"`` keeps the network's function for every clean anchor, so a trained network can be anchored
+            and tuned; ``"fresh"`` draws new weights for the first layer.
+        layer: The name of the layer to widen. By default the first that reads the input: found by running ``example``,
+            or the first in order of registration, which the first forward pass then checks.
+        example: A batch of images (one is enough), uint8 or in [0, 1].
+        mean: Normalisation of images in [0, 1], one value or one per channel; `kedge.train` sets it where it is absent.
+        std: The same for the deviation.
+        corruption: See `AnchoringOptions`, as for the rest.
+        every: See there.
+        mask: See there.
+        mask_target: See there.
+        seed: See there.
+
+    Example:
+        >>> net = anchor(nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 900, 10)))
+        >>> net.stem.weight.shape
+        torch.Size([8, 6, 3, 3])
+        >>> net(torch.rand(4, 3, 32, 32)).shape  # a training batch: its images are each other's anchors
+        torch.Size([4, 10])
+    """
+    if not isinstance(net, nn.Module):
+        raise InputError(f"net must be a torch.nn.Module, got {type(net).__name__}")
+    if isinstance(net, Anchored):
+        raise InputError("net is anchored already; pass the network it was made from")
+    options = AnchoringOptions(corruption=corruption, every=every, mask=mask, mask_target=mask_target, seed=seed)
+    if isinstance(net, Classifier):
+        if mean is None and std is None and net.has_statistics:
+            mean, std = net.mean, net.std
+        net = net.network
+    network = copy.deepcopy(net)
+    normalise = Classifier(network, mean=mean, std=std).normalise
+    name, row_bytes = _find(network, layer, None if example is None else normalise(example[:1]))
+    layers.check_untied(network, name)
+    stem = Stem(network.get_submodule(name), init, seed)
+    if not name:
+        network = nn.Sequential(stem)
+        name = "0"
+    else:
+        network.set_submodule(name, stem)
+    anchored = Anchored(network, layer=name, sole_reader=layer is None, mean=mean, std=std, options=options)
+    anchored.mean, anchored.std = anchored.mean.to(stem.weight), anchored.std.to(stem.weight)
+    anchored._row_bytes = row_bytes
+    return anchored.train(net.training)
+
+
+def _find(network: nn.Module, layer: str | None, example: Tensor | None) -> tuple[str, int | None]:
+    """The layer to widen, and the largest activation of one image if an example was run."""
+    found = None if example is None else layers.survey(network, lambda: network(example))
+    if layer is not None:
+        try:
+            module = network.get_submodule(layer)
+        except AttributeError as error:
+            names = [name for name, module in network.named_modules() if isinstance(module, SUPPORTED)]
+            raise InputError(f"layer must name a layer of the network, such as {names[:5]}; got {layer!r}") from error
+        check_supported(module, f"the layer {layer!r}")
+        if found is not None:
+            layers.check_called_once(layer, found)
+        return layer, None if found is None else found.row_bytes
+    if found is None or example is None:
+        return layers.first_registered(network), None
+    name = layers.first_layer(network, found)
+    layers.check_sole_reader(network, name, found, example, network)
+    return name, found.row_bytes

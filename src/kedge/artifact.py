@@ -1,0 +1,72 @@
+"""The file format: tensors and a JSON header in one safetensors file. Reading it never runs code from it."""
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from kedge.errors import FileFormatError, InputError
+from kedge.files import atomic
+
+FORMAT_VERSION = 1
+_KEY = "kedge"
+
+
+def write(path: str | os.PathLike[str], header: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
+    """Write a header and tensors to one file, whole or not at all.
+
+    Example:
+        >>> import tempfile
+        >>> path = Path(tempfile.mkdtemp()) / "a.kedge"
+        >>> write(path, {"kind": "example"}, {"x": torch.ones(2)})
+        >>> read(path)[0]["kind"]
+        'example'
+    """
+    plain = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
+    body = {"version": FORMAT_VERSION, **header}
+    body["sha256"] = _digest(body, plain)
+    with atomic(path) as temporary:
+        save_file(plain, temporary, metadata={_KEY: json.dumps(body, allow_nan=True)})
+
+
+def read(path: str | os.PathLike[str]) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """Read a file that `write` wrote; damage, tampering and newer versions are errors that say so."""
+    path = Path(path)
+    if not path.is_file():
+        raise InputError(f"path must be a saved detector; there is no file {path}")
+    try:
+        with safe_open(path, framework="pt") as opened:
+            metadata = opened.metadata() or {}
+            tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118 -- not a mapping
+    except (SafetensorError, OSError, ValueError) as error:
+        raise FileFormatError(f"{path} is truncated or is not a kedge file: {error}") from error
+    if _KEY not in metadata:
+        raise FileFormatError(f"{path} is a safetensors file, but kedge did not write it: it has no kedge header")
+    try:
+        header = json.loads(metadata[_KEY])
+        version, expected = header["version"], header.pop("sha256")
+    except (json.JSONDecodeError, KeyError, TypeError, AttributeError) as error:
+        raise FileFormatError(f"{path} has a damaged header: {error}") from error
+    if not isinstance(version, int) or version > FORMAT_VERSION:
+        raise FileFormatError(
+            f"{path} has format version {version}; this kedge reads up to {FORMAT_VERSION}: install a newer kedge"
+        )
+    if _digest(header, tensors) != expected:
+        raise FileFormatError(f"{path} was changed after it was saved: its sha256 does not match; get a fresh copy")
+    return header, tensors
+
+
+def _digest(header: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> str:
+    digest = hashlib.sha256(json.dumps(header, sort_keys=True, allow_nan=True).encode())
+    for name in sorted(tensors):
+        tensor = tensors[name].contiguous()
+        digest.update(f"\n{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
+        digest.update(tensor.reshape(-1).view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()

@@ -1,0 +1,175 @@
+"""Thresholds with a finite-sample promise (split-conformal), and one temperature for the logits.
+
+The calibration scores come from held-out in-distribution (ID) images; a larger score means further out of distribution.
+Decisions are made on whole counts: an image is flagged iff ``1 + #{calibration >= score}`` is at most `allowed`.
+"""
+
+import math
+import warnings
+from fractions import Fraction
+
+import torch
+from torch import Tensor
+
+from kedge.checks import at_least, between, finite, shape_of
+from kedge.errors import InputError, KedgeWarning
+
+
+def p_values(calibration: Tensor, scores: Tensor) -> Tensor:
+    """Conformal p-value of each score, ``(1 + #{calibration >= score}) / (n + 1)``, in float64.
+
+    Example:
+        >>> p_values(torch.tensor([1.0, 2.0, 3.0]), torch.tensor([0.0, 2.0, 9.0]))
+        tensor([1.0000, 0.7500, 0.2500], dtype=torch.float64)
+    """
+    return _ranks(calibration, scores).double() / (len(calibration) + 1)
+
+
+def is_ood(calibration: Tensor, scores: Tensor, tpr: float, confidence: float | None = None) -> Tensor:
+    """Flag each score whose p-value is at most 1 - tpr, so that a share ``tpr`` of ID images is accepted.
+
+    The promise holds on average over draws of the calibration images; with ``confidence`` it holds, with that
+    probability, for the very images that were drawn.
+
+    Example:
+        >>> is_ood(torch.arange(19.0), torch.tensor([5.0, 18.0, 18.5]), tpr=0.95)
+        tensor([False, False,  True])
+    """
+    return _ranks(calibration, scores) <= allowed(len(calibration), tpr, confidence)
+
+
+def threshold(calibration: Tensor, tpr: float, confidence: float | None = None) -> float:
+    """The calibration score above which `is_ood` flags; infinity, with a warning, if no score could ever be flagged.
+
+    Compare in float64, or in the dtype of the calibration scores, for the very same decisions as `is_ood`.
+
+    Example:
+        >>> threshold(torch.arange(100.0), tpr=0.95)  # k = 5: the fifth largest
+        95.0
+    """
+    ordered = _sorted(calibration)
+    k = allowed(len(ordered), tpr, confidence)
+    if k > 0:
+        return float(ordered[-k])
+    promise = f"tpr={tpr}" if confidence is None else f"tpr={tpr}, confidence={confidence}"
+    warnings.warn(
+        f"{len(ordered)} calibration scores are too few to flag any image at {promise}; "
+        f"calibrate with at least {_fewest(tpr, confidence)}",
+        KedgeWarning,
+        stacklevel=2,
+    )
+    return math.inf
+
+
+def allowed(n: int, tpr: float, confidence: float | None = None) -> int:
+    """The largest k for which flagging iff ``1 + #{calibration >= score} <= k`` keeps the promise; 0 flags nothing.
+
+    For continuous scores the share of ID images flagged follows Beta(k, n + 1 - k) over draws of the calibration set.
+    Its mean, k / (n + 1), must not exceed 1 - tpr; with ``confidence``, its quantile at that level must not.
+
+    Example:
+        >>> allowed(19, 0.95), allowed(18, 0.95), allowed(1000, 0.95), allowed(1000, 0.95, confidence=0.9)
+        (1, 0, 50, 41)
+    """
+    at_least("n", n, 1)
+    error = _error(tpr)
+    if confidence is None:
+        return math.floor(error * (n + 1))
+    between("confidence", confidence, 0, 1, open_ends=True)
+    # P(Beta(k, n + 1 - k) <= error) = P(Binomial(n, error) >= k). Each term follows from the one before, so only
+    # differences of logarithms are summed: no factorial, and no loss of digits for large n.
+    j = torch.arange(1, n + 1, dtype=torch.float64)
+    steps = torch.log((n - j + 1) / j) + math.log(error / (1 - error))
+    log_terms = torch.cat([steps.new_zeros(1), steps.cumsum(0)])  # (n + 1,)
+    at_most = (log_terms - log_terms.logsumexp(0)).exp().cumsum(0)  # at_most[j] = P(Binomial <= j)
+    return int(
+        (at_most[:-1] <= float(1 - _exact(confidence))).sum()
+    )  # k keeps the promise iff P(Binomial <= k - 1) does
+
+
+def fit_temperature(logits: Tensor, labels: Tensor) -> float:
+    """The temperature T in [1e-3, 1e3] that minimises the negative log-likelihood of ``softmax(logits / T)``.
+
+    Example:
+        >>> logits = torch.tensor([[4.0, 0.0]]).repeat(4, 1)
+        >>> round(fit_temperature(logits, torch.tensor([0, 0, 0, 1])), 6)  # 75 % right: 4 / T = log 3
+        3.640957
+    """
+    _check_logits(logits, labels)
+    z = logits.detach().double()  # (B, C)
+    z = z - z.gather(1, labels.to(z.device).long()[:, None])  # the softmax does not change, and its mean is the slope
+    if not bool(z.any()):
+        return 1.0  # equal logits: every temperature is as good, so change nothing
+
+    def slope(log_beta: float) -> float:  # of the likelihood loss, which is convex in beta = 1 / T
+        return float((z * (math.exp(log_beta) * z).softmax(-1)).sum(-1).mean())
+
+    low, high = math.log(1e-3), math.log(1e3)
+    if slope(low) >= 0:
+        return 1e3
+    if slope(high) <= 0:
+        return 1e-3
+    for _ in range(50):  # 14 / 2^50: to the last digits of float64
+        middle = (low + high) / 2
+        low, high = (middle, high) if slope(middle) < 0 else (low, middle)
+    return math.exp(-(low + high) / 2)
+
+
+def _exact(share: float) -> Fraction:
+    """Read 0.95 as 95/100: as a float, (1 - 0.95) * 20 falls off the whole number 1."""
+    return Fraction(str(share))
+
+
+def _error(tpr: float) -> Fraction:
+    return 1 - _exact(between("tpr", tpr, 0, 1, open_ends=True))
+
+
+def _fewest(tpr: float, confidence: float | None) -> int:
+    """The smallest calibration set that can flag anything."""
+    if confidence is None:
+        return math.ceil(1 / _error(tpr)) - 1  # error * (n + 1) >= 1
+    n = max(1, math.ceil(math.log1p(-confidence) / math.log(tpr)))  # 1 - tpr ** n >= confidence
+    return n if allowed(n, tpr, confidence) else n + 1  # the logarithms may round down
+
+
+def _sorted(calibration: Tensor) -> Tensor:
+    if calibration.ndim != 1 or len(calibration) == 0:
+        raise InputError(
+            f"calibration must be (n,) with n at least 1, got {shape_of(calibration)}; "
+            "pass one score per held-out in-distribution image"
+        )
+    values = _no_nan("calibration", calibration).detach().double()
+    if bool((values[1:] >= values[:-1]).all()):  # a saved detector keeps them sorted, and every batch comes by here
+        return values
+    return values.sort().values
+
+
+def _ranks(calibration: Tensor, scores: Tensor) -> Tensor:
+    """``1 + #{calibration >= score}``, as whole numbers."""
+    ordered = _sorted(calibration).to(scores.device)
+    below = torch.searchsorted(ordered, _no_nan("scores", scores).detach().double().contiguous())
+    return len(ordered) + 1 - below
+
+
+def _no_nan(name: str, values: Tensor) -> Tensor:
+    if bad := int(torch.isnan(values).sum()):
+        raise InputError(
+            f"{name} must not hold NaN; {bad} of {values.numel()} values are NaN: find out where they arise"
+        )
+    return values
+
+
+def _check_logits(logits: Tensor, labels: Tensor) -> None:
+    if logits.ndim != 2 or logits.numel() == 0:
+        raise InputError(f"logits must be (B, C) and not empty, got {shape_of(logits)}; pass one row per image")
+    if labels.shape != logits.shape[:1] or labels.is_floating_point():
+        raise InputError(
+            f"labels must be ({len(logits)},) whole class numbers, got {shape_of(labels)} of {labels.dtype}; "
+            "pass one class per row of logits"
+        )
+    if int(labels.min()) < 0 or int(labels.max()) >= logits.shape[1]:
+        raise InputError(
+            f"labels must lie in 0..{logits.shape[1] - 1}, got {int(labels.min())}..{int(labels.max())}; "
+            "number the classes from 0, in the order of the logits"
+        )
+    finite("logits", logits, "a network that overflows cannot be calibrated; find the layer where they arise")

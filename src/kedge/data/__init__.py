@@ -1,0 +1,7 @@
+"""Images: sets of them, and the way from whatever a user has to what a network takes."""
+
+from kedge.data.batches import batches, choose, shape_of_inputs
+from kedge.data.imageset import ImageSet
+from kedge.data.preprocess import Preprocess, open_image
+
+__all__ = ["ImageSet", "Preprocess", "batches", "choose", "open_image", "shape_of_inputs"]

@@ -1,0 +1,185 @@
+"""Batches out of anything: image sets, tensors, arrays, PIL images, paths, data sets and data loaders."""
+
+import itertools
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+from kedge.checks import one_of
+from kedge.data.imageset import ImageSet
+from kedge.data.preprocess import Preprocess
+from kedge.errors import InputError
+
+Batch = tuple[Tensor, Tensor | None]
+
+CHOICES = ("random", "balanced")
+_IMAGE_KEYS = ("pixel_values", "image", "images", "img", "x")
+_LABEL_KEYS = ("labels", "label", "targets", "target", "y")
+
+
+def batches(source: Any, preprocess: Preprocess, *, size: int = 256) -> Iterator[Batch]:
+    """Yield (images, labels) batches; labels is None where the source has none.
+
+    Args:
+        source: An `ImageSet`, a tensor or array of images, a PIL image, a path, a sequence of any of these, a data set
+            or data loader of images, (image, label) pairs or mappings.
+        preprocess: What the network takes.
+        size: Images per batch; a data loader keeps its own.
+
+    Example:
+        >>> sizes = [len(x) for x, _ in batches(torch.rand(5, 3, 8, 8), Preprocess((3, 8, 8)), size=2)]
+        >>> sizes
+        [2, 2, 1]
+    """
+    empty = True
+    for images, labels in _raw(source, size):
+        x = preprocess.batch(images) if _is_array(images) else torch.stack([preprocess(item) for item in images])
+        if len(x):
+            empty = False
+            unlabelled = labels is None or bool((labels < 0).all())  # -1 marks images without a label
+            yield x, None if unlabelled else labels
+    if empty:
+        raise InputError("the images must be at least one; the source is empty")
+
+
+def shape_of_inputs(source: Any) -> tuple[int, ...]:
+    """The shape (D, H, W) of one input of a source, without reading all of it.
+
+    Example:
+        >>> shape_of_inputs(torch.rand(5, 3, 8, 8))
+        (3, 8, 8)
+    """
+    images, _ = next(_raw(source, 1), (None, None))
+    if images is None or len(images) == 0:
+        raise InputError("the training set must have at least one image; it is empty")
+    first = images[0]
+    if isinstance(first, (Image.Image, str, os.PathLike)):
+        raise InputError(
+            "images on disk have no size of their own for the network: pass preprocess=Preprocess((D, H, W))"
+        )
+    shape = tuple(first.shape)
+    if isinstance(first, np.ndarray) and len(shape) == 2:
+        return (1, *shape)
+    if isinstance(first, np.ndarray) and len(shape) == 3 and shape[0] > shape[2]:
+        return (shape[2], shape[0], shape[1])  # arrays hold images channels last
+    return shape
+
+
+def choose(source: Any, preprocess: Preprocess, k: int, how: str, seed: int) -> Tensor:
+    """Draw k images of a training set: ``"random"``, or ``"balanced"`` over its classes. Seeded.
+
+    Example:
+        >>> digits = ImageSet(torch.zeros(20, 1, 8, 8, dtype=torch.uint8), torch.arange(20) % 2)
+        >>> choose(digits, Preprocess((1, 8, 8)), 4, "balanced", seed=0).shape
+        torch.Size([4, 1, 8, 8])
+    """
+    one_of("anchors", how, CHOICES)
+    generator = torch.Generator().manual_seed(seed)
+    labels = _known_labels(source)
+    sized = hasattr(source, "__len__") and hasattr(source, "__getitem__")
+    if sized and (how == "random" or labels is not None):
+        order = torch.randperm(len(source), generator=generator)
+        if how == "balanced" and labels is not None:
+            order = order[_round_robin(labels[order])]
+        picked = [_item(source, int(i)) for i in order[:k]]
+        chosen = torch.stack([preprocess(image) for image in picked])
+    else:
+        chosen = _reservoir(source, preprocess, k, how, generator)
+    if len(chosen) < k:
+        raise InputError(
+            f"the training set must have at least k = {k} images to draw anchors from; it has {len(chosen)}"
+        )
+    return chosen
+
+
+def _reservoir(source: Any, preprocess: Preprocess, k: int, how: str, generator: torch.Generator) -> Tensor:
+    """One pass over a stream: every image gets a random rank, and the best are kept (of each class if balanced)."""
+    kept: dict[int, list[tuple[float, Tensor]]] = {}
+    for x, y in batches(source, preprocess):
+        if how == "balanced" and y is None:
+            raise InputError('anchors="balanced" needs labels, and the training set has none; use "random"')
+        ranks = torch.rand(len(x), generator=generator, dtype=torch.float64).tolist()
+        keys = y.tolist() if how == "balanced" and y is not None else [0] * len(x)
+        for rank, key, image in zip(ranks, keys, x, strict=True):
+            bucket = kept.setdefault(key, [])
+            if len(bucket) < k or rank < bucket[-1][0]:
+                bucket.append((rank, image.clone()))
+                bucket.sort(key=lambda pair: pair[0])
+                del bucket[k:]
+    columns = itertools.zip_longest(*sorted(kept.values(), key=lambda bucket: bucket[0][0]))
+    images = [pair[1] for column in columns for pair in column if pair is not None]
+    return torch.stack(images[:k])
+
+
+def _raw(source: Any, size: int) -> Iterator[tuple[Any, Tensor | None]]:
+    if isinstance(source, ImageSet):
+        parts = source.labels.split(size) if source.labels is not None else itertools.repeat(None)
+        yield from zip(source.images.split(size), parts)  # noqa: B905 -- repeat(None) has no end
+    elif _is_array(source):
+        yield from ((source[i : i + size], None) for i in range(0, len(source), size))
+    elif isinstance(source, (Image.Image, str, os.PathLike)):
+        yield [source], None
+    elif isinstance(source, torch.utils.data.DataLoader):
+        yield from (_pair(batch) for batch in source)
+    elif hasattr(source, "__getitem__") and hasattr(source, "__len__") and not isinstance(source, Mapping):
+        yield from _gather((source[i] for i in range(len(source))), size)
+    elif isinstance(source, Iterable) and not isinstance(source, Mapping):
+        yield from _gather(source, size)
+    else:
+        raise InputError(
+            "images must be an ImageSet, a tensor, an array, a PIL image, a path, a data set, a data loader or a "
+            f"sequence of images; got {type(source).__name__}"
+        )
+
+
+def _gather(items: Iterable[Any], size: int) -> Iterator[tuple[list[Any], Tensor | None]]:
+    iterator = iter(items)
+    while chunk := [_pair(item) for item in itertools.islice(iterator, size)]:
+        labels = [label for _, label in chunk]
+        known = all(label is not None for label in labels)
+        yield [image for image, _ in chunk], torch.as_tensor(labels).long() if known else None
+
+
+def _pair(item: Any) -> tuple[Any, Any]:
+    """An item or a batch as (images, labels)."""
+    if isinstance(item, Mapping):
+        image = next((item[key] for key in _IMAGE_KEYS if key in item), None)
+        label = next((item[key] for key in _LABEL_KEYS if key in item), None)
+        if image is None:
+            raise InputError(f"a mapping must hold the image as one of {_IMAGE_KEYS}; got the keys {list(item)}")
+    elif isinstance(item, (tuple, list)) and len(item) >= 1 and not isinstance(item[0], (int, float)):
+        image, label = item[0], item[1] if len(item) > 1 else None
+    else:
+        image, label = item, None
+    return image, label
+
+
+def _item(source: Any, index: int) -> Any:
+    return _pair(source[index])[0]
+
+
+def _known_labels(source: Any) -> Tensor | None:
+    for name in ("labels", "targets"):  # ours, torchvision's
+        labels = getattr(source, name, None)
+        if isinstance(labels, (Tensor, np.ndarray, Sequence)) and len(labels) and not isinstance(labels, str):
+            return torch.as_tensor(labels)
+    return None
+
+
+def _round_robin(labels: Tensor) -> Tensor:
+    """Positions that take one of each class in turn, keeping the given order within a class."""
+    seen: dict[int, int] = {}
+    turns = []
+    for label in labels.tolist():
+        turns.append(seen.get(label, 0))
+        seen[label] = turns[-1] + 1
+    return torch.argsort(torch.tensor(turns), stable=True)
+
+
+def _is_array(value: Any) -> bool:
+    return isinstance(value, (Tensor, np.ndarray))

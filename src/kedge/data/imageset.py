@@ -1,0 +1,105 @@
+"""ImageSet: images, labels and a name, in memory."""
+
+import functools
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from kedge.checks import between, shape_of
+from kedge.errors import InputError
+
+
+@dataclass(frozen=True, eq=False)
+class ImageSet:
+    """A named set of uint8 images (N, D, H, W), with int64 labels (N,) where it has any.
+
+    It is also a map-style torch Dataset: ``set[i]`` gives the image and its label (-1 without labels).
+
+    Example:
+        >>> greys = ImageSet(torch.zeros(10, 1, 8, 8, dtype=torch.uint8), name="black")
+        >>> len(greys), greys[0][1]
+        (10, -1)
+    """
+
+    images: Tensor
+    labels: Tensor | None = None
+    name: str = "images"
+    classes: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.images.ndim != 4 or self.images.dtype != torch.uint8:
+            raise InputError(
+                f"images must be uint8 (N, D, H, W), got {self.images.dtype} {tuple(self.images.shape)}; "
+                "ImageSet.from_arrays converts other layouts"
+            )
+        if self.labels is not None:
+            if self.labels.shape != (len(self.images),):
+                raise InputError(
+                    f"labels must be one per image, ({len(self.images)},); got {tuple(self.labels.shape)} "
+                    f"in the set {self.name!r}"
+                )
+            if self.labels.is_floating_point() or self.labels.is_complex():
+                raise InputError(f"labels must be whole numbers, got {self.labels.dtype} in the set {self.name!r}")
+            object.__setattr__(self, "labels", self.labels.long())
+
+    @classmethod
+    def from_arrays(
+        cls, images: Any, labels: Any = None, *, name: str = "images", classes: Sequence[str] = ()
+    ) -> "ImageSet":
+        """Build a set from uint8 arrays (N, H, W) or (N, H, W, D), the layout of image files.
+
+        Example:
+            >>> ImageSet.from_arrays(np.zeros((5, 8, 8), np.uint8)).images.shape
+            torch.Size([5, 1, 8, 8])
+        """
+        array = np.asarray(images)
+        if array.dtype != np.uint8 or array.ndim not in (3, 4):
+            raise InputError(f"images must be uint8 (N, H, W) or (N, H, W, D), got {array.dtype} {shape_of(array)}")
+        if array.ndim == 3:
+            array = array[..., None]
+        tensor = torch.from_numpy(np.ascontiguousarray(array.transpose(0, 3, 1, 2)))  # (N, D, H, W)
+        return cls(tensor, None if labels is None else torch.as_tensor(np.asarray(labels)), name, tuple(classes))
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        return self.images[index], -1 if self.labels is None else int(self.labels[index])
+
+    @functools.cached_property
+    def checksum(self) -> str:
+        """The sha256 of the pixels and labels, which names this very content."""
+        digest = hashlib.sha256(repr(tuple(self.images.shape)).encode())
+        digest.update(self.images.contiguous().numpy().tobytes())
+        if self.labels is not None:
+            digest.update(self.labels.contiguous().numpy().tobytes())
+        return digest.hexdigest()
+
+    def subset(self, indices: Tensor | Sequence[int], *, name: str | None = None) -> "ImageSet":
+        """The images at ``indices``, in that order.
+
+        Example:
+            >>> ImageSet(torch.zeros(4, 1, 8, 8, dtype=torch.uint8)).subset([0, 2]).images.shape[0]
+            2
+        """
+        chosen = torch.as_tensor(indices, dtype=torch.long)
+        labels = None if self.labels is None else self.labels[chosen]
+        return replace(self, images=self.images[chosen], labels=labels, name=name or self.name)
+
+    def split(self, fraction: float, *, seed: int = 0) -> tuple["ImageSet", "ImageSet"]:
+        """Shuffle and cut in two: the first part holds ``fraction`` of the images.
+
+        Example:
+            >>> first, rest = ImageSet(torch.zeros(10, 1, 8, 8, dtype=torch.uint8)).split(0.8)
+            >>> len(first), len(rest)
+            (8, 2)
+        """
+        between("fraction", fraction, 0, 1, open_ends=True)
+        order = torch.randperm(len(self), generator=torch.Generator().manual_seed(seed))
+        cut = round(fraction * len(self))
+        return self.subset(order[:cut]), self.subset(order[cut:])

@@ -1,0 +1,172 @@
+"""From whatever a user has (files, PIL images, arrays, tensors) to the batches that a network was trained on."""
+
+import os
+import warnings
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image, ImageOps, UnidentifiedImageError
+from torch import Tensor
+
+from kedge.checks import finite, one_of, shape_of
+from kedge.errors import InputError
+
+FILTERS = {
+    "nearest": Image.Resampling.NEAREST,
+    "bilinear": Image.Resampling.BILINEAR,
+    "bicubic": Image.Resampling.BICUBIC,
+    "lanczos": Image.Resampling.LANCZOS,
+}
+FITS = ("crop", "stretch")
+
+
+@dataclass(frozen=True)
+class Preprocess:
+    """What an image must be before the network sees it. Saved with a detector, and the same for every image.
+
+    Args:
+        shape: Of one input: (D, H, W) for images; vectors and signals pass as they are and must match.
+        resize: The Pillow filter for PIL images, files and uint8 images of another size.
+        fit: ``"crop"`` scales the shorter side and cuts out the centre; ``"stretch"`` does not keep the aspect ratio.
+
+    Example:
+        >>> Preprocess((3, 32, 32))(Image.new("L", (64, 48), 255)).shape
+        torch.Size([3, 32, 32])
+    """
+
+    shape: tuple[int, ...]
+    resize: str = "bicubic"
+    fit: str = "crop"
+
+    def __post_init__(self) -> None:
+        one_of("resize", self.resize, tuple(FILTERS))
+        one_of("fit", self.fit, FITS)
+        object.__setattr__(self, "shape", tuple(int(n) for n in self.shape))
+
+    @property
+    def is_image(self) -> bool:
+        """Whether the inputs are images, (D, H, W), rather than vectors or signals."""
+        return len(self.shape) == 3
+
+    def __call__(self, item: Any) -> Tensor:
+        """Turn one image (PIL, path, array or tensor) into a tensor of ``shape``, uint8 or floating point."""
+        if isinstance(item, (str, os.PathLike)):
+            item = open_image(item)
+        if isinstance(item, Image.Image):
+            return self._from_pil(item)
+        if isinstance(item, np.ndarray):
+            item = self._channels_first(item[None])[0]
+        if not isinstance(item, Tensor):
+            raise InputError(f"an image must be a PIL image, a path, an array or a tensor; got {type(item).__name__}")
+        return self.batch(item[None])[0]
+
+    def batch(self, images: Tensor | np.ndarray[Any, Any]) -> Tensor:
+        """Check a batch (B, D, H, W), or (B, H, W, D) for arrays, and resize it where it needs to be.
+
+        Example:
+            >>> Preprocess((3, 8, 8)).batch(np.zeros((2, 8, 8, 3), np.uint8)).shape
+            torch.Size([2, 3, 8, 8])
+        """
+        x = images if isinstance(images, Tensor) else self._channels_first(images)
+        if x.dtype == torch.bool or not (x.is_floating_point() or x.dtype == torch.uint8):
+            raise InputError(f"images must be uint8 or floating point in [0, 1], got {x.dtype}")
+        if not self.is_image:
+            if tuple(x.shape[1:]) != self.shape:
+                raise InputError(f"inputs must be {self._expected}, got {tuple(x.shape)}; for one input pass x[None]")
+            return finite("inputs", x, "drop these inputs")
+        if x.ndim != 4 or x.shape[1] != self.shape[0]:
+            raise InputError(f"images must be {self._expected}, got {tuple(x.shape)}; for one image pass x[None]")
+        if x.is_floating_point():
+            finite("images", x, "drop or repair these images")
+            low, high = (float(x.min()), float(x.max())) if x.numel() else (0.0, 0.0)
+            if low < -1e-3 or high > 1 + 1e-3:
+                raise InputError(
+                    f"floating point images must lie in [0, 1], got values from {low:.3g} to {high:.3g}; pass images "
+                    "before normalisation (kedge normalises inside the network), or uint8"
+                )
+        if tuple(x.shape[2:]) == self.shape[1:]:
+            return x
+        if x.dtype != torch.uint8:
+            raise InputError(
+                f"floating point images must be {self._expected}, got {tuple(x.shape)}; "
+                "pass uint8 or PIL images to have them resized"
+            )
+        return torch.stack([self._from_pil(_to_pil(image)) for image in x.cpu()])
+
+    @property
+    def _expected(self) -> str:
+        return f"(B, {', '.join(map(str, self.shape))})"
+
+    def _channels_first(self, array: np.ndarray[Any, Any]) -> Tensor:
+        """Arrays of images come as files hold them, channels last; (B, D, H, W) is taken too where it is clear."""
+        if not self.is_image:
+            return _tensor(array)
+        channels = self.shape[0]
+        if array.ndim == 3 and channels == 1:
+            array = array[..., None]  # grey images without a channel axis
+        if array.ndim != 4 or channels not in (array.shape[-1], array.shape[1]):
+            raise InputError(
+                f"arrays of images must be (B, H, W, {channels}) or {self._expected}, got {shape_of(array)}; "
+                "for one image pass x[None]"
+            )
+        return _tensor(array.transpose(0, 3, 1, 2) if array.shape[-1] == channels else array)
+
+    def _from_pil(self, image: Image.Image) -> Tensor:
+        if not self.is_image:
+            raise InputError(f"this network takes inputs {self._expected}, not images")
+        channels, height, width = self.shape
+        if channels not in (1, 3):
+            raise InputError(f"PIL images have 1 or 3 channels and this network takes {channels}; pass an array")
+        image = _to_mode(ImageOps.exif_transpose(image), "L" if channels == 1 else "RGB")
+        if image.size != (width, height):
+            chosen = FILTERS[self.resize]
+            if self.fit == "stretch":
+                image = image.resize((width, height), chosen)
+            else:
+                image = ImageOps.fit(image, (width, height), chosen, centering=(0.5, 0.5))
+        pixels = torch.from_numpy(np.array(image, dtype=np.uint8))  # (H, W) or (H, W, D)
+        return pixels[None] if channels == 1 else pixels.permute(2, 0, 1).contiguous()
+
+
+def open_image(path: str | os.PathLike[str]) -> Image.Image:
+    """Read an image file whole, with an error that names the file; huge images are refused by Pillow's own limit.
+
+    Example:
+        >>> open_image("no such file.png")
+        Traceback (most recent call last):
+        kedge.errors.InputError: no such file.png cannot be read as an image: No such file or directory
+    """
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", Image.DecompressionBombWarning)
+            with Image.open(Path(path)) as image:
+                image.load()
+                return image.copy()
+    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
+        reason = "not an image" if isinstance(error, UnidentifiedImageError) else getattr(error, "strerror", None)
+        raise InputError(f"{path} cannot be read as an image: {reason or error}") from error
+
+
+def _to_mode(image: Image.Image, mode: str) -> Image.Image:
+    if image.mode.startswith("I") or image.mode == "F":  # Pillow clips 16 bits to 8 instead of scaling them
+        values = np.asarray(image, dtype=np.float64)
+        if image.mode.startswith("I") and values.max(initial=0) > 255:
+            values = values / 257
+        image = Image.fromarray(values.clip(0, 255).round().astype(np.uint8))
+    return image if image.mode == mode else image.convert(mode)
+
+
+def _to_pil(image: Tensor) -> Image.Image:
+    array = image.permute(1, 2, 0).numpy()  # (H, W, D)
+    if array.shape[2] not in (1, 3):
+        raise InputError(f"only images of 1 or 3 channels can be resized, got {array.shape[2]}; resize them yourself")
+    return Image.fromarray(array[..., 0] if array.shape[2] == 1 else np.ascontiguousarray(array))
+
+
+def _tensor(array: np.ndarray[Any, Any]) -> Tensor:
+    if array.dtype not in (np.uint8, np.float16, np.float32, np.float64):
+        raise InputError(f"arrays must be uint8 or floating point, got {array.dtype}")
+    return torch.from_numpy(np.ascontiguousarray(array))

@@ -1,0 +1,84 @@
+"""Detectors: AMP and the methods beside it, all behind the same verbs."""
+
+import os
+from typing import Any
+
+from torch import Tensor, nn
+
+from kedge import artifact
+from kedge.anchoring.rebuild import rebuild
+from kedge.data import Preprocess
+from kedge.detectors.amp import AMP
+from kedge.detectors.base import Calibration, Detection, Detector, Outputs
+from kedge.detectors.energy import Energy
+from kedge.detectors.entropy import Entropy
+from kedge.detectors.max_logit import MaxLogit
+from kedge.detectors.msp import MSP
+from kedge.errors import FileFormatError, InputError
+from kedge.scores import Score
+
+__all__ = [
+    "AMP",
+    "DETECTORS",
+    "MSP",
+    "Calibration",
+    "Detection",
+    "Detector",
+    "Energy",
+    "Entropy",
+    "MaxLogit",
+    "Outputs",
+    "load",
+]
+
+DETECTORS: dict[str, type[Detector]] = {kind.name: kind for kind in (AMP, MSP, MaxLogit, Entropy, Energy)}
+
+
+def load(path: str | os.PathLike[str], *, model: nn.Module | None = None, score: Score | None = None) -> Detector:
+    """Read a detector that `Detector.save` wrote. Loading never runs code from the file.
+
+    Args:
+        path: The file.
+        model: For networks that are not kedge's own: the network, freshly built, as it was before anchoring.
+        score: For detectors that were saved with a score function of the user's own: that function.
+
+    Example:
+        >>> import tempfile, torch
+        >>> net = nn.Sequential(nn.Flatten(), nn.Linear(12, 2))
+        >>> path = tempfile.mkdtemp() + "/flat.kedge"
+        >>> MSP(net).fit(torch.rand(8, 3, 2, 2)).calibrate(torch.rand(20, 3, 2, 2)).save(path)
+        >>> load(path, model=nn.Sequential(nn.Flatten(), nn.Linear(12, 2))).calibration.tpr
+        0.95
+    """
+    header, tensors = artifact.read(path)
+    try:
+        described, preprocess, calibrated = header["detector"], header["preprocess"], header["calibration"]
+        name, config = described["name"], dict(described["config"])
+        network, classes = header["network"], tuple(header["classes"])
+    except (KeyError, TypeError) as error:
+        raise FileFormatError(f"{path} is a kedge file without a detector: {error} is missing") from error
+    if name not in DETECTORS:
+        raise FileFormatError(f"{path} holds a {name!r} detector, which this kedge does not know: install a newer one")
+    net = rebuild(network, _part(tensors, "net."), model)
+    detector = DETECTORS[name](net, **_with_score(config, score))
+    detector.preprocess = Preprocess(**preprocess)
+    detector.classes = classes
+    detector.load_state(_part(tensors, "detector."))
+    if calibrated is not None:
+        values = {key: value for key, value in calibrated.items() if key != "images"}
+        detector.calibration = Calibration(scores=tensors["calibration.scores"], **values)
+    return detector
+
+
+def _with_score(config: dict[str, Any], score: Score | None) -> dict[str, Any]:
+    if "score" in config and config["score"] is None:
+        if score is None:
+            raise InputError("this detector was saved with a score function of its own; pass it again as score=")
+        return config | {"score": score}
+    if score is not None:
+        raise InputError("score must not be given: the file says which score this detector uses")
+    return config
+
+
+def _part(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    return {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}

@@ -1,0 +1,154 @@
+"""AMP: the paper's detector."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor, nn
+
+from kedge import scores
+from kedge.anchoring import Anchored
+from kedge.checks import at_least, one_of, resolve, shape_of
+from kedge.data import Preprocess, choose
+from kedge.detectors.base import Detector, Outputs
+from kedge.errors import InputError, NotReadyError
+
+DEFAULT_K = 5
+PLAIN_ABOVE = 200  # classes from which on the paper divides by tau itself
+RULES = (*scores.RULES, "none")
+
+# Scores that read all hypotheses instead of the rescaled logits.
+HYPOTHESIS_SCORES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "temperature": lambda hypotheses, tau: tau,
+    "mutual_information": lambda hypotheses, tau: scores.mutual_information(hypotheses),
+}
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A reading of the method: how tau sums up the classes, and whether all images share their anchors."""
+
+    tau: str
+    per_image: bool
+
+
+VARIANTS = {
+    "paper": Variant(tau="sum", per_image=False),
+    "authors": Variant(tau="mean", per_image=True),  # as the published code computes it
+}
+
+
+class AMP(Detector):
+    """Anchor-marginalised prediction (Anirudh and Thiagarajan, ACML 2022).
+
+    K anchors give K hypotheses of an image. Their mean is the prediction; how far they disagree is a temperature for
+    this one image; the score is taken of the logits divided by it. Costs K forward passes through all but the first
+    layer, and needs a network trained with anchors.
+
+    Args:
+        net: A network from `kedge.anchor`, trained.
+        variant: ``"paper"`` sums tau over classes and shares the anchors between images; ``"authors"`` takes the mean
+            and draws anchors per image, as the published code does.
+        score: ``"amp"``, ``"msp"``, ``"max_logit"``, ``"entropy"``, ``"energy"`` or a function of your own on the
+            rescaled logits (B, C); or ``"temperature"`` or ``"mutual_information"`` of the hypotheses alone.
+        tau: ``"sum"`` or ``"mean"``, where it should differ from the variant's.
+        rescale: ``"exp"``, ``"plain"`` or ``"none"``; by default ``"exp"`` up to 200 classes and ``"plain"`` above.
+        anchors: ``"random"``, ``"balanced"`` over classes, or images (K, D, H, W) of your own.
+        k: Anchors per image, 5 by default.
+        pool: Anchors to draw from when each image has its own.
+        seed: Of the draw of anchors.
+
+    The network keeps its anchors: where it has some already, and neither ``anchors``, ``k`` nor ``seed`` is given,
+    `fit` leaves them.
+
+    Example:
+        >>> from kedge import anchor
+        >>> images = torch.rand(50, 3, 4, 4)
+        >>> net = anchor(nn.Sequential(nn.Flatten(), nn.Linear(48, 2)), init="fresh")
+        >>> detector = AMP(net).fit(images).calibrate(torch.rand(40, 3, 4, 4))
+        >>> detector(images[:3]).is_ood.shape
+        torch.Size([3])
+    """
+
+    name = "amp"
+    net: Anchored
+
+    def __init__(
+        self,
+        net: nn.Module,
+        *,
+        variant: str = "paper",
+        score: str | scores.Score = "amp",
+        tau: str | None = None,
+        rescale: str | None = None,
+        anchors: str | Tensor | None = None,
+        k: int | None = None,
+        pool: int = 128,
+        seed: int | None = None,
+    ) -> None:
+        if not isinstance(net, Anchored):
+            raise InputError(
+                f"AMP needs an anchored network, got {type(net).__name__}; make one with kedge.anchor(net) and train "
+                "it, or use a detector for plain networks such as kedge.Energy"
+            )
+        super().__init__(net)
+        chosen = VARIANTS[one_of("variant", variant, tuple(VARIANTS))]
+        self.variant = variant
+        self.tau = one_of("tau", tau or chosen.tau, scores.REDUCTIONS)
+        self.rescale = rescale if rescale is None else one_of("rescale", rescale, RULES)
+        self.per_image = chosen.per_image
+        self.score_by = score
+        self._score = None if score in HYPOTHESIS_SCORES else resolve("score", score, scores.SCORES | HYPOTHESIS_SCORES)
+        if isinstance(anchors, Tensor) and k not in (None, len(anchors)) and not self.per_image:
+            raise InputError(f"k must be the number of anchors given, {len(anchors)}; got {k}")
+        self._anchors = anchors
+        self._k = k if k is None else at_least("k", k, 2)
+        self._pool = at_least("pool", pool, self._k or DEFAULT_K)
+        self._seed = seed
+        self._version: int | None = None
+
+    def fit_method(self, train_set: Any, preprocess: Preprocess) -> None:
+        """Freeze the anchors, out of the training images where none are given."""
+        asked = self._anchors is not None or self._k is not None or self._seed is not None
+        if asked or self.net.anchors is None or (self.net.per_image is not None) != self.per_image:
+            k = self._k or DEFAULT_K
+            if isinstance(self._anchors, Tensor):
+                images = preprocess.batch(self._anchors)
+            else:
+                how, count = self._anchors or "random", self._pool if self.per_image else k
+                images = choose(train_set, preprocess, count, how, self._seed or 0)
+            self.net.set_anchors(images, per_image=k if self.per_image else None)
+        if self.net.anchors is not None and len(self.net.anchors) < 2:
+            raise InputError(
+                "anchors must be at least two, so that they can disagree; got 1: set more with set_anchors"
+            )
+        self._version = self.net.anchors_version
+
+    def outputs(self, x: Tensor) -> Outputs:
+        """The marginalised logits, tau and the score of the rescaled logits."""
+        if self._version != self.net.anchors_version:
+            raise NotReadyError(
+                "the network's anchors changed after this detector was fitted, so its scores and threshold no longer "
+                "hold: call fit and calibrate again, or give each detector a network of its own (copy.deepcopy)"
+            )
+        hypotheses = self.net.hypotheses(x)  # (K, B, C)
+        logits = hypotheses.mean(dim=0)
+        tau = scores.temperature(hypotheses, self.tau)
+        if self._score is None:
+            assert isinstance(self.score_by, str)
+            return Outputs(logits, HYPOTHESIS_SCORES[self.score_by](hypotheses, tau), tau)
+        rule = self.rescale or ("plain" if logits.shape[1] > PLAIN_ABOVE else "exp")
+        rescaled = logits if rule == "none" else scores.rescale(logits, tau, rule)
+        score = self._score(rescaled)
+        if not isinstance(score, Tensor) or score.shape != tau.shape:
+            raise InputError(f"score must map logits (B, C) to (B,), {tuple(tau.shape)} here; got {shape_of(score)}")
+        return Outputs(logits, score, tau)
+
+    def config(self) -> dict[str, Any]:
+        """The arguments, less the anchors, which the network keeps."""
+        score = self.score_by if isinstance(self.score_by, str) else None
+        return {"variant": self.variant, "score": score, "tau": self.tau, "rescale": self.rescale}
+
+    def load_state(self, state: Mapping[str, Tensor]) -> None:
+        """The anchors came with the network."""
+        self._version = self.net.anchors_version

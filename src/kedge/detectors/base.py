@@ -1,0 +1,230 @@
+"""Detector: build, fit, score, calibrate, call, save. A method is its `outputs`, and its `fit_method` if it learns."""
+
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass, fields, replace
+from importlib.metadata import version
+from typing import Any, ClassVar, Self
+
+import torch
+from torch import Tensor, nn
+
+from kedge import artifact, calibration
+from kedge.anchoring.rebuild import describe
+from kedge.checks import between, finite
+from kedge.data import Preprocess, batches, shape_of_inputs
+from kedge.errors import InputError, NotReadyError
+from kedge.models.classifier import Classifier, evaluating
+
+
+@dataclass(frozen=True)
+class Outputs:
+    """What a method computes for a batch; larger scores are further out of distribution."""
+
+    logits: Tensor  # (B, C)
+    score: Tensor  # (B,)
+    temperature: Tensor | None = None  # (B,)
+
+
+@dataclass(frozen=True)
+class Detection:
+    """What a detector says of N images, on the CPU.
+
+    Attributes:
+        label: The predicted class, (N,).
+        logits: (N, C), before any temperature.
+        probability: softmax(logits / T) with the one T that calibration fitted, (N, C).
+        temperature: How far the anchors disagree, (N,), for methods that have anchors.
+        score: Larger means further out of distribution, (N,).
+        p_value: The share of in-distribution images that would score at least this high, (N,).
+        is_ood: Whether the image is flagged, (N,).
+    """
+
+    label: Tensor
+    logits: Tensor
+    probability: Tensor
+    temperature: Tensor | None
+    score: Tensor
+    p_value: Tensor
+    is_ood: Tensor
+
+    def __len__(self) -> int:
+        return len(self.label)
+
+    def __getitem__(self, index: slice) -> "Detection":
+        if not isinstance(index, slice):
+            raise InputError(f"a Detection takes slices, as d[2:3]; got {index!r}")
+        values: dict[str, Any] = {f.name: getattr(self, f.name) for f in fields(self)}
+        return replace(self, **{name: value[index] for name, value in values.items() if value is not None})
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """A threshold and what it was made of. ``scores`` are the sorted scores of the calibration images."""
+
+    scores: Tensor
+    tpr: float
+    confidence: float | None
+    threshold: float
+    temperature: float
+
+
+class Detector(ABC):
+    """A network, a score and a threshold behind six verbs: build, `fit`, `score`, `calibrate`, call, `save`.
+
+    Args:
+        net: A `Classifier` or `Anchored` network, or any network that takes images in [0, 1].
+    """
+
+    name: ClassVar[str]
+
+    def __init__(self, net: nn.Module) -> None:
+        if not isinstance(net, nn.Module):
+            raise InputError(f"net must be a torch.nn.Module, got {type(net).__name__}")
+        self.net = net if isinstance(net, Classifier) else Classifier(net)
+        self.preprocess: Preprocess | None = None
+        self.calibration: Calibration | None = None
+        self.classes: tuple[str, ...] = ()
+
+    @abstractmethod
+    def outputs(self, x: Tensor) -> Outputs:
+        """The method itself: logits and scores of a batch on the network's device."""
+
+    @abstractmethod
+    def config(self) -> dict[str, Any]:
+        """The arguments, beside the network, that build this detector again: plain data."""
+
+    def fit_method(self, train_set: Any, preprocess: Preprocess) -> None:  # noqa: B027 -- most methods learn nothing
+        """Learn what the method needs from the training set; nothing by default."""
+
+    def state(self) -> dict[str, Tensor]:
+        """What `fit_method` learned, as tensors; nothing by default."""
+        return {}
+
+    def load_state(self, state: Mapping[str, Tensor]) -> None:  # noqa: B027
+        """Take back what `state` gave."""
+
+    def fit(self, train_set: Any, *, preprocess: Preprocess | None = None) -> Self:
+        """Learn from the training images: their shape, and whatever the method needs. Undoes a calibration.
+
+        Args:
+            train_set: Images in any form that `kedge.data.batches` takes.
+            preprocess: How images become inputs; by default they must have, or are resized to, the training images'
+                size.
+        """
+        preprocess = preprocess or self.preprocess or Preprocess(shape_of_inputs(train_set))
+        self.fit_method(train_set, preprocess)
+        self.preprocess = preprocess
+        self.classes = tuple(getattr(train_set, "classes", ()) or self.classes)
+        self.calibration = None
+        return self
+
+    def score(self, images: Any, *, batch_size: int = 256, progress: Callable[[int], None] | None = None) -> Tensor:
+        """Scores (N,), larger for further out of distribution, on the CPU.
+
+        Args:
+            images: In any form that `kedge.data.batches` takes.
+            batch_size: Images at a time; the scores do not depend on it.
+            progress: Called with the number of images done after each batch.
+        """
+        return torch.cat([out.score for out, _ in self._run(images, batch_size, progress)])
+
+    def calibrate(
+        self, held_out: Any, *, tpr: float = 0.95, confidence: float | None = None, batch_size: int = 256
+    ) -> Self:
+        """Set the threshold on held-out in-distribution images that were not trained on.
+
+        A fresh in-distribution image is then flagged with probability at most 1 - tpr (split conformal), on average
+        over calibration sets; with ``confidence`` the promise holds for this very set with that probability. Where the
+        images have labels, the temperature of ``probability`` is fitted too.
+
+        Args:
+            held_out: In-distribution images, labelled or not.
+            tpr: The share of in-distribution images to accept.
+            confidence: None, or the probability with which the promise must hold for this calibration set.
+            batch_size: Images at a time.
+        """
+        between("tpr", tpr, 0, 1, open_ends=True)
+        if confidence is not None:
+            between("confidence", confidence, 0, 1, open_ends=True)
+        runs = list(self._run(held_out, batch_size))
+        scores = torch.cat([out.score for out, _ in runs]).double().sort().values
+        labels = [y for _, y in runs]
+        temperature = 1.0
+        if all(y is not None for y in labels):
+            known = torch.cat([y for y in labels if y is not None])
+            temperature = calibration.fit_temperature(torch.cat([out.logits for out, _ in runs]), known)
+        threshold = calibration.threshold(scores, tpr, confidence)
+        self.calibration = Calibration(scores, tpr, confidence, threshold, temperature)
+        return self
+
+    def __call__(
+        self, images: Any, *, batch_size: int = 256, progress: Callable[[int], None] | None = None
+    ) -> Detection:
+        """Classify images and say which of them are out of distribution."""
+        if self.calibration is None:
+            raise NotReadyError(
+                "the detector has no threshold yet: call calibrate(held_out) with in-distribution images that it was "
+                "not trained on, or score(images) for scores alone"
+            )
+        outs = [out for out, _ in self._run(images, batch_size, progress)]
+        logits, score = torch.cat([o.logits for o in outs]), torch.cat([o.score for o in outs])
+        temperatures = [o.temperature for o in outs if o.temperature is not None]
+        known = self.calibration
+        return Detection(
+            label=logits.argmax(dim=1),
+            logits=logits,
+            probability=(logits / known.temperature).softmax(dim=1),
+            temperature=torch.cat(temperatures) if temperatures else None,
+            score=score,
+            p_value=calibration.p_values(known.scores, score),
+            is_ood=score.double() > known.threshold,
+        )
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write weights, anchors, preprocessing and threshold to one file; `kedge.load` reads it back."""
+        if self.preprocess is None:
+            raise NotReadyError(f"an unfitted {type(self).__name__} has nothing to save: call fit(train_set) first")
+        known = self.calibration
+        header = {
+            "detector": {"name": self.name, "config": self.config()},
+            "network": describe(self.net),
+            "preprocess": asdict(self.preprocess),
+            "classes": list(self.classes),
+            "calibration": None
+            if known is None
+            else {k: v for k, v in vars(known).items() if k != "scores"} | {"images": len(known.scores)},
+            "versions": {"kedge": version("kedge"), "torch": str(torch.__version__)},
+        }
+        tensors = {f"net.{name}": value for name, value in self.net.state_dict().items()}
+        tensors |= {f"detector.{name}": value for name, value in self.state().items()}
+        if known is not None:
+            tensors["calibration.scores"] = known.scores
+        artifact.write(path, header, tensors)
+
+    def _run(
+        self, images: Any, batch_size: int, progress: Callable[[int], None] | None = None
+    ) -> Iterator[tuple[Outputs, Tensor | None]]:
+        """Outputs and labels batch by batch, on the CPU."""
+        if self.preprocess is None:
+            raise NotReadyError(f"the detector is not fitted: call {type(self).__name__}(net).fit(train_set) first")
+        done = 0
+        with evaluating(self.net):
+            for x, y in batches(images, self.preprocess, size=batch_size):
+                with torch.no_grad():
+                    out = self.outputs(_as_input(x, self.net.mean))
+                finite(
+                    "scores", out.score, "the network gives NaN or infinite logits for these images; check its weights"
+                )
+                temperature = None if out.temperature is None else out.temperature.cpu()
+                done += len(x)
+                if progress is not None:
+                    progress(done)
+                yield Outputs(out.logits.cpu(), out.score.cpu(), temperature), y
+
+
+def _as_input(x: Tensor, like: Tensor) -> Tensor:
+    """A batch as the network takes it: on its device, in its precision, in [0, 1]."""
+    x = x.to(like.device)
+    return x.to(like.dtype) / 255 if x.dtype == torch.uint8 else x.to(like.dtype)

@@ -1,0 +1,309 @@
+"""How well scores separate in-distribution (ID) from out-of-distribution (OOD) images; accuracy and calibration.
+
+A larger score means further out of distribution. Every detection metric is a short function of the same cumulative
+counts at the distinct scores, so ties are exact, six metrics cost one sort, and a bootstrap needs none.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Self, TypeAlias
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike, NDArray
+from torch import Tensor
+
+from kedge.checks import at_least, between, shape_of
+from kedge.errors import InputError
+
+Numbers: TypeAlias = ArrayLike | Tensor
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A metric's value and, if one was asked for, its bootstrap interval.
+
+    Example:
+        >>> Estimate(0.9, low=0.88, high=0.93)
+        Estimate(value=0.9, low=0.88, high=0.93)
+    """
+
+    value: float
+    low: float | None = None
+    high: float | None = None
+
+
+@dataclass(frozen=True)
+class _Counts:
+    """How many scores are accepted (at or below the threshold): none first, then at each distinct score upwards."""
+
+    id: NDArray[np.int64]
+    ood: NDArray[np.int64]
+
+    @property
+    def n(self) -> int:
+        return int(self.id[-1])
+
+    @property
+    def m(self) -> int:
+        return int(self.ood[-1])
+
+    @cached_property
+    def mirrored(self) -> Self:
+        """The same problem with negated scores and exchanged roles: here "accepted ID" is "flagged OOD"."""
+        return type(self)(id=(self.m - self.ood)[::-1], ood=(self.n - self.id)[::-1])
+
+    def resampled(self, rng: np.random.Generator) -> Self:
+        """Draw ID and OOD scores anew, each with replacement; a score's rank stands for it, so nothing is sorted."""
+
+        def redraw(accepted: NDArray[np.int64]) -> NDArray[np.int64]:
+            size = int(accepted[-1])
+            drawn = np.bincount(rng.integers(size, size=size), minlength=size)  # how often each rank
+            return np.append(0, drawn.cumsum())[accepted]
+
+        return type(self)(id=redraw(self.id), ood=redraw(self.ood))
+
+
+def _count(id_scores: Numbers, ood_scores: Numbers) -> _Counts:
+    inside, outside = _sorted("id_scores", id_scores), _sorted("ood_scores", ood_scores)
+    both = np.concatenate([inside, outside])
+    order = np.argsort(both, kind="stable")  # two sorted runs: the stable sort merges them in linear time
+    both = both[order]
+    last = np.flatnonzero(np.append(both[1:] != both[:-1], True))  # the last place of each distinct score
+    ood = np.zeros(len(last) + 1, dtype=np.int64)
+    ood[1:] = np.cumsum(order >= len(inside))[last]
+    accepted = np.zeros_like(ood)
+    accepted[1:] = last + 1
+    return _Counts(id=accepted - ood, ood=ood)
+
+
+def _auroc(counts: _Counts) -> float:
+    pairs = np.diff(counts.ood) @ (counts.id[1:] + counts.id[:-1])  # twice the ID scores below, once the equal ones
+    return int(pairs) / (2 * counts.n * counts.m)
+
+
+def _aupr_in(counts: _Counts) -> float:
+    accepted = np.maximum(counts.id + counts.ood, 1)[1:]  # a resample may have none yet; then it gains none either
+    gains = np.diff(counts.id) * (counts.id[1:] / accepted)
+    return float(gains.sum()) / counts.n  # a float dot product would wait for BLAS threads, and depend on them
+
+
+def _fpr95(counts: _Counts) -> float:
+    enough = (95 * counts.n + 99) // 100
+    return int(counts.ood[np.searchsorted(counts.id, enough)]) / counts.m
+
+
+def _dtacc(counts: _Counts) -> float:
+    n, m = counts.n, counts.m
+    return (n * m + int((m * counts.id - n * counts.ood).max())) / (2 * n * m)
+
+
+_METRICS: dict[str, Callable[[_Counts], float]] = {
+    "auroc": _auroc,
+    "aupr_in": _aupr_in,
+    "aupr_out": lambda counts: _aupr_in(counts.mirrored),
+    "fpr95": _fpr95,
+    "fpr95_ood": lambda counts: _fpr95(counts.mirrored),
+    "dtacc": _dtacc,
+}
+
+
+def auroc(id_scores: Numbers, ood_scores: Numbers) -> float:
+    """Chance that an OOD image scores above an ID image; a tie counts one half.
+
+    Example:
+        >>> auroc([1, 2], [2, 3])
+        0.875
+    """
+    return _auroc(_count(id_scores, ood_scores))
+
+
+def aupr_in(id_scores: Numbers, ood_scores: Numbers) -> float:
+    """Average precision of finding ID images by a low score; no interpolation.
+
+    Example:
+        >>> aupr_in([1, 3], [2, 4, 5])  # precision 1 at score 1, 2/3 at score 3
+        0.8333333333333333
+    """
+    return _aupr_in(_count(id_scores, ood_scores))
+
+
+def aupr_out(id_scores: Numbers, ood_scores: Numbers) -> float:
+    """Average precision of finding OOD images by a high score; no interpolation.
+
+    Example:
+        >>> aupr_out([1, 2, 4], [3, 5])  # precision 1 at score 5, 2/3 at score 3
+        0.8333333333333333
+    """
+    return _aupr_in(_count(id_scores, ood_scores).mirrored)
+
+
+def fpr95(id_scores: Numbers, ood_scores: Numbers) -> float:
+    """Share of OOD images accepted by the lowest threshold that accepts at least 95 % of the ID images.
+
+    Example:
+        >>> fpr95(range(20), [0, 18, 19, 30])  # 19 of 20 ID scores are 18 or less
+        0.5
+    """
+    return _fpr95(_count(id_scores, ood_scores))
+
+
+def fpr95_ood(id_scores: Numbers, ood_scores: Numbers) -> float:
+    """Share of ID images flagged by the highest threshold that flags at least 95 % of the OOD images.
+
+    Several libraries call this one FPR95; the paper's is `fpr95`.
+
+    Example:
+        >>> fpr95_ood([-5, 0, 1, 2], range(20))  # 19 of 20 OOD scores are 1 or more
+        0.5
+    """
+    return _fpr95(_count(id_scores, ood_scores).mirrored)
+
+
+def dtacc(id_scores: Numbers, ood_scores: Numbers) -> float:
+    """Detection accuracy at the best threshold: the mean of the ID share accepted and the OOD share flagged.
+
+    Example:
+        >>> dtacc([1, 2, 3, 4], [4, 5])  # accept up to 3: (3/4 + 1) / 2
+        0.875
+    """
+    return _dtacc(_count(id_scores, ood_scores))
+
+
+def roc_curve(id_scores: Numbers, ood_scores: Numbers) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Share of ID and of OOD images flagged, from the threshold that flags none to the one that flags all.
+
+    Example:
+        >>> roc_curve([1, 2], [2, 3])
+        (array([0. , 0. , 0.5, 1. ]), array([0. , 0.5, 1. , 1. ]))
+    """
+    counts = _count(id_scores, ood_scores)
+    return counts.mirrored.ood / counts.n, counts.mirrored.id / counts.m
+
+
+def detection_metrics(
+    id_scores: Numbers, ood_scores: Numbers, *, resamples: int = 0, level: float = 0.95, seed: int = 0
+) -> dict[str, Estimate]:
+    """All six detection metrics from one sort, with bootstrap intervals if ``resamples`` is above zero.
+
+    Args:
+        id_scores: One score per in-distribution image.
+        ood_scores: One score per out-of-distribution image.
+        resamples: How often ID and OOD scores are each redrawn with replacement.
+        level: Share of the resamples that the percentile interval spans.
+        seed: The same seed gives the same interval.
+
+    Returns:
+        An `Estimate` by the name of each metric's function. A best threshold and a precision look better on a
+        resample than they are, so on few scores the intervals of ``dtacc`` and ``aupr`` lean upwards.
+
+    Example:
+        >>> metrics = detection_metrics([1, 2, 3], [3, 4, 5], resamples=200)
+        >>> f"{metrics['auroc'].value:.3f}", metrics["auroc"].high
+        ('0.944', 1.0)
+    """
+    at_least("resamples", resamples, 0)
+    at_least("seed", seed, 0)
+    between("level", level, 0, 1, open_ends=True)
+    counts = _count(id_scores, ood_scores)
+    values = {name: metric(counts) for name, metric in _METRICS.items()}
+    if resamples == 0:
+        return {name: Estimate(value) for name, value in values.items()}
+    rng = np.random.default_rng(seed)
+    redrawn = (counts.resampled(rng) for _ in range(resamples))
+    drawn = np.array([[metric(each) for metric in _METRICS.values()] for each in redrawn])  # (resamples, 6)
+    lows, highs = np.quantile(drawn, [(1 - level) / 2, (1 + level) / 2], axis=0)  # (6,) each
+    return {
+        name: Estimate(value, float(low), float(high))
+        for (name, value), low, high in zip(values.items(), lows, highs, strict=True)
+    }
+
+
+def accuracy(logits_or_labels: Numbers, labels: Numbers) -> float:
+    """Share of right predictions, given as class numbers (N,) or as one value per class (N, C).
+
+    Example:
+        >>> accuracy([[2.0, 1.0], [0.0, 3.0]], [0, 0]), accuracy([0, 1, 1, 1], [0, 1, 1, 0])
+        (0.5, 0.75)
+    """
+    predicted = _array("logits_or_labels", logits_or_labels)
+    if predicted.ndim == 2:
+        true = _labels(labels, *predicted.shape)
+        return float(np.mean(_no_nan("logits_or_labels", predicted).argmax(axis=-1) == true))
+    predicted = _whole("logits_or_labels", predicted)
+    return float(np.mean(predicted == _labels(labels, len(predicted))))
+
+
+def ece(probabilities: Numbers, labels: Numbers, *, bins: int = 15) -> float:
+    """Expected calibration error: the mean gap between confidence and accuracy over equal-width bins of confidence.
+
+    Example:
+        >>> ece([[0.75, 0.25], [0.25, 0.75]], [0, 0])  # sure to 75 %, right in 50 %
+        0.25
+    """
+    at_least("bins", bins, 1)
+    p = _no_nan("probabilities", _array("probabilities", probabilities)).astype(np.float64)
+    if p.ndim != 2:
+        raise InputError(f"probabilities must be (N, C), got {shape_of(p)}; pass one row per image")
+    true = _labels(labels, *p.shape)
+    low, sums = p.min(), p.sum(axis=-1)
+    if low < 0 or not np.allclose(sums, 1, rtol=0, atol=1e-3):
+        came = f"values from {low:.4g} and sums from {sums.min():.4g} to {sums.max():.4g}"
+        raise InputError(f"probabilities must be at least 0 with rows that sum to 1, got {came}; pass a softmax")
+    confidence = p.max(axis=-1)  # (N,)
+    edges = np.arange(1, bins) / bins  # the inner ones: bins are (low, high], and rounding above 1 is harmless
+    gaps = np.bincount(np.searchsorted(edges, confidence), weights=(p.argmax(axis=-1) == true) - confidence)
+    return float(np.abs(gaps).sum() / len(p))
+
+
+def _array(name: str, values: Numbers) -> NDArray[Any]:
+    """Take a list, array or tensor (of any device, with or without gradient) as a NumPy array of real numbers."""
+    if isinstance(values, Tensor):
+        values = values.detach().cpu()
+        values = values.float() if values.dtype == torch.bfloat16 else values  # NumPy has no bfloat16
+    try:
+        array = np.asarray(values)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise InputError(f"{name} must be an array of numbers, got {type(values).__name__}: {error}") from error
+    if array.dtype.kind not in "biuf":
+        raise InputError(f"{name} must hold real numbers, got dtype {array.dtype}; convert it to float")
+    return array
+
+
+def _no_nan(name: str, array: NDArray[Any]) -> NDArray[Any]:
+    if bad := int(np.count_nonzero(np.isnan(array))):
+        raise InputError(f"{name} must not hold NaN; {bad} of {array.size} values are NaN: find out where they arise")
+    return array
+
+
+def _sorted(name: str, values: Numbers) -> NDArray[Any]:
+    array = _array(name, values)
+    if array.ndim != 1:
+        raise InputError(f"{name} must be (N,), one score per image, got {shape_of(array)}; pass scores.reshape(-1)")
+    if array.size == 0:
+        raise InputError(f"{name} must hold at least one score, got none; check that its data set is not empty")
+    array = np.sort(array)
+    if array[-1] != array[-1]:  # a sort puts NaN last, so this one place tells
+        _no_nan(name, array)
+    return array
+
+
+def _whole(name: str, array: NDArray[Any]) -> NDArray[Any]:
+    if array.ndim != 1 or array.size == 0:
+        raise InputError(f"{name} must be (N,) with N at least 1, got {shape_of(array)}; pass one class per image")
+    if array.dtype.kind not in "iu":
+        raise InputError(f"{name} must be whole class numbers, got dtype {array.dtype}; convert it to int64")
+    return array
+
+
+def _labels(labels: Numbers, n: int, classes: int | None = None) -> NDArray[Any]:
+    array = _whole("labels", _array("labels", labels))
+    if len(array) != n:
+        raise InputError(f"labels must have one entry per prediction, ({n},), got {shape_of(array)}; pair them up")
+    if classes is not None and not 0 <= array.min() <= array.max() < classes:
+        raise InputError(
+            f"labels must lie in 0..{classes - 1}, got {array.min()}..{array.max()}; "
+            "number the classes from 0, in the order of the columns"
+        )
+    return array

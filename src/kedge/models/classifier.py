@@ -1,0 +1,139 @@
+"""Classifier: a network that takes images in [0, 1] and normalises them itself."""
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from kedge.errors import InputError
+
+
+class Classifier(nn.Module):
+    """Wraps any network: images in [0, 1] (or uint8) go in, logits (B, C) come out.
+
+    The normalisation lives here, as buffers, so that it is saved with the weights and no image can be normalised
+    differently from another. Without ``mean`` and ``std`` the network sees the images as they are.
+
+    Args:
+        network: Takes (B, D, ...) and returns logits (B, C) or an object with ``.logits``.
+        mean: One value, or one per channel, of images in [0, 1].
+        std: The same for the standard deviation.
+
+    Example:
+        >>> net = Classifier(nn.Sequential(nn.Flatten(), nn.Linear(12, 2)), mean=0.5, std=0.25)
+        >>> net(torch.rand(4, 3, 2, 2)).shape
+        torch.Size([4, 2])
+    """
+
+    mean: Tensor
+    std: Tensor
+    # Buffers whose shape depends on the data, so a state dict may bring them in another shape.
+    flexible_buffers: tuple[str, ...] = ("mean", "std")
+
+    def __init__(self, network: nn.Module, *, mean: Any = None, std: Any = None) -> None:
+        super().__init__()
+        self.network = network
+        self.register_buffer("mean", torch.zeros(1))
+        self.register_buffer("std", torch.ones(1))
+        self.has_statistics = False
+        self.record: dict[str, Any] = {}  # how the network was trained, as plain data
+        if mean is not None or std is not None:
+            self.set_statistics(0.0 if mean is None else mean, 1.0 if std is None else std)
+
+    def set_statistics(self, mean: float | Sequence[float] | Tensor, std: float | Sequence[float] | Tensor) -> None:
+        """Set the normalisation: one value, or one per channel.
+
+        Example:
+            >>> net = Classifier(nn.Flatten())
+            >>> net.set_statistics([0.5, 0.5, 0.5], [0.2, 0.2, 0.2])
+            >>> net.has_statistics
+            True
+        """
+        values = [torch.as_tensor(v, dtype=self.mean.dtype, device=self.mean.device).flatten() for v in (mean, std)]
+        if values[0].numel() not in (1, values[1].numel()) and values[1].numel() != 1:
+            raise InputError(
+                f"mean and std must have one value or one per channel, got {values[0].numel()} and {values[1].numel()}"
+            )
+        if not (torch.isfinite(torch.cat(values)).all() and (values[1] > 0).all()):
+            raise InputError(f"mean must be finite and std positive, got mean={mean} and std={std}")
+        self.mean, self.std = values
+        self.has_statistics = True
+
+    def normalise(self, x: Tensor) -> Tensor:
+        """Bring uint8 to [0, 1], subtract the mean and divide by the deviation.
+
+        Example:
+            >>> Classifier(nn.Flatten(), mean=0.5, std=0.5).normalise(torch.tensor([[0, 255]], dtype=torch.uint8))
+            tensor([[-1.,  1.]])
+        """
+        if x.dtype == torch.uint8:
+            x = x.to(self.mean.dtype) / 255
+        for name, value in (("mean", self.mean), ("std", self.std)):
+            if value.numel() > 1 and (x.ndim < 2 or x.shape[1] != value.numel()):
+                raise InputError(
+                    f"x must be (B, {value.numel()}, ...) to match the {value.numel()} values of {name}, "
+                    f"got {tuple(x.shape)}; for one image pass x[None]"
+                )
+        if not self.has_statistics:
+            return x
+        per_channel = (1, -1) + (1,) * (x.ndim - 2)
+        return (x - self.mean.view(per_channel)) / self.std.view(per_channel)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Logits (B, C) of images (B, D, ...)."""
+        return logits_of(self.network(self.normalise(x)))
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any, **kwargs: Any) -> None:
+        for name in self.flexible_buffers:
+            loaded = state_dict.get(prefix + name)
+            if loaded is not None:
+                like = getattr(self, name)
+                like = self.mean if like is None else like
+                setattr(self, name, torch.empty(loaded.shape, dtype=like.dtype, device=like.device))
+        self.has_statistics = self.has_statistics or prefix + "mean" in state_dict
+        super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
+
+
+def logits_of(output: Any) -> Tensor:
+    """The logits in a network's output: a tensor, or the ``.logits`` of an output object.
+
+    Example:
+        >>> logits_of(torch.zeros(2, 10)).shape
+        torch.Size([2, 10])
+    """
+    logits = output if isinstance(output, Tensor) else getattr(output, "logits", None)
+    if not isinstance(logits, Tensor) or logits.ndim != 2:
+        came = tuple(logits.shape) if isinstance(logits, Tensor) else type(output).__name__
+        raise InputError(
+            f"the network must return logits (B, C), or an object with them as .logits; got {came}; "
+            "wrap it in a module that returns the logits"
+        )
+    return logits
+
+
+@contextlib.contextmanager
+def evaluating(network: nn.Module) -> Iterator[None]:
+    """Put a network in evaluation mode inside the block, and each of its modules back as it was afterwards.
+
+    A network already in evaluation mode is left alone, so single modules kept in training mode stay so.
+
+    Example:
+        >>> net = nn.Dropout()
+        >>> with evaluating(net):
+        ...     net.training
+        False
+        >>> net.training
+        True
+    """
+    if not network.training:
+        yield
+        return
+    modes = [(module, module.training) for module in network.modules()]
+    try:
+        network.eval()
+        yield
+    finally:
+        for module, mode in modes:
+            module.training = mode

@@ -1,0 +1,134 @@
+"""Scores on logits, and what the hypotheses of K anchors say beyond their mean.
+
+Larger always means further out of distribution. Shapes: K anchors, B images, C classes.
+"""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from kedge.checks import one_of
+from kedge.errors import InputError
+
+Score = Callable[[Tensor], Tensor]
+
+REDUCTIONS = ("sum", "mean")
+RULES = ("exp", "plain")
+TAU_FLOOR = 1e-6
+
+
+def temperature(hypotheses: Tensor, reduce: str = "sum") -> Tensor:
+    """How far the anchors disagree about each image: the deviation over anchors of each class's sigmoid, over classes.
+
+    Args:
+        hypotheses: Logits under each anchor, (K, B, C).
+        reduce: ``"sum"`` over classes as in the paper, or ``"mean"`` as in its published code.
+
+    Example:
+        >>> two_anchors = torch.tensor([[[0.0, 4.0]], [[0.0, -4.0]]])
+        >>> temperature(two_anchors)
+        tensor([0.6817])
+    """
+    if hypotheses.ndim != 3 or hypotheses.shape[0] < 2:
+        raise InputError(
+            f"hypotheses must be (K, B, C) with at least two anchors to disagree; got {tuple(hypotheses.shape)}: "
+            "set more anchors with set_anchors, or use a score that needs no temperature"
+        )
+    spread = hypotheses.sigmoid().std(dim=0)  # (B, C)
+    return spread.sum(dim=-1) if one_of("reduce", reduce, REDUCTIONS) == "sum" else spread.mean(dim=-1)
+
+
+def rescale(logits: Tensor, tau: Tensor, rule: str = "exp") -> Tensor:
+    """Divide each image's logits by its own temperature.
+
+    Args:
+        logits: (B, C).
+        tau: (B,).
+        rule: ``"exp"`` divides by 1 + exp(tau), ``"plain"`` by tau itself.
+
+    Example:
+        >>> rescale(torch.tensor([[6.0, -2.0]]), torch.tensor([0.0]))
+        tensor([[ 3., -1.]])
+    """
+    if one_of("rule", rule, RULES) == "exp":
+        return logits * torch.sigmoid(-tau)[:, None]  # 1 / (1 + exp(tau)), which cannot overflow
+    return logits / tau.clamp_min(TAU_FLOOR)[:, None]
+
+
+def amp(logits: Tensor) -> Tensor:
+    """The paper's anchor-marginalised prediction score, negated: mean log-softmax over classes.
+
+    Example:
+        >>> amp(torch.zeros(1, 2))
+        tensor([-0.6931])
+    """
+    return logits.mean(dim=-1) - logits.logsumexp(dim=-1)
+
+
+def msp(logits: Tensor) -> Tensor:
+    """Negative maximum softmax probability.
+
+    Example:
+        >>> msp(torch.zeros(1, 4))
+        tensor([-0.2500])
+    """
+    return -logits.softmax(dim=-1).amax(dim=-1)
+
+
+def max_logit(logits: Tensor) -> Tensor:
+    """Negative maximum logit.
+
+    Example:
+        >>> max_logit(torch.tensor([[3.0, 1.0]]))
+        tensor([-3.])
+    """
+    return -logits.amax(dim=-1)
+
+
+def entropy(logits: Tensor) -> Tensor:
+    """Entropy of the softmax, in nats.
+
+    Example:
+        >>> entropy(torch.zeros(1, 2))
+        tensor([0.6931])
+    """
+    log_p = logits.log_softmax(dim=-1)
+    return -(log_p.exp() * log_p).sum(dim=-1)
+
+
+def energy(logits: Tensor) -> Tensor:
+    """Free energy at temperature one: negative logsumexp.
+
+    Example:
+        >>> energy(torch.zeros(1, 2))
+        tensor([-0.6931])
+    """
+    return -logits.logsumexp(dim=-1)
+
+
+def mutual_information(hypotheses: Tensor) -> Tensor:
+    """What the choice of anchor tells about the label: entropy of the mean softmax minus the mean entropy.
+
+    Args:
+        hypotheses: Logits under each anchor, (K, B, C).
+
+    Example:
+        >>> agreeing = torch.zeros(3, 1, 2)
+        >>> mutual_information(agreeing)
+        tensor([0.])
+    """
+    log_p = hypotheses.log_softmax(dim=-1)  # (K, B, C)
+    log_mean = log_p.logsumexp(dim=0) - torch.tensor(float(len(hypotheses))).log().to(log_p)  # (B, C)
+    # The mean Kullback-Leibler divergence from the mean: equal to the difference of entropies, without cancellation.
+    divergence = (log_p.exp() * (log_p - log_mean)).sum(dim=-1).mean(dim=0)
+    return divergence.clamp_min(0)
+
+
+SCORES: dict[str, Score] = {
+    "amp": amp,
+    "msp": msp,
+    "max_logit": max_logit,
+    "entropy": entropy,
+    "energy": energy,
+}

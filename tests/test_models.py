@@ -1,0 +1,449 @@
+import copy
+import json
+import math
+import re
+from functools import cache
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from kedge import models
+from kedge.errors import InputError
+from kedge.models import Spec, build, names, read_features
+
+SIZE = {"wrn": {"depth": 10, "width": 2}, "compact": {"width": 4}}  # the smallest that show everything
+SMALL = ("wrn", "resnet18-cifar", "resnet18", "compact")  # every class and stem
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_thread():
+    """These networks are too small for two threads, which only wait for each other beside another job."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(autouse=True)
+def seed():
+    torch.manual_seed(0)
+
+
+def built(name: str, **arguments: int | float) -> models.Network:
+    return build(name, **SIZE.get(name, {}), **arguments)
+
+
+@cache
+def settled(name: str) -> models.Network:
+    """One network for all tests that only look at it."""
+    return settle(built(name))
+
+
+def parameters(net: nn.Module) -> int:
+    return sum(p.numel() for p in net.parameters())
+
+
+def settle(net: nn.Module, seed: int = 0) -> nn.Module:
+    """Give the batch norms statistics and weights of their own, so that a forward cannot pass without them."""
+    generator = torch.Generator().manual_seed(seed)
+    for module in net.modules():
+        if isinstance(module, nn.BatchNorm2d):
+            for tensor in (module.weight.data, module.running_var):
+                tensor.uniform_(0.5, 1.5, generator=generator)
+            for tensor in (module.bias.data, module.running_mean):
+                tensor.uniform_(-0.2, 0.2, generator=generator)
+    return net.eval()
+
+
+# --- architectures -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "expected"),
+    [
+        ("wrn-40-2", {}, 2_243_546),
+        ("wrn-16-2", {}, 691_674),
+        ("wrn", {"depth": 28, "width": 10}, 36_479_194),
+        ("resnet18-cifar", {}, 11_173_962),
+        ("resnet34-cifar", {}, 21_282_122),
+        ("resnet50-cifar", {}, 23_520_842),
+        ("resnet18", {}, 11_689_512),
+        ("resnet34", {}, 21_797_672),
+        ("resnet50", {}, 25_557_032),
+    ],
+)
+def test_parameter_counts_are_the_published_ones(name, arguments, expected):
+    with torch.device("meta"):
+        assert parameters(build(name, **arguments)) == expected
+
+
+@pytest.mark.parametrize("width", [16, 32])
+def test_compact_parameter_count_is_that_of_its_layers(width):
+    w, classes = width, 10
+    convolutions = [(3, w), (w, 2 * w), (2 * w, 2 * w), (2 * w, 2 * w), (2 * w, 4 * w), (4 * w, 8 * w)]
+    convolutions += [(8 * w, 8 * w)] * 2
+    expected = sum(9 * a * b + 2 * b for a, b in convolutions) + 8 * w * classes + classes
+    assert parameters(build("compact", width=width)) == expected
+
+
+def naive_wrn(state: dict[str, Tensor], x: Tensor, depth: int) -> Tensor:
+    def norm(x: Tensor, at: str) -> Tensor:
+        keys = ("running_mean", "running_var", "weight", "bias")
+        return F.relu(F.batch_norm(x, *(state[f"{at}.{key}"] for key in keys)))
+
+    x = F.conv2d(x, state["conv1.weight"], padding=1)
+    for group in (1, 2, 3):
+        for block in range((depth - 4) // 6):
+            at = f"group{group}.{block}"
+            stride = 2 if group > 1 and block == 0 else 1
+            active = norm(x, f"{at}.bn1")
+            out = F.conv2d(active, state[f"{at}.conv1.weight"], stride=stride, padding=1)
+            out = F.conv2d(norm(out, f"{at}.bn2"), state[f"{at}.conv2.weight"], padding=1)
+            if block == 0:
+                x = F.conv2d(active, state[f"{at}.shortcut.weight"], stride=stride)
+            x = x + out
+    return F.linear(norm(x, "bn").mean(dim=(2, 3)), state["fc.weight"], state["fc.bias"])
+
+
+def test_wrn_forward_is_that_of_the_definition():
+    net = settle(build("wrn", depth=16, width=2)).double()
+    x = torch.randn(3, 3, 20, 24, dtype=torch.float64)
+    torch.testing.assert_close(net(x), naive_wrn(net.state_dict(), x, 16))
+
+
+def test_wrn_of_width_one_needs_no_shortcut_in_its_first_group():
+    state = build("wrn", depth=10, width=1).state_dict()
+    assert [key for key in state if "shortcut" in key] == ["group2.0.shortcut.weight", "group3.0.shortcut.weight"]
+
+
+def test_compact_forward_is_that_of_the_definition():
+    net = settle(build("compact", width=4, channels=1)).double()
+    state = net.state_dict()
+
+    def conv(x: Tensor, at: str) -> Tensor:
+        keys = ("running_mean", "running_var", "weight", "bias")
+        x = F.conv2d(x, state[f"{at}.0.weight"], padding=1)
+        return F.relu(F.batch_norm(x, *(state[f"{at}.1.{key}"] for key in keys)))
+
+    images = torch.randn(3, 1, 28, 28, dtype=torch.float64)
+    x = conv(images, "prep")
+    for stage in ("stage1", "stage2", "stage3"):
+        x = F.max_pool2d(conv(x, f"{stage}.0"), 2)
+        if stage != "stage2":
+            x = x + conv(conv(x, f"{stage}.2.conv1"), f"{stage}.2.conv2")
+    pooled = x.flatten(2).max(dim=-1).values
+    bias = state["fc.bias"]
+    torch.testing.assert_close(net(images), pooled @ state["fc.weight"].T / 8 + bias)
+
+
+def hugging_face_name(key: str) -> str:
+    """Translate a key of transformers' ResNet into torchvision's."""
+    key = key.replace("resnet.embedder.embedder.", "").replace("classifier.1.", "fc.")
+    key = re.sub(r"^convolution", "conv1", re.sub(r"^normalization", "bn1", key))
+    key = re.sub(r"resnet\.encoder\.stages\.(\d)\.layers\.", lambda m: f"layer{int(m[1]) + 1}.", key)
+    key = key.replace("shortcut.convolution", "downsample.0").replace("shortcut.normalization", "downsample.1")
+    key = re.sub(r"layer\.(\d)\.convolution", lambda m: f"conv{int(m[1]) + 1}", key)
+    return re.sub(r"layer\.(\d)\.normalization", lambda m: f"bn{int(m[1]) + 1}", key)
+
+
+@pytest.mark.parametrize(
+    ("name", "layer", "depths", "widths"),
+    [
+        ("resnet18", "basic", [2, 2, 2, 2], [64, 128, 256, 512]),
+        ("resnet50", "bottleneck", [3, 4, 6, 3], [256, 512, 1024, 2048]),
+    ],
+)
+def test_resnet_forward_agrees_with_transformers(name, layer, depths, widths):
+    transformers = pytest.importorskip("transformers")
+    config = transformers.ResNetConfig(
+        layer_type=layer, depths=depths, hidden_sizes=widths, embedding_size=64, num_labels=1000
+    )
+    theirs = settle(transformers.ResNetForImageClassification(config), seed=1)
+    ours = copy.deepcopy(settled(name))
+    ours.load_state_dict({hugging_face_name(key): value for key, value in theirs.state_dict().items()})
+    x = torch.randn(2, 3, 70, 64)
+    with torch.no_grad():
+        torch.testing.assert_close(ours(x), theirs(x).logits, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("name", "counts", "layers"),
+    [("resnet18", (2, 2, 2, 2), 2), ("resnet34", (3, 4, 6, 3), 2), ("resnet50", (3, 4, 6, 3), 3)],
+)
+def test_resnet_keys_are_those_of_torchvision(name, counts, layers):
+    def norm(at: str) -> set[str]:
+        return {f"{at}.{key}" for key in ("weight", "bias", "running_mean", "running_var", "num_batches_tracked")}
+
+    expected = {"conv1.weight", *norm("bn1"), "fc.weight", "fc.bias"}
+    for stage, count in enumerate(counts, start=1):
+        for block in range(count):
+            for layer in range(1, layers + 1):
+                expected |= {f"layer{stage}.{block}.conv{layer}.weight", *norm(f"layer{stage}.{block}.bn{layer}")}
+        if stage > 1 or layers == 3:
+            expected |= {f"layer{stage}.0.downsample.0.weight", *norm(f"layer{stage}.0.downsample.1")}
+    with torch.device("meta"):
+        keys = build(name).state_dict().keys()
+    assert keys == expected
+    assert len(keys) == {"resnet18": 122, "resnet34": 218, "resnet50": 320}[name]  # torchvision's own counts
+
+
+def test_weights_are_drawn_by_fan_out():
+    for name, layer in (("wrn-16-2", "group3.1.conv2"), ("resnet18-cifar", "layer2.0.conv1")):
+        weight = build(name).get_submodule(layer).weight
+        expected = math.sqrt(2 / (weight.shape[0] * 9))
+        assert weight.std().item() == pytest.approx(expected, rel=0.03)
+
+
+# --- running them ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", SMALL)
+@pytest.mark.parametrize("channels", [1, 8])
+def test_any_channels_and_size(name, channels):
+    net = built(name, classes=7, channels=channels).eval()
+    with torch.no_grad():
+        for size in ((16, 16), (28, 28), (20, 33)):
+            assert net(torch.rand(2, channels, *size)).shape == (2, 7)
+
+
+def test_compact_takes_images_of_eight_pixels():
+    assert build("compact", width=4, channels=1)(torch.rand(2, 1, 8, 8)).shape == (2, 10)
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_gradient_reaches_every_parameter(name):
+    net = built(name)
+    side = 64 if name == "resnet18" else 16  # what leaves the batch norms of the last stage more than one value
+    net(torch.randn(2, 3, side, side)).square().sum().backward()
+    without = [key for key, p in net.named_parameters() if p.grad is None or not p.grad.any()]
+    assert without == []
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_the_first_layer_is_a_convolution(name):
+    net = copy.deepcopy(settled(name))
+    order: list[nn.Module] = []
+    for module in net.modules():
+        if not list(module.children()):
+            module.register_forward_hook(lambda module, inputs, output: order.append(module))
+    net(torch.rand(1, 3, 16, 16))
+    assert isinstance(order[0], nn.Conv2d)
+    assert order[0].in_channels == 3
+    assert isinstance(order[-1], nn.Linear)
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_channels_last_and_a_deep_copy_give_the_same_logits(name):
+    net = settled(name)
+    x = torch.randn(2, 3, 16, 16)
+    twin = copy.deepcopy(net).to(memory_format=torch.channels_last)
+    with torch.no_grad():
+        torch.testing.assert_close(twin(x.to(memory_format=torch.channels_last)), net(x), atol=1e-4, rtol=1e-4)
+    assert twin.spec == net.spec
+
+
+@pytest.mark.parametrize("name", ["wrn", "resnet18-cifar", "compact"])
+def test_export_with_a_free_batch_size(name):
+    net = settled(name)
+    batch = torch.export.Dim("batch", min=1, max=64)
+    exported = torch.export.export(net, (torch.rand(2, 3, 16, 16),), dynamic_shapes=({0: batch},))
+    x = torch.rand(5, 3, 16, 16)
+    with torch.no_grad():
+        torch.testing.assert_close(exported.module()(x), net(x), atol=1e-4, rtol=1e-4)
+
+
+def test_dropout_acts_only_in_training():
+    net = build("wrn", depth=10, width=1, dropout=0.3)
+    x = torch.randn(4, 3, 16, 16)
+    assert not torch.equal(net(x), net(x))
+    net.eval()
+    assert torch.equal(net(x), net(x))
+    plain = build("wrn", depth=10, width=1)
+    assert torch.equal(plain(x), plain(x))  # training mode, no dropout: nothing is random
+
+
+# --- the registry ------------------------------------------------------------------------------------------------
+
+
+def test_names():
+    assert set(names()) >= {
+        "wrn", "wrn-40-2", "wrn-16-2", "resnet18-cifar", "resnet34-cifar", "resnet18", "resnet34", "resnet50", "compact"
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("name", names())
+def test_spec_builds_the_same_architecture_again(name):
+    with torch.device("meta"):
+        for net in (built(name), built(name, classes=5, channels=1)):
+            spec = Spec(**json.loads(json.dumps({"name": net.spec.name, "arguments": dict(net.spec.arguments)})))
+            again = build(spec.name, **spec.arguments)
+            assert spec == net.spec == again.spec
+            assert {"classes", "channels"} <= set(spec.arguments)
+            assert repr(again) == repr(net)
+            shapes = {key: value.shape for key, value in net.state_dict().items()}
+            assert {key: value.shape for key, value in again.state_dict().items()} == shapes
+
+
+def test_spec_holds_what_was_asked_for():
+    assert build("wrn-16-2", dropout=0.3).spec.arguments == {
+        "depth": 16, "width": 2, "classes": 10, "channels": 3, "dropout": 0.3
+    }  # fmt: skip
+    assert build("compact", width=4, classes=3).spec == Spec("compact", {"width": 4, "classes": 3, "channels": 3})
+    with torch.device("meta"):
+        assert models.resnet(50).spec == Spec("resnet50", {"classes": 1000, "channels": 3})
+        assert models.resnet(50, "cifar").spec == Spec("resnet50-cifar", {"classes": 10, "channels": 3})
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "message"),
+    [
+        ("vgg", {}, "name must be one of 'wrn', 'wrn-40-2'.*'compact'; got 'vgg'"),
+        ("wrn", {}, "'wrn' also needs depth, width"),
+        ("wrn", {"depth": 16}, "'wrn' also needs width"),
+        ("wrn-40-2", {"depth": 28}, "takes the arguments classes, channels, dropout; got depth"),
+        ("resnet18", {"dropout": 0.1}, "takes the arguments classes, channels; got dropout"),
+        ("compact", {"stem": "cifar"}, "got stem"),
+        ("wrn", {"depth": 18, "width": 2}, r"depth must be 6n \+ 4.*got 18, try 16 or 22"),
+        ("wrn", {"depth": 4, "width": 2}, "depth .* at least 10"),
+        ("wrn", {"depth": 16, "width": 0}, "width"),
+        ("wrn-16-2", {"dropout": 1.0}, r"dropout must be a number in \[0, 1\); got 1.0"),
+        ("wrn-16-2", {"dropout": float("nan")}, "dropout"),
+        ("wrn-16-2", {"dropout": "high"}, "dropout"),
+        ("wrn-16-2", {"classes": 1}, "classes"),
+        ("resnet18-cifar", {"classes": 1.5}, "classes"),
+        ("resnet18", {"channels": 0}, "channels"),
+        ("compact", {"width": 0}, "width"),
+        ("compact", {"classes": 1}, "classes"),
+        ("compact", {"channels": 0}, "channels"),
+    ],
+)
+def test_wrong_arguments_are_named(name, arguments, message):
+    with pytest.raises(InputError, match=message):
+        build(name, **arguments)
+
+
+def test_resnet_names_its_depths_and_stems():
+    with pytest.raises(InputError, match="depth must be one of 18, 34, 50; got 20"):
+        models.resnet(20)
+    with pytest.raises(InputError, match="stem must be one of 'cifar', 'imagenet'; got 'mnist'"):
+        models.resnet(18, "mnist")
+
+
+# --- features ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "size", "expected"),
+    [
+        ("wrn", 32, [(32, 32), (64, 16), (128, 8), (128,)]),
+        ("resnet18-cifar", 16, [(64, 16), (128, 8), (256, 4), (512, 2), (512,)]),
+        ("resnet18", 64, [(64, 16), (128, 8), (256, 4), (512, 2), (512,)]),
+        ("resnet50", 64, [(256, 16), (512, 8), (1024, 4), (2048, 2), (2048,)]),
+        ("compact", 32, [(8, 16), (16, 8), (32, 4), (32,)]),
+    ],
+)
+def test_features_have_the_stages_shapes_and_give_the_logits(name, size, expected):
+    net = settled(name)
+    x = torch.randn(2, 3, size, size)
+    with torch.no_grad():
+        logits, features = read_features(net, x)
+        plain = net(x)
+        # no tolerance: the logits are the linear layer's output, and reading changes nothing
+        assert torch.equal(logits, net.fc(features["flatten"]))
+        assert torch.equal(logits, plain)
+    assert tuple(features) == net.feature_layers
+    shapes = [(2, wide, *side * 2) for wide, *side in expected]
+    assert [tuple(feature.shape) for feature in features.values()] == shapes
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_every_layer_can_be_read(name):
+    net = settled(name)
+    every = [key for key, _ in net.named_modules() if key]
+    with torch.no_grad():
+        _, features = read_features(net, torch.rand(2, 3, 16, 16), every)
+    assert list(features) == every
+
+
+class Foreign(nn.Module):
+    """A network as others write them: in-place activation, one layer used twice, one unused, one with two outputs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 4, 3)
+        self.norm = nn.BatchNorm2d(4)
+        self.act = nn.ReLU(inplace=True)
+        self.twice = nn.Conv2d(4, 4, 1)
+        self.spare = nn.Linear(4, 4)
+        self.memory = nn.GRU(4, 4, batch_first=True)
+        self.head = nn.Linear(4, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.twice(self.twice(self.act(self.norm(self.conv(x)))))
+        x, _ = self.memory(x.flatten(2).mT)
+        return self.head(x.mean(dim=1))
+
+
+def hooks(net: nn.Module) -> int:
+    return sum(len(module._forward_hooks) for module in net.modules())
+
+
+def test_a_foreign_network_is_read_by_name_in_the_order_asked_for():
+    net, x = Foreign().eval(), torch.randn(2, 3, 8, 8)
+    output, features = read_features(net, x, ["norm", "conv", "norm"])
+    assert torch.equal(output, net(x))
+    assert list(features) == ["norm", "conv"]
+    assert torch.equal(features["conv"], net.conv(x))
+    assert (features["norm"] < 0).any()  # kept as it was before the in-place activation
+    assert torch.equal(features["norm"], net.norm(net.conv(x)))
+    (gradient,) = torch.autograd.grad(output.sum(), features["conv"])
+    assert gradient.any()
+    assert read_features(net, x, [])[1] == {}
+
+
+@pytest.mark.parametrize(
+    ("layers", "message"),
+    [
+        (None, "Foreign has no feature_layers; try some of .*'conv', 'norm'"),
+        (["convv"], r"Foreign has no layer 'convv'; did you mean \['conv'\]"),
+        (["xyz"], "no layer 'xyz'; see net.named_modules"),
+        ("conv", r"layers must be a sequence of names; got 'conv', pass \['conv'\]"),
+        (["conv", "twice"], "layer 'twice' runs more than once in one forward"),
+        (["conv", "spare"], r"layers \['spare'\] did not run"),
+        (["memory"], "layer 'memory' returns tuple, not a tensor"),
+    ],
+)
+def test_layers_that_cannot_be_read(layers, message):
+    net = Foreign()
+    with pytest.raises(InputError, match=message):
+        read_features(net, torch.rand(2, 3, 8, 8), layers)
+    assert hooks(net) == 0
+
+
+def test_a_mistyped_stage_of_a_builtin_gets_near_matches():
+    with pytest.raises(InputError, match=r"did you mean .*'group2'"):
+        read_features(build("wrn", depth=10, width=1), torch.rand(1, 3, 8, 8), ["groups2"])
+
+
+def test_hooks_are_removed_also_after_an_exception():
+    net = build("compact", width=4)
+    read_features(net, torch.rand(2, 3, 8, 8))
+    assert hooks(net) == 0
+    with pytest.raises(RuntimeError, match="channels"):
+        read_features(net, torch.rand(2, 5, 8, 8))
+    assert hooks(net) == 0
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_reading_leaves_the_modes_alone(training):
+    net = build("compact", width=4).train(training)
+    for grad in (True, False):
+        with torch.set_grad_enabled(grad):
+            logits, features = read_features(net, torch.rand(2, 3, 8, 8))
+            assert torch.is_grad_enabled() == grad
+        assert net.training == training
+        assert {logits.requires_grad, *(f.requires_grad for f in features.values())} == {grad}
+    with torch.inference_mode():
+        assert read_features(net, torch.rand(2, 3, 8, 8))[0].is_inference()
