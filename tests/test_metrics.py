@@ -115,7 +115,6 @@ def test_exchanging_the_roles_and_the_sign_exchanges_the_directed_metrics(inside
 
 @pytest.mark.parametrize("n", [1, 2, 19, 20, 21, 40, 60, 100, 140, 180, 220, 999, 1000])
 def test_95_percent_is_counted_in_whole_images(n):
-    """0.95 * n is not a whole number in floats even where it is one; the count must not slip by one."""
     enough = math.ceil(Fraction(95, 100) * n)
     assert fpr95(range(n), range(n)) == enough / n
     assert fpr95_ood(range(n), range(n)) == enough / n

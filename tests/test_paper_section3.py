@@ -244,10 +244,11 @@ HAND_TAU = math.sqrt(2) / 4
 
 
 def hand_network():
-    """Build a network of one pixel that says `HAND`: for x = 1/2 and anchors 0 and 1, [c, x - c] is [0, 1/2], [1, -1/2]
+    """Build a network of one pixel that says `HAND`.
 
-    With weights (W_c, W_x) = (ln 3, 2 ln 3) for the first class and (-ln 3, 0) for the second, no bias:
-    (2 ln 3 / 2, 0) = (ln 3, 0) from anchor 0, and (ln 3 - 2 ln 3 / 2, -ln 3) = (0, -ln 3) from anchor 1.
+    For x = 1/2 and the anchors 0 and 1, the pairs [c, x - c] are [0, 1/2] and [1, -1/2]. With the weights
+    (W_c, W_x) = (ln 3, 2 ln 3) for the first class, (-ln 3, 0) for the second, and no bias, anchor 0 says
+    (2 ln 3 / 2, 0) = (ln 3, 0) and anchor 1 says (ln 3 - 2 ln 3 / 2, -ln 3) = (0, -ln 3).
     """
     module = nn.Sequential(nn.Conv2d(1, 2, 1), nn.Flatten()).double()
     x = torch.full((1, 1, 1, 1), 0.5, dtype=torch.float64)
@@ -915,7 +916,7 @@ def test_the_target_of_a_masked_pair_is_uniform_if_asked():
 # The detector: the whole listing for inference.
 # ---------------------------------------------------------------------------------------------------------------------
 
-TRAINING_IMAGES = 40
+TRAINING_IMAGES = 160
 
 
 @pytest.mark.parametrize("rule", ["exp", "plain"])
@@ -1003,7 +1004,7 @@ def test_the_authors_variant_averages_over_classes_with_anchors_drawn_per_image(
     # an image's score is one of those of the 126 multisets
     x, pool = images(6, seed=2), images(5, seed=3)
     net = evaluated(pool)
-    detector = kedge.AMP(net, variant="authors").fit(pool.repeat(8, 1, 1, 1))
+    detector = kedge.AMP(net, variant="authors").fit(pool.repeat(TRAINING_IMAGES // 5, 1, 1, 1))
     P = infer(net, x, pool)
     drawn = itertools.combinations_with_replacement(range(5), 5)
     possible = [detector_score([P[k] for k in draw], reduce="mean") for draw in drawn]  # (126, B)

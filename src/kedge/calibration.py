@@ -4,6 +4,7 @@ The calibration scores come from held-out in-distribution (ID) images; a larger 
 Decisions are made on whole counts: an image is flagged iff ``1 + #{calibration >= score}`` is at most `allowed`.
 """
 
+import itertools
 import math
 import warnings
 from fractions import Fraction
@@ -116,7 +117,7 @@ def fit_temperature(logits: Tensor, labels: Tensor) -> float:
 
 
 def _exact(share: float) -> Fraction:
-    """Read 0.95 as 95/100: as a float, (1 - 0.95) * 20 falls off the whole number 1."""
+    """Read 0.9 as 9/10: in floats (1 - 0.9) * 10 falls short of 1, and nine images could flag nothing."""
     return Fraction(str(share))
 
 
@@ -128,8 +129,8 @@ def _fewest(tpr: float, confidence: float | None) -> int:
     """The smallest calibration set that can flag anything."""
     if confidence is None:
         return math.ceil(1 / _error(tpr)) - 1  # error * (n + 1) >= 1
-    n = max(1, math.ceil(math.log1p(-confidence) / math.log(tpr)))  # 1 - tpr ** n >= confidence
-    return n if allowed(n, tpr, confidence) else n + 1  # the logarithms may round down
+    near = math.log1p(-confidence) / math.log(tpr)  # 1 - tpr ** n >= confidence; its rounding must not decide
+    return next(n for n in itertools.count(max(1, math.floor(near))) if allowed(n, tpr, confidence))
 
 
 def _sorted(calibration: Tensor) -> Tensor:

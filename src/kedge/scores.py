@@ -3,6 +3,7 @@
 Larger always means further out of distribution. Shapes: K anchors, B images, C classes.
 """
 
+import math
 from collections.abc import Callable
 
 import torch
@@ -119,7 +120,7 @@ def mutual_information(hypotheses: Tensor) -> Tensor:
         tensor([0.])
     """
     log_p = hypotheses.log_softmax(dim=-1)  # (K, B, C)
-    log_mean = log_p.logsumexp(dim=0) - torch.tensor(float(len(hypotheses))).log().to(log_p)  # (B, C)
+    log_mean = log_p.logsumexp(dim=0) - math.log(len(hypotheses))  # (B, C)
     # The mean Kullback-Leibler divergence from the mean: equal to the difference of entropies, without cancellation.
     divergence = (log_p.exp() * (log_p - log_mean)).sum(dim=-1).mean(dim=0)
     return divergence.clamp_min(0)

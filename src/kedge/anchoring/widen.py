@@ -46,6 +46,7 @@ def anchor(
         seed: See there.
 
     Example:
+        >>> import torch
         >>> net = anchor(nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 900, 10)))
         >>> net.stem.weight.shape
         torch.Size([8, 6, 3, 3])
@@ -72,7 +73,6 @@ def anchor(
     else:
         network.set_submodule(name, stem)
     anchored = Anchored(network, layer=name, sole_reader=layer is None, mean=mean, std=std, options=options)
-    anchored.mean, anchored.std = anchored.mean.to(stem.weight), anchored.std.to(stem.weight)
     anchored._row_bytes = row_bytes
     return anchored.train(net.training)
 

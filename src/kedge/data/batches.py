@@ -70,8 +70,10 @@ def shape_of_inputs(source: Any) -> tuple[int, ...]:
     return shape
 
 
-def choose(source: Any, preprocess: Preprocess, k: int, how: str, seed: int) -> Tensor:
+def choose(source: Any, preprocess: Preprocess, k: int, how: str, seed: int, *, at_least: int | None = None) -> Tensor:
     """Draw k images of a training set: ``"random"``, or ``"balanced"`` over its classes. Seeded.
+
+    A smaller set is an error, unless it has ``at_least`` so many.
 
     Example:
         >>> digits = ImageSet(torch.zeros(20, 1, 8, 8, dtype=torch.uint8), torch.arange(20) % 2)
@@ -90,9 +92,10 @@ def choose(source: Any, preprocess: Preprocess, k: int, how: str, seed: int) -> 
         chosen = torch.stack([preprocess(image) for image in picked])
     else:
         chosen = _reservoir(source, preprocess, k, how, generator)
-    if len(chosen) < k:
+    needed = k if at_least is None else at_least
+    if len(chosen) < needed:
         raise InputError(
-            f"the training set must have at least k = {k} images to draw anchors from; it has {len(chosen)}"
+            f"the training set must have at least {needed} images to draw anchors from; it has {len(chosen)}"
         )
     return chosen
 

@@ -55,13 +55,14 @@ class AMP(Detector):
         rescale: ``"exp"``, ``"plain"`` or ``"none"``; by default ``"exp"`` up to 200 classes and ``"plain"`` above.
         anchors: ``"random"``, ``"balanced"`` over classes, or images (K, D, H, W) of your own.
         k: Anchors per image, 5 by default.
-        pool: Anchors to draw from when each image has its own.
+        pool: Anchors to draw from when each image has its own; fewer where the training set is smaller.
         seed: Of the draw of anchors.
 
     The network keeps its anchors: where it has some already, and neither ``anchors``, ``k`` nor ``seed`` is given,
     `fit` leaves them.
 
     Example:
+        >>> import torch
         >>> from kedge import anchor
         >>> images = torch.rand(50, 3, 4, 4)
         >>> net = anchor(nn.Sequential(nn.Flatten(), nn.Linear(48, 2)), init="fresh")
@@ -116,7 +117,7 @@ class AMP(Detector):
                 images = preprocess.batch(self._anchors)
             else:
                 how, count = self._anchors or "random", self._pool if self.per_image else k
-                images = choose(train_set, preprocess, count, how, self._seed or 0)
+                images = choose(train_set, preprocess, count, how, self._seed or 0, at_least=k)
             self.net.set_anchors(images, per_image=k if self.per_image else None)
         if self.net.anchors is not None and len(self.net.anchors) < 2:
             raise InputError(

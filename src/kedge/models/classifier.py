@@ -35,8 +35,9 @@ class Classifier(nn.Module):
     def __init__(self, network: nn.Module, *, mean: Any = None, std: Any = None) -> None:
         super().__init__()
         self.network = network
-        self.register_buffer("mean", torch.zeros(1))
-        self.register_buffer("std", torch.ones(1))
+        like = next((p for p in network.parameters() if p.is_floating_point()), torch.empty(0))
+        self.register_buffer("mean", torch.zeros(1, dtype=like.dtype, device=like.device))
+        self.register_buffer("std", torch.ones_like(self.mean))
         self.has_statistics = False
         self.record: dict[str, Any] = {}  # how the network was trained, as plain data
         if mean is not None or std is not None:

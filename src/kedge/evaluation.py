@@ -1,0 +1,141 @@
+"""Evaluation: several detectors on one in-distribution test set against several out-of-distribution sets."""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor
+
+from kedge.data import ImageSet
+from kedge.detectors import Detection, Detector
+from kedge.errors import InputError
+from kedge.metrics import Estimate, accuracy, detection_metrics, ece
+
+METRICS = ("auroc", "fpr95", "aupr_in", "aupr_out", "dtacc", "fpr95_ood")
+
+
+@dataclass(frozen=True)
+class Result:
+    """One detector's results.
+
+    Attributes:
+        metrics: By OOD set, then by metric.
+        accuracy: On the in-distribution test set, or None without labels.
+        ece: Expected calibration error there, of the calibrated probabilities.
+        flagged: Share of each set that the threshold flags, the in-distribution set among them.
+        milliseconds: Wall time per image.
+        detections: What the detector said of each set.
+    """
+
+    metrics: dict[str, dict[str, Estimate]]
+    accuracy: float | None
+    ece: float | None
+    flagged: dict[str, float]
+    milliseconds: float
+    detections: dict[str, Detection] = field(repr=False)
+
+    def mean(self, metric: str) -> float:
+        """The mean of a metric over the OOD sets."""
+        return sum(by_metric[metric].value for by_metric in self.metrics.values()) / len(self.metrics)
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Results by detector, and the sets they were measured on, the in-distribution set first."""
+
+    results: dict[str, Result]
+    sets: dict[str, ImageSet]
+    id_name: str
+    resamples: int
+
+    @property
+    def ood_names(self) -> tuple[str, ...]:
+        """The names of the OOD sets, in the order given."""
+        return tuple(name for name in self.sets if name != self.id_name)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Everything but the images and single scores, as plain data for JSON."""
+        return {
+            "id": self.id_name,
+            "sets": {name: {"images": len(s), "sha256": s.checksum} for name, s in self.sets.items()},
+            "resamples": self.resamples,
+            "results": {
+                name: {
+                    "accuracy": result.accuracy,
+                    "ece": result.ece,
+                    "milliseconds_per_image": result.milliseconds,
+                    "flagged": result.flagged,
+                    "mean": {metric: result.mean(metric) for metric in METRICS},
+                    "metrics": {
+                        ood: {metric: vars(estimate) for metric, estimate in by_metric.items()}
+                        for ood, by_metric in result.metrics.items()
+                    },
+                }
+                for name, result in self.results.items()
+            },
+        }
+
+
+def evaluate(
+    detectors: Mapping[str, Detector],
+    id_test: ImageSet,
+    ood_sets: Sequence[ImageSet],
+    *,
+    resamples: int = 0,
+    seed: int = 0,
+    progress: Callable[[int, int], None] | None = None,
+) -> Evaluation:
+    """Run calibrated detectors over a test set and OOD sets, and measure how well each tells them apart.
+
+    Args:
+        detectors: Calibrated, by the name to show.
+        id_test: In-distribution images that were neither trained nor calibrated on.
+        ood_sets: Named sets of out-of-distribution images.
+        resamples: Of the bootstrap for intervals; 0 for none.
+        seed: Of the bootstrap.
+        progress: Called with the number of images done and the number in all.
+
+    Example:
+        >>> import torch
+        >>> from kedge import MSP
+        >>> greys = lambda v, name: ImageSet(torch.full((40, 3, 2, 2), v, dtype=torch.uint8), name=name)
+        >>> net = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(12, 2))
+        >>> msp = MSP(net).fit(greys(9, "train")).calibrate(greys(9, "held out"))
+        >>> evaluate({"MSP": msp}, greys(9, "test"), [greys(9, "same")]).results["MSP"].mean("auroc")
+        0.5
+    """
+    sets = {s.name: s for s in (id_test, *ood_sets)}
+    if not detectors or not ood_sets:
+        raise InputError("detectors and ood_sets must each hold at least one; give evaluate something to compare")
+    if len(sets) != 1 + len(ood_sets):
+        raise InputError(f"the sets must have different names, got {[id_test.name, *(s.name for s in ood_sets)]}")
+    total, done = len(detectors) * sum(map(len, sets.values())), 0
+    results = {}
+    for name, detector in detectors.items():
+        detections, started = {}, time.perf_counter()
+        for set_name, images in sets.items():
+            before = done
+            report = None if progress is None else (lambda n, before=before: progress(before + n, total))
+            detections[set_name] = detector(images, progress=report)
+            done += len(images)
+        seconds = time.perf_counter() - started
+        results[name] = _result(detections, id_test, seconds, resamples, seed)
+    return Evaluation(results, sets, id_test.name, resamples)
+
+
+def _result(detections: dict[str, Detection], id_test: ImageSet, seconds: float, resamples: int, seed: int) -> Result:
+    inside = detections[id_test.name]
+    labels: Tensor | None = id_test.labels
+    return Result(
+        metrics={
+            name: detection_metrics(inside.score, outside.score, resamples=resamples, seed=seed)
+            for name, outside in detections.items()
+            if name != id_test.name
+        },
+        accuracy=None if labels is None else accuracy(inside.label, labels),
+        ece=None if labels is None else ece(inside.probability, labels),
+        flagged={name: float(d.is_ood.double().mean()) for name, d in detections.items()},
+        milliseconds=1000 * seconds / sum(map(len, detections.values())),
+        detections=detections,
+    )

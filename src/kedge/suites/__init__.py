@@ -1,0 +1,1 @@
+"""Suites: whole studies, from training to the table."""
