@@ -6,7 +6,9 @@ from kedge import calibration, metrics, models, scores
 from kedge.anchoring import Anchored, anchor
 from kedge.data import ImageSet, Preprocess
 from kedge.detectors import AMP, MSP, Detection, Detector, Energy, Entropy, MaxLogit, load
+from kedge.evaluation import evaluate
 from kedge.models.classifier import Classifier
+from kedge.training import train
 
 __version__ = version("kedge")
 
@@ -24,8 +26,10 @@ __all__ = [
     "Preprocess",
     "anchor",
     "calibration",
+    "evaluate",
     "load",
     "metrics",
     "models",
     "scores",
+    "train",
 ]

@@ -4,7 +4,6 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from importlib.metadata import version
 
 import torch
 import torch.nn.functional as F
@@ -14,6 +13,7 @@ from kedge.anchoring import Anchored
 from kedge.data import ImageSet, Preprocess, choose
 from kedge.errors import InputError, KedgeError
 from kedge.models.classifier import Classifier
+from kedge.provenance import provenance
 from kedge.training.augment import crop_and_flip, uniforms
 from kedge.training.recipe import Recipe
 from kedge.training.recipe import recipe as named_recipe
@@ -78,7 +78,7 @@ def train(
         "final_loss": loss,
         "final_accuracy": accuracy,
         "seconds": round(time.monotonic() - started, 1),
-        "versions": {"kedge": version("kedge"), "torch": str(torch.__version__)},
+        "made with": provenance(),
     }
     return classifier
 

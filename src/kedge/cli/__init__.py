@@ -1,0 +1,38 @@
+"""The command line."""
+
+import sys
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from kedge import __version__
+from kedge.cli.demo import demo
+from kedge.errors import KedgeError
+
+app = typer.Typer(
+    name="kedge",
+    help="Image classifiers that know when they are out of their depth.",
+    no_args_is_help=True,
+    pretty_exceptions_show_locals=False,
+    rich_markup_mode="rich",
+)
+app.command()(demo)
+
+
+@app.callback(invoke_without_command=True)
+def _options(
+    version: Annotated[bool, typer.Option("--version", help="Print the version and stop.", is_eager=True)] = False,
+) -> None:
+    if version:
+        Console().print(__version__, highlight=False)
+        raise typer.Exit
+
+
+def main() -> None:
+    """Run a command; an error that kedge foresaw is told in one line, with exit code 2."""
+    try:
+        app()
+    except KedgeError as error:
+        Console(stderr=True).print(f"[bold red]error:[/] {error}", highlight=False)
+        sys.exit(2)
