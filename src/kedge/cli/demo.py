@@ -19,7 +19,7 @@ from kedge.suites.demo import run_demo
 
 INTRO = (
     "Two networks of the same shape learned the handwritten digits 0 to 7 from 2,800 images: one sees each image as "
-    "[c, x - c] beside a random anchor c, its plain twin sees it as it is. Which of them notices images of anything else?"
+    "[c, x - c] beside a random anchor c, its plain twin sees it as it is. Which notices images of anything else?"
 )
 
 
