@@ -33,7 +33,10 @@ def write(path: str | os.PathLike[str], header: Mapping[str, Any], tensors: Mapp
     body = {"version": FORMAT_VERSION, **header}
     body["sha256"] = _digest(body, plain)
     with atomic(path) as temporary:
-        save_file(plain, temporary, metadata={_KEY: json.dumps(body, allow_nan=True)})
+        try:
+            save_file(plain, temporary, metadata={_KEY: json.dumps(body, allow_nan=True)})
+        except SafetensorError as error:  # how it reports a full disk
+            raise OSError(str(error)) from error
 
 
 def read(path: str | os.PathLike[str]) -> tuple[dict[str, Any], dict[str, Tensor]]:
@@ -52,7 +55,7 @@ def read(path: str | os.PathLike[str]) -> tuple[dict[str, Any], dict[str, Tensor
     try:
         header = json.loads(metadata[_KEY])
         version, expected = header["version"], header.pop("sha256")
-    except (json.JSONDecodeError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise FileFormatError(f"{path} has a damaged header: {error}") from error
     if not isinstance(version, int) or version > FORMAT_VERSION:
         raise FileFormatError(

@@ -105,6 +105,8 @@ def evaluate(
         >>> evaluate({"MSP": msp}, greys(9, "test"), [greys(9, "same")]).results["MSP"].mean("auroc")
         0.5
     """
+    if isinstance(ood_sets, ImageSet) or not all(isinstance(s, ImageSet) for s in (id_test, *ood_sets)):
+        raise InputError("id_test must be an ImageSet and ood_sets a list of them; for one set pass [set]")
     sets = {s.name: s for s in (id_test, *ood_sets)}
     if not detectors or not ood_sets:
         raise InputError("detectors and ood_sets must each hold at least one; give evaluate something to compare")

@@ -6,7 +6,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from kedge.errors import InputError
+from kedge.errors import InputError, KedgeError
 
 
 @contextlib.contextmanager
@@ -22,6 +22,8 @@ def atomic(path: str | os.PathLike[str]) -> Iterator[Path]:
         'whole'
     """
     target = Path(path)
+    if target.is_dir():
+        raise InputError(f"path must be a file to write; {target} is a directory: add a file name")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.", suffix=".part")
@@ -37,5 +39,25 @@ def atomic(path: str | os.PathLike[str]) -> Iterator[Path]:
         os.umask(umask)
         temporary.chmod(0o666 & ~umask)  # mkstemp makes files private
         temporary.replace(target)
+    except OSError as error:
+        raise KedgeError(
+            f"{target} could not be written: {error.strerror or error}; what was there before is as it was. "
+            "Free space on the disk, or choose another place"
+        ) from error
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def remove_leftovers(directory: str | os.PathLike[str]) -> None:
+    """Delete what `atomic` left in a directory when its process was killed; no other process may be writing there.
+
+    Example:
+        >>> import tempfile
+        >>> folder = Path(tempfile.mkdtemp())
+        >>> _ = (folder / ".a.txt.x1.part").write_text("half")
+        >>> remove_leftovers(folder)
+        >>> list(folder.iterdir())
+        []
+    """
+    for leftover in Path(directory).glob(".*.part"):
+        leftover.unlink(missing_ok=True)

@@ -103,7 +103,8 @@ def _pipeline(corruption: Corruption, channels: int, size: tuple[int, int]) -> n
     if corruption.jitter and colour:
         steps.append(K.ColorJitter(brightness=0.5, p=0.8))
     if corruption.blur:
-        steps.append(K.RandomGaussianBlur(kernel_size=(9, 3), sigma=(0.1, 5.0), p=0.8))
+        kernel = min(9, 2 * size[0] - 1), min(3, 2 * size[1] - 1)  # reflecting, it reaches no further than the image
+        steps.append(K.RandomGaussianBlur(kernel_size=kernel, sigma=(0.1, 5.0), p=0.8))
     if corruption.grey and colour:
         steps.append(K.RandomGrayscale(p=0.2))
     return nn.Sequential(*steps)

@@ -1,6 +1,7 @@
 """Anchored: a classifier that sees each image as [c, x - c]."""
 
 import contextlib
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,7 +12,7 @@ from torch import Tensor, nn
 from kedge.anchoring import survey as layers
 from kedge.anchoring.options import AnchoringOptions, Draw
 from kedge.anchoring.per_image import choose_per_image
-from kedge.anchoring.stem import SUPPORTED, Capture, Captured, Fold, Pair, Stem
+from kedge.anchoring.stem import Capture, Captured, Fold, Pair, Stem
 from kedge.checks import at_least, finite, shape_of
 from kedge.errors import ArchitectureError, InputError, NotReadyError
 from kedge.models.classifier import Classifier, evaluating, logits_of
@@ -53,7 +54,7 @@ class Anchored(Classifier):
         self.batches_seen = 0
         self.memory_cap = 256 * 2**20
         self._must_be_sole_reader = sole_reader
-        self._row_bytes: int | None = None  # the largest activation of one image, once a forward pass was surveyed
+        self._growth: float | None = None  # the largest activation over the size of the image, once surveyed
         self._cache: tuple[Tensor, Tensor, Tensor] | None = None  # anchors at the stem, weight, maps
         self._classes: int | None = None
 
@@ -91,10 +92,17 @@ class Anchored(Classifier):
         self.per_image = per_image
         self.anchors_version += 1
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Logits (B, C): under one drawn anchor each in training mode, the mean over the frozen anchors otherwise."""
+    def forward(self, x: Tensor, *, among: Tensor | None = None, first: int = 0) -> Tensor:
+        """Logits (B, C): under one drawn anchor each in training mode, the mean over the frozen anchors otherwise.
+
+        Args:
+            x: Images (B, D, ...).
+            among: In training, the whole batch of which ``x`` are the rows from ``first`` on, when several processes
+                share it: anchors are drawn from all of it, as one process would draw them. By default ``x``.
+            first: See ``among``.
+        """
         if self.training:
-            return self._train_forward(x)
+            return self._train_forward(x, x if among is None else among, first)
         return self.hypotheses(x).mean(dim=0)
 
     def hypotheses(self, x: Tensor) -> Tensor:
@@ -113,7 +121,9 @@ class Anchored(Classifier):
         k = len(self.anchors) if self.per_image is None else self.per_image
         with evaluating(self):
             self._survey(x)
-            rows = max(1, self.memory_cap // (3 * (self._row_bytes or 1)))  # a layer's input, output and one more
+            image_bytes = x[0].numel() * self.mean.element_size()
+            row_bytes = 3 * math.ceil(image_bytes * (self._growth or 1.0))  # a layer's input, output and one more
+            rows = max(1, self.memory_cap // row_bytes)
             maps = self._shared_maps() if self.per_image is None else None
             parts = [self._fold(part, maps, min(k, rows)) for part in x.split(max(1, rows // k))]
         return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
@@ -141,24 +151,29 @@ class Anchored(Classifier):
             return one_hot
         return torch.where(self.draw.masked.to(labels.device)[:, None], 1 / self._classes, one_hot)
 
-    def _train_forward(self, x: Tensor) -> Tensor:
+    def _train_forward(self, x: Tensor, among: Tensor, first: int) -> Tensor:
         self._check_images(x)
+        if first + len(x) > len(among) or among.shape[1:] != x.shape[1:]:
+            raise InputError(f"among must hold x from row {first} on; x is {shape_of(x)} and among {shape_of(among)}")
         self._survey(x)
         self.batches_seen += 1
         seed = mix_seed(self.options.seed, self.batches_seen)
         generator = torch.Generator().manual_seed(seed)
-        permutation = torch.randperm(len(x), generator=generator).to(x.device)
-        masked = (torch.rand(len(x), generator=generator) < self.options.mask).to(x.device)
+        permutation = torch.randperm(len(among), generator=generator).to(x.device)
+        masked = (torch.rand(len(among), generator=generator) < self.options.mask).to(x.device)
         corruption = self._corruption(x) if self.batches_seen % self.options.every == 0 else None
-        self.draw = Draw(permutation, corruption is not None, masked)
-        job = Pair(permutation, masked=masked if self.options.mask > 0 else None)
+        rows = slice(first, first + len(x))
+        self.draw = Draw(permutation[rows], corruption is not None, masked[rows])
+        job = Pair(self.draw.permutation, masked=self.draw.masked if self.options.mask > 0 else None)
+        if len(among) != len(x):
+            job.clean = self._at_stem(self._in_unit_range(among[self.draw.permutation]))
         if corruption is not None:
-            anchors = self._in_unit_range(x[permutation])
+            anchors = self._in_unit_range(among[permutation])
             with seeded(seed):
                 corrupted = corruption(anchors)
             if shape_of(corrupted) != shape_of(anchors):
                 raise InputError(f"corruption must keep the shape {shape_of(anchors)}, got {shape_of(corrupted)}")
-            job.corrupted = self._at_stem(corrupted)
+            job.corrupted = self._at_stem(corrupted[rows])
         with self._job(job):
             logits = logits_of(self.network(self.normalise(x)))
         self._classes = logits.shape[1]
@@ -187,17 +202,19 @@ class Anchored(Classifier):
     def _shared_maps(self) -> Tensor:
         """The anchors' part of the stem, (K, 1, ...), from the cache while nothing that it depends on has changed."""
         assert self.anchors is not None
-        weight = self.stem.weight
-        if torch.is_grad_enabled() and weight.requires_grad:
-            return self.stem.anchor_maps(self._at_stem(self.anchors))[:, None]
-        with torch.no_grad():
-            anchors = self._at_stem(self.anchors)
-            if self._cache is None or not (_same(anchors, self._cache[0]) and _same(weight, self._cache[1])):
-                # Compared by value: a version counter misses edits through .data and of layers before the stem.
-                with torch.inference_mode(False):
-                    kept = anchors.clone(), weight.detach().clone()
-                    self._cache = (*kept, self.stem.anchor_maps(kept[0])[:, None])
-            return self._cache[2]
+        weight, anchors = self.stem.weight, self._at_stem(self.anchors)
+        if torch.is_grad_enabled() and (weight.requires_grad or anchors.requires_grad):
+            return self.stem.anchor_maps(anchors)[:, None]
+        anchors = anchors.to(weight.dtype)
+        # Compared by value: a version counter misses edits through .data and of layers before the stem.
+        if self._cache is None or not (_same(anchors, self._cache[0]) and _same(weight, self._cache[1])):
+            # In full precision, so that maps made under autocast serve without it too; inference_mode(False) turns
+            # gradients on again, and a cache must not hold a graph.
+            full = torch.autocast(weight.device.type, enabled=False)
+            with full, torch.inference_mode(False), torch.no_grad():
+                kept = anchors.clone(), weight.detach().clone()
+                self._cache = (*kept, self.stem.anchor_maps(kept[0])[:, None])
+        return self._cache[2]
 
     def _own_maps(self, x: Tensor) -> Tensor:
         """The maps of each image's own choice of anchors, (K, B, ...)."""
@@ -211,7 +228,8 @@ class Anchored(Classifier):
         """Images after normalisation and whatever layers precede the stem."""
         try:
             with self._job(Capture()):
-                self.network(self.normalise(images.to(self.mean)))
+                # A copy: layers before the stem may work in place, and the images are often the anchors themselves.
+                self.network(self.normalise(images.to(self.mean, copy=True)))
         except Captured as captured:
             return captured.value
         raise ArchitectureError(f"the layer {self.layer!r} was not reached; pass layer= with another name")
@@ -228,7 +246,7 @@ class Anchored(Classifier):
     @torch.inference_mode(False)
     def _survey(self, x: Tensor) -> None:
         """At the first forward: is the stem the layer that reads the input, and how much memory does an image take?"""
-        if self._row_bytes is not None:
+        if self._growth is not None:
             return
         one = self._in_unit_range(x[:1].detach().clone())
         pair = Pair(torch.zeros(1, dtype=torch.long, device=x.device))
@@ -238,19 +256,16 @@ class Anchored(Classifier):
                 return self.network(self.normalise(image))
 
         found = layers.survey(self.network, lambda: forward(one))
+        layers.check_called_once(self.layer, found)
         if self._must_be_sole_reader:
-            first = next(
-                (n for n in found.calls if isinstance(self.network.get_submodule(n), (Stem, *SUPPORTED))), None
-            )
+            first = layers.first_called(self.network, found)
             if first != self.layer:
                 raise ArchitectureError(
                     f"the layer {self.layer!r} was taken for the first because it is registered first, but {first!r} "
                     "reads the input before it; pass example= (a batch of images) or layer= to kedge.anchor"
                 )
             layers.check_sole_reader(self.network, self.layer, found, one, forward)
-        else:
-            layers.check_called_once(self.layer, found)
-        self._row_bytes = found.row_bytes
+        self._growth = found.row_bytes / (one.numel() * one.element_size())
 
     def _in_unit_range(self, images: Tensor) -> Tensor:
         return images.to(self.mean.dtype) / 255 if images.dtype == torch.uint8 else images

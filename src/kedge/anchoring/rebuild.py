@@ -1,5 +1,6 @@
 """A network as plain data in a saved file, and the network built again from it."""
 
+import itertools
 from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
@@ -7,10 +8,10 @@ from typing import Any
 from torch import Tensor, nn
 
 from kedge.anchoring import Anchored, AnchoringOptions, anchor
-from kedge.errors import InputError
+from kedge.errors import ArchitectureError, FileFormatError, InputError
 from kedge.models import Spec, build
 from kedge.models.classifier import Classifier
-from kedge.transforms import Corruption
+from kedge.transforms import Corruption, seeded
 
 
 def describe(net: Classifier) -> dict[str, Any]:
@@ -48,14 +49,25 @@ def rebuild(described: Mapping[str, Any], weights: Mapping[str, Tensor], model: 
                 f"this file holds a {described['type']}, which is not one of kedge's own networks; pass model= with a "
                 "freshly built one (its weights come from the file)"
             )
-        model = build(spec["name"], **spec["arguments"])
+        model = _built_in(spec)
+    if not isinstance(model, nn.Module):
+        raise InputError(f"model must be a torch.nn.Module, got {type(model).__name__}")
     if anchored is not None and not isinstance(model, Anchored):
         options = dict(anchored["options"])
         options["corruption"] = _corruption(options["corruption"])
-        model = anchor(model, layer=anchored["layer"], **options)
+        try:
+            model = anchor(model, layer=anchored["layer"], **options)
+        except (ArchitectureError, InputError) as error:
+            raise InputError(
+                f"model must be the {described['type']} that was saved, as it was before anchoring: {error}"
+            ) from error
     net = model if isinstance(model, Classifier) else Classifier(model)
     if anchored is None and isinstance(net, Anchored):
         raise InputError("this file holds a plain network and model= is anchored; pass the network that was saved")
+    for name, tensor in itertools.chain(net.named_parameters(), net.named_buffers()):
+        saved = weights.get(name, tensor)
+        if tensor.is_floating_point() and saved.is_floating_point():
+            tensor.data = tensor.data.to(saved.dtype)  # loading alone would round double to single precision
     try:
         net.load_state_dict(dict(weights))
     except RuntimeError as error:
@@ -67,9 +79,19 @@ def rebuild(described: Mapping[str, Any], weights: Mapping[str, Tensor], model: 
     return net.eval()
 
 
+def _built_in(spec: Mapping[str, Any]) -> nn.Module:
+    try:
+        with seeded(0):  # the weights are replaced; drawing them must not move torch's own generator
+            return build(spec["name"], **spec["arguments"])
+    except InputError as error:
+        raise FileFormatError(
+            f"this file's network cannot be built by this kedge: {error}; install a newer one"
+        ) from error
+
+
 def _plain(options: AnchoringOptions) -> dict[str, Any]:
     """The options as JSON holds them; a function of the user's own is left as its name."""
-    plain = {**asdict(options), "corruption": options.corruption}
+    plain = dict(vars(options))
     if isinstance(options.corruption, Corruption):
         plain["corruption"] = asdict(options.corruption)
     elif callable(options.corruption):

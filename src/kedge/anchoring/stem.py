@@ -36,10 +36,12 @@ class Capture:
 class Pair:
     """Training: image i takes image ``permutation[i]`` of its batch as anchor.
 
-    ``corrupted`` holds T(c) as it reaches the stem; ``masked`` marks the pairs whose anchor half is zero.
+    ``clean`` holds the anchors as they reach the stem where they are not in this batch; ``corrupted`` holds T(c);
+    ``masked`` marks the pairs whose anchor half is zero.
     """
 
     permutation: Tensor
+    clean: Tensor | None = None
     corrupted: Tensor | None = None
     masked: Tensor | None = None
 
@@ -78,6 +80,7 @@ class Stem(nn.Module):
             self.weight = nn.Parameter(torch.cat([weight.detach(), weight.detach()], dim=1))
             self.bias = None if bias is None else nn.Parameter(bias.detach().clone())
         self.job: Capture | Pair | Fold | None = None
+        self.training = layer.training
 
     def extra_repr(self) -> str:
         """Describe the layer that was widened."""
@@ -109,19 +112,15 @@ class Stem(nn.Module):
         )
 
     def _pair(self, x: Tensor, job: Pair) -> Tensor:
-        clean = x[job.permutation]
+        _check_rows(x, len(job.permutation))
+        clean = x[job.permutation] if job.clean is None else job.clean
         anchor = clean if job.corrupted is None else job.corrupted
         if job.masked is not None:
             anchor = anchor.masked_fill(job.masked.view((-1,) + (1,) * (x.ndim - 1)), 0)
         return self.affine(torch.cat([anchor, x - clean], dim=self.channel_dim), self.weight, self.bias)
 
     def _fold(self, x: Tensor, job: Fold) -> Tensor:
-        k = len(job.maps)
-        if len(x) != k * job.images:
-            raise ArchitectureError(
-                f"the stem must see one row per image; it saw {len(x)} rows for {k * job.images} images. "
-                "The layers before it change the batch dimension: pass a layer= that comes earlier"
-            )
+        _check_rows(x, len(job.maps) * job.images)
         if job.image_part is None:
             job.image_part = self.affine(x[: job.images], self.weight[:, self.split :], self.bias)  # (B, ...)
         return (job.image_part + job.maps).flatten(0, 1)  # (K, B, ...) -> (K * B, ...)
@@ -152,6 +151,14 @@ def check_supported(layer: nn.Module, name: str) -> None:
     if getattr(layer, "groups", 1) != 1:
         raise ArchitectureError(
             f"{name} has groups={layer.groups}, which would keep anchor and residual apart; use groups=1, or {remedy}"
+        )
+
+
+def _check_rows(x: Tensor, images: int) -> None:
+    if len(x) != images:
+        raise ArchitectureError(
+            f"the stem must see one row per image; it saw {len(x)} rows for {images} images. "
+            "The layers before it change the batch dimension: pass a layer= that comes earlier"
         )
 
 

@@ -45,22 +45,26 @@ def survey(network: nn.Module, forward: Callable[[], Any]) -> Survey:
     return found
 
 
+def first_called(network: nn.Module, found: Survey) -> str | None:
+    """The name of the first layer with weights that the input reached, normalisation in front of it apart."""
+    return next((name for name in found.calls if not isinstance(network.get_submodule(name), _PREFIX)), None)
+
+
 def first_layer(network: nn.Module, found: Survey) -> str:
     """The name of the first layer that the input reached, if it can be widened."""
-    for name in found.calls:
-        module = network.get_submodule(name)
-        if not isinstance(module, _PREFIX):
-            check_supported(module, f"the first layer that reads the input, {name!r},")
-            return name
-    raise ArchitectureError(
-        "no Conv1d, Conv2d, Conv3d or Linear layer was called; pass layer= with the name of the layer to widen"
-    )
+    name = first_called(network, found)
+    if name is None:
+        raise ArchitectureError(
+            "no Conv1d, Conv2d, Conv3d or Linear layer was called; pass layer= with the name of the layer to widen"
+        )
+    check_supported(network.get_submodule(name), f"the first layer that reads the input, {name!r},")
+    return name
 
 
 def first_registered(network: nn.Module) -> str:
     """The first layer in registration order that can be widened: a guess, to be checked at the first forward."""
     for name, module in _leaves(network):
-        if isinstance(module, SUPPORTED):
+        if isinstance(module, SUPPORTED) or _is_quantised(module):
             check_supported(module, f"the first layer, {name!r},")
             return name
     raise ArchitectureError("the network has no Conv1d, Conv2d, Conv3d or Linear layer that could take the anchor")
@@ -69,11 +73,10 @@ def first_registered(network: nn.Module) -> str:
 def check_sole_reader(
     network: nn.Module, stem: str, found: Survey, x: Tensor, forward: Callable[[Tensor], Any]
 ) -> None:
-    """Raise if the input reaches anything but the stem.
+    """Raise if the input reaches anything but the stem, which was called once.
 
     Layers' outputs are cut off from the gradient, so that whatever still depends on the input read it directly.
     """
-    check_called_once(stem, found)
     others: list[str] = []
     before = set(found.calls[: found.calls.index(stem)])
 
@@ -110,7 +113,10 @@ def check_called_once(stem: str, found: Survey) -> None:
     """Raise if the stem was not called exactly once in a forward pass."""
     count = found.calls.count(stem)
     if count == 0:
-        raise ArchitectureError(f"the layer {stem!r} was not called in a forward pass; pass layer= with another name")
+        raise ArchitectureError(
+            f"the layer {stem!r} was not called in a forward pass; pass layer= with the name of the one that reads the "
+            "input"
+        )
     if count > 1:
         raise ArchitectureError(
             f"the layer {stem!r} is called {count} times in one forward pass; a shared stem cannot carry one anchor: "

@@ -9,7 +9,7 @@ from kedge.anchoring import survey as layers
 from kedge.anchoring.anchored import Anchored
 from kedge.anchoring.options import AnchoringOptions
 from kedge.anchoring.stem import SUPPORTED, Stem, check_supported
-from kedge.errors import InputError
+from kedge.errors import ArchitectureError, InputError
 from kedge.models.classifier import Classifier
 from kedge.transforms import Transform
 
@@ -62,23 +62,26 @@ def anchor(
         if mean is None and std is None and net.has_statistics:
             mean, std = net.mean, net.std
         net = net.network
-    network = copy.deepcopy(net)
+    try:
+        network = copy.deepcopy(net)
+    except (RuntimeError, TypeError) as error:
+        raise ArchitectureError(
+            f"net must be a network that copy.deepcopy can copy: {error}. Where a layer computes its weight from other "
+            "parameters (weight_norm, spectral_norm, pruning), make that permanent first"
+        ) from error
+    if isinstance(network, SUPPORTED):  # a network of one layer; the stem needs a module to stand in
+        network = nn.Sequential(network).train(net.training)
     normalise = Classifier(network, mean=mean, std=std).normalise
-    name, row_bytes = _find(network, layer, None if example is None else normalise(example[:1]))
+    name = _find(network, layer, None if example is None else normalise(example[:1].clone()))
     layers.check_untied(network, name)
-    stem = Stem(network.get_submodule(name), init, seed)
-    if not name:
-        network = nn.Sequential(stem)
-        name = "0"
-    else:
-        network.set_submodule(name, stem)
+    network.set_submodule(name, Stem(network.get_submodule(name), init, seed))
     anchored = Anchored(network, layer=name, sole_reader=layer is None, mean=mean, std=std, options=options)
-    anchored._row_bytes = row_bytes
-    return anchored.train(net.training)
+    anchored.training = net.training  # not .train(), which would undo the modes of single modules
+    return anchored
 
 
-def _find(network: nn.Module, layer: str | None, example: Tensor | None) -> tuple[str, int | None]:
-    """The layer to widen, and the largest activation of one image if an example was run."""
+def _find(network: nn.Module, layer: str | None, example: Tensor | None) -> str:
+    """The layer to widen."""
     found = None if example is None else layers.survey(network, lambda: network(example))
     if layer is not None:
         try:
@@ -89,9 +92,10 @@ def _find(network: nn.Module, layer: str | None, example: Tensor | None) -> tupl
         check_supported(module, f"the layer {layer!r}")
         if found is not None:
             layers.check_called_once(layer, found)
-        return layer, None if found is None else found.row_bytes
+        return layer
     if found is None or example is None:
-        return layers.first_registered(network), None
+        return layers.first_registered(network)
     name = layers.first_layer(network, found)
+    layers.check_called_once(name, found)
     layers.check_sole_reader(network, name, found, example, network)
-    return name, found.row_bytes
+    return name

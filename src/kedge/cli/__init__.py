@@ -5,8 +5,10 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 
 from kedge import __version__
+from kedge.cli.data import data
 from kedge.cli.demo import demo
 from kedge.errors import KedgeError
 
@@ -18,6 +20,7 @@ app = typer.Typer(
     rich_markup_mode="rich",
 )
 app.command()(demo)
+app.add_typer(data, name="data")
 
 
 @app.callback(invoke_without_command=True)
@@ -34,5 +37,5 @@ def main() -> None:
     try:
         app()
     except KedgeError as error:
-        Console(stderr=True).print(f"[bold red]error:[/] {error}", highlight=False)
+        Console(stderr=True).print(f"[bold red]error:[/] {escape(str(error))}", highlight=False)
         sys.exit(2)

@@ -1,7 +1,11 @@
 """Images: sets of them, and the way from whatever a user has to what a network takes."""
 
+from kedge.data import sources
 from kedge.data.batches import batches, choose, shape_of_inputs
 from kedge.data.imageset import ImageSet
 from kedge.data.preprocess import Preprocess, open_image
+from kedge.data.sources import StreamedSet
 
-__all__ = ["ImageSet", "Preprocess", "batches", "choose", "open_image", "shape_of_inputs"]
+__all__ = [
+    "ImageSet", "Preprocess", "StreamedSet", "batches", "choose", "open_image", "shape_of_inputs", "sources",
+]  # fmt: skip

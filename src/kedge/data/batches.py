@@ -10,7 +10,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from kedge.checks import one_of
+from kedge.checks import one_of, shape_of
 from kedge.data.imageset import ImageSet
 from kedge.data.preprocess import Preprocess
 from kedge.errors import InputError
@@ -38,11 +38,10 @@ def batches(source: Any, preprocess: Preprocess, *, size: int = 256) -> Iterator
     """
     empty = True
     for images, labels in _raw(source, size):
-        x = preprocess.batch(images) if _is_array(images) else torch.stack([preprocess(item) for item in images])
+        x = preprocess.batch(images) if _is_array(images) else _stack([preprocess(item) for item in images])
         if len(x):
             empty = False
-            unlabelled = labels is None or bool((labels < 0).all())  # -1 marks images without a label
-            yield x, None if unlabelled else labels
+            yield x, _class_numbers(labels, len(x))
     if empty:
         raise InputError("the images must be at least one; the source is empty")
 
@@ -82,11 +81,11 @@ def choose(source: Any, preprocess: Preprocess, k: int, how: str, seed: int, *, 
     """
     one_of("anchors", how, CHOICES)
     generator = torch.Generator().manual_seed(seed)
-    labels = _known_labels(source)
-    sized = hasattr(source, "__len__") and hasattr(source, "__getitem__")
+    sized = hasattr(source, "__len__") and hasattr(source, "__getitem__") and not isinstance(source, (str, Mapping))
+    labels = _known_labels(source) if sized and how == "balanced" else None
     if sized and (how == "random" or labels is not None):
         order = torch.randperm(len(source), generator=generator)
-        if how == "balanced" and labels is not None:
+        if labels is not None:
             order = order[_round_robin(labels[order])]
         picked = [_item(source, int(i)) for i in order[:k]]
         chosen = torch.stack([preprocess(image) for image in picked])
@@ -119,7 +118,7 @@ def _reservoir(source: Any, preprocess: Preprocess, k: int, how: str, generator:
     return torch.stack(images[:k])
 
 
-def _raw(source: Any, size: int) -> Iterator[tuple[Any, Tensor | None]]:
+def _raw(source: Any, size: int) -> Iterator[tuple[Any, Any]]:
     if isinstance(source, ImageSet):
         parts = source.labels.split(size) if source.labels is not None else itertools.repeat(None)
         yield from zip(source.images.split(size), parts)  # noqa: B905 -- repeat(None) has no end
@@ -140,12 +139,12 @@ def _raw(source: Any, size: int) -> Iterator[tuple[Any, Tensor | None]]:
         )
 
 
-def _gather(items: Iterable[Any], size: int) -> Iterator[tuple[list[Any], Tensor | None]]:
+def _gather(items: Iterable[Any], size: int) -> Iterator[tuple[list[Any], list[Any] | None]]:
     iterator = iter(items)
     while chunk := [_pair(item) for item in itertools.islice(iterator, size)]:
         labels = [label for _, label in chunk]
         known = all(label is not None for label in labels)
-        yield [image for image, _ in chunk], torch.as_tensor(labels).long() if known else None
+        yield [image for image, _ in chunk], labels if known else None
 
 
 def _pair(item: Any) -> tuple[Any, Any]:
@@ -166,12 +165,43 @@ def _item(source: Any, index: int) -> Any:
     return _pair(source[index])[0]
 
 
+def _stack(images: list[Tensor]) -> Tensor:
+    """One batch; torch would make 255.0 of a uint8 pixel that lies beside floating point images."""
+    if len({image.dtype for image in images}) > 1:
+        images = [image.double() / 255 if image.dtype == torch.uint8 else image for image in images]
+    return torch.stack(images)
+
+
+def _class_numbers(labels: Any, n: int) -> Tensor | None:
+    """The labels of a batch as int64 (n,), or None where there are none; -1 marks images without a label."""
+    if labels is None:
+        return None
+    numbers = _whole_numbers(labels)
+    if numbers is None or numbers.shape != (n,):
+        came = shape_of(labels) if numbers is None else tuple(numbers.shape)
+        raise InputError(
+            f"labels must be one whole number per image, ({n},); got {came}: give images alone, or with the numbers of "
+            "their classes"
+        )
+    return None if bool((numbers < 0).all()) else numbers
+
+
 def _known_labels(source: Any) -> Tensor | None:
+    """The class of each image where a data set lists them; some list their classes' names under the same name."""
     for name in ("labels", "targets"):  # ours, torchvision's
         labels = getattr(source, name, None)
-        if isinstance(labels, (Tensor, np.ndarray, Sequence)) and len(labels) and not isinstance(labels, str):
-            return torch.as_tensor(labels)
+        numbers = _whole_numbers(labels) if isinstance(labels, (Tensor, np.ndarray, Sequence)) else None
+        if numbers is not None and numbers.shape == (len(source),):
+            return numbers
     return None
+
+
+def _whole_numbers(labels: Any) -> Tensor | None:
+    try:
+        numbers = torch.as_tensor(labels)
+    except (TypeError, ValueError, RuntimeError):  # strings, mappings, rows of different lengths
+        return None
+    return None if numbers.is_floating_point() or numbers.is_complex() else numbers.long()
 
 
 def _round_robin(labels: Tensor) -> Tensor:

@@ -32,12 +32,17 @@ class ImageSet:
     classes: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        if self.images.ndim != 4 or self.images.dtype != torch.uint8:
+        if not isinstance(self.images, Tensor) or self.images.ndim != 4 or self.images.dtype != torch.uint8:
             raise InputError(
-                f"images must be uint8 (N, D, H, W), got {self.images.dtype} {tuple(self.images.shape)}; "
-                "ImageSet.from_arrays converts other layouts"
+                f"images must be a uint8 tensor (N, D, H, W), got {getattr(self.images, 'dtype', '')} "
+                f"{shape_of(self.images)}; ImageSet.from_arrays converts other layouts"
             )
         if self.labels is not None:
+            if not isinstance(self.labels, Tensor):
+                raise InputError(
+                    f"labels must be a tensor, got {type(self.labels).__name__} in the set {self.name!r}; "
+                    "ImageSet.from_arrays converts others"
+                )
             if self.labels.shape != (len(self.images),):
                 raise InputError(
                     f"labels must be one per image, ({len(self.images)},); got {tuple(self.labels.shape)} "
@@ -81,13 +86,15 @@ class ImageSet:
         return digest.hexdigest()
 
     def subset(self, indices: Tensor | Sequence[int], *, name: str | None = None) -> "ImageSet":
-        """The images at ``indices``, in that order.
+        """The images at ``indices``, in that order, or those where a mask is true.
 
         Example:
             >>> ImageSet(torch.zeros(4, 1, 8, 8, dtype=torch.uint8)).subset([0, 2]).images.shape[0]
             2
         """
-        chosen = torch.as_tensor(indices, dtype=torch.long)
+        chosen = torch.as_tensor(indices)
+        if chosen.dtype != torch.bool:
+            chosen = chosen.long()
         labels = None if self.labels is None else self.labels[chosen]
         return replace(self, images=self.images[chosen], labels=labels, name=name or self.name)
 

@@ -4,7 +4,7 @@ import os
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 import torch
@@ -105,7 +105,7 @@ class Preprocess:
         if not self.is_image:
             return _tensor(array)
         channels = self.shape[0]
-        if array.ndim == 3 and channels == 1:
+        if array.ndim == 3 and channels == 1 and array.shape[-1] > 1:  # (H, W, 1) is one image, not H of width 1
             array = array[..., None]  # grey images without a channel axis
         if array.ndim != 4 or channels not in (array.shape[-1], array.shape[1]):
             raise InputError(
@@ -120,7 +120,10 @@ class Preprocess:
         channels, height, width = self.shape
         if channels not in (1, 3):
             raise InputError(f"PIL images have 1 or 3 channels and this network takes {channels}; pass an array")
-        image = _to_mode(ImageOps.exif_transpose(image), "L" if channels == 1 else "RGB")
+        try:
+            image = _to_mode(ImageOps.exif_transpose(image), "L" if channels == 1 else "RGB")
+        except Exception as error:  # Pillow opens files lazily and may find the damage only here
+            raise InputError(f"a PIL image ({image.mode}, {image.size}) cannot be read: {error}") from error
         if image.size != (width, height):
             chosen = FILTERS[self.resize]
             if self.fit == "stretch":
@@ -131,8 +134,10 @@ class Preprocess:
         return pixels[None] if channels == 1 else pixels.permute(2, 0, 1).contiguous()
 
 
-def open_image(path: str | os.PathLike[str]) -> Image.Image:
+def open_image(path: str | os.PathLike[str] | BinaryIO, *, name: str | None = None) -> Image.Image:
     """Read an image file whole, with an error that names the file; huge images are refused by Pillow's own limit.
+
+    An open file is taken too, with the ``name`` to give it in the error.
 
     Example:
         >>> open_image("no such file.png")
@@ -142,19 +147,19 @@ def open_image(path: str | os.PathLike[str]) -> Image.Image:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error", Image.DecompressionBombWarning)
-            with Image.open(Path(path)) as image:
+            with Image.open(Path(path) if isinstance(path, (str, os.PathLike)) else path) as image:
                 image.load()
                 return image.copy()
-    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
+    except Exception as error:  # Pillow's decoders raise whatever a damaged file makes them trip over
         reason = "not an image" if isinstance(error, UnidentifiedImageError) else getattr(error, "strerror", None)
-        raise InputError(f"{path} cannot be read as an image: {reason or error}") from error
+        raise InputError(f"{name or path} cannot be read as an image: {reason or error}") from error
 
 
 def _to_mode(image: Image.Image, mode: str) -> Image.Image:
     if image.mode.startswith("I") or image.mode == "F":  # Pillow clips 16 bits to 8 instead of scaling them
         values = np.asarray(image, dtype=np.float64)
-        if image.mode.startswith("I") and values.max(initial=0) > 255:
-            values = values / 257
+        if image.mode.startswith("I;16") or (image.mode == "I" and values.max(initial=0) > 255):
+            values = values / 257  # "I" has 32 bits, and holds 16-bit images as well as 8-bit ones
         image = Image.fromarray(values.clip(0, 255).round().astype(np.uint8))
     return image if image.mode == mode else image.convert(mode)
 

@@ -52,17 +52,26 @@ def load(path: str | os.PathLike[str], *, model: nn.Module | None = None, score:
     """
     header, tensors = artifact.read(path)
     try:
-        described, preprocess, calibrated = header["detector"], header["preprocess"], header["calibration"]
-        name, config = described["name"], dict(described["config"])
-        network, classes = header["network"], tuple(header["classes"])
-    except (KeyError, TypeError) as error:
-        raise FileFormatError(f"{path} is a kedge file without a detector: {error} is missing") from error
-    if name not in DETECTORS:
-        raise FileFormatError(f"{path} holds a {name!r} detector, which this kedge does not know: install a newer one")
-    net = rebuild(network, _part(tensors, "net."), model)
-    detector = DETECTORS[name](net, **_with_score(config, score))
-    detector.preprocess = Preprocess(**preprocess)
-    detector.classes = classes
+        return _detector(header, tensors, model, score)
+    except (KeyError, TypeError, AttributeError) as error:  # whole, as its sha256 tells, but not what kedge writes
+        raise FileFormatError(
+            f"{path} is a kedge file, but not of a detector that this kedge knows: {error}"
+        ) from error
+
+
+def _detector(
+    header: dict[str, Any], tensors: dict[str, Tensor], model: nn.Module | None, score: Score | None
+) -> Detector:
+    described, calibrated = header["detector"], header["calibration"]
+    kind = DETECTORS.get(described["name"])
+    if kind is None:
+        raise FileFormatError(
+            f"the file holds a {described['name']!r} detector, which this kedge does not know: install a newer one"
+        )
+    net = rebuild(header["network"], _part(tensors, "net."), model)
+    detector = kind(net, **_with_score(described["config"], score))
+    detector.preprocess = Preprocess(**header["preprocess"])
+    detector.classes = tuple(header["classes"])
     detector.load_state(_part(tensors, "detector."))
     if calibrated is not None:
         values = {key: value for key, value in calibrated.items() if key != "images"}

@@ -1,6 +1,6 @@
 """AMP: the paper's detector."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,10 +10,10 @@ from kedge import scores
 from kedge.anchoring import Anchored
 from kedge.checks import at_least, one_of, resolve, shape_of
 from kedge.data import Preprocess, choose
-from kedge.detectors.base import Detector, Outputs
-from kedge.errors import InputError, NotReadyError
+from kedge.data.batches import CHOICES
+from kedge.detectors.base import DEFAULT_K, Detector, Outputs
+from kedge.errors import InputError
 
-DEFAULT_K = 5
 PLAIN_ABOVE = 200  # classes from which on the paper divides by tau itself
 RULES = (*scores.RULES, "none")
 
@@ -100,13 +100,20 @@ class AMP(Detector):
         self.per_image = chosen.per_image
         self.score_by = score
         self._score = None if score in HYPOTHESIS_SCORES else resolve("score", score, scores.SCORES | HYPOTHESIS_SCORES)
-        if isinstance(anchors, Tensor) and k not in (None, len(anchors)) and not self.per_image:
-            raise InputError(f"k must be the number of anchors given, {len(anchors)}; got {k}")
+        if isinstance(anchors, Tensor):
+            if anchors.ndim < 2 or len(anchors) < 2:
+                raise InputError(f"anchors must be at least two images, (K, D, ...); got {shape_of(anchors)}")
+            if k not in (None, len(anchors)) and not self.per_image:
+                raise InputError(f"k must be the number of anchors given, {len(anchors)}; got {k}")
+        elif anchors is not None and anchors not in (CHOICES if isinstance(anchors, str) else ()):
+            came = repr(anchors) if isinstance(anchors, str) else shape_of(anchors)
+            raise InputError(
+                f"anchors must be a tensor of images or one of {', '.join(map(repr, CHOICES))}; got {came}"
+            )
         self._anchors = anchors
         self._k = k if k is None else at_least("k", k, 2)
         self._pool = at_least("pool", pool, self._k or DEFAULT_K)
         self._seed = seed
-        self._version: int | None = None
 
     def fit_method(self, train_set: Any, preprocess: Preprocess) -> None:
         """Freeze the anchors, out of the training images where none are given."""
@@ -123,15 +130,9 @@ class AMP(Detector):
             raise InputError(
                 "anchors must be at least two, so that they can disagree; got 1: set more with set_anchors"
             )
-        self._version = self.net.anchors_version
 
     def outputs(self, x: Tensor) -> Outputs:
         """The marginalised logits, tau and the score of the rescaled logits."""
-        if self._version != self.net.anchors_version:
-            raise NotReadyError(
-                "the network's anchors changed after this detector was fitted, so its scores and threshold no longer "
-                "hold: call fit and calibrate again, or give each detector a network of its own (copy.deepcopy)"
-            )
         hypotheses = self.net.hypotheses(x)  # (K, B, C)
         logits = hypotheses.mean(dim=0)
         tau = scores.temperature(hypotheses, self.tau)
@@ -149,7 +150,3 @@ class AMP(Detector):
         """The arguments, less the anchors, which the network keeps."""
         score = self.score_by if isinstance(self.score_by, str) else None
         return {"variant": self.variant, "score": score, "tau": self.tau, "rescale": self.rescale}
-
-    def load_state(self, state: Mapping[str, Tensor]) -> None:
-        """The anchors came with the network."""
-        self._version = self.net.anchors_version

@@ -11,11 +11,14 @@ import torch
 from torch import Tensor, nn
 
 from kedge import artifact, calibration
+from kedge.anchoring import Anchored
 from kedge.anchoring.rebuild import describe
-from kedge.checks import between, finite
-from kedge.data import Preprocess, batches, shape_of_inputs
+from kedge.checks import at_least, between, finite
+from kedge.data import Preprocess, batches, choose, shape_of_inputs
 from kedge.errors import InputError, NotReadyError
 from kedge.models.classifier import Classifier, evaluating
+
+DEFAULT_K = 5  # anchors, as in the paper
 
 
 @dataclass(frozen=True)
@@ -86,6 +89,7 @@ class Detector(ABC):
         self.preprocess: Preprocess | None = None
         self.calibration: Calibration | None = None
         self.classes: tuple[str, ...] = ()
+        self._fitted_to = self._anchors_version
 
     @abstractmethod
     def outputs(self, x: Tensor) -> Outputs:
@@ -95,8 +99,10 @@ class Detector(ABC):
     def config(self) -> dict[str, Any]:
         """The arguments, beside the network, that build this detector again: plain data."""
 
-    def fit_method(self, train_set: Any, preprocess: Preprocess) -> None:  # noqa: B027 -- most methods learn nothing
-        """Learn what the method needs from the training set; nothing by default."""
+    def fit_method(self, train_set: Any, preprocess: Preprocess) -> None:
+        """Learn what the method needs: by default nothing but the anchors of an anchored network that has none."""
+        if isinstance(self.net, Anchored) and self.net.anchors is None:
+            self.net.set_anchors(choose(train_set, preprocess, DEFAULT_K, "random", seed=0))
 
     def state(self) -> dict[str, Tensor]:
         """What `fit_method` learned, as tensors; nothing by default."""
@@ -115,6 +121,7 @@ class Detector(ABC):
         """
         preprocess = preprocess or self.preprocess or Preprocess(shape_of_inputs(train_set))
         self.fit_method(train_set, preprocess)
+        self._fitted_to = self._anchors_version
         self.preprocess = preprocess
         self.classes = tuple(getattr(train_set, "classes", ()) or self.classes)
         self.calibration = None
@@ -150,11 +157,10 @@ class Detector(ABC):
             between("confidence", confidence, 0, 1, open_ends=True)
         runs = list(self._run(held_out, batch_size))
         scores = torch.cat([out.score for out, _ in runs]).double().sort().values
-        labels = [y for _, y in runs]
-        temperature = 1.0
-        if all(y is not None for y in labels):
-            known = torch.cat([y for y in labels if y is not None])
-            temperature = calibration.fit_temperature(torch.cat([out.logits for out, _ in runs]), known)
+        logits = torch.cat([out.logits for out, _ in runs])
+        labels = torch.cat([torch.full((len(out.score),), -1) if y is None else y for out, y in runs])
+        known = labels >= 0  # -1 marks images without a label
+        temperature = calibration.fit_temperature(logits[known], labels[known]) if bool(known.any()) else 1.0
         threshold = calibration.threshold(scores, tpr, confidence)
         self.calibration = Calibration(scores, tpr, confidence, threshold, temperature)
         return self
@@ -203,12 +209,22 @@ class Detector(ABC):
             tensors["calibration.scores"] = known.scores
         artifact.write(path, header, tensors)
 
+    @property
+    def _anchors_version(self) -> int | None:
+        return self.net.anchors_version if isinstance(self.net, Anchored) else None
+
     def _run(
         self, images: Any, batch_size: int, progress: Callable[[int], None] | None = None
     ) -> Iterator[tuple[Outputs, Tensor | None]]:
         """Outputs and labels batch by batch, on the CPU."""
         if self.preprocess is None:
             raise NotReadyError(f"the detector is not fitted: call {type(self).__name__}(net).fit(train_set) first")
+        if self._fitted_to != self._anchors_version:
+            raise NotReadyError(
+                "the network's anchors changed after this detector was fitted, so its scores and threshold no longer "
+                "hold: call fit and calibrate again, or give each detector a network of its own (copy.deepcopy)"
+            )
+        at_least("batch_size", batch_size, 1)
         done = 0
         with evaluating(self.net):
             for x, y in batches(images, self.preprocess, size=batch_size):

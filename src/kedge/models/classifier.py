@@ -52,11 +52,11 @@ class Classifier(nn.Module):
             >>> net.has_statistics
             True
         """
-        values = [torch.as_tensor(v, dtype=self.mean.dtype, device=self.mean.device).flatten() for v in (mean, std)]
-        if values[0].numel() not in (1, values[1].numel()) and values[1].numel() != 1:
-            raise InputError(
-                f"mean and std must have one value or one per channel, got {values[0].numel()} and {values[1].numel()}"
-            )
+        dtype, device = self.mean.dtype, self.mean.device
+        values = [torch.as_tensor(v, dtype=dtype, device=device).detach().flatten().clone() for v in (mean, std)]
+        sizes = [v.numel() for v in values]
+        if 0 in sizes or len({1, *sizes}) > 2:
+            raise InputError(f"mean and std must have one value or one per channel, got {sizes[0]} and {sizes[1]}")
         if not (torch.isfinite(torch.cat(values)).all() and (values[1] > 0).all()):
             raise InputError(f"mean must be finite and std positive, got mean={mean} and std={std}")
         self.mean, self.std = values
@@ -93,8 +93,9 @@ class Classifier(nn.Module):
                 like = getattr(self, name)
                 like = self.mean if like is None else like
                 setattr(self, name, torch.empty(loaded.shape, dtype=like.dtype, device=like.device))
-        self.has_statistics = self.has_statistics or prefix + "mean" in state_dict
         super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
+        # A network saved without statistics brings 0 and 1, and may be given some later.
+        self.has_statistics = self.has_statistics or bool((self.mean != 0).any() or (self.std != 1).any())
 
 
 def logits_of(output: Any) -> Tensor:

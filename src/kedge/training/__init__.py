@@ -1,6 +1,8 @@
 """Training: recipes and one loop for plain and anchored networks."""
 
-from kedge.training.loop import Progress, statistics, train
+from kedge.training.engine import is_first_process
+from kedge.training.loop import Progress, train
 from kedge.training.recipe import RECIPES, Recipe, recipe
+from kedge.training.statistics import statistics
 
-__all__ = ["RECIPES", "Progress", "Recipe", "recipe", "statistics", "train"]
+__all__ = ["RECIPES", "Progress", "Recipe", "is_first_process", "recipe", "statistics", "train"]

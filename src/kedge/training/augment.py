@@ -1,10 +1,17 @@
 """Random crops and flips of whole batches, each image's draw fixed by the seed, the epoch and its index in the set."""
 
+import math
+
 import numpy as np
 import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
+from PIL import Image
 from torch import Tensor
+
+from kedge.data import Preprocess
+from kedge.data.preprocess import FILTERS
+from kedge.training.recipe import Recipe
 
 
 def uniforms(seed: int, epoch: int, indices: Tensor, n: int) -> Tensor:
@@ -47,9 +54,48 @@ def crop_and_flip(images: Tensor, draws: Tensor, *, padding: int, flip: bool) ->
     return cropped.permute(0, 3, 1, 2)
 
 
-def _mix(
-    values: "np.ndarray[tuple[int, ...], np.dtype[np.uint64]]",
-) -> "np.ndarray[tuple[int, ...], np.dtype[np.uint64]]":
+def augment(images: Tensor, recipe: Recipe, seed: int, epoch: int, index: Tensor) -> Tensor:
+    """Crop and flip a batch as a recipe says, each image by the draw of its number ``index`` in the set.
+
+    Example:
+        >>> images = torch.ones(2, 3, 8, 8, dtype=torch.uint8)
+        >>> augment(images, Recipe(epochs=1, crop=0, flip=False), 0, 0, torch.arange(2)) is images
+        True
+    """
+    if not (recipe.crop or recipe.flip) or images.ndim != 4:
+        return images
+    return crop_and_flip(images, uniforms(seed, epoch, index, 3), padding=recipe.crop, flip=recipe.flip)
+
+
+def random_resized_crop(image: Image.Image, preprocess: Preprocess, draws: Tensor) -> Image.Image:
+    """Cut out a random part, 8 to 100 % of the area and 3:4 to 4:3 in shape, and scale it to the network's size.
+
+    Args:
+        image: Of any size.
+        preprocess: Says the size and the filter.
+        draws: Uniform numbers, four for each of ten attempts to fit such a part into the image.
+
+    Example:
+        >>> draws = torch.rand(40, generator=torch.Generator().manual_seed(0))
+        >>> random_resized_crop(Image.new("RGB", (64, 48)), Preprocess((3, 32, 32)), draws).size
+        (32, 32)
+    """
+    target = (preprocess.shape[2], preprocess.shape[1])
+    return image.resize(target, FILTERS[preprocess.resize], box=_box(image.width, image.height, draws))
+
+
+def _box(width: int, height: int, draws: Tensor) -> tuple[float, float, float, float]:
+    for scale, shape, left, top in draws.view(-1, 4).tolist():
+        area = (0.08 + 0.92 * scale) * width * height
+        ratio = math.exp(math.log(3 / 4) + shape * math.log(16 / 9))
+        w, h = math.sqrt(area * ratio), math.sqrt(area / ratio)
+        if w <= width and h <= height:
+            return (left * (width - w), top * (height - h), left * (width - w) + w, top * (height - h) + h)
+    side = min(width, height)  # nothing fitted: the centre
+    return ((width - side) / 2, (height - side) / 2, (width + side) / 2, (height + side) / 2)
+
+
+def _mix(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
     """The finaliser of splitmix64 on arrays; overflow wraps around, as it is meant to."""
     with np.errstate(over="ignore"):
         values = values + np.uint64(0x9E3779B97F4A7C15)

@@ -1,23 +1,37 @@
 """One training loop for plain and anchored networks, so that comparisons between them are fair."""
 
+import contextlib
+import json
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import nn
 
 from kedge.anchoring import Anchored
-from kedge.data import ImageSet, Preprocess, choose
+from kedge.anchoring.rebuild import describe
+from kedge.data import Preprocess, batches, choose
 from kedge.errors import InputError, KedgeError
-from kedge.models.classifier import Classifier
+from kedge.files import atomic, remove_leftovers
+from kedge.models.classifier import Classifier, evaluating
 from kedge.provenance import provenance
-from kedge.training.augment import crop_and_flip, uniforms
+from kedge.training import checkpoint
+from kedge.training.average import Average
+from kedge.training.checkpoint import Position
+from kedge.training.engine import Engine, make_engine
+from kedge.training.feed import Batch, Feed, make_feed
+from kedge.training.history import History
 from kedge.training.recipe import Recipe
 from kedge.training.recipe import recipe as named_recipe
+from kedge.training.statistics import statistics
 from kedge.transforms import mix_seed
+
+CHECKPOINT = "last.ckpt"
 
 
 @dataclass(frozen=True)
@@ -35,131 +49,265 @@ class Progress:
 
 def train(
     net: nn.Module,
-    data: ImageSet,
-    recipe: str | Recipe = "demo",
+    data: Any,
+    recipe: str | Recipe = "fast",
     *,
     seed: int = 0,
+    directory: str | Path | None = None,
+    resume: bool = True,
+    checkpoint_seconds: float = 120.0,
+    validation: Any = None,
+    preprocess: Preprocess | None = None,
+    workers: int = 0,
+    devices: int = 1,
+    nodes: int = 1,
+    accelerator: str = "auto",
+    precision: str | None = None,
+    tensorboard: bool = False,
     progress: Callable[[Progress], None] | None = None,
 ) -> Classifier:
-    """Train a network in place, plain or anchored, and return it as a `Classifier`.
+    """Train a network in place, plain or anchored, and return it as a `Classifier` in evaluation mode.
 
-    Normalisation statistics and evaluation anchors that are not set yet are taken from the training images.
+    Normalisation statistics and evaluation anchors that are not set yet are taken from the training images. With a
+    ``directory`` the run can be stopped at any moment, even by a crash, and started again with the same call: it goes
+    on from the last checkpoint and ends with the very same weights.
 
     Args:
         net: A network, a `Classifier` or an `Anchored` network.
-        data: Labelled images.
+        data: Labelled images: an `ImageSet`, a data set of (image, label) pairs, or a data loader of such batches.
         recipe: A name or a `Recipe`.
-        seed: Of the order of images and of augmentation.
+        seed: Of the order of images, augmentation and dropout; an `Anchored` network has its own for its anchors.
+        directory: For checkpoints, history.jsonl and record.json.
+        resume: Whether to go on from a checkpoint in ``directory``; otherwise it is overwritten.
+        checkpoint_seconds: Write a checkpoint this often, besides after every epoch.
+        validation: Labelled images on which to measure accuracy after every epoch.
+        preprocess: For data sets of PIL images or paths: what the network takes.
+        workers: Processes that read a data set.
+        devices: On this machine; above 1, and under torchrun, training runs in parallel through Lightning Fabric.
+        nodes: Machines.
+        accelerator: As Fabric names it: "cpu", "gpu", ...; "auto" with one device stays where the network is.
+        precision: As Fabric names it: "bf16-mixed", "16-mixed", ...
+        tensorboard: Whether to write the history for TensorBoard too, into ``directory``.
         progress: Called after every step.
 
     Example:
+        >>> from kedge import ImageSet
         >>> from kedge.models import build
         >>> images = ImageSet(torch.randint(0, 256, (64, 1, 8, 8), dtype=torch.uint8), torch.arange(64) % 2)
         >>> net = train(build("compact", width=4, classes=2, channels=1), images, named_recipe("demo", epochs=1))
-        >>> net.record["epochs_done"]
+        >>> net.record["epochs"]
         1
     """
     chosen = named_recipe(recipe)
+    if tensorboard and directory is None:
+        raise InputError("tensorboard needs a directory to write to; pass directory=")
+    engine = make_engine(devices, nodes, accelerator, precision)
+    feed = make_feed(data, chosen, seed, rank=engine.rank, world=engine.world, workers=workers, preprocess=preprocess)
     classifier = net if isinstance(net, Classifier) else Classifier(net)
-    labels = _check(data, chosen)
-    if not classifier.has_statistics:
-        classifier.set_statistics(*statistics(data))
-    if isinstance(classifier, Anchored) and classifier.anchors is None:
-        shape = Preprocess(tuple(data.images.shape[1:]))
-        classifier.set_anchors(choose(data, shape, 5, "random", seed))
-    started = time.monotonic()
-    loss, accuracy = _run(classifier, data.images, labels, chosen, seed, progress)
+    _prepare(classifier, data, feed, seed)
+    run = _Run(classifier, feed, chosen, seed, engine, directory, tensorboard)
+    with torch.random.fork_rng():  # dropout draws from torch's own generators, which are put back afterwards
+        run.go(resume, checkpoint_seconds, validation, progress)
     classifier.eval()
-    classifier.record = {
-        "recipe": asdict(chosen),
-        "seed": seed,
-        "data": {"name": data.name, "images": len(data), "sha256": data.checksum},
-        "epochs_done": chosen.epochs,
-        "final_loss": loss,
-        "final_accuracy": accuracy,
-        "seconds": round(time.monotonic() - started, 1),
-        "made with": provenance(),
-    }
     return classifier
 
 
-def statistics(data: ImageSet) -> tuple[Tensor, Tensor]:
-    """Mean and deviation of each channel over a set of images, in [0, 1].
+class _Run:
+    """A training under way."""
 
-    Example:
-        >>> mean, std = statistics(ImageSet(torch.full((2, 3, 4, 4), 255, dtype=torch.uint8)))
-        >>> mean
-        tensor([1., 1., 1.], dtype=torch.float64)
-    """
-    channels = data.images.transpose(0, 1)
-    counts = torch.stack([torch.bincount(c.flatten().int(), minlength=256) for c in channels]).double()
-    values = torch.arange(256, dtype=torch.float64) / 255
-    share = counts / counts.sum(dim=1, keepdim=True)  # (D, 256): exact, and needs no float copy of the set
-    mean = share @ values
-    variance = share @ values.square() - mean.square()
-    return mean, variance.clamp_min(1e-12).sqrt()
-
-
-def _run(
-    net: Classifier,
-    images: Tensor,
-    labels: Tensor,
-    recipe: Recipe,
-    seed: int,
-    progress: Callable[[Progress], None] | None,
-) -> tuple[float, float]:
-    optimiser = torch.optim.SGD(
-        net.parameters(), lr=recipe.lr, momentum=recipe.momentum, weight_decay=recipe.weight_decay, nesterov=True
-    )
-    like = net.mean
-    per_epoch = len(images) // recipe.batch
-    loss_mean = accuracy = 0.0
-    net.train()
-    for epoch in range(recipe.epochs):
-        order = torch.randperm(len(images), generator=torch.Generator().manual_seed(mix_seed(seed, epoch)))
-        loss_sum, right, seen, started = 0.0, 0, 0, time.monotonic()
-        for i in range(per_epoch):
-            index = order[i * recipe.batch : (i + 1) * recipe.batch]
-            x, y = images[index], labels[index]
-            if recipe.crop or recipe.flip:
-                draws = uniforms(seed, epoch, index, 3)
-                x = crop_and_flip(x, draws, padding=recipe.crop, flip=recipe.flip)
-            x, y = x.to(like.device).to(like.dtype) / 255, y.to(like.device)
-            for group in optimiser.param_groups:
-                group["lr"] = recipe.rate(epoch + (i + 1) / per_epoch)
-            logits = net(x)
-            target = net.targets(y) if isinstance(net, Anchored) and net.options.mask > 0 else y
-            loss = F.cross_entropy(logits, target, label_smoothing=recipe.label_smoothing)
-            optimiser.zero_grad(set_to_none=True)
-            loss.backward()
-            value = float(loss.detach())
-            if not math.isfinite(value):
-                raise KedgeError(
-                    f"the loss became {value} in step {i + 1} of epoch {epoch + 1}; try a lower learning rate "
-                    f"(lr={recipe.lr}), and check the images and labels"
-                )
-            optimiser.step()
-            seen += len(x)
-            loss_sum += value * len(x)
-            right += int((logits.argmax(dim=1) == y).sum())
-            loss_mean, accuracy = loss_sum / seen, right / seen
-            if progress is not None:
-                rate = seen / (time.monotonic() - started)
-                step = epoch * per_epoch + i + 1
-                progress(Progress(step, recipe.epochs * per_epoch, epoch + 1, recipe.epochs, loss_mean, accuracy, rate))
-    return loss_mean, accuracy
-
-
-def _check(data: ImageSet, recipe: Recipe) -> Tensor:
-    if not isinstance(data, ImageSet):
-        raise InputError(f"data must be an ImageSet, got {type(data).__name__}; ImageSet.from_arrays makes one")
-    if data.labels is None:
-        raise InputError(f"data must have labels to train on; the set {data.name!r} has none")
-    if len(data) < recipe.batch:
-        raise InputError(f"data must hold at least one batch of {recipe.batch} images, got {len(data)}; lower batch")
-    if int(data.labels.min()) < 0 or len(data.labels.unique()) < 2:
-        raise InputError(
-            f"labels must be 0, 1, ... with at least two classes, got {data.labels.unique().tolist()[:5]} "
-            f"in the set {data.name!r}"
+    def __init__(
+        self,
+        net: Classifier,
+        feed: Feed,
+        recipe: Recipe,
+        seed: int,
+        engine: Engine,
+        directory: str | Path | None,
+        tensorboard: bool,
+    ) -> None:
+        self.net, self.feed, self.recipe, self.seed, self.engine = net, feed, recipe, seed, engine
+        self.optimiser = torch.optim.SGD(
+            net.parameters(),
+            lr=recipe.lr,
+            momentum=recipe.momentum,
+            weight_decay=recipe.weight_decay,
+            nesterov=recipe.nesterov,
         )
-    return data.labels
+        if len(feed.shape) == 3:
+            net.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        self.module, self.stepper = engine.setup(net, self.optimiser)
+        self.average = None if recipe.ema is None else Average(net, recipe.ema)
+        self.position = Position()
+        self.first_step = 0
+        self.directory = None if directory is None else Path(directory)
+        self.history = History(self.directory if engine.rank == 0 else None, tensorboard)
+        self.total = recipe.epochs * feed.steps
+        described = describe(net)
+        self.identity = {
+            "recipe": json.loads(json.dumps(asdict(recipe))),
+            "seed": seed,
+            "data": {"name": feed.name, "images": feed.images, "sha256": feed.checksum},
+            "network": {key: described[key] for key in ("spec", "type", "anchored")},
+            "processes": engine.world,
+        }
+
+    def go(
+        self,
+        resume: bool,
+        checkpoint_seconds: float,
+        validation: Any,
+        progress: Callable[[Progress], None] | None,
+    ) -> None:
+        self._resume(resume)
+        steps = self.feed.steps
+        written = started = time.monotonic()
+        before = self.position.seconds
+        for epoch in range(self.position.step // steps, self.recipe.epochs):
+            self.net.train()
+            for batch in self.feed.epoch(epoch, self.position.step % steps):
+                self._step(batch, epoch)
+                position = self.position
+                position.seconds = before + time.monotonic() - started
+                if progress is not None and self.engine.rank == 0:
+                    progress(self._progress(epoch, (position.seconds - before) or 1e-9))
+                ended = position.step % steps == 0  # then the epoch's own checkpoint follows, after its history
+                if not ended and time.monotonic() - written > checkpoint_seconds:
+                    self._checkpoint()
+                    written = time.monotonic()
+            self._end_epoch(epoch, validation)
+            written = time.monotonic()
+        if self.average is not None:
+            self.average.apply(self.net)
+        self._record()
+
+    def _step(self, batch: Batch, epoch: int) -> None:
+        position, steps = self.position, self.feed.steps
+        if position.step % steps == 0:
+            position.loss_sum, position.right, position.seen = 0.0, 0, 0
+        torch.manual_seed(mix_seed(self.seed, position.step, self.engine.rank))  # for dropout
+        for group in self.optimiser.param_groups:
+            group["lr"] = self.recipe.rate((position.step + 1) / steps)
+        device = self.net.mean.device
+        x, y = batch.x.to(device), batch.y.to(device)
+        if isinstance(self.net, Anchored):
+            logits = self.module(x, among=batch.among.to(device), first=batch.first)
+            target = self.net.targets(y) if self.net.options.mask > 0 else y
+        else:
+            logits, target = self.module(x), y
+        if int(y.max()) >= logits.shape[1] or int(y.min()) < 0:
+            raise InputError(
+                f"labels must lie in 0..{logits.shape[1] - 1}, since the network has {logits.shape[1]} outputs; got "
+                f"{int(y.min())}..{int(y.max())}: build the network with classes={int(y.max()) + 1}, or number from 0"
+            )
+        loss = F.cross_entropy(logits, target, label_smoothing=self.recipe.label_smoothing)
+        self.stepper.zero_grad(set_to_none=True)
+        self.engine.backward(loss)
+        right = (logits.detach().argmax(dim=1) == y).sum()
+        sums = torch.stack([loss.detach() * len(y), right, torch.tensor(len(y), device=device)]).double()
+        loss_sum, right_sum, seen = self.engine.total(sums).tolist()
+        if not math.isfinite(loss_sum):
+            raise KedgeError(self._diverged(loss_sum, epoch))
+        self.stepper.step()
+        if self.average is not None:
+            self.average.update(self.net)
+        position.step += 1
+        position.loss_sum += loss_sum
+        position.right += int(right_sum)
+        position.seen += int(seen)
+
+    def _diverged(self, loss: float, epoch: int) -> str:
+        kept = self.directory and (self.directory / CHECKPOINT).exists()
+        where = f"; the last good checkpoint is {self.directory}/{CHECKPOINT}" if kept else ""
+        return (
+            f"the loss became {loss} in epoch {epoch + 1}{where}. Try a lower learning rate (lr={self.recipe.lr}), and "
+            "check the images and labels"
+        )
+
+    def _progress(self, epoch: int, seconds: float) -> Progress:
+        position = self.position
+        return Progress(
+            step=position.step,
+            steps=self.total,
+            epoch=epoch + 1,
+            epochs=self.recipe.epochs,
+            loss=position.loss_sum / position.seen,
+            accuracy=position.right / position.seen,
+            images_per_second=(position.step - self.first_step) * self.recipe.batch / seconds,
+        )
+
+    def _end_epoch(self, epoch: int, validation: Any) -> None:
+        position = self.position
+        line = {
+            "epoch": epoch + 1,
+            "step": position.step,
+            "loss": position.loss_sum / position.seen,
+            "accuracy": position.right / position.seen,
+            "lr": self.recipe.rate(epoch + 1),
+            "seconds": round(position.seconds, 3),
+        }
+        if validation is not None:
+            line["validation_accuracy"] = self._validate(validation)
+        if self.engine.rank == 0:
+            self.history.add(line)
+        self._checkpoint()
+
+    def _validate(self, validation: Any) -> float:
+        right = seen = 0
+        with evaluating(self.net), torch.no_grad(), self._averaged():
+            for x, y in batches(validation, Preprocess(self.feed.shape)):
+                if y is None:
+                    raise InputError("validation must have labels to measure accuracy on; it has none")
+                right += int((self.net(x.to(self.net.mean.device)).argmax(dim=1).cpu() == y).sum())
+                seen += len(y)
+        return right / seen
+
+    @contextlib.contextmanager
+    def _averaged(self) -> Iterator[None]:
+        """The averaged weights inside the block, where there is an average."""
+        if self.average is None:
+            yield
+            return
+        kept = Average(self.net, 0.0)
+        try:
+            self.average.apply(self.net)
+            yield
+        finally:
+            kept.apply(self.net)
+
+    def _resume(self, resume: bool) -> None:
+        path = None if self.directory is None else self.directory / CHECKPOINT
+        if self.directory is not None and self.engine.rank == 0:
+            remove_leftovers(self.directory)
+        if path is not None and resume and path.exists():
+            average = None if self.average is None else self.average.values
+            self.position = checkpoint.restore(path, self.net, self.optimiser, average, self.identity)
+            self.history.resume(self.position.step // self.feed.steps)
+        self.first_step = self.position.step
+
+    def _checkpoint(self) -> None:
+        if self.directory is not None and self.engine.rank == 0:
+            average = None if self.average is None else self.average.values
+            path = self.directory / CHECKPOINT
+            checkpoint.save(path, self.net, self.optimiser, average, self.position, self.identity)
+        self.engine.wait()
+
+    def _record(self) -> None:
+        self.net.record = {
+            **self.identity,
+            "epochs": self.recipe.epochs,
+            "history": self.history.lines,
+            "seconds": round(self.position.seconds, 1),
+            "made with": provenance(),
+        }
+        if self.directory is not None and self.engine.rank == 0:
+            with atomic(self.directory / "record.json") as temporary:
+                temporary.write_text(json.dumps(self.net.record, indent=1))
+
+
+def _prepare(net: Classifier, data: Any, feed: Feed, seed: int) -> None:
+    """Set what is absent from the training images."""
+    shape = Preprocess(feed.shape)
+    if not net.has_statistics:
+        net.set_statistics(*statistics(data, shape))
+    if isinstance(net, Anchored) and net.anchors is None:
+        net.set_anchors(choose(data, shape, 5, "random", seed))

@@ -11,13 +11,14 @@ SCHEDULES = ("steps", "one-cycle")
 
 @dataclass(frozen=True)
 class Recipe:
-    """How to train. SGD with Nesterov momentum, cross-entropy, random crops and flips.
+    """How to train: SGD, cross-entropy, random crops and flips.
 
     Args:
         epochs: Passes over the data.
         batch: Images per step.
         lr: The highest learning rate.
         momentum: Of SGD.
+        nesterov: Whether the momentum is Nesterov's.
         weight_decay: Of SGD, on weights; biases and normalisation layers are decayed too, as in the paper's setup.
         schedule: ``"steps"`` multiplies the rate by ``gamma`` at each of ``milestones``; ``"one-cycle"`` warms up
             linearly over the first fifth and falls linearly to zero.
@@ -26,6 +27,8 @@ class Recipe:
         label_smoothing: Of the cross-entropy.
         crop: Pixels of padding before a random crop; 0 for none.
         flip: Whether to flip images horizontally at random.
+        resized_crop: Whether to train on random parts of large images, scaled to the network's size (ImageNet).
+        ema: Decay of an exponential moving average of the weights, which is what training then returns; None for none.
 
     Example:
         >>> recipe("demo", epochs=2).epochs
@@ -36,6 +39,7 @@ class Recipe:
     batch: int = 128
     lr: float = 0.1
     momentum: float = 0.9
+    nesterov: bool = False
     weight_decay: float = 5e-4
     schedule: str = "steps"
     milestones: tuple[int, ...] = ()
@@ -43,6 +47,8 @@ class Recipe:
     label_smoothing: float = 0.0
     crop: int = 4
     flip: bool = True
+    resized_crop: bool = False
+    ema: float | None = None
 
     def __post_init__(self) -> None:
         at_least("epochs", self.epochs, 1)
@@ -51,8 +57,13 @@ class Recipe:
         one_of("schedule", self.schedule, SCHEDULES)
         between("lr", self.lr, 0, float("inf"), open_ends=True)
         between("momentum", self.momentum, 0, 1)
+        if self.nesterov and self.momentum == 0:
+            raise InputError(f"nesterov needs a momentum above 0; got momentum={self.momentum}")
         between("weight_decay", self.weight_decay, 0, float("inf"))
         between("label_smoothing", self.label_smoothing, 0, 1)
+        if self.ema is not None:
+            between("ema", self.ema, 0, 1, open_ends=True)
+        object.__setattr__(self, "milestones", tuple(self.milestones))
 
     def rate(self, epoch: float) -> float:
         """The learning rate at a point of training, counted in epochs.
@@ -68,8 +79,15 @@ class Recipe:
 
 
 RECIPES = {
+    # The paper's settings.
+    "cifar": Recipe(epochs=200, milestones=(60, 120, 160), gamma=0.2),
+    "imagenet": Recipe(epochs=120, weight_decay=1e-4, milestones=(30, 60, 90), gamma=0.1, crop=0, resized_crop=True),
+    # For two cores and an hour.
+    "fast": Recipe(epochs=16, lr=0.2, nesterov=True, schedule="one-cycle", label_smoothing=0.1),
+    # For a trained network that was anchored with init="preserve".
+    "tune": Recipe(epochs=5, lr=0.02, nesterov=True, schedule="one-cycle"),
     # For 28 x 28 digits, which must not be flipped.
-    "demo": Recipe(epochs=12, batch=64, lr=0.1, schedule="one-cycle", crop=2, flip=False),
+    "demo": Recipe(epochs=12, batch=64, nesterov=True, schedule="one-cycle", crop=2, flip=False),
 }
 
 

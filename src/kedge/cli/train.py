@@ -1,0 +1,92 @@
+"""``kedge train``: a calibrated detector from a data set, in one command."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+from kedge import metrics, training
+from kedge.anchoring import anchor
+from kedge.data import ImageSet, sources
+from kedge.detectors import AMP, Detector, Energy
+from kedge.errors import InputError
+from kedge.models import build
+from kedge.transforms import seeded
+
+
+def train(
+    data: Annotated[str, typer.Argument(help="A data set by name (see kedge data list), or folder:PATH, npz:PATH.")],
+    network: Annotated[
+        str, typer.Option(help="A network by name, such as compact, wrn-40-2, resnet18-cifar.")
+    ] = "compact",
+    recipe: Annotated[str, typer.Option(help=f"One of {', '.join(training.RECIPES)}.")] = "fast",
+    out: Annotated[Path, typer.Option(help="Folder for checkpoints, history and the detector.")] = Path("runs/train"),
+    plain: Annotated[bool, typer.Option("--plain", help="Train without anchors; the detector is then Energy.")] = False,
+    init: Annotated[str, typer.Option(help="First layer of the anchored network: preserve or fresh.")] = "preserve",
+    epochs: Annotated[int | None, typer.Option(min=1, help="Instead of the recipe's.")] = None,
+    batch: Annotated[int | None, typer.Option(min=2, help="Instead of the recipe's.")] = None,
+    lr: Annotated[float | None, typer.Option(help="Instead of the recipe's.")] = None,
+    hold_out: Annotated[float, typer.Option(help="Share of the training images to calibrate on.")] = 0.1,
+    seed: Annotated[int, typer.Option(help="Of everything that is random.")] = 0,
+    devices: Annotated[int, typer.Option(min=1, help="Processes or GPUs on this machine.")] = 1,
+    nodes: Annotated[int, typer.Option(min=1, help="Machines.")] = 1,
+    accelerator: Annotated[str, typer.Option(help="cpu, gpu, ... as Lightning Fabric names it.")] = "auto",
+    precision: Annotated[str | None, typer.Option(help="bf16-mixed, 16-mixed, ...")] = None,
+    resume: Annotated[bool, typer.Option(help="Go on from the last checkpoint in the folder.")] = True,
+    tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Write TensorBoard files too.")] = False,
+    data_dir: Annotated[Path | None, typer.Option(help="Where data sets are; KEDGE_DATA by default.")] = None,
+) -> None:
+    """Train a network and save a calibrated detector. Stopped at any moment, the same command goes on.
+
+    For example:
+
+        kedge train cifar10
+
+        kedge train cifar10 --network wrn-40-2 --recipe cifar --out runs/wrn
+
+        kedge train folder:photos/ --epochs 30 --devices 2 --accelerator cpu
+    """
+    console = Console()
+    images = sources.load(data, "train", data_dir=data_dir)
+    if not isinstance(images, ImageSet) or images.labels is None:
+        raise InputError(f"{data} must be a labelled set of small images for this command; train larger ones in Python")
+    part, held_out = images.split(1 - hold_out, seed=seed)
+    changes = {key: value for key, value in {"epochs": epochs, "batch": batch, "lr": lr}.items() if value is not None}
+    classes = int(images.labels.max()) + 1
+    with seeded(seed):
+        net = build(network, classes=classes, channels=images.images.shape[1])
+    with Progress(
+        TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn(), TextColumn("{task.fields[note]}"),
+        console=console,
+    ) as bars:  # fmt: skip
+        task = bars.add_task("training", total=None, note="")
+
+        def on_step(p: training.Progress) -> None:
+            note = f"epoch {p.epoch}/{p.epochs}  loss {p.loss:.3f}  accuracy {p.accuracy:.1%}"
+            bars.update(task, total=p.steps, completed=p.step, note=f"{note}  {p.images_per_second:,.0f} images/s")
+
+        trained = training.train(
+            net if plain else anchor(net, init=init, seed=seed),
+            part,
+            training.recipe(recipe, **changes),
+            seed=seed,
+            directory=out,
+            resume=resume,
+            devices=devices,
+            nodes=nodes,
+            accelerator=accelerator,
+            precision=precision,
+            tensorboard=tensorboard,
+            progress=on_step,
+        )
+    if training.is_first_process():
+        detector: Detector = Energy(trained) if plain else AMP(trained)
+        detector.fit(part).calibrate(held_out)
+        detector.save(out / "detector.kedge")
+        found = detector(held_out)
+        assert held_out.labels is not None
+        accuracy = metrics.accuracy(found.label, held_out.labels)
+        console.print(f"held-out accuracy {accuracy:.1%} on {len(held_out):,} images", highlight=False)
+        console.print(f"detector  [bold]{out / 'detector.kedge'}[/]", highlight=False)

@@ -1,0 +1,141 @@
+"""NumPy archives: any .npz with images and labels, and the one that kedge writes when it converts a mirror's copy."""
+
+import os
+import zipfile
+import zlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from kedge.data.imageset import ImageSet
+from kedge.data.sources.entry import Arrays
+from kedge.errors import FileFormatError, InputError
+from kedge.files import atomic
+
+_DAMAGE = (OSError, ValueError, EOFError, KeyError, zipfile.BadZipFile, zlib.error, NotImplementedError)
+CIFAR10_MEANS = (0.4914, 0.4822, 0.4465)  # of the training pixels, as everybody normalises them
+
+
+def npz(path: str | os.PathLike[str], key: str | None = None, *, name: str | None = None) -> ImageSet:
+    """Read a .npz with ``x`` uint8 (N, H, W) or (N, H, W, D), ``y`` whole numbers and ``names`` of classes, if any.
+
+    Args:
+        path: The file.
+        key: Another part of it, such as ``"val"`` or ``"val_x"`` for the arrays val_x and val_y; where the file has no
+            such part, but x, it is x.
+        name: Of the set; the file's by default.
+
+    Example:
+        >>> import tempfile
+        >>> file = Path(tempfile.mkdtemp()) / "grey.npz"
+        >>> np.savez(file, x=np.zeros((4, 8, 8), np.uint8), val_x=np.zeros((2, 8, 8), np.uint8))
+        >>> len(npz(file)), len(npz(file, "val_x"))
+        (4, 2)
+    """
+    file = Path(path)
+    stem = "" if key in (None, "x") else str(key).removesuffix("_x")
+    try:
+        held = np.load(file, allow_pickle=False)
+        if not isinstance(held, np.lib.npyio.NpzFile):
+            raise ValueError("it is a single array")
+        with held:
+            known = [k for k in held.files if k == "x" or k.endswith("_x")]
+            prefix = f"{stem}_" if stem else ""
+            if f"{prefix}x" not in known and key in ("train", "val", "test"):
+                prefix = ""  # a file of one part is that part
+            if f"{prefix}x" not in known:
+                listed = ", ".join(known) or "none"
+                raise InputError(f"key of {file} must be one of its arrays of images ({listed}); got {key or 'x'!r}")
+            x = held[f"{prefix}x"]
+            y = held[f"{prefix}y"] if f"{prefix}y" in held.files else None
+            names = next((held[k] for k in (f"{prefix}names", "names") if k in held.files), None)
+            note = str(held["note"]) if "note" in held.files else ""
+    except InputError:
+        raise
+    except _DAMAGE as error:
+        reason = getattr(error, "strerror", None) or error
+        raise FileFormatError(f"{file} cannot be read as a NumPy archive: {reason}") from error
+    if not len(x):
+        raise InputError(f"{file} must hold at least one image; its {prefix}x is empty")
+    classes = () if names is None else tuple(str(title) for title in names.reshape(-1))
+    if y is not None:
+        y = _class_numbers(y, len(x), len(classes), f"{prefix}y in {file}")
+    title = name or file.stem
+    return ImageSet.from_arrays(x, y, name=f"{title} ({note})" if note else title, classes=classes)
+
+
+def read_converted(path: Path, split: str, name: str) -> ImageSet:
+    """Read a split of a file that `write_converted` made.
+
+    Example:
+        >>> read_converted(Path("nowhere.npz"), "test", "mnist")
+        Traceback (most recent call last):
+        kedge.errors.FileFormatError: nowhere.npz cannot be read as a NumPy archive: No such file or directory
+    """
+    return npz(path, f"{split}_x", name=name)
+
+
+def write_converted(path: Path, arrays: Arrays, classes: tuple[str, ...], *, origin: str, note: str = "") -> None:
+    """Write a mirror's copy as one .npz, all or nothing; ``note`` says how it differs from the official set.
+
+    Example:
+        >>> import tempfile
+        >>> file = Path(tempfile.mkdtemp()) / "grey.npz"
+        >>> arrays = {"test_x": np.zeros((4, 8, 8), np.uint8), "test_y": np.zeros(4, np.int64)}
+        >>> write_converted(file, arrays, ("black",), origin="here")
+        >>> read_converted(file, "test", "grey").classes
+        ('black',)
+    """
+    texts: Arrays = {"names": np.array(classes), "origin": np.array(origin), "note": np.array(note)}
+    try:
+        with atomic(path) as temporary, temporary.open("wb") as stream:
+            np.savez(stream, **arrays, **texts)  # type: ignore[arg-type]
+    except OSError as error:
+        raise InputError(f"data_dir must have room for {path}: {error.strerror or error}") from error
+
+
+def verify_cifar10(arrays: Arrays) -> None:
+    """Refuse anything that has not CIFAR-10's size, class counts and channel means.
+
+    Example:
+        >>> verify_cifar10({"train_x": np.zeros((1, 32, 32, 3), np.uint8)})
+        Traceback (most recent call last):
+        kedge.errors.FileFormatError: CIFAR-10 must have train_x (50000, 32, 32, 3); got (1, 32, 32, 3)
+    """
+    for split, per_class in (("train", 5000), ("test", 1000)):
+        x = arrays[f"{split}_x"]
+        if x.shape != (10 * per_class, 32, 32, 3):
+            raise FileFormatError(f"CIFAR-10 must have {split}_x ({10 * per_class}, 32, 32, 3); got {x.shape}")
+        counts = np.bincount(arrays[f"{split}_y"], minlength=10).tolist()
+        if counts != [per_class] * 10:
+            raise FileFormatError(f"CIFAR-10 must have {per_class} images of each class in {split}; got {counts}")
+    means = tuple(round(float(mean), 4) for mean in arrays["train_x"].mean(axis=(0, 1, 2), dtype=np.float64) / 255)
+    if means != CIFAR10_MEANS:
+        raise FileFormatError(f"CIFAR-10 must have the channel means {CIFAR10_MEANS}; got {means}")
+
+
+def verify_70000(arrays: Arrays) -> None:
+    """Refuse anything that has not the 60,000 and 10,000 images of MNIST and Fashion-MNIST, of ten classes.
+
+    Example:
+        >>> verify_70000({"train_x": np.zeros((1, 28, 28), np.uint8)})
+        Traceback (most recent call last):
+        kedge.errors.FileFormatError: the set must have train_x (60000, 28, 28); got (1, 28, 28)
+    """
+    for split, images in (("train", 60_000), ("test", 10_000)):
+        x = arrays[f"{split}_x"]
+        if x.shape != (images, 28, 28):
+            raise FileFormatError(f"the set must have {split}_x ({images}, 28, 28); got {x.shape}")
+        y = arrays[f"{split}_y"]
+        if y.shape != (images,) or set(np.unique(y).tolist()) != set(range(10)):
+            raise FileFormatError(f"the set must have {split}_y ({images},) of the classes 0 to 9; it has not")
+
+
+def _class_numbers(y: np.ndarray[Any, Any], n: int, classes: int, where: str) -> np.ndarray[Any, Any]:
+    if y.shape != (n,) or not np.issubdtype(y.dtype, np.integer):
+        raise InputError(f"labels must be whole numbers ({n},), one per image; {where} is {y.dtype} {y.shape}")
+    if y.min() < -1 or (classes and y.max() >= classes):
+        top = f"to {classes - 1}" if classes else "on"
+        raise InputError(f"labels must lie in -1 (none) {top}; {where} has labels from {y.min()} to {y.max()}")
+    return y.astype(np.int64)

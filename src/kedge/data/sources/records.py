@@ -1,0 +1,126 @@
+"""Checksums of the files in a set's folder: compared with the published one, or with the one recorded on first use."""
+
+import contextlib
+import hashlib
+import json
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from kedge.data.sources.entry import Checksum, Progress
+from kedge.errors import FileFormatError, InputError
+from kedge.files import atomic
+
+RECORD = "checksums.json"
+FIRST_USE = "recorded on first use"
+
+
+def digest(path: Path, algorithm: str, progress: Progress | None = None) -> str:
+    """The digest of a file's content.
+
+    Example:
+        >>> import tempfile
+        >>> path = Path(tempfile.mkdtemp()) / "empty"
+        >>> path.touch()
+        >>> digest(path, "md5")
+        'd41d8cd98f00b204e9800998ecf8427e'
+    """
+    machine = hashlib.new(algorithm, usedforsecurity=False)
+    done, total = 0, path.stat().st_size
+    with path.open("rb") as stream:
+        while chunk := stream.read(2**20):
+            machine.update(chunk)
+            done += len(chunk)
+            if progress is not None:
+                progress(f"checking {path.name}", done, total)
+    return machine.hexdigest()
+
+
+def verified(
+    path: Path,
+    published: Checksum | None,
+    *,
+    came_from: str = "found in the folder",
+    progress: Progress | None = None,
+    known: str | None = None,
+) -> Checksum:
+    """Compare a file with its published checksum, or with the one in the record; the first use writes the record.
+
+    A file that has kept its size and time since it was compared is not read again.
+
+    Args:
+        path: The file.
+        published: Its checksum, where somebody published one.
+        came_from: For the record.
+        progress: Told how far the reading is.
+        known: The digest, where it was computed already.
+
+    Example:
+        >>> import tempfile
+        >>> path = Path(tempfile.mkdtemp()) / "data.bin"
+        >>> _ = path.write_bytes(b"first")
+        >>> verified(path, None).origin
+        'recorded on first use'
+        >>> _ = path.write_bytes(b"other, longer")
+        >>> verified(path, None)
+        Traceback (most recent call last):
+        kedge.errors.FileFormatError: data.bin has another sha256 than the one recorded on first use: ...
+    """
+    records = read_record(path.parent)
+    entry = records.get(path.name, {})
+    status = path.stat()
+    stamp = [status.st_size, status.st_mtime_ns]
+    expected = published
+    if expected is None and entry.get("origin") == FIRST_USE:
+        expected = Checksum(str(entry["algorithm"]), str(entry["digest"]), FIRST_USE)
+    if (
+        known is None
+        and expected is not None
+        and entry.get("stamp") == stamp
+        and (entry.get("algorithm"), entry.get("digest")) == (expected.algorithm, expected.digest)
+    ):
+        return expected
+    algorithm = expected.algorithm if expected is not None else "sha256"
+    found = known or digest(path, algorithm, progress)
+    if expected is not None and found != expected.digest:
+        remedy = (
+            f"delete its entry in {path.parent / RECORD} if you changed it on purpose"
+            if expected.origin == FIRST_USE
+            else "it is damaged or another file: delete it and fetch it again"
+        )
+        said = FIRST_USE if expected.origin == FIRST_USE else f"published ({expected.origin})"
+        raise FileFormatError(
+            f"{path.name} has another {algorithm} than the one {said}: {found} instead of {expected.digest} "
+            f"in {path.parent}; {remedy}"
+        )
+    result = expected or Checksum(algorithm, found, FIRST_USE)
+    records[path.name] = {
+        "algorithm": result.algorithm,
+        "digest": result.digest,
+        "origin": result.origin,
+        "came_from": entry.get("came_from", came_from),
+        "first_seen": entry.get("first_seen", datetime.now(UTC).isoformat(timespec="seconds")),
+        "stamp": stamp,
+    }
+    # A folder that one may only read is good enough to read from.
+    with contextlib.suppress(InputError, OSError), atomic(path.parent / RECORD) as temporary:
+        temporary.write_text(json.dumps(records, indent=1))
+    return result
+
+
+def read_record(folder: Path) -> dict[str, dict[str, Any]]:
+    """What is on record about the files of a folder.
+
+    Example:
+        >>> read_record(Path("nowhere"))
+        {}
+    """
+    try:
+        held = json.loads((folder / RECORD).read_text())
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError) as error:
+        raise FileFormatError(f"{folder / RECORD} cannot be read: {error}; delete it to start a new record") from error
+    if not isinstance(held, dict) or not all(isinstance(entry, dict) for entry in held.values()):
+        raise FileFormatError(f"{folder / RECORD} is no record of checksums; delete it to start a new one")
+    return held

@@ -1,0 +1,152 @@
+"""The page: what the report shows, in which order."""
+
+import json
+import os
+from collections.abc import Mapping
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from kedge.detectors import AMP
+from kedge.errors import InputError
+from kedge.evaluation import Evaluation
+from kedge.files import atomic
+from kedge.report import charts, figures
+from kedge.report.anchors import anchors
+from kedge.report.gallery import galleries
+from kedge.report.markup import Html, join, section, tag
+from kedge.report.paired import best_beyond_noise
+from kedge.report.style import CSS
+from kedge.report.tables import COLUMNS, by_set, data, finding, headline
+
+READING = (
+    ("Score", "One number per image. A larger score always means further out of distribution, for every detector."),
+    (
+        "Threshold",
+        "Set on held-out ID images so that on average at most the promised share of fresh ID images is flagged; on one "
+        "test set of a few hundred images the share may well be a point higher or lower.",
+    ),
+    ("p-value", "The share of ID images that would score at least this high; an image is flagged when it is small."),
+    ("Temperature", "How far the hypotheses of the anchors disagree about an image, for detectors with anchors."),
+    ("Interval", "Where the value lies for 95 % of redrawn image samples. It knows nothing of other training runs."),
+    ("ms per image", "Wall time of this one run on the machine that made the report; good for orders of magnitude."),
+)
+
+
+LONG = 300  # characters of a line of the record that stands open
+
+
+def write_report(
+    path: str | os.PathLike[str],
+    evaluation: Evaluation,
+    *,
+    title: str,
+    intro: str = "",
+    detector: AMP | None = None,
+    record: Mapping[str, Any] | None = None,
+) -> Path:
+    """Write an evaluation as one HTML file: tables, figures, the hardest images and the record of the run.
+
+    The file needs nothing from outside. The same arguments give the same bytes.
+
+    Args:
+        path: Of the file; its folder is made where it is missing.
+        evaluation: From `kedge.evaluation.evaluate`. Figures and galleries show its first detector.
+        title: Of the page.
+        intro: A few words before the tables; a blank line starts a new paragraph.
+        detector: The AMP detector of the first result, to show its anchors and what each of them predicts.
+        record: How the run can be repeated: configuration, seeds, versions, command; plain data.
+
+    Returns:
+        The path written.
+
+    Example:
+        >>> import tempfile, torch
+        >>> from kedge import MSP, ImageSet
+        >>> from kedge.evaluation import evaluate
+        >>> greys = lambda v, name: ImageSet(torch.full((40, 3, 2, 2), v, dtype=torch.uint8), name=name)
+        >>> net = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(12, 2))
+        >>> msp = MSP(net).fit(greys(9, "train")).calibrate(greys(9, "held out"))
+        >>> evaluation = evaluate({"MSP": msp}, greys(9, "test"), [greys(200, "bright")])
+        >>> write_report(tempfile.mkdtemp() + "/report.html", evaluation, title="Greys").name
+        'report.html'
+    """
+    if not evaluation.results or not evaluation.ood_names:
+        raise InputError("evaluation must hold at least one detector and one OOD set; make one with kedge.evaluation")
+    if detector is not None and not isinstance(detector, AMP):
+        raise InputError(f"detector must be an AMP detector, which has anchors to show; got {type(detector).__name__}")
+    figures.require()  # before the minutes that a large evaluation may take
+    text = _page(evaluation, title, intro, detector, record or {})
+    with atomic(path) as temporary:
+        temporary.write_text(text, encoding="utf-8", errors="replace", newline="\n")
+    return Path(path)
+
+
+def _page(evaluation: Evaluation, title: str, intro: str, detector: AMP | None, record: Mapping[str, Any]) -> str:
+    lead = next(iter(evaluation.results))
+    anchored = None if detector is None else anchors(detector, evaluation, lead)  # first: it fails if not fitted
+    best = best_beyond_noise(evaluation)
+    parts = (  # by the identifier of the section, for the links
+        ("summary", "Summary", headline(evaluation, best)),
+        ("sets", "Set by set", by_set(evaluation, best)),
+        ("scores", "Scores", charts.scores(evaluation, lead)),
+        ("roc", "ROC curves", charts.roc_curves(evaluation, lead)),
+        ("temperature", "Temperature", charts.temperatures(evaluation)),
+        ("reliability", "Reliability", charts.reliability(evaluation)),
+        ("images", "Images", galleries(evaluation, lead)),
+        ("anchors", "Anchors", anchored),
+        ("reading", "How to read this", _reading()),
+        ("record", "Record", _record(evaluation, record)),
+    )
+    shown = [(identifier, name, part) for identifier, name, part in parts if part is not None]
+    links = (tag("li", tag("a", name, href=f"#{identifier}")) for identifier, name, _ in shown)
+    header = tag(
+        "header",
+        tag("h1", title),
+        tag("p", finding(evaluation, best), class_="finding"),
+        *(tag("p", paragraph.strip()) for paragraph in intro.split("\n\n") if paragraph.strip()),
+        tag("nav", tag("ul", *links), aria_label="Sections"),
+    )
+    head = tag(
+        "head",
+        tag("meta", charset="utf-8"),
+        tag("meta", name="viewport", content="width=device-width, initial-scale=1"),
+        tag("meta", name="color-scheme", content="light dark"),
+        tag("title", title),
+        tag("style", Html(CSS)),
+    )
+    footer = tag("footer", tag("p", f"Written by kedge {version('kedge')}. This file is complete: it loads nothing."))
+    body = tag("body", header, Html("\n"), tag("main", *(part for _, _, part in shown)), Html("\n"), footer)
+    return f"<!DOCTYPE html>\n{tag('html', head, Html(chr(10)), body, lang='en')}\n"
+
+
+def _reading() -> Html:
+    terms = [("ID and OOD", "In distribution: like the training images. Out of distribution: anything else.")]
+    terms += READING[:4]
+    terms += [(f"{column.head} {column.arrow}", column.meaning) for column in COLUMNS]
+    terms += READING[4:]
+    rows = (tag("div", tag("dt", term), tag("dd", meaning)) for term, meaning in terms)
+    arrows = tag("p", "↑ marks a metric of which more is better, ↓ one of which less is better.")
+    return section("reading", "How to read this", arrows, tag("dl", *rows, class_="terms"))
+
+
+def _record(evaluation: Evaluation, record: Mapping[str, Any]) -> Html:
+    rows = (part for name, value in record.items() for part in (tag("dt", str(name)), tag("dd", _value(value))))
+    listed = tag("dl", *rows, class_="record") if record else tag("p", "No record was given.")
+    numbers = _folded("All numbers as JSON", evaluation.as_dict())
+    return section("record", "Record of the run", listed, data(evaluation), numbers)
+
+
+def _value(value: Any) -> Html:
+    if not isinstance(value, (Mapping, list, tuple)):
+        return join([str(value)])
+    items = list(value.values()) if isinstance(value, Mapping) else list(value)
+    heads = [f"{key}: " for key in value] if isinstance(value, Mapping) else [""] * len(items)
+    line = ", ".join(f"{head}{item}" for head, item in zip(heads, items, strict=True))
+    nested = any(isinstance(item, (Mapping, list, tuple)) for item in items)
+    return _folded(f"{len(value)} entries", value) if nested or len(line) > LONG else join([line])
+
+
+def _folded(summary: str, value: Any) -> Html:
+    text = json.dumps(value, indent=2, default=str, ensure_ascii=False)
+    return tag("details", tag("summary", summary), tag("pre", text))

@@ -1,0 +1,125 @@
+"""Which detector is best beyond noise: a bootstrap that redraws the same images for every detector.
+
+Two detectors err on the same hard images, so their values rise and fall together from sample to sample. The interval
+of their difference is therefore much narrower than their two intervals suggest, and it is what a comparison needs.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kedge.evaluation import METRICS, Evaluation
+from kedge.metrics import detection_metrics
+
+RESAMPLES = 500
+LEVEL = 0.95
+FEWEST = 20  # images of a set: with fewer, a resample is too much like the sample and noise looks smaller than it is
+BETTER = {"accuracy": 1, "auroc": 1, "fpr95": -1, "aupr_in": 1, "aupr_out": 1, "dtacc": 1, "fpr95_ood": -1, "ece": -1}
+
+
+@dataclass(frozen=True)
+class Best:
+    """The detectors that are best beyond noise; None where there is no such detector.
+
+    Attributes:
+        overall: By metric: of the mean over the OOD sets, and of the accuracy.
+        by_set: By OOD set and metric.
+        enough: Whether every set has the images that such a statement needs.
+    """
+
+    overall: dict[str, str | None]
+    by_set: dict[tuple[str, str], str | None]
+    enough: bool
+
+
+def redraw(scores: Sequence[Sequence[NDArray[Any]]], *, resamples: int, seed: int = 0) -> NDArray[np.float64]:
+    """The detection metrics of every detector on the same redrawn images, again and again.
+
+    Args:
+        scores: By detector, then by set, one score per image (N,); the in-distribution set comes first.
+        resamples: How often every set's images are redrawn with replacement.
+        seed: The same seed draws the same images.
+
+    Returns:
+        (resamples, detectors, OOD sets, metrics), the metrics in the order of `kedge.evaluation.METRICS`.
+
+    Example:
+        >>> redraw([[np.arange(9), np.arange(5)]], resamples=3).shape
+        (3, 1, 1, 6)
+    """
+    rng = np.random.default_rng(seed)
+    drawn = np.empty((resamples, len(scores), len(scores[0]) - 1, len(METRICS)))
+    for values in drawn:
+        picks = [rng.integers(len(images), size=len(images)) for images in scores[0]]
+        for detector, sets in enumerate(scores):
+            inside, *outsides = (images[pick] for images, pick in zip(sets, picks, strict=True))
+            for ood, outside in enumerate(outsides):
+                measured = detection_metrics(inside, outside)
+                values[detector, ood] = [measured[metric].value for metric in METRICS]
+    return drawn
+
+
+def winner(values: Sequence[float], drawn: NDArray[np.float64], better: int) -> int | None:
+    """The place of the best value, if the interval of its lead over each other value excludes zero.
+
+    Args:
+        values: One per detector.
+        drawn: The same values on redrawn images, (resamples, detectors).
+        better: 1 where larger is better, -1 where smaller is.
+
+    Example:
+        >>> drawn = np.array([[0.9, 0.7], [0.8, 0.6], [0.9, 0.8]])
+        >>> winner([0.9, 0.7], drawn, 1), winner([0.9, 0.9], drawn[:, [0, 0]], 1)
+        (0, None)
+    """
+    if len(values) < 2:
+        return None
+    best = int(np.argmax(better * np.asarray(values)))
+    leads = better * (drawn[:, [best]] - np.delete(drawn, best, axis=1))  # (resamples, the others)
+    lowest = np.quantile(leads, (1 - LEVEL) / 2, axis=0)
+    return best if bool((lowest > 0).all()) else None
+
+
+def best_beyond_noise(evaluation: Evaluation, *, resamples: int = RESAMPLES, seed: int = 0) -> Best:
+    """Find the detectors that lead in the mean over the OOD sets, on single sets, and in accuracy.
+
+    The images are the only noise considered: another training run may change the order of the detectors too.
+
+    Args:
+        evaluation: Of two detectors or more; with one, or with sets too small to tell, none is best.
+        resamples: Of the bootstrap.
+        seed: Of the bootstrap.
+    """
+    names, results, oods = list(evaluation.results), list(evaluation.results.values()), evaluation.ood_names
+    enough = min(len(images) for images in evaluation.sets.values()) >= FEWEST
+    if len(names) < 2 or not enough:
+        return Best({}, {}, enough)
+
+    def named(values: Sequence[float], drawn: NDArray[np.float64], metric: str) -> str | None:
+        place = winner(values, drawn, BETTER[metric])
+        return None if place is None else names[place]
+
+    order = (evaluation.id_name, *oods)
+    scores = [[result.detections[name].score.double().numpy() for name in order] for result in results]
+    drawn = redraw(scores, resamples=resamples, seed=seed)  # (resamples, detectors, OOD sets, metrics)
+    overall: dict[str, str | None] = {}
+    by_set: dict[tuple[str, str], str | None] = {}
+    for m, metric in enumerate(METRICS):
+        overall[metric] = named([r.mean(metric) for r in results], drawn[..., m].mean(axis=2), metric)
+        for j, ood in enumerate(oods):
+            values = [r.metrics[ood][metric].value for r in results]
+            by_set[ood, metric] = named(values, drawn[:, :, j, m], metric)
+    labels = evaluation.sets[evaluation.id_name].labels
+    if labels is not None:
+        right = np.stack([(r.detections[evaluation.id_name].label == labels).numpy() for r in results])
+        overall["accuracy"] = named(list(right.mean(axis=1)), _redraw_means(right, resamples, seed), "accuracy")
+    return Best(overall, by_set, enough)
+
+
+def _redraw_means(values: NDArray[Any], resamples: int, seed: int) -> NDArray[np.float64]:
+    """Means of (detectors, N) over redrawn images, (resamples, detectors)."""
+    rng, n = np.random.default_rng(seed), values.shape[1]
+    return np.stack([values[:, rng.integers(n, size=n)].mean(axis=1) for _ in range(resamples)])

@@ -1,0 +1,90 @@
+"""Checkpoints: everything that training needs to go on as if it had never stopped, in one file without pickle.
+
+Every random draw of training depends on the seed and the step alone, so there is no state of a generator to keep.
+"""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from kedge import artifact
+from kedge.errors import FileFormatError, InputError
+
+
+@dataclass
+class Position:
+    """How far training has come: whole steps done, and the running sums of the epoch under way."""
+
+    step: int = 0
+    loss_sum: float = 0.0
+    right: int = 0
+    seen: int = 0
+    seconds: float = 0.0
+
+
+def save(
+    path: str | os.PathLike[str],
+    net: nn.Module,
+    optimiser: torch.optim.Optimizer,
+    average: Mapping[str, Tensor] | None,
+    position: Position,
+    run: Mapping[str, Any],
+) -> None:
+    """Write a checkpoint, whole or not at all. ``run`` identifies the run that it belongs to."""
+    tensors = {f"net.{name}": value for name, value in net.state_dict().items()}
+    state = optimiser.state_dict()
+    scalars: dict[str, dict[str, Any]] = {}
+    for number, values in state["state"].items():
+        for name, value in values.items():
+            if isinstance(value, Tensor):
+                tensors[f"optimiser.{number}.{name}"] = value
+            else:
+                scalars.setdefault(str(number), {})[name] = value
+    tensors |= {f"average.{name}": value for name, value in (average or {}).items()}
+    artifact.write(path, {"checkpoint": vars(position), "run": dict(run), "optimiser": scalars}, tensors)
+
+
+def restore(
+    path: str | os.PathLike[str],
+    net: nn.Module,
+    optimiser: torch.optim.Optimizer,
+    average: dict[str, Tensor] | None,
+    run: Mapping[str, Any],
+) -> Position:
+    """Bring network, optimiser and average back to where a checkpoint left them."""
+    header, tensors = artifact.read(path)
+    if "checkpoint" not in header:
+        raise FileFormatError(f"{path} is a kedge file, but not a checkpoint")
+    different = [key for key in run if header["run"].get(key) != run[key]]
+    if different:
+        lines = "; ".join(f"{key} was {header['run'].get(key)!r} and is {run[key]!r}" for key in different)
+        raise InputError(
+            f"{Path(path).parent} holds a run with other settings ({lines}); pass another directory, or resume=False "
+            "to start anew there"
+        )
+    net.load_state_dict(_part(tensors, "net."))
+    state = optimiser.state_dict()
+    parameters = [p for group in optimiser.param_groups for p in group["params"]]
+    loaded: dict[int, dict[str, Any]] = {}
+    for name, value in _part(tensors, "optimiser.").items():
+        number, key = name.split(".", 1)
+        like = parameters[int(number)]
+        # In the parameter's own memory layout: another one may round differently in the last bit.
+        kept = torch.empty_like(like).copy_(value) if value.shape == like.shape else value
+        loaded.setdefault(int(number), {})[key] = kept
+    for number, values in header["optimiser"].items():
+        loaded.setdefault(int(number), {}).update(values)
+    optimiser.load_state_dict({"state": loaded, "param_groups": state["param_groups"]})
+    if average is not None:
+        for name, value in _part(tensors, "average.").items():
+            average[name].copy_(value)
+    return Position(**header["checkpoint"])
+
+
+def _part(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    return {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}

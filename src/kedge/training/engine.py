@@ -1,0 +1,92 @@
+"""Engines: where a training step runs. One process as it is, or many devices and machines through Lightning Fabric."""
+
+import os
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from kedge.errors import InputError, NotReadyError
+
+
+class Engine:
+    """One process, on the device where the network is."""
+
+    rank = 0
+    world = 1
+
+    def setup(self, net: nn.Module, optimiser: torch.optim.Optimizer) -> tuple[nn.Module, torch.optim.Optimizer]:
+        """Return what to call in place of the network and the optimiser."""
+        return net, optimiser
+
+    def backward(self, loss: Tensor) -> None:
+        """Compute the gradients."""
+        loss.backward()
+
+    def total(self, values: Tensor) -> Tensor:
+        """The sum of a vector over all processes."""
+        return values
+
+    def wait(self) -> None:
+        """Let all processes come to this point."""
+
+
+class FabricEngine(Engine):
+    """Several devices, processes or machines, or another precision, by Lightning Fabric."""
+
+    def __init__(self, devices: int, nodes: int, accelerator: str, precision: str | None) -> None:
+        try:
+            from lightning_fabric import Fabric
+        except ImportError as error:
+            raise NotReadyError(
+                "several devices or another precision need Lightning Fabric: pip install 'kedge[fabric]'"
+            ) from error
+        parallel = devices * nodes > 1
+        self.fabric = Fabric(
+            accelerator=accelerator,
+            devices=devices,
+            num_nodes=nodes,
+            strategy="ddp" if parallel else "auto",
+            precision=cast(Any, precision),
+        )
+        self.fabric.launch()
+        self.rank, self.world = self.fabric.global_rank, self.fabric.world_size
+
+    def setup(self, net: nn.Module, optimiser: torch.optim.Optimizer) -> tuple[nn.Module, torch.optim.Optimizer]:
+        """Move to the device and wrap for the processes."""
+        wrapped, optimisers = self.fabric.setup(net, optimiser)
+        return wrapped, optimisers
+
+    def backward(self, loss: Tensor) -> None:
+        """Compute the gradients, averaged over processes."""
+        self.fabric.backward(loss)
+
+    def total(self, values: Tensor) -> Tensor:
+        """The sum of a vector over all processes."""
+        return cast(Tensor, self.fabric.all_reduce(values, reduce_op="sum"))
+
+    def wait(self) -> None:
+        """Let all processes come to this point."""
+        self.fabric.barrier()
+
+
+def make_engine(devices: int, nodes: int, accelerator: str, precision: str | None) -> Engine:
+    """The simplest engine that does what is asked; torchrun's variables are understood."""
+    if "LOCAL_WORLD_SIZE" in os.environ and "TORCHELASTIC_RUN_ID" in os.environ:
+        devices = int(os.environ["LOCAL_WORLD_SIZE"])
+        nodes = max(1, int(os.environ["WORLD_SIZE"]) // devices)
+    if devices < 1 or nodes < 1:
+        raise InputError(f"devices and nodes must be at least 1, got {devices} and {nodes}")
+    if devices == nodes == 1 and precision is None and accelerator == "auto":
+        return Engine()
+    return FabricEngine(devices, nodes, accelerator, precision)
+
+
+def is_first_process() -> bool:
+    """Whether this process is the one that writes files: true outside of parallel training.
+
+    Example:
+        >>> is_first_process()
+        True
+    """
+    return not torch.distributed.is_initialized() or torch.distributed.get_rank() == 0

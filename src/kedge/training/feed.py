@@ -1,0 +1,181 @@
+"""Feeds: training data as numbered batches, the same for every process and after every restart."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from PIL import Image
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
+
+from kedge.data import ImageSet, Preprocess, batches, shape_of_inputs
+from kedge.errors import InputError
+from kedge.training.augment import augment, random_resized_crop, uniforms
+from kedge.training.recipe import Recipe
+from kedge.transforms import mix_seed
+
+
+@dataclass(frozen=True)
+class Batch:
+    """The part of a step's images that this process trains on.
+
+    ``among`` are the images that anchors are drawn from, of which ``x`` are those from row ``first`` on.
+    """
+
+    x: Tensor
+    y: Tensor
+    among: Tensor
+    first: int
+
+
+class Feed(ABC):
+    """Where batches come from. Every epoch has ``steps`` of them, in an order fixed by the seed and the epoch."""
+
+    name: str
+    checksum: str | None
+    images: int
+    steps: int
+    shape: tuple[int, ...]
+
+    @abstractmethod
+    def epoch(self, epoch: int, start: int) -> Iterator[Batch]:
+        """The batches of an epoch from step ``start`` on."""
+
+
+class MemoryFeed(Feed):
+    """An `ImageSet`: batches are cut and augmented whole, so no process waits for a worker.
+
+    Every process makes the whole batch and takes its rows: anchors may come from any of them, and the result is the
+    same however many processes share the work.
+    """
+
+    def __init__(self, data: ImageSet, recipe: Recipe, seed: int, rank: int, world: int) -> None:
+        assert data.labels is not None
+        self.data, self.labels, self.recipe, self.seed = data, data.labels, recipe, seed
+        self.name, self.checksum, self.images = data.name, data.checksum, len(data)
+        self.steps = len(data) // recipe.batch
+        self.shape = tuple(data.images.shape[1:])
+        share = recipe.batch // world
+        self.rows = slice(rank * share, (rank + 1) * share)
+
+    def epoch(self, epoch: int, start: int) -> Iterator[Batch]:
+        """Cut, augment and scale batch after batch."""
+        order = epoch_order(self.images, self.seed, epoch)
+        for step in range(start, self.steps):
+            index = order[step * self.recipe.batch : (step + 1) * self.recipe.batch]
+            x = augment(self.data.images[index], self.recipe, self.seed, epoch, index).float() / 255
+            yield Batch(x[self.rows], self.labels[index][self.rows], x, self.rows.start)
+
+
+class DatasetFeed(Feed):
+    """A map-style data set, read by worker processes; anchors come from the process's own part of the batch."""
+
+    def __init__(
+        self, data: Any, recipe: Recipe, seed: int, rank: int, world: int, workers: int, preprocess: Preprocess
+    ) -> None:
+        self.data, self.recipe, self.seed, self.rank, self.world = data, recipe, seed, rank, world
+        self.workers, self.preprocess, self.shape = workers, preprocess, preprocess.shape
+        self.name = str(getattr(data, "name", type(data).__name__))
+        self.checksum = getattr(data, "checksum", None)
+        self.images = len(data)
+        self.steps = self.images // recipe.batch
+
+    def epoch(self, epoch: int, start: int) -> Iterator[Batch]:
+        """Read batch after batch; the data set's own transforms run in the workers."""
+        share = self.recipe.batch // self.world
+        order = epoch_order(self.images, self.seed, epoch)[: self.steps * self.recipe.batch]
+        mine = order.view(self.steps, self.world, share)[start:, self.rank]  # (steps, share)
+        loader: DataLoader[Any] = DataLoader(
+            _Numbered(self.data, self.preprocess, self.recipe, self.seed, epoch),
+            batch_sampler=mine.tolist(),
+            num_workers=self.workers,
+            generator=torch.Generator().manual_seed(mix_seed(self.seed, epoch)),
+        )
+        for x, y in loader:
+            x = x.float() / 255 if x.dtype == torch.uint8 else x
+            yield Batch(x, y, x, 0)
+
+
+class LoaderFeed(Feed):
+    """A user's own data loader, with its own order and augmentation; restarted in mid-epoch it skips what was done."""
+
+    def __init__(self, loader: "DataLoader[Any]", preprocess: Preprocess) -> None:
+        self.loader, self.preprocess, self.shape = loader, preprocess, preprocess.shape
+        self.name, self.checksum = type(loader.dataset).__name__, getattr(loader.dataset, "checksum", None)
+        try:
+            self.steps = len(loader)
+        except TypeError as error:
+            raise InputError(
+                "data must have a length, so that its epochs can be counted; this loader has none"
+            ) from error
+        self.images = self.steps * (loader.batch_size or 1)
+
+    def epoch(self, epoch: int, start: int) -> Iterator[Batch]:
+        """Go through the loader once."""
+        for step, (x, y) in enumerate(batches(self.loader, self.preprocess)):
+            if step < start:
+                continue
+            if y is None:
+                raise InputError("data must yield labels to train on: (images, labels) batches")
+            x = x.float() / 255 if x.dtype == torch.uint8 else x
+            yield Batch(x, y, x, 0)
+
+
+class _Numbered(Dataset[tuple[Tensor, int]]):
+    """A data set whose images are decoded, resized and augmented, each by a draw of its own number."""
+
+    def __init__(self, data: Any, preprocess: Preprocess, recipe: Recipe, seed: int, epoch: int) -> None:
+        self.data, self.preprocess, self.recipe, self.seed, self.epoch = data, preprocess, recipe, seed, epoch
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        image, label = self.data[index][:2]
+        number = torch.tensor([index])
+        if self.recipe.resized_crop and isinstance(image, Image.Image):
+            image = random_resized_crop(image, self.preprocess, uniforms(self.seed, self.epoch, number, 40)[0])
+        x = self.preprocess(image)
+        if self.preprocess.is_image:
+            x = augment(x[None], self.recipe, self.seed, self.epoch, number)[0]
+        return x, int(label)
+
+
+def make_feed(
+    data: Any, recipe: Recipe, seed: int, *, rank: int, world: int, workers: int, preprocess: Preprocess | None
+) -> Feed:
+    """The feed for whatever a user trains on, checked."""
+    if recipe.batch % world:
+        raise InputError(f"batch must divide among {world} processes; got {recipe.batch}")
+    if isinstance(data, ImageSet):
+        if data.labels is None:
+            raise InputError(f"data must have labels to train on; the set {data.name!r} has none")
+        if int(data.labels.min()) < 0 or len(data.labels.unique()) < 2:
+            raise InputError(
+                f"labels must be 0, 1, ... with at least two classes, got {data.labels.unique().tolist()[:5]} "
+                f"in the set {data.name!r}"
+            )
+        feed: Feed = MemoryFeed(data, recipe, seed, rank, world)
+    elif isinstance(data, DataLoader):
+        if world > 1:
+            raise InputError("data must be a data set, not a data loader, to train in several processes")
+        feed = LoaderFeed(data, preprocess or Preprocess(shape_of_inputs(data)))
+    elif hasattr(data, "__getitem__") and hasattr(data, "__len__"):
+        feed = DatasetFeed(data, recipe, seed, rank, world, workers, preprocess or Preprocess(shape_of_inputs(data)))
+    else:
+        raise InputError(
+            f"data must be an ImageSet, a data set or a data loader, got {type(data).__name__}; "
+            "ImageSet.from_arrays makes a set of arrays"
+        )
+    if feed.steps == 0:
+        raise InputError(f"data must hold at least one batch of {recipe.batch} images, got {feed.images}; lower batch")
+    return feed
+
+
+def epoch_order(images: int, seed: int, epoch: int) -> Tensor:
+    """The order of an epoch: a permutation fixed by the seed and the epoch.
+
+    Example:
+        >>> sorted(epoch_order(4, seed=0, epoch=1).tolist())
+        [0, 1, 2, 3]
+    """
+    return torch.randperm(images, generator=torch.Generator().manual_seed(mix_seed(seed, epoch)))

@@ -1,0 +1,45 @@
+"""Normalisation statistics of training images."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kedge.data import ImageSet, Preprocess, batches
+
+SAMPLE = 5000  # images of a stream that the statistics are taken from
+
+
+def statistics(data: Any, preprocess: Preprocess | None = None) -> tuple[Tensor, Tensor]:
+    """Mean and deviation of each channel, in [0, 1]: of a whole `ImageSet`, of the first 5,000 images of a stream.
+
+    Example:
+        >>> mean, std = statistics(ImageSet(torch.full((2, 3, 4, 4), 255, dtype=torch.uint8)))
+        >>> mean
+        tensor([1., 1., 1.], dtype=torch.float64)
+    """
+    if isinstance(data, ImageSet):
+        channels = data.images.transpose(0, 1)
+        counts = torch.stack([torch.bincount(c.flatten().int(), minlength=256) for c in channels]).double()
+        values = torch.arange(256, dtype=torch.float64) / 255
+        share = counts / counts.sum(dim=1, keepdim=True)  # (D, 256): exact, and needs no float copy of the set
+        mean = share @ values
+        variance = share @ values.square() - mean.square()
+    else:
+        assert preprocess is not None
+        count, mean, variance = _moments(data, preprocess)
+        mean = mean / count
+        variance = variance / count - mean.square()
+    return mean, variance.clamp_min(1e-12).sqrt()
+
+
+def _moments(data: Any, preprocess: Preprocess) -> tuple[int, Tensor, Tensor]:
+    """Count, sum and sum of squares per channel."""
+    count, sums, squares, seen = 0, torch.zeros(1), torch.zeros(1), 0
+    for x, _ in batches(data, preprocess):
+        values = (x.double() / 255 if x.dtype == torch.uint8 else x.double()).transpose(0, 1).flatten(1)  # (D, n)
+        count, sums, squares = count + values.shape[1], sums + values.sum(dim=1), squares + values.square().sum(dim=1)
+        seen += len(x)
+        if seen >= SAMPLE:
+            break
+    return count, sums, squares

@@ -1,0 +1,596 @@
+"""Saved detectors: what comes back is what was saved, or an error; never code, never something else."""
+
+import json
+import os
+import pickle
+import struct
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import nn
+
+import kedge
+from kedge import artifact
+from kedge.detectors import DETECTORS
+from kedge.errors import FileFormatError, InputError, KedgeError, KedgeWarning
+from kedge.models import build
+from kedge.transforms import Corruption, seeded
+
+SMALL = {
+    "compact": {"width": 4},
+    "wrn": {"depth": 10, "width": 1, "dropout": 0.3},
+    "wrn-16-2": {},
+}
+RECORD = {"recipe": {"epochs": 3, "milestones": [1, 2]}, "seed": 7, "final_loss": 0.25, "versions": {"torch": "2"}}
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def images(n=30, side=8, seed=0) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(0, 256, (n, 3, side, side), dtype=torch.uint8, generator=generator)
+
+
+def labelled(n=30, **kwargs) -> kedge.ImageSet:
+    return kedge.ImageSet(images(n, **kwargs), torch.arange(n) % 3, classes=("ant", "bée", "\u732b"))
+
+
+def network(name="compact", *, anchored=False, dtype=torch.float32, **options) -> kedge.Classifier:
+    with seeded(0):
+        net = build(name, classes=3, **SMALL.get(name, {})).to(dtype)
+    statistics = {"mean": [0.4, 0.5, 0.6], "std": [0.2, 0.25, 0.3]}
+    net = kedge.anchor(net, init="fresh", **statistics, **options) if anchored else kedge.Classifier(net, **statistics)
+    net.record = RECORD
+    return net
+
+
+def mlp(anchored=False, seed=0) -> nn.Module:
+    """A network that kedge did not write, and which is small enough to damage byte by byte."""
+    with seeded(seed):
+        net = nn.Sequential(nn.Flatten(), nn.Linear(12, 4), nn.ReLU(), nn.Linear(4, 3))
+    return kedge.anchor(net, init="fresh") if anchored else net
+
+
+def tiny(path, anchored=True, **options) -> kedge.Detector:
+    kind = kedge.AMP if anchored else kedge.Energy
+    detector = kind(mlp(anchored), **options).fit(labelled(side=2)).calibrate(labelled(side=2, seed=1))
+    detector.save(path)
+    return detector
+
+
+def assert_same(detector, again, x) -> None:
+    """Everything that a detector says and knows."""
+    assert type(again) is type(detector)
+    assert again.config() == detector.config()
+    assert again.preprocess == detector.preprocess
+    assert again.classes == detector.classes
+    assert again.net.record == detector.net.record
+    assert again.net.has_statistics == detector.net.has_statistics
+    weights, loaded = detector.net.state_dict(), again.net.state_dict()
+    assert list(weights) == list(loaded)
+    assert all(weights[k].equal(loaded[k]) and weights[k].dtype == loaded[k].dtype for k in weights)
+    assert again.score(x).equal(detector.score(x))
+    if detector.calibration is None:
+        assert again.calibration is None
+        return
+    one, two = dict(vars(detector.calibration)), dict(vars(again.calibration))
+    assert one.pop("scores").equal(two.pop("scores"))
+    assert one == two
+    first, second = detector(x), again(x)
+    for field in ("label", "logits", "probability", "score", "p_value", "is_ood"):
+        assert getattr(first, field).equal(getattr(second, field))
+    assert (first.temperature is None) == (second.temperature is None)
+
+
+# Round trips.
+
+
+@pytest.mark.parametrize("name", list(SMALL))
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("detector_name", ["amp", "energy"])
+def test_a_built_in_network_rebuilds_itself(name, dtype, detector_name, tmp_path):
+    net = network(name, anchored=detector_name == "amp", dtype=dtype)
+    detector = DETECTORS[detector_name](net).fit(labelled()).calibrate(labelled(seed=1), tpr=0.9, confidence=0.5)
+    detector.save(tmp_path / "a.kedge")
+    state = torch.get_rng_state()
+    again = kedge.load(tmp_path / "a.kedge")
+    assert torch.get_rng_state().equal(state)  # though building a network draws its weights
+    assert_same(detector, again, images(5, seed=2))
+    assert not again.net.training
+    assert again.score(images()).dtype == dtype
+
+
+@pytest.mark.parametrize("name", ["resnet18-cifar", "resnet18"])
+def test_a_larger_built_in_network_does_too(name, tmp_path):
+    detector = kedge.AMP(network(name, anchored=True)).fit(labelled(side=32))
+    detector.save(tmp_path / "a.kedge")
+    assert_same(detector, kedge.load(tmp_path / "a.kedge"), images(2, side=32, seed=2))
+
+
+@pytest.mark.parametrize(
+    ("name", "anchored"), [(n, True) for n in DETECTORS] + [(n, False) for n in DETECTORS if n != "amp"]
+)
+def test_every_detector_comes_back(name, anchored, tmp_path):
+    detector = DETECTORS[name](network(anchored=anchored)).fit(labelled()).calibrate(labelled(seed=1))
+    detector.save(str(tmp_path / "a.kedge"))
+    assert_same(detector, kedge.load(str(tmp_path / "a.kedge")), images(5, seed=2))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"variant": "authors", "k": 3},
+        {"variant": "authors", "tau": "sum", "rescale": "plain"},
+        {"score": "entropy", "rescale": "none"},
+        {"score": "temperature"},
+        {"anchors": "balanced", "k": 7, "seed": 3},
+        {"anchors": images(4, seed=9)},
+    ],
+)
+def test_every_option_of_amp_comes_back(options, tmp_path):
+    detector = kedge.AMP(network(anchored=True), **options).fit(labelled()).calibrate(labelled(seed=1))
+    detector.save(tmp_path / "a.kedge")
+    again = kedge.load(tmp_path / "a.kedge")
+    assert_same(detector, again, images(9, seed=2))
+    assert again.net.per_image == detector.net.per_image
+    anchors = again.net.anchors
+    assert again.fit(labelled(seed=5)).net.anchors.equal(anchors)  # fitted again, it keeps them
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"corruption": Corruption(crop=False, grey=False), "every": 3},
+        {"corruption": None, "mask": 0.25, "mask_target": "uniform", "seed": 11},
+        {"corruption": "default"},
+    ],
+)
+def test_the_options_of_anchoring_come_back(options, tmp_path):
+    net = network(anchored=True, **options)
+    net.train()
+    net(images(4))
+    net(images(4))
+    kedge.AMP(net).fit(labelled()).save(tmp_path / "a.kedge")
+    again = kedge.load(tmp_path / "a.kedge").net
+    assert again.options == net.options
+    assert (again.layer, again.batches_seen) == (net.layer, 2)
+
+
+class _Blur:
+    """A corruption that cannot be copied, as one with a generator of its own cannot."""
+
+    def __init__(self):
+        self.generator = torch.Generator()
+
+    def __call__(self, x):
+        return x
+
+
+@pytest.mark.parametrize("function", [torch.flip, lambda x: x, _Blur(), nn.Identity()])
+def test_a_corruption_of_the_user_s_own_is_left_out(function, tmp_path):
+    detector = kedge.AMP(network(anchored=True, corruption=function)).fit(labelled())
+    detector.save(tmp_path / "a.kedge")
+    again = kedge.load(tmp_path / "a.kedge")
+    assert again.net.options.corruption is None  # it matters to training alone
+    assert again.score(images()).equal(detector.score(images()))
+
+
+def test_what_is_missing_stays_missing(tmp_path):
+    """No statistics, no classes, no calibration, no record."""
+    detector = kedge.Energy(build("compact", width=4, classes=3)).fit(images())
+    detector.save(tmp_path / "a.kedge")
+    again = kedge.load(tmp_path / "a.kedge")
+    assert_same(detector, again, images(5))
+    assert (again.net.has_statistics, again.classes, again.net.record) == (False, (), {})
+
+
+def test_a_threshold_that_flags_nothing_comes_back(tmp_path):
+    with pytest.warns(KedgeWarning):
+        detector = kedge.Energy(network()).fit(images()).calibrate(images(5))
+    detector.save(tmp_path / "a.kedge")
+    assert_same(detector, kedge.load(tmp_path / "a.kedge"), images(5))
+    assert kedge.load(tmp_path / "a.kedge").calibration.threshold == float("inf")
+
+
+def test_the_preprocessing_comes_back(tmp_path):
+    rule = kedge.Preprocess((3, 8, 12), resize="lanczos", fit="stretch")
+    detector = kedge.Energy(network()).fit(images(), preprocess=rule)
+    detector.save(tmp_path / "a.kedge")
+    assert kedge.load(tmp_path / "a.kedge").preprocess == rule
+
+
+def test_a_network_in_mixed_precision_comes_back(tmp_path):
+    net = build("compact", width=4, classes=3)
+    net.fc.double()
+    net.flatten.register_forward_hook(lambda module, args, output: output.double())
+    detector = kedge.Energy(net).fit(images())
+    detector.save(tmp_path / "a.kedge")
+    fresh = build("compact", width=4, classes=3)
+    fresh.flatten.register_forward_hook(lambda module, args, output: output.double())
+    assert kedge.load(tmp_path / "a.kedge", model=fresh).score(images()).equal(detector.score(images()))
+
+
+def test_saving_and_loading_again_gives_the_same_bytes(tmp_path):
+    tiny(tmp_path / "a")
+    kedge.load(tmp_path / "a", model=mlp()).save(tmp_path / "b")
+    kedge.load(tmp_path / "b", model=mlp()).save(tmp_path / "c")
+    assert artifact.read(tmp_path / "b")[0] == artifact.read(tmp_path / "a")[0]
+    assert (tmp_path / "c").read_bytes() == (tmp_path / "b").read_bytes()
+
+
+def test_the_header_says_what_the_file_is(tmp_path):
+    detector = kedge.AMP(network(anchored=True)).fit(labelled()).calibrate(labelled(seed=1))
+    detector.save(tmp_path / "a.kedge")
+    with safe_open(tmp_path / "a.kedge", framework="pt") as opened:  # any reader of safetensors can tell
+        header = json.loads(opened.metadata()["kedge"])
+        assert opened.get_tensor("calibration.scores").equal(detector.calibration.scores)
+        assert opened.get_tensor("net.anchors").equal(detector.net.anchors)
+    assert header["version"] == artifact.FORMAT_VERSION
+    assert header["network"]["spec"] == {"name": "compact", "arguments": {"width": 4, "classes": 3, "channels": 3}}
+    assert header["detector"]["name"] == "amp"
+    assert header["preprocess"] == {"shape": [3, 8, 8], "resize": "bicubic", "fit": "crop"}
+    assert header["calibration"]["threshold"] == detector.calibration.threshold
+    assert header["calibration"]["images"] == 30
+    assert header["classes"] == ["ant", "bée", "\u732b"]
+    assert header["network"]["record"] == RECORD
+    assert len(header["sha256"]) == 64
+    assert set(header["versions"]) >= {"kedge", "torch"}
+
+
+# Networks and scores that are not in the file.
+
+
+@pytest.mark.parametrize("anchored", [True, False])
+def test_a_foreign_network_is_given_again(anchored, tmp_path):
+    detector = tiny(tmp_path / "a", anchored)
+    with pytest.raises(InputError, match=r"holds a Sequential, which is not one of kedge's own networks; pass model="):
+        kedge.load(tmp_path / "a")
+    again = kedge.load(tmp_path / "a", model=mlp(seed=5))
+    assert_same(detector, again, images(5, side=2))
+    assert (
+        kedge.load(tmp_path / "a", model=kedge.Classifier(mlp(seed=5)))
+        .score(images(5, side=2))
+        .equal(detector.score(images(5, side=2)))
+    )
+    double = mlp(seed=5).double()
+    assert_same(detector, kedge.load(tmp_path / "a", model=double), images(5, side=2))
+
+
+def test_an_anchored_network_may_be_given_anchored(tmp_path):
+    detector = tiny(tmp_path / "a")
+    assert_same(detector, kedge.load(tmp_path / "a", model=mlp(anchored=True, seed=5)), images(5, side=2))
+    tiny(tmp_path / "b", anchored=False)
+    with pytest.raises(InputError, match="holds a plain network and model= is anchored"):
+        kedge.load(tmp_path / "b", model=mlp(anchored=True))
+
+
+def test_a_network_of_one_layer_comes_back(tmp_path):
+    x = torch.randn(30, 4)
+    detector = kedge.AMP(kedge.anchor(nn.Linear(4, 3), init="fresh")).fit(x)
+    detector.save(tmp_path / "a")
+    assert kedge.load(tmp_path / "a", model=nn.Linear(4, 3)).score(x).equal(detector.score(x))
+
+
+@pytest.mark.parametrize("anchored", [True, False])
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        lambda: nn.Sequential(nn.Flatten(), nn.Linear(12, 5), nn.ReLU(), nn.Linear(5, 3)),
+        lambda: nn.Sequential(nn.Flatten(), nn.Linear(12, 4), nn.ReLU(), nn.Linear(4, 2)),
+        lambda: nn.Sequential(nn.Flatten(), nn.Linear(12, 4)),
+        lambda: nn.Sequential(nn.Linear(12, 4), nn.ReLU(), nn.Linear(4, 3)),
+        lambda: nn.Sequential(nn.Linear(12, 4)),
+        lambda: build("compact", width=4, classes=3),
+        lambda: "mlp",
+    ],
+)
+def test_another_network_is_refused(wrong, anchored, tmp_path):
+    tiny(tmp_path / "a", anchored)
+    with pytest.raises(InputError, match=r"model must be"):
+        kedge.load(tmp_path / "a", model=wrong())
+
+
+def test_a_score_of_the_user_s_own_is_given_again(tmp_path):
+    def spread(logits):
+        return logits.std(dim=1)
+
+    detector = tiny(tmp_path / "a", score=spread)
+    with pytest.raises(InputError, match="saved with a score function of its own; pass it again as score="):
+        kedge.load(tmp_path / "a", model=mlp())
+    assert_same(detector, kedge.load(tmp_path / "a", model=mlp(), score=spread), images(5, side=2))
+    tiny(tmp_path / "b")
+    tiny(tmp_path / "c", anchored=False)
+    for named in ("b", "c"):
+        with pytest.raises(InputError, match="score must not be given: the file says which score"):
+            kedge.load(tmp_path / named, model=mlp(), score=spread)
+
+
+# Damage. A file either says that it is damaged or holds what it held.
+
+
+@dataclass(frozen=True)
+class Saved:
+    whole: bytes
+    content: tuple
+    header_end: int
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    path = tmp_path_factory.mktemp("saved") / "a.kedge"
+    tiny(path)
+    whole = path.read_bytes()
+    return Saved(whole, artifact.read(path), 8 + struct.unpack("<Q", whole[:8])[0])
+
+
+def same_content(one, two) -> bool:
+    return one[0] == two[0] and one[1].keys() == two[1].keys() and all(one[1][k].equal(two[1][k]) for k in one[1])
+
+
+def assert_refused_or_whole(path, damaged: bytes, saved: Saved) -> None:
+    path.write_bytes(damaged)
+    try:
+        read = artifact.read(path)
+    except FileFormatError:
+        return
+    assert same_content(read, saved.content)
+
+
+def test_a_truncated_file_is_refused_wherever_it_ends(saved, tmp_path):
+    path = tmp_path / "cut.kedge"
+    ends = {*range(saved.header_end + 8), *range(saved.header_end, len(saved.whole), 37), len(saved.whole) - 1}
+    for length in sorted(ends):
+        path.write_bytes(saved.whole[:length])
+        with pytest.raises(FileFormatError, match=r"cut\.kedge is truncated or is not a kedge file"):
+            artifact.read(path)
+    with pytest.raises(FileFormatError, match="truncated"):
+        kedge.load(path)
+
+
+def test_bytes_at_the_end_are_refused(saved, tmp_path):
+    path = tmp_path / "long.kedge"
+    path.write_bytes(saved.whole + b"\0")
+    with pytest.raises(FileFormatError):
+        artifact.read(path)
+
+
+def test_a_flipped_bit_is_refused_or_changes_nothing(saved, tmp_path):
+    rng, path = np.random.default_rng(0), tmp_path / "bit.kedge"
+    positions = [*range(saved.header_end), *rng.integers(saved.header_end, len(saved.whole), 200)]
+    for position in positions:
+        damaged = bytearray(saved.whole)
+        damaged[position] ^= 1 << rng.integers(8)
+        assert_refused_or_whole(path, bytes(damaged), saved)
+
+
+def test_another_byte_is_refused_or_changes_nothing(saved, tmp_path):
+    rng, path = np.random.default_rng(1), tmp_path / "byte.kedge"
+    for position in rng.integers(0, len(saved.whole), 400):
+        damaged = bytearray(saved.whole)
+        damaged[position] = rng.integers(256)
+        assert_refused_or_whole(path, bytes(damaged), saved)
+
+
+def test_every_changed_weight_is_refused(saved, tmp_path):
+    path = tmp_path / "changed.kedge"
+    for position in range(saved.header_end, len(saved.whole), 23):
+        damaged = bytearray(saved.whole)
+        damaged[position] ^= 1
+        path.write_bytes(damaged)
+        with pytest.raises(FileFormatError, match=r"was changed after it was saved: its sha256 does not match"):
+            artifact.read(path)
+
+
+def test_load_refuses_what_read_refuses(saved, tmp_path):
+    rng, path, refused = np.random.default_rng(2), tmp_path / "load.kedge", 0
+    for position in rng.integers(0, len(saved.whole), 100):
+        damaged = bytearray(saved.whole)
+        damaged[position] ^= 1 << rng.integers(8)
+        path.write_bytes(damaged)
+        try:
+            kedge.load(path, model=mlp())
+        except FileFormatError:
+            refused += 1
+    assert refused > 90
+
+
+def rewrite(path, change) -> None:
+    """Change the header and the tensors, and sign them anew, as someone with kedge at hand could."""
+    header, tensors = artifact.read(path)
+    change(header, tensors)
+    artifact.write(path, header, tensors)
+
+
+def edited(path, **changes) -> None:
+    """Change the header without a new sha256."""
+    with safe_open(path, framework="pt") as opened:
+        header = json.loads(opened.metadata()["kedge"])
+        tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
+    save_file(tensors, path, metadata={"kedge": json.dumps(header | changes)})
+
+
+@pytest.mark.parametrize(
+    "changes", [{"classes": ["x", "y", "z"]}, {"calibration": None}, {"more": 1}, {"sha256": "0" * 64}]
+)
+def test_an_edited_header_is_refused(changes, tmp_path):
+    tiny(tmp_path / "a")
+    edited(tmp_path / "a", **changes)
+    with pytest.raises(FileFormatError, match="was changed after it was saved"):
+        kedge.load(tmp_path / "a", model=mlp())
+
+
+@pytest.mark.parametrize("version", [2, 10**9, "1", None, 1.0])
+def test_a_newer_version_says_so(version, tmp_path):
+    tiny(tmp_path / "a")
+    edited(tmp_path / "a", version=version)
+    with pytest.raises(FileFormatError, match=rf"has format version {version}; this kedge reads up to 1: install"):
+        kedge.load(tmp_path / "a", model=mlp())
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda h, t: h.pop("detector"),
+        lambda h, t: h.pop("network"),
+        lambda h, t: h.pop("preprocess"),
+        lambda h, t: h.pop("classes"),
+        lambda h, t: h.update(detector=None),
+        lambda h, t: h.update(detector="amp"),
+        lambda h, t: h.update(detector={"name": ["amp"], "config": {}}),
+        lambda h, t: h.update(network=[]),
+        lambda h, t: h["detector"].update(name="oracle"),
+        lambda h, t: h["detector"]["config"].update(unheard_of=1),
+        lambda h, t: h["calibration"].pop("tpr"),
+        lambda h, t: h["network"].pop("record"),
+        lambda h, t: h["network"]["anchored"].pop("options"),
+        lambda h, t: h["network"]["anchored"]["options"].update(unheard_of=1),
+        lambda h, t: h["preprocess"].update(unheard_of=1),
+        lambda h, t: t.pop("calibration.scores"),
+        lambda h, t: h["network"].update(spec={"name": "oracle", "arguments": {}}),
+        lambda h, t: h["network"].update(spec={"name": "compact", "arguments": {"depth": 3}}),
+    ],
+)
+def test_a_whole_file_of_something_else_is_refused(change, tmp_path):
+    detector = kedge.AMP(network(anchored=True)).fit(labelled()).calibrate(labelled(seed=1))
+    detector.save(tmp_path / "a")
+    rewrite(tmp_path / "a", change)
+    with pytest.raises(FileFormatError):
+        kedge.load(tmp_path / "a")
+
+
+def test_a_missing_weight_is_refused(tmp_path):
+    kedge.Energy(network()).fit(labelled()).save(tmp_path / "a")
+    rewrite(tmp_path / "a", lambda header, tensors: tensors.pop("net.network.fc.bias"))
+    with pytest.raises(KedgeError, match=r"network\.fc\.bias"):
+        kedge.load(tmp_path / "a")
+
+
+# Files of others.
+
+
+def test_there_must_be_a_file(tmp_path):
+    for path in (tmp_path / "missing.kedge", tmp_path, str(tmp_path / "missing")):
+        with pytest.raises(InputError, match="path must be a saved detector; there is no file"):
+            kedge.load(path)
+
+
+@pytest.mark.parametrize("content", [b"", b"\0", b"hello", b"\x89PNG\r\n", b"\xff" * 100, b"{}", b"PK\x03\x04" * 9])
+def test_a_file_of_something_else_is_refused(content, tmp_path):
+    (tmp_path / "a").write_bytes(content)
+    with pytest.raises(FileFormatError, match="is truncated or is not a kedge file"):
+        kedge.load(tmp_path / "a")
+
+
+@pytest.mark.parametrize("metadata", [None, {"format": "pt"}])
+def test_a_safetensors_file_of_another_library_is_refused(metadata, tmp_path):
+    save_file({"weight": torch.ones(2)}, tmp_path / "a", metadata=metadata)
+    with pytest.raises(FileFormatError, match="is a safetensors file, but kedge did not write it"):
+        kedge.load(tmp_path / "a")
+
+
+@pytest.mark.parametrize("text", ["", "not json", "[]", "1", "null", "{}", '{"version": 1}', '"version"', "[" * 100000])
+def test_a_damaged_header_is_refused(text, tmp_path):
+    save_file({"weight": torch.ones(2)}, tmp_path / "a", metadata={"kedge": text})
+    with pytest.raises(FileFormatError, match="has a damaged header"):
+        kedge.load(tmp_path / "a")
+
+
+class _Payload:
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return os.system, (f"touch '{self.path}'",)
+
+
+def test_a_pickle_is_refused_and_does_not_run(tmp_path):
+    target = tmp_path / "ran"
+    (tmp_path / "pickle").write_bytes(pickle.dumps(_Payload(target)))
+    torch.save({"net": _Payload(target)}, tmp_path / "torch")
+    torch.save({"net": _Payload(target)}, tmp_path / "legacy", _use_new_zipfile_serialization=False)
+    for name in ("pickle", "torch", "legacy"):
+        with pytest.raises(FileFormatError, match="is not a kedge file"):
+            kedge.load(tmp_path / name)
+    assert not target.exists()
+    pickle.loads((tmp_path / "pickle").read_bytes())  # which shows that the payload would have run
+    assert target.exists()
+
+
+# Writing.
+
+
+def test_a_failure_while_writing_leaves_the_old_file(tmp_path, monkeypatch):
+    detector = tiny(tmp_path / "a")
+    before = (tmp_path / "a").read_bytes()
+
+    def fails(tensors, path, metadata):
+        path.write_bytes(b"half")
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(artifact, "save_file", fails)
+    with pytest.raises(KedgeError, match="No space left"):
+        detector.save(tmp_path / "a")
+    with pytest.raises(KedgeError, match="No space left"):
+        detector.save(tmp_path / "b")
+    assert os.listdir(tmp_path) == ["a"]
+    assert (tmp_path / "a").read_bytes() == before
+
+
+def test_a_new_file_replaces_the_old_one(tmp_path):
+    tiny(tmp_path / "a", anchored=False)
+    detector = tiny(tmp_path / "a")
+    assert_same(detector, kedge.load(tmp_path / "a", model=mlp()), images(5, side=2))
+    assert os.listdir(tmp_path) == ["a"]
+
+
+def test_a_path_that_cannot_be_written_is_named(tmp_path):
+    (tmp_path / "file").write_text("x")
+    detector = kedge.Energy(network()).fit(images())
+    with pytest.raises(InputError, match="path must be writable"):
+        detector.save(tmp_path / "file" / "a.kedge")
+    with pytest.raises(InputError, match="is a directory: add a file name"):
+        detector.save(tmp_path)
+    detector.save(tmp_path / "new" / "folder" / "a.kedge")
+    assert kedge.load(tmp_path / "new" / "folder" / "a.kedge").score(images(2)).shape == (2,)
+
+
+@pytest.mark.parametrize(
+    "tensor",
+    [
+        torch.tensor(1.5),
+        torch.empty(0),
+        torch.empty(0, 3),
+        torch.arange(3),
+        torch.tensor([True, False]),
+        torch.ones(2, 3, dtype=torch.bfloat16),
+        torch.randn(4, 6)[:, ::2].T,
+        torch.ones(3, requires_grad=True),
+        torch.tensor([float("nan"), float("inf"), -0.0]),
+    ],
+)
+def test_tensors_of_every_kind_come_back(tensor, tmp_path):
+    artifact.write(tmp_path / "a", {"note": "x"}, {"t": tensor, "shared": tensor})
+    header, tensors = artifact.read(tmp_path / "a")
+    assert header == {"version": 1, "note": "x"}
+    for name in ("t", "shared"):
+        assert tensors[name].dtype == tensor.dtype
+        assert tensors[name].shape == tensor.shape
+        assert torch.equal(tensors[name].nan_to_num(7), tensor.detach().nan_to_num(7))
+
+
+def test_numbers_in_the_header_come_back_to_the_last_digit(tmp_path):
+    values = {"a": 0.1 + 0.2, "b": 1e-300, "c": 2**70, "d": float("inf"), "e": None, "f": [True, 'ü\n"']}
+    artifact.write(tmp_path / "a", values, {"t": torch.ones(1)})
+    header, _ = artifact.read(tmp_path / "a")
+    assert header == {"version": 1, **values}

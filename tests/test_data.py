@@ -1,0 +1,749 @@
+"""Image sets, and the way from files, PIL images, arrays and data loaders to what a network takes."""
+
+import gzip
+import io
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image, ImageOps
+from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, TensorDataset
+
+from kedge.data import ImageSet, Preprocess, batches, choose, open_image, shape_of_inputs
+from kedge.data.digits import digits, inverted, letters, noised, of_classes, textures
+from kedge.data.preprocess import FILTERS
+from kedge.errors import FileFormatError, InputError, NotReadyError
+
+quick = settings(max_examples=60, derandomize=True, deadline=None)
+RULE = Preprocess((3, 8, 8))
+GREY = Preprocess((1, 8, 8))
+
+
+def random_images(n=12, channels=3, side=8, seed=0) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(0, 256, (n, channels, side, side), dtype=torch.uint8, generator=generator)
+
+
+def labelled(n=12, classes=3, **kwargs) -> ImageSet:
+    return ImageSet(
+        random_images(n, **kwargs), torch.arange(n) % classes, name="toy", classes=("a", "b", "c")[:classes]
+    )
+
+
+def picture(width=20, height=14, mode="RGB", seed=0) -> Image.Image:
+    """A colourful picture with smooth parts and edges, in any mode."""
+    rng = np.random.default_rng(seed)
+    coarse = Image.fromarray(rng.integers(0, 256, (5, 6, 4), dtype=np.uint8), "RGBA")
+    image = coarse.resize((width, height), Image.Resampling.BICUBIC)
+    return image if mode == "RGBA" else image.convert("RGB").convert(mode)
+
+
+def as_tensor(image: Image.Image) -> torch.Tensor:
+    array = np.array(image)
+    return torch.from_numpy(array[None] if array.ndim == 2 else array.transpose(2, 0, 1).copy())
+
+
+def together(source, rule=RULE, **kwargs) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """All batches as one, in floating point, with their labels."""
+    parts = list(batches(source, rule, **kwargs))
+    x = torch.cat([x.double() / 255 if x.dtype == torch.uint8 else x.double() for x, _ in parts])
+    return x, None if parts[0][1] is None else torch.cat([y for _, y in parts])
+
+
+# ImageSet.
+
+
+def test_an_image_set_is_images_labels_and_names():
+    data = labelled()
+    assert len(data) == 12
+    image, label = data[4]
+    assert image.equal(data.images[4])
+    assert label == 1
+    assert ImageSet(data.images)[4][1] == -1
+    assert data.labels.dtype == torch.int64
+    assert ImageSet(data.images, data.labels.to(torch.uint8)).labels.dtype == torch.int64
+
+
+@pytest.mark.parametrize(
+    ("images", "labels", "message"),
+    [
+        (
+            torch.zeros(4, 3, 8, 8),
+            None,
+            r"images must be a uint8 tensor \(N, D, H, W\), got torch.float32 \(4, 3, 8, 8\)",
+        ),
+        (torch.zeros(3, 8, 8, dtype=torch.uint8), None, r"got torch.uint8 \(3, 8, 8\)"),
+        (np.zeros((4, 3, 8, 8), np.uint8), None, r"got uint8 \(4, 3, 8, 8\); ImageSet.from_arrays converts"),
+        ([1, 2], None, "images must be a uint8 tensor .*list"),
+        (random_images(4), torch.zeros(3, dtype=torch.long), r"one per image, \(4,\); got \(3,\) in the set 'images'"),
+        (random_images(4), torch.zeros(4, 1, dtype=torch.long), r"one per image, \(4,\); got \(4, 1\)"),
+        (random_images(4), torch.zeros(4), "labels must be whole numbers, got torch.float32"),
+        (random_images(4), [0, 1, 0, 1], "labels must be a tensor, got list"),
+    ],
+)
+def test_what_an_image_set_is_not(images, labels, message):
+    with pytest.raises(InputError, match=message):
+        ImageSet(images, labels)
+
+
+def test_arrays_come_as_files_hold_them():
+    array = np.random.default_rng(0).integers(0, 256, (5, 6, 7, 3), dtype=np.uint8)
+    data = ImageSet.from_arrays(array, [0, 1, 0, 1, 2], name="rows", classes=["x", "y", "z"])
+    assert data.images.shape == (5, 3, 6, 7)
+    assert all((data.images[:, :, h, w].numpy() == array[:, h, w]).all() for h in range(6) for w in range(7))
+    assert data.labels.tolist() == [0, 1, 0, 1, 2]
+    assert (data.name, data.classes) == ("rows", ("x", "y", "z"))
+    assert ImageSet.from_arrays(array[..., 0]).images.equal(torch.from_numpy(array[..., 0])[:, None])
+    for bad in (array.astype(np.float32), array[0, 0], array.astype(np.int64)):
+        with pytest.raises(InputError, match=r"images must be uint8 \(N, H, W\) or \(N, H, W, D\), got"):
+            ImageSet.from_arrays(bad)
+
+
+def test_the_checksum_names_the_content_and_nothing_else():
+    data = labelled()
+    same = ImageSet(data.images.clone(), data.labels.clone(), name="other", classes=())
+    assert same.checksum == data.checksum
+    assert len(data.checksum) == 64
+    changed = data.images.clone()
+    changed[3, 1, 2, 5] ^= 1
+    relabelled = data.labels.clone()
+    relabelled[-1] = 0
+    others = [
+        ImageSet(changed, data.labels),
+        ImageSet(data.images, relabelled),
+        ImageSet(data.images),
+        ImageSet(data.images.view(12, 3, 4, 16), data.labels),
+        data.subset(range(11)),
+        data.subset(range(11, -1, -1)),
+    ]
+    assert len({s.checksum for s in (data, *others)}) == 7
+    assert ImageSet(data.images.transpose(2, 3)).checksum == ImageSet(data.images.transpose(2, 3).contiguous()).checksum
+
+
+def test_a_subset_keeps_the_order_asked_for():
+    data = labelled()
+    part = data.subset([7, 2, 2], name="three")
+    assert part.images.equal(torch.stack([data.images[i] for i in (7, 2, 2)]))
+    assert part.labels.tolist() == [1, 2, 2]
+    assert (part.name, part.classes) == ("three", data.classes)
+    assert data.subset(torch.tensor([0])).name == "toy"
+    assert len(data.subset([])) == 0
+
+
+def test_a_subset_by_a_mask_is_where_it_is_true():
+    data = labelled()
+    assert data.subset(data.labels == 2).images.equal(data.images[2::3])
+    assert data.subset([False] * 11 + [True]).labels.tolist() == [2]
+
+
+@given(n=st.integers(2, 40), fraction=st.floats(0.05, 0.95), seed=st.integers(0, 5))
+@quick
+def test_a_split_shares_out_every_image_once(n, fraction, seed):
+    numbered = ImageSet(torch.zeros(n, 1, 1, 1, dtype=torch.uint8), torch.arange(n))
+    first, rest = numbered.split(fraction, seed=seed)
+    assert len(first) == round(fraction * n)
+    assert sorted([*first.labels.tolist(), *rest.labels.tolist()]) == list(range(n))
+    again = numbered.split(fraction, seed=seed)
+    assert again[0].labels.equal(first.labels)
+    assert again[1].labels.equal(rest.labels)
+
+
+def test_a_split_shuffles_by_its_seed():
+    data = ImageSet(random_images(30), torch.arange(30))
+    orders = [data.split(0.5, seed=seed)[0].labels.tolist() for seed in range(5)]
+    assert len(set(map(tuple, orders))) == 5
+    assert all(order != sorted(order) for order in orders)
+    state = torch.get_rng_state()
+    data.split(0.5)
+    assert torch.get_rng_state().equal(state)
+
+
+@pytest.mark.parametrize("fraction", [0, 1, -0.1, 2, float("nan")])
+def test_a_split_needs_two_parts(fraction):
+    with pytest.raises(InputError, match=r"fraction must lie in \(0, 1\)"):
+        labelled().split(fraction)
+
+
+# PIL images: the stored rule is Pillow's.
+
+
+@pytest.mark.parametrize("resize", list(FILTERS))
+@pytest.mark.parametrize("size", [(20, 14), (14, 20), (5, 4), (8, 8), (31, 8)])
+def test_a_picture_is_cut_and_scaled_by_pillow(resize, size):
+    rule, image = Preprocess((3, 8, 8), resize=resize), picture(*size)
+    expected = ImageOps.fit(image, (8, 8), getattr(Image.Resampling, resize.upper()))
+    assert rule(image).equal(as_tensor(expected))
+    stretched = Preprocess((3, 8, 8), resize=resize, fit="stretch")(image)
+    assert stretched.equal(as_tensor(image.resize((8, 8), getattr(Image.Resampling, resize.upper()))))
+
+
+def test_the_size_is_height_before_width():
+    image = picture(30, 10)
+    expected = ImageOps.fit(image, (12, 6), Image.Resampling.BICUBIC)
+    assert Preprocess((3, 6, 12))(image).equal(as_tensor(expected))
+    stretched = image.resize((12, 6), Image.Resampling.BICUBIC)
+    assert Preprocess((3, 6, 12), fit="stretch")(image).equal(as_tensor(stretched))
+
+
+def test_a_picture_of_the_right_size_is_not_touched():
+    image = picture(8, 8)
+    assert RULE(image).equal(as_tensor(image))
+    assert RULE(image).dtype == torch.uint8
+
+
+@pytest.mark.parametrize("mode", ["RGB", "L", "LA", "RGBA", "P", "CMYK", "1", "YCbCr", "HSV"])
+@pytest.mark.parametrize("channels", [1, 3])
+def test_a_picture_of_another_mode_is_converted_by_pillow(mode, channels):
+    image = picture(mode=mode)
+    assert image.mode == mode
+    converted = image.convert("L" if channels == 1 else "RGB")
+    expected = ImageOps.fit(converted, (8, 8), Image.Resampling.BICUBIC)
+    assert Preprocess((channels, 8, 8))(image).equal(as_tensor(expected))
+
+
+@pytest.mark.parametrize("brightest", [65535, 30000, 200, 0])
+@pytest.mark.parametrize("mode", ["I;16", "I;16B"])
+def test_sixteen_bits_are_scaled_to_eight_whatever_the_picture_holds(mode, brightest):
+    values = np.linspace(0, brightest, 64).round().astype(">u2" if mode == "I;16B" else "<u2").reshape(8, 8)
+    image = Image.frombytes(mode, (8, 8), values.tobytes())
+    expected = (values.astype(np.float64) / 65535 * 255).round().astype(np.uint8)
+    assert GREY(image)[0].numpy().tolist() == expected.tolist()
+    assert RULE(image).equal(GREY(image).expand(3, 8, 8))
+
+
+def test_a_16_bit_file_is_not_clipped(tmp_path):
+    values = np.arange(64, dtype=np.uint16).reshape(8, 8) * 1040
+    Image.fromarray(values).save(tmp_path / "deep.png")
+    assert GREY(tmp_path / "deep.png")[0].tolist() == (values / 257.0).round().astype(int).tolist()
+
+
+def test_32_bit_pictures_hold_8_or_16_bits():
+    dark = np.arange(64, dtype=np.int32).reshape(8, 8)
+    assert GREY(Image.fromarray(dark))[0].tolist() == dark.tolist()
+    assert GREY(Image.fromarray(dark * 1000))[0].tolist() == (dark * 1000 / 257.0).round().astype(int).tolist()
+    floating = Image.fromarray(np.linspace(-20, 300, 64, dtype=np.float32).reshape(8, 8))
+    assert GREY(floating)[0].flatten()[[0, -1]].tolist() == [0, 255]
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+@pytest.mark.parametrize("kind", ["jpg", "png", "tiff", "webp"])
+def test_a_rotated_photograph_stands_upright(tmp_path, orientation, kind):
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    options = {"quality": 95} if kind == "jpg" else {"lossless": True} if kind == "webp" else {}
+    path = tmp_path / f"photo.{kind}"
+    picture(20, 14).save(path, exif=exif, **options)
+    with Image.open(path) as opened:
+        upright = ImageOps.exif_transpose(opened)
+    expected = as_tensor(ImageOps.fit(upright.convert("RGB"), (8, 8), Image.Resampling.BICUBIC))
+    assert RULE(path).equal(expected)  # from the file
+    with Image.open(path) as opened:
+        assert RULE(opened).equal(expected)  # and lazily opened
+
+
+def test_uint8_tensors_of_another_size_follow_the_same_rule():
+    for mode, rule in (("RGB", RULE), ("L", GREY)):
+        image = picture(mode=mode)
+        assert rule.batch(as_tensor(image)[None])[0].equal(rule(image))
+        assert rule(np.array(image)).equal(rule(image))
+
+
+def test_a_rule_is_stored_as_plain_numbers():
+    assert Preprocess([3, np.int64(8), 8.0]).shape == (3, 8, 8)
+    assert Preprocess((3, 8, 8)) == RULE
+    with pytest.raises(InputError, match=r"resize must be one of 'nearest', .*; got 'cubic'"):
+        Preprocess((3, 8, 8), resize="cubic")
+    with pytest.raises(InputError, match="fit must be one of 'crop', 'stretch'; got 'pad'"):
+        Preprocess((3, 8, 8), fit="pad")
+
+
+# Files that cannot be read.
+
+
+def png(size=(40, 30), kind="PNG") -> bytes:
+    buffer = io.BytesIO()
+    picture(*size).save(buffer, kind)
+    return buffer.getvalue()
+
+
+@pytest.mark.parametrize("kind", ["PNG", "JPEG"])
+def test_a_truncated_file_is_an_error_wherever_it_ends(tmp_path, kind):
+    whole = png(kind=kind)
+    path = tmp_path / "cut.img"
+    for length in (0, 1, 10, len(whole) // 3, len(whole) // 2, len(whole) * 3 // 4):
+        path.write_bytes(whole[:length])
+        with pytest.raises(InputError, match=r"cut\.img cannot be read as an image"):
+            RULE(path)
+
+
+def test_a_truncated_picture_that_was_opened_lazily_is_one_too():
+    whole = png()
+    opened = Image.open(io.BytesIO(whole[: len(whole) // 2]))
+    with pytest.raises(InputError, match=r"a PIL image \(RGB, \(40, 30\)\) cannot be read: .*truncated"):
+        RULE(opened)
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning:PIL")
+@pytest.mark.parametrize("kind", ["PNG", "JPEG", "GIF", "BMP", "TIFF", "WEBP", "DDS", "PCX", "SGI"])
+def test_no_damage_gives_an_error_of_pillow_s_own(tmp_path, kind):
+    whole, rng, path = png((12, 9), kind), np.random.default_rng(0), tmp_path / "damaged.img"
+    for _ in range(60):
+        damaged = bytearray(whole)
+        for position in rng.integers(0, min(len(whole), 200), 3):
+            damaged[position] = rng.integers(256)
+        path.write_bytes(damaged)
+        try:
+            assert RULE(path).shape == (3, 8, 8)
+        except InputError as error:
+            assert "damaged.img" in str(error)  # noqa: PT017
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"not a picture at all", r"note\.txt cannot be read as an image: not an image"),
+        (b"", r"note\.txt cannot be read as an image: not an image"),
+    ],
+)
+def test_a_file_of_something_else(tmp_path, content, message):
+    (tmp_path / "note.txt").write_bytes(content)
+    with pytest.raises(InputError, match=message):
+        open_image(tmp_path / "note.txt")
+
+
+@pytest.mark.parametrize("path", ["missing.png", "", ".", "http://example.org/cat.png", "nul\0l.png", "x" * 5000])
+def test_a_string_that_is_no_file(path):
+    with pytest.raises(InputError, match="cannot be read as an image"):
+        RULE(path)
+
+
+@pytest.mark.parametrize("limit", [500, 700])
+def test_a_decompression_bomb_is_refused(tmp_path, monkeypatch, limit):
+    """Pillow raises at twice its limit and only warns above it; kedge refuses both."""
+    (tmp_path / "bomb.png").write_bytes(png())  # 1,200 pixels
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", limit)
+    with pytest.raises(InputError, match=r"bomb\.png cannot be read as an image: .*decompression bomb"):
+        RULE(tmp_path / "bomb.png")
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 1200)
+    assert RULE(tmp_path / "bomb.png").shape == (3, 8, 8)
+
+
+# Tensors and arrays.
+
+
+@pytest.mark.parametrize(
+    ("images", "message"),
+    [
+        (torch.zeros(2, 1, 8, 8), r"images must be \(B, 3, 8, 8\), got \(2, 1, 8, 8\)"),
+        (torch.zeros(3, 8, 8), r"images must be \(B, 3, 8, 8\), got \(3, 8, 8\); for one image pass x\[None\]"),
+        (torch.zeros(8, 8), r"got \(8, 8\); for one image pass"),
+        (torch.zeros(2, 8, 8, 3), r"images must be \(B, 3, 8, 8\), got \(2, 8, 8, 3\)"),
+        (torch.zeros(2, 3, 9, 9), r"floating point images must be .*got \(2, 3, 9, 9\); pass uint8 or PIL images"),
+        (torch.zeros(2, 3, 8, 8, dtype=torch.int64), "images must be uint8 or floating point .*got torch.int64"),
+        (torch.zeros(2, 3, 8, 8, dtype=torch.bool), "got torch.bool"),
+        (torch.full((2, 3, 8, 8), float("nan")), "images must be finite; 384 of 384"),
+        (torch.full((2, 3, 8, 8), float("inf")), "images must be finite"),
+        (torch.full((2, 3, 8, 8), 255.0), r"must lie in \[0, 1\], got values from 255 to 255; pass images before norm"),
+        (torch.full((2, 3, 8, 8), -0.5), r"must lie in \[0, 1\], got values from -0.5 to -0.5"),
+        (np.zeros((2, 3, 8, 8), np.int32), "arrays must be uint8 or floating point, got int32"),
+        (np.zeros((8, 8, 3), np.uint8), r"arrays of images must be \(B, H, W, 3\) or .*for one image pass x\[None\]"),
+        (np.zeros((2, 8, 8), np.uint8), r"got \(2, 8, 8\)"),
+        (np.zeros((2, 8, 8, 4), np.uint8), r"got \(2, 8, 8, 4\)"),
+    ],
+)
+def test_what_cannot_be_a_batch_of_images(images, message):
+    with pytest.raises(InputError, match=message):
+        RULE.batch(images)
+
+
+def test_rounding_just_outside_zero_to_one_is_let_pass():
+    assert RULE.batch(torch.full((1, 3, 8, 8), 1.0005)).max() > 1
+
+
+def test_one_grey_array_is_not_taken_for_many():
+    for one in (np.zeros((8, 8, 1), np.uint8), np.zeros((8, 8), np.uint8)):
+        with pytest.raises(InputError, match=r"for one image pass x\[None\]"):
+            GREY.batch(one)
+    assert GREY.batch(np.zeros((5, 8, 8), np.uint8)).shape == (5, 1, 8, 8)
+    assert GREY.batch(np.zeros((5, 8, 8, 1), np.uint8)).shape == (5, 1, 8, 8)
+
+
+def test_images_of_other_channel_counts_pass_but_are_not_resized():
+    rule = Preprocess((5, 8, 8))
+    assert rule.batch(torch.zeros(2, 5, 8, 8, dtype=torch.uint8)).shape == (2, 5, 8, 8)
+    with pytest.raises(InputError, match="only images of 1 or 3 channels can be resized, got 5"):
+        rule.batch(torch.zeros(2, 5, 9, 9, dtype=torch.uint8))
+    with pytest.raises(InputError, match="PIL images have 1 or 3 channels and this network takes 5"):
+        rule(picture())
+
+
+def test_vectors_and_signals_pass_as_they_are():
+    vectors = torch.randn(4, 7) * 100
+    assert Preprocess((7,)).batch(vectors) is vectors
+    assert Preprocess((2, 9)).batch(np.zeros((4, 2, 9), np.float32)).shape == (4, 2, 9)
+    with pytest.raises(InputError, match=r"inputs must be \(B, 7\), got \(7,\); for one input pass x\[None\]"):
+        Preprocess((7,)).batch(vectors[0])
+    with pytest.raises(InputError, match="inputs must be finite"):
+        Preprocess((7,)).batch(vectors.log())
+    with pytest.raises(InputError, match=r"takes inputs \(B, 7\), not images"):
+        Preprocess((7,))(picture())
+
+
+# Batches.
+
+
+class Pairs(Dataset):
+    """A map-style data set as users write them."""
+
+    def __init__(self, data: ImageSet, wrap=lambda image, label: (image, label)):
+        self.data, self.wrap = data, wrap
+
+    def __len__(self):
+        return len(self.data)
+
+    def __getitem__(self, index):
+        return self.wrap(self.data.images[index], int(self.data.labels[index]))
+
+
+class Stream(IterableDataset):
+    def __init__(self, data: ImageSet):
+        self.data = data
+
+    def __iter__(self):
+        yield from self.data
+
+
+def sources(data: ImageSet) -> dict[str, object]:
+    x, y = data.images, data.labels
+    pil = [Image.fromarray(image.permute(1, 2, 0).numpy()) for image in x]
+    dicts = [{"pixel_values": image, "labels": label} for image, label in zip(x, y, strict=True)]
+    return {
+        "image set": data,
+        "uint8": x,
+        "float32": x.float() / 255,
+        "float64": x.double() / 255,
+        "array channels last": x.permute(0, 2, 3, 1).numpy(),
+        "array channels first": x.numpy(),
+        "float array": x.permute(0, 2, 3, 1).numpy() / 255.0,
+        "list of tensors": list(x),
+        "list of arrays": [image.permute(1, 2, 0).numpy() for image in x],
+        "tuple of PIL images": tuple(pil),
+        "mixed list": [pil[0], x[1].double() / 255, x[2].permute(1, 2, 0).numpy(), *pil[3:]],
+        "generator": (image for image in pil),
+        "pairs": list(zip(pil, y.tolist(), strict=True)),
+        "data set": Pairs(data),
+        "subset": Subset(Pairs(data), range(len(x))),
+        "data set of dicts": Pairs(data, lambda image, label: {"image": image, "label": label}),
+        "data set of triples": Pairs(data, lambda image, label: (image, label, "name.png")),
+        "tensor data set": TensorDataset(x),
+        "labelled tensor data set": TensorDataset(x, y),
+        "iterable data set": Stream(data),
+        "loader of tensors": DataLoader(x, batch_size=5),
+        "loader of one-tuples": DataLoader(TensorDataset(x), batch_size=5),
+        "loader of pairs": DataLoader(TensorDataset(x.float() / 255, y), batch_size=5),
+        "loader of an image set": DataLoader(data, batch_size=5),
+        "loader of dicts": DataLoader(dicts, batch_size=5),
+        "loader of PIL images": DataLoader(Pairs(data), batch_size=5, collate_fn=lambda rows: _pil_batch(rows)),
+        "loader of a stream": DataLoader(Stream(data), batch_size=5),
+    }
+
+
+def _pil_batch(rows):
+    return [Image.fromarray(image.permute(1, 2, 0).numpy()) for image, _ in rows], [label for _, label in rows]
+
+
+LABELLED = ("image set", "pairs", "data set", "subset", "data set of dicts", "data set of triples", "iterable data set")
+LABELLED += ("labelled tensor data set", "loader of pairs", "loader of an image set", "loader of dicts")
+LABELLED += ("loader of PIL images", "loader of a stream")
+
+
+@pytest.mark.parametrize("name", list(sources(labelled())))
+def test_the_same_images_come_out_of_whatever_holds_them(name):
+    data = labelled()
+    x, y = together(sources(data)[name], size=5)
+    assert torch.allclose(x, data.images.double() / 255, rtol=0, atol=1e-7)
+    if name in LABELLED:
+        assert y.equal(data.labels)
+        assert y.dtype == torch.int64
+    else:
+        assert y is None
+
+
+def test_paths_are_images(tmp_path):
+    data, paths = labelled(), []
+    for i, image in enumerate(data.images):
+        paths.append(tmp_path / f"{i}.png")
+        Image.fromarray(image.permute(1, 2, 0).numpy()).save(paths[-1])
+    for source in (paths, [str(path) for path in paths], list(zip(paths, data.labels.tolist(), strict=True))):
+        assert together(source)[0].equal(data.images.double() / 255)
+    for one in (paths[3], str(paths[3]), Image.open(paths[3]), [paths[3]]):
+        assert together(one)[0].equal(data.images[3:4].double() / 255)
+
+
+def test_batches_have_the_size_asked_for_and_a_loader_keeps_its_own():
+    data = labelled()
+    for source in (data, data.images, data.images.numpy(), list(data.images), Pairs(data)):
+        assert [len(x) for x, _ in batches(source, RULE, size=5)] == [5, 5, 2]
+    assert [len(x) for x, _ in batches(DataLoader(data, batch_size=4), RULE, size=5)] == [4, 4, 4]
+
+
+def test_uint8_beside_floating_point_is_brought_to_zero_to_one():
+    """Stacking alone would turn the pixel 255 into 255.0."""
+    white = torch.full((3, 8, 8), 255, dtype=torch.uint8)
+    (x, _), *_ = batches([white, white.float() / 255, white.numpy().transpose(1, 2, 0), white.half() / 255], RULE)
+    assert x.is_floating_point()
+    assert x.eq(1).all()
+
+
+def test_minus_one_marks_images_without_a_label():
+    assert together(ImageSet(random_images(), torch.full((12,), -1)))[1] is None
+    assert together(DataLoader(ImageSet(random_images()), batch_size=3))[1] is None
+    assert together([(image, None) for image in random_images()])[1] is None
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        torch.zeros(0, 3, 8, 8),
+        np.zeros((0, 8, 8, 3), np.uint8),
+        ImageSet(torch.zeros(0, 3, 8, 8, dtype=torch.uint8), torch.zeros(0, dtype=torch.long)),
+        [],
+        (),
+        iter(()),
+        DataLoader(TensorDataset(torch.zeros(0, 3, 8, 8))),
+    ],
+)
+def test_nothing_is_an_error(source):
+    with pytest.raises(InputError, match="the images must be at least one; the source is empty"):
+        list(batches(source, RULE))
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        (None, "images must be an ImageSet, a tensor, .*; got NoneType"),
+        (7, "got int"),
+        ({"pixel_values": torch.zeros(1, 3, 8, 8)}, "got dict"),
+        ([1, 2, 3], "an image must be a PIL image, a path, an array or a tensor; got int"),
+        ([None], "got NoneType"),
+        ([[[0.5]]], "got list"),
+        (b"bytes", "got int"),
+        ([{"picture": 1}], r"a mapping must hold the image as one of .*'pixel_values'.*; got the keys \['picture'\]"),
+        ([torch.zeros(3, 8, 8), torch.zeros(3, 9, 9)], r"floating point images must be .*\(1, 3, 9, 9\)"),
+        (["missing.png"], "missing.png cannot be read"),
+        ((torch.zeros(4, 3, 8, 8), torch.zeros(4)), r"images must be \(B, 3, 8, 8\), got \(1, 4, 3, 8, 8\)"),
+    ],
+)
+def test_what_holds_no_images(source, message):
+    with pytest.raises(InputError, match=message):
+        list(batches(source, RULE))
+
+
+@pytest.mark.parametrize(
+    ("source", "came"),
+    [
+        ([(torch.zeros(3, 8, 8), "cat"), (torch.zeros(3, 8, 8), "dog")], "list"),
+        (DataLoader([(torch.zeros(3, 8, 8), "cat"), (torch.zeros(3, 8, 8), "dog")], batch_size=2), "tuple"),
+        (DataLoader(TensorDataset(torch.zeros(2, 3, 8, 8), torch.zeros(2)), batch_size=2), r"\(2,\)"),
+        (DataLoader(TensorDataset(torch.zeros(2, 3, 8, 8), torch.zeros(2, 5).long()), batch_size=2), r"\(2, 5\)"),
+    ],
+)
+def test_labels_that_are_no_class_numbers(source, came):
+    with pytest.raises(InputError, match=rf"labels must be one whole number per image, \(2,\); got {came}"):
+        list(batches(source, RULE))
+
+
+# The shape of a source.
+
+
+@pytest.mark.parametrize(
+    ("source", "shape"),
+    [
+        (torch.zeros(5, 3, 8, 9), (3, 8, 9)),
+        (np.zeros((5, 3, 8, 9)), (3, 8, 9)),
+        (np.zeros((5, 8, 9, 3)), (3, 8, 9)),
+        (np.zeros((5, 8, 9)), (1, 8, 9)),
+        ([np.zeros((8, 9))], (1, 8, 9)),
+        (labelled(), (3, 8, 8)),
+        ([torch.zeros(3, 8, 9)], (3, 8, 9)),
+        (DataLoader(labelled(), batch_size=4), (3, 8, 8)),
+        (DataLoader([{"image": torch.zeros(1, 4, 4), "label": 0}]), (1, 4, 4)),
+        (torch.zeros(5, 7), (7,)),
+        (np.zeros((5, 7)), (7,)),
+        (torch.zeros(5, 2, 9), (2, 9)),
+    ],
+)
+def test_the_shape_of_one_input_is_read_off_the_first(source, shape):
+    assert shape_of_inputs(source) == shape
+
+
+@pytest.mark.parametrize("source", [[picture()], picture(), "photo.png", [Path("photo.png")], [(picture(), 0)]])
+def test_pictures_have_no_shape_of_their_own(source):
+    with pytest.raises(InputError, match=r"pass preprocess=Preprocess\(\(D, H, W\)\)"):
+        shape_of_inputs(source)
+
+
+@pytest.mark.parametrize("source", [torch.zeros(0, 3, 8, 8), [], DataLoader(TensorDataset(torch.zeros(0, 3, 8, 8)))])
+def test_an_empty_training_set_has_no_shape(source):
+    with pytest.raises(InputError, match="the training set must have at least one image; it is empty"):
+        shape_of_inputs(source)
+
+
+# Choosing images, as anchors are.
+
+
+def where(chosen: torch.Tensor, data: ImageSet) -> list[int]:
+    """The index in the set of each chosen image; every one of them is there."""
+    chosen = chosen if chosen.dtype == torch.uint8 else (chosen * 255).round().to(torch.uint8)
+    return [int((data.images == image).flatten(1).all(dim=1).nonzero()[0, 0]) for image in chosen]
+
+
+def draws(data: ImageSet) -> dict[str, object]:
+    """Sources that are sized and indexed, and sources that are streams."""
+    listed = Pairs(data)
+    listed.targets = data.labels.tolist()  # as torchvision's data sets have them
+    return {
+        "image set": data,
+        "tensor": data.images,
+        "array": data.images.permute(0, 2, 3, 1).numpy(),
+        "pairs": Pairs(data),
+        "targets": listed,
+        "loader": DataLoader(data, batch_size=7),
+        "stream": DataLoader(Stream(data), batch_size=7),
+    }
+
+
+@pytest.mark.parametrize(
+    ("name", "how"),
+    [(name, "random") for name in draws(labelled())]
+    + [(name, "balanced") for name in draws(labelled()) if name not in ("tensor", "array")],  # they have no labels
+)
+def test_a_draw_is_of_different_images_of_the_set_and_fixed_by_the_seed(name, how):
+    data = labelled(60)
+    indices = [where(choose(draws(data)[name], RULE, 9, how, seed), data) for seed in range(4)]
+    assert all(len(set(row)) == 9 for row in indices)
+    assert len(set(map(tuple, indices))) == 4
+    assert indices[2] == where(choose(draws(data)[name], RULE, 9, how, 2), data)
+
+
+@pytest.mark.parametrize("name", ["image set", "pairs", "targets", "loader", "stream"])
+@pytest.mark.parametrize("k", [1, 2, 3, 7, 10, 14])
+def test_a_balanced_draw_takes_classes_as_evenly_as_possible(name, k):
+    """One class has two images only; the others make up for it, and none is ahead of another by more than one."""
+    labels = torch.tensor([0] * 40 + [1] * 2 + [2] * 18)
+    data = ImageSet(random_images(60), labels)
+    drawn = labels[where(choose(draws(data)[name], RULE, k, "balanced", 3), data)]
+    counts = drawn.bincount(minlength=3).tolist()
+    assert sum(counts) == k
+    assert counts[1] >= min(2, max(counts) - 1)
+    assert abs(counts[0] - counts[2]) <= 1
+
+
+@pytest.mark.parametrize("name", ["image set", "loader"])
+def test_every_image_is_drawn_equally_often(name):
+    data = labelled(20)
+    drawn = Counter(i for seed in range(300) for i in where(choose(draws(data)[name], RULE, 4, "random", seed), data))
+    expected = 300 * 4 / 20  # 60, with a deviation of about 7
+    assert all(abs(drawn[i] - expected) < 4.5 * 7 for i in range(20))
+
+
+def test_a_draw_leaves_torch_s_generator_alone():
+    data, state = labelled(), torch.get_rng_state()
+    for source in (data, data.images, Pairs(data)):
+        choose(source, RULE, 3, "random", 0)
+    assert torch.get_rng_state().equal(state)
+
+
+def test_names_listed_as_labels_are_not_taken_for_class_numbers():
+    data = labelled(30)
+    for wrong in (["cat", "dog", "bird"], ["cat"] * 30, [0, 1], np.zeros((30, 3)), "text", None):
+        source = Pairs(data)
+        source.labels = wrong
+        assert len(where(choose(source, RULE, 5, "random", 0), data)) == 5
+        balanced = data.labels[where(choose(source, RULE, 6, "balanced", 0), data)]
+        assert balanced.bincount().tolist() == [2, 2, 2]
+
+
+@pytest.mark.parametrize("source", [random_images(), DataLoader(TensorDataset(random_images()))])
+def test_a_balanced_draw_needs_labels(source):
+    with pytest.raises(
+        InputError, match='anchors="balanced" needs labels, and the training set has none; use "random"'
+    ):
+        choose(source, RULE, 3, "balanced", 0)
+
+
+def test_a_draw_needs_enough_images():
+    for source in (random_images(4), DataLoader(TensorDataset(random_images(4)))):
+        with pytest.raises(InputError, match="must have at least 5 images to draw anchors from; it has 4"):
+            choose(source, RULE, 5, "random", 0)
+        assert len(choose(source, RULE, 5, "random", 0, at_least=4)) == 4
+    with pytest.raises(InputError, match="anchors must be one of 'random', 'balanced'; got 'first'"):
+        choose(random_images(4), RULE, 2, "first", 0)
+
+
+def test_a_path_or_a_mapping_is_no_set_to_draw_from(tmp_path):
+    picture().save(tmp_path / "one.png")
+    with pytest.raises(InputError, match="must have at least 2 images to draw anchors from; it has 1"):
+        choose(str(tmp_path / "one.png"), RULE, 2, "random", 0)
+    with pytest.raises(InputError, match="got dict"):
+        choose({"image": random_images(4)}, RULE, 2, "random", 0)
+
+
+# The demo's images.
+
+
+def test_the_digits_are_five_hundred_of_each():
+    data = digits()
+    assert data.images.shape == (5000, 1, 28, 28)
+    assert data.labels.bincount().tolist() == [500] * 10
+    assert data.classes == tuple("0123456789")
+    assert 30 < data.images.float().mean() < 40  # MNIST's mean is 33.3
+
+
+def test_classes_are_renumbered_in_the_order_asked_for():
+    data = labelled(12)
+    part = of_classes(data, (2, 0), name="two")
+    assert part.labels.tolist() == [1, 0] * 4
+    assert part.classes == ("c", "a")
+    assert part.images[0].equal(data.images[0])
+    assert part.images[1].equal(data.images[2])
+
+
+def test_what_does_not_belong_is_seeded_and_varied():
+    data = ImageSet(random_images(6, channels=1, side=28))
+    for make in (lambda s: letters(9, seed=s), lambda s: textures(9, seed=s), lambda s: noised(data, seed=s)):
+        first, again, other = make(0), make(0), make(1)
+        assert first.images.shape[1:] == (1, 28, 28)
+        assert first.checksum == again.checksum != other.checksum
+        assert len({image.numpy().tobytes() for image in first.images}) == len(first)
+        assert first.images.flatten(1).double().std(dim=1).min() > 10
+    assert inverted(inverted(data)).images.equal(data.images)
+    assert inverted(data).images.int().add(data.images.int()).eq(255).all()
+
+
+def test_letters_are_as_large_as_digits_and_in_the_middle():
+    images = letters(40).images.double()
+    assert images[:, :, 0].max() < 128  # nothing is cut off at the border
+    rows = torch.arange(28.0).double()
+    centres = (images.sum(dim=(1, 3)) * rows).sum(dim=1) / images.sum(dim=(1, 2, 3))
+    assert (centres - 13.5).abs().max() < 4
+
+
+def test_a_missing_or_foreign_package_is_named(monkeypatch, tmp_path):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(NotReadyError, match=r"pip install 'kedge\[demo\]'"):
+        digits()
+    folder = tmp_path / "data" / "data"
+    folder.mkdir(parents=True)
+    found = type("Spec", (), {"submodule_search_locations": [str(tmp_path)]})
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: found)
+    with pytest.raises(NotReadyError, match=r"holds no mnist_5k\.csv\.gz"):
+        digits()
+    with gzip.open(folder / "mnist_5k.csv.gz", "wt") as file:
+        file.write("1,2,3\n4,5,6\n")
+    with pytest.raises(FileFormatError, match="must hold 784 pixels and a label a row"):
+        digits()

@@ -1,0 +1,256 @@
+"""T, the corruption of anchors: what each of its five parts does alone, and where its randomness comes from."""
+
+import itertools
+import math
+
+import pytest
+import torch
+
+from kedge.errors import InputError
+from kedge.transforms import Corruption, mix_seed, seeded
+
+OFF = {"crop": False, "flip": False, "jitter": False, "blur": False, "grey": False}
+PARTS = sorted(OFF)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_thread():
+    """Keep to one thread: on images this small, threads that wait for busy cores cost more than the work."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def generator(seed):
+    return torch.Generator().manual_seed(seed)
+
+
+def images(n, channels=3, height=12, width=16, seed=0):
+    return torch.rand(n, channels, height, width, generator=generator(seed))
+
+
+def corrupt(x, *parts, seed=0):
+    """Apply the named parts alone."""
+    with seeded(seed):
+        return Corruption(**(OFF | dict.fromkeys(parts, True)))(x)
+
+
+def per_image(condition):
+    """Tell for each image whether a condition holds at every pixel."""
+    return condition.flatten(1).all(dim=1)
+
+
+def assert_share(flags, p):
+    """Assert that a share of draws is within five deviations of its probability."""
+    assert flags.double().mean().item() == pytest.approx(p, abs=5 * math.sqrt(p * (1 - p) / len(flags)))
+
+
+# --- all five --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("shape", [(3, 12, 16), (1, 12, 16), (5, 12, 16), (3, 32, 32), (2, 9, 7)])
+def test_shape_range_and_dtype_stay(shape):
+    for dtype in (torch.float32, torch.float64):
+        x = images(8, *shape).to(dtype)
+        y = corrupt(x, *PARTS)
+        assert y.shape == x.shape
+        assert y.dtype == dtype
+        assert 0 <= y.min() <= y.max() <= 1
+
+
+@pytest.mark.parametrize("size", [(1, 1), (1, 8), (8, 1), (2, 2), (4, 4), (5, 3)])
+@pytest.mark.parametrize("channels", [1, 3])
+def test_images_smaller_than_the_blur_are_corrupted_too(channels, size):
+    y = corrupt(images(8, channels, *size), *PARTS)
+    assert y.shape == (8, channels, *size)
+    assert y.isfinite().all()
+
+
+def test_the_default_is_all_five():
+    x = images(4)
+    with seeded(3):
+        default = Corruption()(x)
+    assert torch.equal(default, corrupt(x, *PARTS, seed=3))
+
+
+def test_the_images_themselves_stay_as_they_are():
+    x = images(4)
+    before = x.clone()
+    corrupt(x, *PARTS)
+    assert torch.equal(x, before)
+
+
+def test_each_image_has_a_draw_of_its_own():
+    y = corrupt(images(1).expand(20, -1, -1, -1), *PARTS)
+    assert len({tuple(row.tolist()) for row in y.flatten(1)}) == 20
+
+
+def test_all_off_is_the_identity():
+    x = images(6)
+    assert torch.equal(corrupt(x), x)
+
+
+@pytest.mark.parametrize("channels", [1, 2, 4, 5])
+@pytest.mark.parametrize("parts", [("jitter",), ("grey",), ("jitter", "grey")])
+def test_colour_is_left_alone_where_there_are_not_three_channels(channels, parts):
+    x = images(50, channels)
+    assert torch.equal(corrupt(x, *parts), x)
+
+
+@pytest.mark.parametrize("channels", [1, 5])
+def test_grey_and_multispectral_images_are_still_cropped_flipped_and_blurred(channels):
+    x = images(50, channels)
+    for part in ("crop", "flip", "blur"):
+        assert not torch.equal(corrupt(x, part), x)
+
+
+# --- each alone ------------------------------------------------------------------------------------------------------
+
+
+def test_flip_gives_the_image_or_its_mirror():
+    x = images(1000, height=3, width=4)
+    y = corrupt(x, "flip")
+    same, mirrored = per_image(y == x), per_image(y == x.flip(-1))
+    assert (same ^ mirrored).all()
+    assert_share(mirrored, 0.5)
+
+
+def test_grey_gives_equal_channels_for_a_fifth_of_the_images():
+    x = images(1000, height=3, width=4)
+    y = corrupt(x, "grey")
+    same, grey = per_image(y == x), per_image(y == y[:, :1])
+    assert (same ^ grey).all()
+    assert_share(grey, 0.2)
+    lightness = y[grey, 0]
+    assert (x[grey].amin(dim=1) - 1e-6 <= lightness).all()
+    assert (lightness <= x[grey].amax(dim=1) + 1e-6).all()
+
+
+def test_jitter_scales_the_brightness_of_four_fifths_of_the_images():
+    x = 0.05 + 0.6 * images(1000, height=3, width=4)  # below 2/3 nothing is clipped
+    factor = (corrupt(x, "jitter") / x).flatten(1)
+    assert (factor.amax(dim=1) - factor.amin(dim=1)).max() < 1e-5  # one for the whole image
+    assert factor.min() > 0.5 - 1e-5
+    assert factor.max() < 1.5 + 1e-5
+    assert factor.min() < 0.55
+    assert factor.max() > 1.45
+    assert_share((factor[:, 0] - 1).abs() > 1e-5, 0.8)
+
+
+def test_jitter_clips_what_becomes_too_bright():
+    x = images(200, height=3, width=4)
+    y = corrupt(x, "jitter")
+    factor = (y / x).flatten(1)
+    bright = factor.amax(dim=1, keepdim=True)  # the dark pixels, which nothing clips, show the factor
+    assert torch.allclose(y.flatten(1), (x.flatten(1) * bright).clamp(max=1), atol=1e-5)
+
+
+def test_blur_keeps_the_mean_and_lowers_the_variance_of_four_fifths_of_the_images():
+    x = images(300, height=24, width=24)
+    y = corrupt(x, "blur")
+    blurred = ~per_image(y == x)
+    assert_share(blurred, 0.8)
+    assert (y.mean(dim=(1, 2, 3)) - x.mean(dim=(1, 2, 3))).abs().max() < 0.02
+    ratio = y[blurred].var(dim=(1, 2, 3)) / x[blurred].var(dim=(1, 2, 3))
+    assert ratio.max() < 1 + 1e-6
+    assert ratio.median() < 0.3
+
+
+def test_blur_leaves_a_flat_image_flat():
+    x = torch.full((50, 3, 12, 16), 0.3)
+    assert torch.allclose(corrupt(x, "blur"), x, atol=1e-5)
+
+
+def test_crop_shows_a_part_of_the_image_enlarged_to_its_size():
+    # Two channels that hold each pixel's column and row show which box an output was cut from.
+    height, width = 60, 80
+    rows = torch.linspace(0, 1, height)[:, None].expand(height, width)
+    columns = torch.linspace(0, 1, width)[None].expand(height, width)
+    y = corrupt(torch.stack([columns, rows])[None].expand(200, -1, -1, -1).contiguous(), "crop")
+    assert y.shape == (200, 2, height, width)
+    wide = y[:, 0].amax(dim=(1, 2)) - y[:, 0].amin(dim=(1, 2))
+    tall = y[:, 1].amax(dim=(1, 2)) - y[:, 1].amin(dim=(1, 2))
+    area = wide * tall
+    assert area.min() > 0.55
+    assert area.max() <= 1
+    assert area.std() > 0.05
+    assert (y[:, 0].diff(dim=-1) >= -1e-5).all()  # neither mirrored nor turned
+    assert (y[:, 1].diff(dim=-2) >= -1e-5).all()
+    assert len({tuple(corner.tolist()) for corner in y[:, :, 0, 0]}) > 150
+
+
+# --- errors ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("low", "high"), [(-2.0, 2.0), (0.0, 1.5), (-0.1, 1.0), (0.0, 255.0)])
+def test_images_outside_0_to_1_are_an_error_that_says_so(low, high):
+    x = low + (high - low) * images(4)
+    with pytest.raises(InputError, match=r"\[0, 1\].*before normalisation.*mean="):
+        Corruption()(x)
+
+
+def test_a_rounding_error_outside_0_to_1_is_none():
+    y = corrupt(images(4) * (1 + 5e-4), "flip")
+    assert y.max() <= 1
+
+
+@pytest.mark.parametrize("shape", [(3, 12, 16), (4, 9), (4, 3, 9), (2, 1, 4, 4, 4)])
+def test_what_is_no_batch_of_images_is_an_error_that_names_the_remedy(shape):
+    with pytest.raises(InputError, match=r"\(B, D, H, W\).*corruption="):
+        Corruption()(torch.rand(shape))
+
+
+# --- randomness ------------------------------------------------------------------------------------------------------
+
+
+def test_the_same_seed_gives_the_same_corruption():
+    x = images(8)
+    assert torch.equal(corrupt(x, *PARTS, seed=1), corrupt(x, *PARTS, seed=1))
+    assert not torch.equal(corrupt(x, *PARTS, seed=1), corrupt(x, *PARTS, seed=2))
+
+
+def test_seeded_draws_as_manual_seed_does():
+    with seeded(5):
+        inside = torch.rand(4)
+    assert torch.equal(inside, torch.rand(4, generator=generator(5)))
+
+
+def test_seeded_puts_the_generator_back():
+    torch.manual_seed(11)
+    expected = torch.rand(3)
+    torch.manual_seed(11)
+    with seeded(0):
+        torch.rand(100)
+        with seeded(1):
+            torch.randn(7)
+    assert torch.equal(torch.rand(3), expected)
+
+
+def test_seeded_puts_the_generator_back_after_an_error():
+    state = torch.get_rng_state()
+    with pytest.raises(RuntimeError), seeded(0):
+        torch.rand(-1)
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_mix_seed_is_splitmix64_with_the_top_bit_dropped():
+    assert mix_seed(0) == 0xE220A8397B1DCDAF >> 1  # its published first output
+
+
+def test_mix_seed_has_no_collisions_on_a_grid():
+    grid = list(itertools.product(range(-3, 30), range(40), range(10)))
+    assert len({mix_seed(*point) for point in grid}) == len(grid)
+    assert len({mix_seed(*point[:2]) for point in grid} | {mix_seed(point[0]) for point in grid}) == 33 * 40 + 33
+
+
+def test_mix_seed_gives_seeds_that_torch_takes():
+    for seed in (0, -1, 2**63, 2**64 - 1, 10**30):
+        assert 0 <= mix_seed(seed, 7) < 2**63
+        generator(mix_seed(seed, 7))
+
+
+def test_neighbouring_seeds_give_unrelated_draws():
+    draws = torch.stack([torch.rand(50, generator=generator(mix_seed(0, i))) for i in range(20)])
+    correlations = torch.corrcoef(draws) - torch.eye(20)
+    assert correlations.abs().max() < 0.6
