@@ -689,3 +689,10 @@ def test_an_output_object_with_logits_is_understood():
     inner = kedge.Energy(net.inner).fit(images())
     assert kedge.Energy(net).fit(images()).score(images()).equal(inner.score(images()))
     assert kedge.AMP(kedge.anchor(net)).fit(images()).score(images()).shape == (40,)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_a_network_in_another_precision_takes_inputs_in_it(dtype):
+    x = torch.randn(40, 6).to(dtype)
+    detector = kedge.Energy(nn.Linear(6, 3).to(dtype)).fit(x).calibrate(x)
+    assert detector(x).score.dtype == dtype

@@ -176,7 +176,7 @@ def test_real_detectors_on_one_footing():
         **{kind.name: kind(net) for kind in (kedge.MSP, kedge.MaxLogit, kedge.Entropy, kedge.Energy)},
     }
     for detector in detectors.values():
-        detector.fit(INSIDE).calibrate(greys(50, 100, 9, "held out", labels=True))
+        detector.fit(greys(50, 100, 8, "train", labels=True)).calibrate(greys(50, 100, 9, "held out", labels=True))
     table = evaluate(detectors, INSIDE, [NEAR, FAR])
     assert set(table.results) == set(detectors)
     plain = [table.results[name] for name in ("msp", "max_logit", "entropy", "energy")]

@@ -7,7 +7,9 @@ from typing import Any
 
 from torch import Tensor
 
+from kedge.anchoring import Anchored
 from kedge.data import ImageSet
+from kedge.data.leakage import fingerprints, shared
 from kedge.detectors import Detection, Detector
 from kedge.errors import InputError
 from kedge.metrics import Estimate, accuracy, detection_metrics, ece
@@ -90,7 +92,8 @@ def evaluate(
 
     Args:
         detectors: Calibrated, by the name to show.
-        id_test: In-distribution images that were neither trained nor calibrated on.
+        id_test: In-distribution images that were neither trained nor calibrated on; anchors and calibration images
+            found among them, or in an OOD set, are an error.
         ood_sets: Named sets of out-of-distribution images.
         resamples: Of the bootstrap for intervals; 0 for none.
         seed: Of the bootstrap.
@@ -99,11 +102,12 @@ def evaluate(
     Example:
         >>> import torch
         >>> from kedge import MSP
-        >>> greys = lambda v, name: ImageSet(torch.full((40, 3, 2, 2), v, dtype=torch.uint8), name=name)
-        >>> net = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(12, 2))
-        >>> msp = MSP(net).fit(greys(9, "train")).calibrate(greys(9, "held out"))
-        >>> evaluate({"MSP": msp}, greys(9, "test"), [greys(9, "same")]).results["MSP"].mean("auroc")
-        0.5
+        >>> noise = lambda name: ImageSet(torch.randint(0, 256, (40, 3, 4, 4), dtype=torch.uint8), name=name)
+        >>> net = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(48, 2))
+        >>> msp = MSP(net).fit(noise("train")).calibrate(noise("held out"))
+        >>> evaluation = evaluate({"MSP": msp}, noise("test"), [noise("other")])
+        >>> 0 <= evaluation.results["MSP"].mean("auroc") <= 1
+        True
     """
     if isinstance(ood_sets, ImageSet) or not all(isinstance(s, ImageSet) for s in (id_test, *ood_sets)):
         raise InputError("id_test must be an ImageSet and ood_sets a list of them; for one set pass [set]")
@@ -112,6 +116,7 @@ def evaluate(
         raise InputError("detectors and ood_sets must each hold at least one; give evaluate something to compare")
     if len(sets) != 1 + len(ood_sets):
         raise InputError(f"the sets must have different names, got {[id_test.name, *(s.name for s in ood_sets)]}")
+    _refuse_leaks(detectors, sets)
     total, done = len(detectors) * sum(map(len, sets.values())), 0
     results = {}
     for name, detector in detectors.items():
@@ -124,6 +129,31 @@ def evaluate(
         seconds = time.perf_counter() - started
         results[name] = _result(detections, id_test, seconds, resamples, seed)
     return Evaluation(results, sets, id_test.name, resamples)
+
+
+def _refuse_leaks(detectors: Mapping[str, Detector], sets: Mapping[str, ImageSet]) -> None:
+    """Raise if a set holds images that a detector was made with: its score there would say nothing about new images."""
+    theirs = {name: fingerprints(images.images) for name, images in sets.items()}
+    for name, detector in detectors.items():
+        ours = {}
+        if detector.calibration is not None:
+            ours["calibration image"] = detector.calibration.fingerprints
+        if isinstance(detector.net, Anchored) and detector.net.anchors is not None:
+            ours["anchor"] = fingerprints(detector.net.anchors)
+        trained_on = detector.net.record.get("data", {}).get("sha256")
+        for set_name, images in sets.items():
+            if images.checksum == trained_on:
+                raise InputError(
+                    f"the set {set_name!r} is what the network of {name!r} was trained and its statistics taken on; "
+                    "evaluate on other images"
+                )
+            for what, prints in ours.items():
+                found = shared(prints, theirs[set_name])
+                if len(found):
+                    raise InputError(
+                        f"{len(found)} of the images in {set_name!r} are among the {what}s of {name!r} (the first is "
+                        f"number {int(found[0])}); leave them out of one or the other: set.subset(...)"
+                    )
 
 
 def _result(detections: dict[str, Detection], id_test: ImageSet, seconds: float, resamples: int, seed: int) -> Result:

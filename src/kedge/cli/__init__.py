@@ -10,6 +10,7 @@ from rich.markup import escape
 from kedge import __version__
 from kedge.cli.data import data
 from kedge.cli.demo import demo
+from kedge.cli.train import train
 from kedge.errors import KedgeError
 
 app = typer.Typer(
@@ -20,6 +21,7 @@ app = typer.Typer(
     rich_markup_mode="rich",
 )
 app.command()(demo)
+app.command()(train)
 app.add_typer(data, name="data")
 
 

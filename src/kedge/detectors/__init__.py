@@ -74,8 +74,8 @@ def _detector(
     detector.classes = tuple(header["classes"])
     detector.load_state(_part(tensors, "detector."))
     if calibrated is not None:
-        values = {key: value for key, value in calibrated.items() if key != "images"}
-        detector.calibration = Calibration(scores=tensors["calibration.scores"], **values)
+        values: dict[str, Any] = {name: value for name, value in calibrated.items() if name != "images"}
+        detector.calibration = Calibration(**values, **_part(tensors, "calibration."))
     return detector
 
 
@@ -89,5 +89,5 @@ def _with_score(config: dict[str, Any], score: Score | None) -> dict[str, Any]:
     return config
 
 
-def _part(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
+def _part(tensors: dict[str, Tensor], prefix: str) -> dict[str, Any]:
     return {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}

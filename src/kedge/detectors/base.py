@@ -15,6 +15,7 @@ from kedge.anchoring import Anchored
 from kedge.anchoring.rebuild import describe
 from kedge.checks import at_least, between, finite
 from kedge.data import Preprocess, batches, choose, shape_of_inputs
+from kedge.data.leakage import fingerprints
 from kedge.errors import InputError, NotReadyError
 from kedge.models.classifier import Classifier, evaluating
 
@@ -64,9 +65,10 @@ class Detection:
 
 @dataclass(frozen=True)
 class Calibration:
-    """A threshold and what it was made of. ``scores`` are the sorted scores of the calibration images."""
+    """A threshold and what it was made of: the sorted scores of the calibration images, and their fingerprints."""
 
     scores: Tensor
+    fingerprints: Tensor
     tpr: float
     confidence: float | None
     threshold: float
@@ -135,7 +137,7 @@ class Detector(ABC):
             batch_size: Images at a time; the scores do not depend on it.
             progress: Called with the number of images done after each batch.
         """
-        return torch.cat([out.score for out, _ in self._run(images, batch_size, progress)])
+        return torch.cat([out.score for out, _, _ in self._run(images, batch_size, progress)])
 
     def calibrate(
         self, held_out: Any, *, tpr: float = 0.95, confidence: float | None = None, batch_size: int = 256
@@ -155,14 +157,17 @@ class Detector(ABC):
         between("tpr", tpr, 0, 1, open_ends=True)
         if confidence is not None:
             between("confidence", confidence, 0, 1, open_ends=True)
-        runs = list(self._run(held_out, batch_size))
-        scores = torch.cat([out.score for out, _ in runs]).double().sort().values
-        logits = torch.cat([out.logits for out, _ in runs])
-        labels = torch.cat([torch.full((len(out.score),), -1) if y is None else y for out, y in runs])
-        known = labels >= 0  # -1 marks images without a label
-        temperature = calibration.fit_temperature(logits[known], labels[known]) if bool(known.any()) else 1.0
+        outs, prints, labels = [], [], []
+        for out, x, y in self._run(held_out, batch_size):
+            outs.append(out)
+            prints.append(fingerprints(x))
+            labels.append(torch.full((len(x),), -1) if y is None else y)  # -1 marks images without a label
+        scores = torch.cat([out.score for out in outs]).double().sort().values
+        logits, numbers = torch.cat([out.logits for out in outs]), torch.cat(labels)
+        known = numbers >= 0
+        temperature = calibration.fit_temperature(logits[known], numbers[known]) if bool(known.any()) else 1.0
         threshold = calibration.threshold(scores, tpr, confidence)
-        self.calibration = Calibration(scores, tpr, confidence, threshold, temperature)
+        self.calibration = Calibration(scores, torch.cat(prints), tpr, confidence, threshold, temperature)
         return self
 
     def __call__(
@@ -174,7 +179,7 @@ class Detector(ABC):
                 "the detector has no threshold yet: call calibrate(held_out) with in-distribution images that it was "
                 "not trained on, or score(images) for scores alone"
             )
-        outs = [out for out, _ in self._run(images, batch_size, progress)]
+        outs = [out for out, _, _ in self._run(images, batch_size, progress)]
         logits, score = torch.cat([o.logits for o in outs]), torch.cat([o.score for o in outs])
         temperatures = [o.temperature for o in outs if o.temperature is not None]
         known = self.calibration
@@ -200,13 +205,14 @@ class Detector(ABC):
             "classes": list(self.classes),
             "calibration": None
             if known is None
-            else {k: v for k, v in vars(known).items() if k != "scores"} | {"images": len(known.scores)},
+            else {name: value for name, value in vars(known).items() if not isinstance(value, Tensor)}
+            | {"images": len(known.scores)},
             "versions": {"kedge": version("kedge"), "torch": str(torch.__version__)},
         }
         tensors = {f"net.{name}": value for name, value in self.net.state_dict().items()}
         tensors |= {f"detector.{name}": value for name, value in self.state().items()}
         if known is not None:
-            tensors["calibration.scores"] = known.scores
+            tensors["calibration.scores"], tensors["calibration.fingerprints"] = known.scores, known.fingerprints
         artifact.write(path, header, tensors)
 
     @property
@@ -215,8 +221,8 @@ class Detector(ABC):
 
     def _run(
         self, images: Any, batch_size: int, progress: Callable[[int], None] | None = None
-    ) -> Iterator[tuple[Outputs, Tensor | None]]:
-        """Outputs and labels batch by batch, on the CPU."""
+    ) -> Iterator[tuple[Outputs, Tensor, Tensor | None]]:
+        """Outputs, images and labels batch by batch, on the CPU."""
         if self.preprocess is None:
             raise NotReadyError(f"the detector is not fitted: call {type(self).__name__}(net).fit(train_set) first")
         if self._fitted_to != self._anchors_version:
@@ -237,7 +243,7 @@ class Detector(ABC):
                 done += len(x)
                 if progress is not None:
                     progress(done)
-                yield Outputs(out.logits.cpu(), out.score.cpu(), temperature), y
+                yield Outputs(out.logits.cpu(), out.score.cpu(), temperature), x, y
 
 
 def _as_input(x: Tensor, like: Tensor) -> Tensor:

@@ -1,0 +1,76 @@
+"""Images that a detector was made with are refused in what it is tested on."""
+
+import pytest
+import torch
+
+import kedge
+from kedge.data.leakage import fingerprints, shared
+from kedge.errors import InputError
+from kedge.models import build
+from kedge.training import Recipe, train
+
+
+def noise(n, seed, name):
+    generator = torch.Generator().manual_seed(seed)
+    images = torch.randint(0, 256, (n, 1, 8, 8), dtype=torch.uint8, generator=generator)
+    return kedge.ImageSet(images, torch.arange(n) % 2, name)
+
+
+TRAIN, HELD_OUT, TEST, OOD = (noise(40, seed, name) for seed, name in enumerate(("train", "held", "test", "ood")))
+
+
+@pytest.fixture(scope="module")
+def detector():
+    net = kedge.anchor(build("compact", width=4, classes=2, channels=1))
+    train(net, TRAIN, Recipe(epochs=1, batch=20, crop=0, flip=False))
+    return kedge.AMP(net).fit(TRAIN).calibrate(HELD_OUT)
+
+
+def joined(a, b, name):
+    return kedge.ImageSet(torch.cat([a.images, b.images]), name=name)
+
+
+def test_strangers_are_evaluated(detector):
+    assert kedge.evaluate({"amp": detector}, TEST, [OOD]).ood_names == ("ood",)
+
+
+@pytest.mark.parametrize("position", ["id", "ood"])
+def test_a_calibration_image_in_a_set_is_refused_and_named(detector, position):
+    leaky = joined(TEST if position == "id" else OOD, HELD_OUT.subset([3]), "leaky")
+    sets = (leaky, [OOD]) if position == "id" else (TEST, [leaky])
+    with pytest.raises(InputError, match=r"1 of the images in 'leaky' are among the calibration images .*number 40"):
+        kedge.evaluate({"amp": detector}, *sets)
+
+
+def test_an_anchor_in_the_test_set_is_refused(detector):
+    anchor = (detector.net.anchors[:1] * 255).round().to(torch.uint8)
+    leaky = joined(TEST, kedge.ImageSet(anchor), "leaky")
+    with pytest.raises(InputError, match="among the anchors"):
+        kedge.evaluate({"amp": detector}, leaky, [OOD])
+
+
+def test_the_training_set_is_no_test_set(detector):
+    with pytest.raises(InputError, match="trained and its statistics taken on"):
+        kedge.evaluate({"amp": detector}, TRAIN, [OOD])
+
+
+def test_a_saved_detector_still_knows_its_calibration_images(detector, tmp_path):
+    detector.save(tmp_path / "a.kedge")
+    with pytest.raises(InputError, match="calibration images"):
+        kedge.evaluate({"amp": kedge.load(tmp_path / "a.kedge")}, joined(TEST, HELD_OUT, "leaky"), [OOD])
+
+
+def test_fingerprints_tell_apart_what_differs_in_one_pixel():
+    a = torch.zeros(1, 3, 4, 4, dtype=torch.uint8)
+    b = a.clone()
+    b[0, 2, 3, 3] = 1
+    assert not torch.equal(fingerprints(a), fingerprints(b))
+    assert torch.equal(fingerprints(b), fingerprints(b / 255))
+    assert torch.equal(fingerprints(b), fingerprints((b / 255).double()))
+
+
+def test_shared_finds_every_position():
+    prints = fingerprints(TEST.images)
+    mixed = torch.cat([prints[5:7], fingerprints(OOD.images[:2]), prints[5:6]])
+    assert shared(prints, mixed).tolist() == [0, 1, 4]
+    assert shared(prints[:0], mixed).tolist() == []
