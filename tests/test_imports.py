@@ -18,6 +18,7 @@ LAYERS = [
     {"evaluation", "theory"},
     {"report", "serving", "export", "suites"},  # what people look at or call
     {"cli"},
+    {"__main__"},
 ]
 RANK = {name: rank for rank, layer in enumerate(LAYERS) for name in layer}
 FRONT_DOOR = "__init__"  # kedge/__init__.py imports everything, so only the top may import from it

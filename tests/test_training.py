@@ -9,6 +9,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from PIL import Image
 from scipy.stats import kstest
 from torch import nn
 
@@ -398,3 +399,56 @@ def test_draws_are_uniform_and_unrelated():
     related = torch.corrcoef(torch.stack(rows)) - torch.eye(len(rows), dtype=torch.float64)
     assert related.abs().max() < 4.5 / math.sqrt(4000)
     assert table.unique().numel() == table.numel()
+
+
+def test_a_set_that_is_read_from_disk_trains_by_random_resized_crops(tmp_path):
+    for number in range(48):
+        folder = tmp_path / ("dark" if number % 2 else "light")
+        folder.mkdir(exist_ok=True)
+        Image.new("RGB", (40 + number, 70), (20, 30, 40) if number % 2 else (220, 210, 200)).save(
+            folder / f"{number}.png"
+        )
+    streamed = kedge.data.sources.load(f"folder:{tmp_path}")
+    assert isinstance(streamed, kedge.data.StreamedSet)
+    how = Recipe(epochs=6, batch=16, lr=0.05, crop=0, resized_crop=True)
+    shape = kedge.Preprocess((3, 16, 16))
+    nets = []
+    for workers in (0, 2):
+        with seeded(0):
+            net = kedge.anchor(build("compact", width=4, classes=2))
+        nets.append(kedge.train(net, streamed, how, preprocess=shape, workers=workers))
+    assert nets[0].record["history"][-1]["accuracy"] > 0.9
+    states = [net.state_dict().values() for net in nets]
+    assert all(torch.equal(a, b) for a, b in zip(*states, strict=True))
+
+
+def test_a_data_loader_of_the_user_s_own_trains():
+    data = kedge.ImageSet(torch.randint(0, 256, (64, 1, 8, 8), dtype=torch.uint8), torch.arange(64) % 2, "toy")
+    loader = torch.utils.data.DataLoader(data, batch_size=16)
+    net = kedge.train(build("compact", width=4, classes=2, channels=1), loader, Recipe(epochs=2, lr=0.01))
+    assert [line["step"] for line in net.record["history"]] == [4, 8]
+
+
+def test_the_average_of_the_weights_is_what_training_returns():
+    data = kedge.ImageSet(torch.randint(0, 256, (32, 1, 8, 8), dtype=torch.uint8), torch.arange(32) % 2, "toy")
+    seen = []
+
+    def note(net):
+        return lambda _: seen.append(net.fc.weight.detach().clone())
+
+    with seeded(0):
+        net = build("compact", width=4, classes=2, channels=1)
+    start = net.fc.weight.detach().clone()
+    kedge.train(net, data, Recipe(epochs=1, batch=8, lr=0.01, ema=0.8), progress=note(net))
+    expected = start
+    for weight in seen:
+        expected = 0.8 * expected + 0.2 * weight
+    torch.testing.assert_close(net.fc.weight.detach(), expected)
+
+
+def test_validation_is_measured_after_every_epoch():
+    data = kedge.ImageSet(torch.randint(0, 256, (32, 1, 8, 8), dtype=torch.uint8), torch.arange(32) % 2, "toy")
+    net = build("compact", width=4, classes=2, channels=1)
+    trained = kedge.train(net, data, Recipe(epochs=2, batch=8, lr=0.01), validation=data)
+    right = (trained(data.images).argmax(dim=1) == data.labels).double().mean()
+    assert trained.record["history"][-1]["validation_accuracy"] == pytest.approx(float(right))

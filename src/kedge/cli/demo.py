@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich import box
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
@@ -74,17 +75,15 @@ def demo(
 
 
 def results_table(evaluation: Evaluation) -> Table:
-    """The results as a table for the terminal: AUROC / FPR95 per set, in percent."""
-    table = Table(title=f"in-distribution: {evaluation.id_name}; AUROC ↑ / FPR95 ↓ in %")
-    table.add_column("detector")
-    for name in ("accuracy", *evaluation.ood_names, "mean"):
+    """The results as a table that fits a terminal: means over the OOD sets, and the set with the highest FPR95."""
+    caption = f"in-distribution: {evaluation.id_name}; means over {len(evaluation.ood_names)} OOD sets, in %"
+    table = Table(box=box.SIMPLE_HEAD, caption=caption)
+    table.add_column("detector", no_wrap=True)
+    for name in ("accuracy ↑", "AUROC ↑", "FPR95 ↓", "hardest set: FPR95 ↓"):
         table.add_column(name, justify="right")
     for name, result in evaluation.results.items():
-        cells = [
-            f"{100 * m['auroc'].value:.1f} / {100 * m['fpr95'].value:.1f}"
-            for m in (result.metrics[ood] for ood in evaluation.ood_names)
-        ]
-        mean = f"{100 * result.mean('auroc'):.1f} / {100 * result.mean('fpr95'):.1f}"
         accuracy = "" if result.accuracy is None else f"{100 * result.accuracy:.1f}"
-        table.add_row(name, accuracy, *cells, mean)
+        hardest = max(evaluation.ood_names, key=lambda ood: result.metrics[ood]["fpr95"].value)
+        worst = f"{hardest}: {100 * result.metrics[hardest]['fpr95'].value:.1f}"
+        table.add_row(name, accuracy, *(f"{100 * result.mean(metric):.1f}" for metric in ("auroc", "fpr95")), worst)
     return table

@@ -2,10 +2,19 @@
 
 from kedge.data import sources
 from kedge.data.batches import batches, choose, shape_of_inputs
+from kedge.data.corruptions import corrupt
 from kedge.data.imageset import ImageSet
 from kedge.data.preprocess import Preprocess, open_image
 from kedge.data.sources import StreamedSet
 
 __all__ = [
-    "ImageSet", "Preprocess", "StreamedSet", "batches", "choose", "open_image", "shape_of_inputs", "sources",
-]  # fmt: skip
+    "ImageSet",
+    "Preprocess",
+    "StreamedSet",
+    "batches",
+    "choose",
+    "corrupt",
+    "open_image",
+    "shape_of_inputs",
+    "sources",
+]

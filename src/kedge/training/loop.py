@@ -188,9 +188,9 @@ class _Run:
         for group in self.optimiser.param_groups:
             group["lr"] = self.recipe.rate((position.step + 1) / steps)
         device = self.net.mean.device
-        x, y = batch.x.to(device), batch.y.to(device)
+        x, y = batch.x.to(self.net.mean), batch.y.to(device)
         if isinstance(self.net, Anchored):
-            logits = self.module(x, among=batch.among.to(device), first=batch.first)
+            logits = self.module(x, among=batch.among.to(self.net.mean), first=batch.first)
             target = self.net.targets(y) if self.net.options.mask > 0 else y
         else:
             logits, target = self.module(x), y

@@ -1,0 +1,69 @@
+"""``kedge train``: from a data set to a calibrated detector in one command."""
+
+import json
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+import kedge
+from kedge.cli import app
+
+
+@pytest.fixture
+def images(tmp_path):
+    """Three classes that differ in brightness, as a file."""
+    rng = np.random.default_rng(0)
+    y = np.arange(240) % 3
+    x = rng.integers(0, 60, (240, 12, 12, 3)) + 80 * y[:, None, None, None]
+    np.savez(tmp_path / "toy.npz", x=x.astype(np.uint8), y=y)
+    return tmp_path / "toy.npz"
+
+
+def arguments(images, out, *more):
+    common = ["--network", "compact", "--epochs", "2", "--batch", "24", "--hold-out", "0.2", "--out", str(out)]
+    return ["train", f"npz:{images}", *common, *more]
+
+
+def test_it_writes_a_calibrated_detector_a_history_and_a_record(images, tmp_path):
+    done = CliRunner().invoke(app, arguments(images, tmp_path / "run", "--seed", "3", "--tensorboard"))
+    assert done.exit_code == 0, done.output
+    detector = kedge.load(tmp_path / "run" / "detector.kedge")
+    assert isinstance(detector, kedge.AMP)
+    assert len(detector.calibration.scores) == 48
+    assert detector.net.record["seed"] == 3
+    lines = [json.loads(line) for line in (tmp_path / "run" / "history.jsonl").read_text().splitlines()]
+    assert [line["epoch"] for line in lines] == [1, 2]
+    assert json.loads((tmp_path / "run" / "record.json").read_text())["recipe"]["epochs"] == 2
+    assert list((tmp_path / "run").glob("events.out.tfevents.*"))
+    assert "held-out accuracy" in done.output
+
+
+def test_a_plain_network_gets_the_energy_score(images, tmp_path):
+    done = CliRunner().invoke(app, arguments(images, tmp_path / "run", "--plain"))
+    assert done.exit_code == 0, done.output
+    detector = kedge.load(tmp_path / "run" / "detector.kedge")
+    assert isinstance(detector, kedge.Energy)
+    assert not isinstance(detector.net, kedge.Anchored)
+
+
+def test_two_devices_on_this_machine(images, tmp_path):
+    pytest.importorskip("lightning_fabric")
+    command = [sys.executable, "-m", "kedge", *arguments(images, tmp_path / "run", "--devices", "2")]
+    env = os.environ | {"OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [*command, "--accelerator", "cpu"], capture_output=True, text=True, env=env, timeout=180, check=False
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert kedge.load(tmp_path / "run" / "detector.kedge").net.record["processes"] == 2
+
+
+def test_an_unforeseen_recipe_is_told_in_one_line_with_exit_code_2(images, tmp_path):
+    command = [sys.executable, "-m", "kedge", *arguments(images, tmp_path / "run", "--recipe", "none")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: recipe must be")
+    assert "Traceback" not in done.stderr
