@@ -64,10 +64,10 @@ def write_report(
         >>> import tempfile, torch
         >>> from kedge import MSP, ImageSet
         >>> from kedge.evaluation import evaluate
-        >>> greys = lambda v, name: ImageSet(torch.full((40, 3, 2, 2), v, dtype=torch.uint8), name=name)
-        >>> net = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(12, 2))
-        >>> msp = MSP(net).fit(greys(9, "train")).calibrate(greys(9, "held out"))
-        >>> evaluation = evaluate({"MSP": msp}, greys(9, "test"), [greys(200, "bright")])
+        >>> noise = lambda name: ImageSet(torch.randint(0, 256, (40, 3, 4, 4), dtype=torch.uint8), name=name)
+        >>> net = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(48, 2))
+        >>> msp = MSP(net).fit(noise("train")).calibrate(noise("held out"))
+        >>> evaluation = evaluate({"MSP": msp}, noise("test"), [noise("other")])
         >>> write_report(tempfile.mkdtemp() + "/report.html", evaluation, title="Greys").name
         'report.html'
     """
