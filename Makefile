@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test bench clean
+.PHONY: demo test evidence bench clean
 
 demo: $(VENV)/.demo  ## Install kedge and run the demo: a trained detector and a report in runs/demo.
 	$(BIN)/kedge demo
@@ -15,14 +15,18 @@ test: $(VENV)/.test  ## Install kedge with its test tools; lint, check types, ru
 	$(BIN)/mypy
 	$(BIN)/python -m pytest
 
-bench: $(VENV)/.test  ## Time kedge's metrics against scikit-learn's, side by side.
+evidence: $(VENV)/.test  ## The slow tests.
+	$(BIN)/python -m pytest -m slow
+
+bench: $(VENV)/.test  ## Time metrics against scikit-learn's, and an anchored training step against a plain one.
 	$(BIN)/python benchmarks/metrics.py
+	$(BIN)/python benchmarks/training.py
 
 clean:  ## Remove the environment and everything that was made in it.
 	rm -rf $(VENV) runs build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
 $(VENV)/bin/python:
-	$(PYTHON) -m venv $(VENV)
+	$(PYTHON) -m venv $(VENV) || (rm -rf $(VENV); exit 1)
 
 $(VENV)/.%: $(VENV)/bin/python pyproject.toml constraints.txt
 	@echo "installing kedge[$*] into $(VENV): about two minutes the first time"

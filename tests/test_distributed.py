@@ -67,12 +67,13 @@ def test_only_the_first_process_writes(tmp_path):
     spy = textwrap.dedent(
         """
         import os, pathlib, kedge.files
-        opened = kedge.files.tempfile.mkstemp
-        def mkstemp(*args, **options):
-            with open(pathlib.Path(__file__).parent / "writers.txt", "a") as log:
-                log.write(os.environ["RANK"] + "\\n")
-            return opened(*args, **options)
-        kedge.files.tempfile.mkstemp = mkstemp
+        opened = os.open
+        def spying(path, *args, **options):
+            if str(path).endswith(".part"):
+                with open(pathlib.Path(__file__).parent / "writers.txt", "a") as log:
+                    log.write(os.environ["RANK"] + "\\n")
+            return opened(path, *args, **options)
+        kedge.files.os.open = spying
         """
     )
     (directory / "run.py").write_text(spy + SCRIPT)

@@ -66,6 +66,16 @@ def read(path: str | os.PathLike[str]) -> tuple[dict[str, Any], dict[str, Tensor
     return header, tensors
 
 
+def part(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Any]:
+    """The tensors whose names begin with a prefix, without it.
+
+    Example:
+        >>> part({"net.w": torch.ones(1), "x": torch.ones(1)}, "net.")
+        {'w': tensor([1.])}
+    """
+    return {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
+
+
 def _digest(header: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> str:
     digest = hashlib.sha256(json.dumps(header, sort_keys=True, allow_nan=True).encode())
     for name in sorted(tensors):

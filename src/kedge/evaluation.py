@@ -8,10 +8,10 @@ from typing import Any
 from torch import Tensor
 
 from kedge.anchoring import Anchored
-from kedge.data import ImageSet
+from kedge.data import ImageSet, Preprocess, gather
 from kedge.data.leakage import fingerprints, shared
 from kedge.detectors import Detection, Detector
-from kedge.errors import InputError
+from kedge.errors import InputError, NotReadyError
 from kedge.metrics import Estimate, accuracy, detection_metrics, ece
 
 METRICS = ("auroc", "fpr95", "aupr_in", "aupr_out", "dtacc", "fpr95_ood")
@@ -81,8 +81,8 @@ class Evaluation:
 
 def evaluate(
     detectors: Mapping[str, Detector],
-    id_test: ImageSet,
-    ood_sets: Sequence[ImageSet],
+    id_test: Any,
+    ood_sets: Sequence[Any],
     *,
     resamples: int = 0,
     seed: int = 0,
@@ -94,7 +94,8 @@ def evaluate(
         detectors: Calibrated, by the name to show.
         id_test: In-distribution images that were neither trained nor calibrated on; anchors and calibration images
             found among them, or in an OOD set, are an error.
-        ood_sets: Named sets of out-of-distribution images.
+        ood_sets: Sets of out-of-distribution images. Each is an `ImageSet`, or a data set or loader whose ``name``, or
+            else whose type, names it in the tables.
         resamples: Of the bootstrap for intervals; 0 for none.
         seed: Of the bootstrap.
         progress: Called with the number of images done and the number in all.
@@ -109,11 +110,13 @@ def evaluate(
         >>> 0 <= evaluation.results["MSP"].mean("auroc") <= 1
         True
     """
-    if isinstance(ood_sets, ImageSet) or not all(isinstance(s, ImageSet) for s in (id_test, *ood_sets)):
-        raise InputError("id_test must be an ImageSet and ood_sets a list of them; for one set pass [set]")
-    sets = {s.name: s for s in (id_test, *ood_sets)}
+    if not isinstance(ood_sets, Sequence):
+        raise InputError(f"ood_sets must be a list of sets, got {type(ood_sets).__name__}; for one set pass [set]")
     if not detectors or not ood_sets:
         raise InputError("detectors and ood_sets must each hold at least one; give evaluate something to compare")
+    shape = next(iter(detectors.values())).preprocess
+    id_test, *ood_sets = (_in_memory(s, shape) for s in (id_test, *ood_sets))
+    sets = {s.name: s for s in (id_test, *ood_sets)}
     if len(sets) != 1 + len(ood_sets):
         raise InputError(f"the sets must have different names, got {[id_test.name, *(s.name for s in ood_sets)]}")
     _refuse_leaks(detectors, sets)
@@ -131,9 +134,18 @@ def evaluate(
     return Evaluation(results, sets, id_test.name, resamples)
 
 
+def _in_memory(images: Any, preprocess: Preprocess | None) -> ImageSet:
+    """A set as an `ImageSet`; data sets and loaders are read once, at the size that the first detector takes."""
+    if isinstance(images, ImageSet):
+        return images
+    if preprocess is None:
+        raise NotReadyError("the detectors are not fitted: call fit(train_set) and calibrate(held_out) first")
+    return gather(images, preprocess)
+
+
 def _refuse_leaks(detectors: Mapping[str, Detector], sets: Mapping[str, ImageSet]) -> None:
     """Raise if a set holds images that a detector was made with: its score there would say nothing about new images."""
-    theirs = {name: fingerprints(images.images) for name, images in sets.items()}
+    seen: dict[tuple[Preprocess | None, str], Tensor] = {}  # fingerprints of what a detector sees of a set
     for name, detector in detectors.items():
         ours = {}
         if detector.calibration is not None:
@@ -148,7 +160,10 @@ def _refuse_leaks(detectors: Mapping[str, Detector], sets: Mapping[str, ImageSet
                     "evaluate on other images"
                 )
             for what, prints in ours.items():
-                found = shared(prints, theirs[set_name])
+                key = (detector.preprocess, set_name)
+                if key not in seen and detector.preprocess is not None:
+                    seen[key] = fingerprints(detector.preprocess.batch(images.images))
+                found = shared(prints, seen[key])
                 if len(found):
                     raise InputError(
                         f"{len(found)} of the images in {set_name!r} are among the {what}s of {name!r} (the first is "

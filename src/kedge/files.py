@@ -2,7 +2,7 @@
 
 import contextlib
 import os
-import tempfile
+import secrets
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -26,18 +26,14 @@ def atomic(path: str | os.PathLike[str]) -> Iterator[Path]:
         raise InputError(f"path must be a file to write; {target} is a directory: add a file name")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.", suffix=".part")
+        temporary = target.parent / f".{target.name}.{secrets.token_hex(4)}.part"
+        os.close(os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))  # less the process's umask
     except OSError as error:
         raise InputError(f"path must be writable; {target} is not: {error.strerror or error}") from error
-    os.close(handle)
-    temporary = Path(name)
     try:
         yield temporary
         with temporary.open("rb+") as written:
             os.fsync(written.fileno())
-        umask = os.umask(0)
-        os.umask(umask)
-        temporary.chmod(0o666 & ~umask)  # mkstemp makes files private
         temporary.replace(target)
     except OSError as error:
         raise KedgeError(

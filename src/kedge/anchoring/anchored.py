@@ -1,8 +1,6 @@
 """Anchored: a classifier that sees each image as [c, x - c]."""
 
-import contextlib
 import math
-from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -174,7 +172,7 @@ class Anchored(Classifier):
             if shape_of(corrupted) != shape_of(anchors):
                 raise InputError(f"corruption must keep the shape {shape_of(anchors)}, got {shape_of(corrupted)}")
             job.corrupted = self._at_stem(corrupted[rows])
-        with self._job(job):
+        with self.stem.doing(job):
             logits = logits_of(self.network(self.normalise(x)))
         self._classes = logits.shape[1]
         return logits
@@ -193,7 +191,7 @@ class Anchored(Classifier):
         outputs = []
         for part in maps.split(group):
             job.maps = part
-            with self._job(job):
+            with self.stem.doing(job):
                 folded = normalised.repeat(len(part), *(1,) * (x.ndim - 1))  # networks may read B off their input
                 logits = logits_of(self.network(folded))
             outputs.append(logits.view(len(part), len(x), -1))  # (K, B, C)
@@ -227,21 +225,12 @@ class Anchored(Classifier):
     def _at_stem(self, images: Tensor) -> Tensor:
         """Images after normalisation and whatever layers precede the stem."""
         try:
-            with self._job(Capture()):
+            with self.stem.doing(Capture()):
                 # A copy: layers before the stem may work in place, and the images are often the anchors themselves.
                 self.network(self.normalise(images.to(self.mean, copy=True)))
         except Captured as captured:
             return captured.value
         raise ArchitectureError(f"the layer {self.layer!r} was not reached; pass layer= with another name")
-
-    @contextlib.contextmanager
-    def _job(self, job: Capture | Pair | Fold) -> Iterator[None]:
-        stem = self.stem
-        try:
-            stem.job = job
-            yield
-        finally:
-            stem.job = None
 
     @torch.inference_mode(False)
     def _survey(self, x: Tensor) -> None:
@@ -252,7 +241,7 @@ class Anchored(Classifier):
         pair = Pair(torch.zeros(1, dtype=torch.long, device=x.device))
 
         def forward(image: Tensor) -> Any:
-            with self._job(pair):
+            with self.stem.doing(pair):
                 return self.network(self.normalise(image))
 
         found = layers.survey(self.network, lambda: forward(one))

@@ -8,6 +8,7 @@ from kedge.checks import at_least, between, one_of
 from kedge.errors import InputError
 from kedge.transforms import Transform
 
+DEFAULT_K = 5  # anchors in evaluation, as in the paper
 MASK_TARGETS = ("label", "uniform")
 
 

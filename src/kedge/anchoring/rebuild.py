@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from kedge.anchoring import Anchored, AnchoringOptions, anchor
@@ -49,7 +50,7 @@ def rebuild(described: Mapping[str, Any], weights: Mapping[str, Tensor], model: 
                 f"this file holds a {described['type']}, which is not one of kedge's own networks; pass model= with a "
                 "freshly built one (its weights come from the file)"
             )
-        model = _built_in(spec)
+        model = _built_in(spec, sum(tensor.numel() for tensor in weights.values()))
     if not isinstance(model, nn.Module):
         raise InputError(f"model must be a torch.nn.Module, got {type(model).__name__}")
     if anchored is not None and not isinstance(model, Anchored):
@@ -79,8 +80,12 @@ def rebuild(described: Mapping[str, Any], weights: Mapping[str, Tensor], model: 
     return net.eval()
 
 
-def _built_in(spec: Mapping[str, Any]) -> nn.Module:
+def _built_in(spec: Mapping[str, Any], numbers: int) -> nn.Module:
     try:
+        with torch.device("meta"):  # takes no memory, whatever size the file names
+            needed = sum(p.numel() for p in build(spec["name"], **spec["arguments"]).parameters())
+        if needed > numbers:
+            raise InputError(f"it has {needed} weights and the file only {numbers}")
         with seeded(0):  # the weights are replaced; drawing them must not move torch's own generator
             return build(spec["name"], **spec["arguments"])
     except InputError as error:

@@ -4,7 +4,10 @@ A first layer is affine, so ``stem([c, x - c]) = W_x * x + (W_c - W_x) * c + b``
 image, the anchors' part once for all images.
 """
 
+import contextlib
 import copy
+import threading
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import cast
 
@@ -55,6 +58,10 @@ class Fold:
     image_part: Tensor | None = None  # kept between the passes over groups of anchors
 
 
+Job = Capture | Pair | Fold
+_JOBS = threading.local()  # a stem's job by its id; not in the stem, which may be used by several threads and copied
+
+
 class Stem(nn.Module):
     """Takes the place of a network's first layer; its weight has the anchor's half first.
 
@@ -79,8 +86,21 @@ class Stem(nn.Module):
         else:
             self.weight = nn.Parameter(torch.cat([weight.detach(), weight.detach()], dim=1))
             self.bias = None if bias is None else nn.Parameter(bias.detach().clone())
-        self.job: Capture | Pair | Fold | None = None
         self.training = layer.training
+
+    @property
+    def job(self) -> Job | None:
+        """What the current thread asks of this stem."""
+        return vars(_JOBS).get(str(id(self)))
+
+    @contextlib.contextmanager
+    def doing(self, job: Job) -> Iterator[None]:
+        """Apply the stem for a job inside the block. Threads have jobs of their own, so they may share a network."""
+        try:
+            vars(_JOBS)[str(id(self))] = job
+            yield
+        finally:
+            del vars(_JOBS)[str(id(self))]
 
     def extra_repr(self) -> str:
         """Describe the layer that was widened."""

@@ -9,7 +9,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from kedge import metrics, training
 from kedge.anchoring import anchor
-from kedge.data import ImageSet, sources
+from kedge.data import ImageSet, Preprocess, sources
 from kedge.detectors import AMP, Detector, Energy
 from kedge.errors import InputError
 from kedge.models import build
@@ -28,11 +28,21 @@ def train(
     epochs: Annotated[int | None, typer.Option(min=1, help="Instead of the recipe's.")] = None,
     batch: Annotated[int | None, typer.Option(min=2, help="Instead of the recipe's.")] = None,
     lr: Annotated[float | None, typer.Option(help="Instead of the recipe's.")] = None,
+    every: Annotated[
+        int, typer.Option(min=1, help="Corrupt the anchors of every so-manieth batch; 10 on ImageNet.")
+    ] = 5,
+    mask: Annotated[float, typer.Option(min=0, max=1, help="Probability of reference masking.")] = 0.0,
+    size: Annotated[
+        int | None, typer.Option(min=8, help="Side of the network's input, for images of other sizes.")
+    ] = None,
+    workers: Annotated[int, typer.Option(min=0, help="Processes that read images from disk.")] = 2,
     hold_out: Annotated[float, typer.Option(help="Share of the training images to calibrate on.")] = 0.1,
     seed: Annotated[int, typer.Option(help="Of everything that is random.")] = 0,
     devices: Annotated[int, typer.Option(min=1, help="Processes or GPUs on this machine.")] = 1,
     nodes: Annotated[int, typer.Option(min=1, help="Machines.")] = 1,
-    accelerator: Annotated[str, typer.Option(help="cpu, gpu, ... as Lightning Fabric names it.")] = "auto",
+    accelerator: Annotated[
+        str, typer.Option(help="cpu, gpu, ... as Lightning Fabric names it; auto is the CPU.")
+    ] = "auto",
     precision: Annotated[str | None, typer.Option(help="bf16-mixed, 16-mixed, ...")] = None,
     resume: Annotated[bool, typer.Option(help="Go on from the last checkpoint in the folder.")] = True,
     tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Write TensorBoard files too.")] = False,
@@ -46,17 +56,25 @@ def train(
 
         kedge train cifar10 --network wrn-40-2 --recipe cifar --out runs/wrn
 
-        kedge train folder:photos/ --epochs 30 --devices 2 --accelerator cpu
+        kedge train folder:photos/ --size 64 --epochs 30 --devices 2 --accelerator cpu
+
+        kedge train imagenet --network resnet50 --recipe imagenet --size 224 --every 10 --accelerator gpu --devices 8
     """
     console = Console()
     images = sources.load(data, "train", data_dir=data_dir)
-    if not isinstance(images, ImageSet) or images.labels is None:
-        raise InputError(f"{data} must be a labelled set of small images for this command; train larger ones in Python")
+    if images.labels is None:
+        raise InputError(f"{data} must have labels to train on; it has none")
+    preprocess = None
+    if not isinstance(images, ImageSet):
+        if size is None:
+            raise InputError(f"{data} has images of different or large sizes; say with --size what the network takes")
+        preprocess = Preprocess((3, size, size))
+    channels = images.images.shape[1] if isinstance(images, ImageSet) else 3
     part, held_out = images.split(1 - hold_out, seed=seed)
     changes = {key: value for key, value in {"epochs": epochs, "batch": batch, "lr": lr}.items() if value is not None}
     classes = int(images.labels.max()) + 1
     with seeded(seed):
-        net = build(network, classes=classes, channels=images.images.shape[1])
+        net = build(network, classes=classes, channels=channels)
     with Progress(
         TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn(), TextColumn("{task.fields[note]}"),
         console=console,
@@ -68,12 +86,14 @@ def train(
             bars.update(task, total=p.steps, completed=p.step, note=f"{note}  {p.images_per_second:,.0f} images/s")
 
         trained = training.train(
-            net if plain else anchor(net, init=init, seed=seed),
+            net if plain else anchor(net, init=init, every=every, mask=mask, seed=seed),
             part,
             training.recipe(recipe, **changes),
             seed=seed,
             directory=out,
             resume=resume,
+            preprocess=preprocess,
+            workers=workers,
             devices=devices,
             nodes=nodes,
             accelerator=accelerator,
@@ -83,7 +103,7 @@ def train(
         )
     if training.is_first_process():
         detector: Detector = Energy(trained) if plain else AMP(trained)
-        detector.fit(part).calibrate(held_out)
+        detector.fit(part, preprocess=preprocess).calibrate(held_out)
         detector.save(out / "detector.kedge")
         found = detector(held_out)
         assert held_out.labels is not None

@@ -1,7 +1,7 @@
 """Images: sets of them, and the way from whatever a user has to what a network takes."""
 
 from kedge.data import sources
-from kedge.data.batches import batches, choose, shape_of_inputs
+from kedge.data.batches import batches, choose, gather, shape_of_inputs
 from kedge.data.corruptions import corrupt
 from kedge.data.imageset import ImageSet
 from kedge.data.preprocess import Preprocess, open_image
@@ -14,6 +14,7 @@ __all__ = [
     "batches",
     "choose",
     "corrupt",
+    "gather",
     "open_image",
     "shape_of_inputs",
     "sources",

@@ -46,6 +46,24 @@ def batches(source: Any, preprocess: Preprocess, *, size: int = 256) -> Iterator
         raise InputError("the images must be at least one; the source is empty")
 
 
+def gather(source: Any, preprocess: Preprocess, *, name: str | None = None) -> ImageSet:
+    """Read a data set or a data loader into memory, as 8-bit images of the size that a network takes.
+
+    Example:
+        >>> gather(torch.rand(5, 3, 8, 8), Preprocess((3, 8, 8)), name="noise").images.dtype
+        torch.uint8
+    """
+    images, labels = [], []
+    for x, y in batches(source, preprocess):
+        images.append(x if x.dtype == torch.uint8 else (x * 255).round().to(torch.uint8))
+        labels.append(torch.full((len(x),), -1) if y is None else y)
+    numbers = torch.cat(labels)
+    own = getattr(source, "dataset", source)
+    called = name or str(getattr(own, "name", type(own).__name__))
+    classes = tuple(getattr(own, "classes", ()))
+    return ImageSet(torch.cat(images), None if bool((numbers < 0).any()) else numbers, called, classes)
+
+
 def shape_of_inputs(source: Any) -> tuple[int, ...]:
     """The shape (D, H, W) of one input of a source, without reading all of it.
 
@@ -62,8 +80,8 @@ def shape_of_inputs(source: Any) -> tuple[int, ...]:
             "images on disk have no size of their own for the network: pass preprocess=Preprocess((D, H, W))"
         )
     shape = tuple(first.shape)
-    if isinstance(first, np.ndarray) and len(shape) == 2:
-        return (1, *shape)
+    if isinstance(first, np.ndarray) and len(shape) == 2 and first.dtype == np.uint8:
+        return (1, *shape)  # a grey image; floating point numbers are a signal
     if isinstance(first, np.ndarray) and len(shape) == 3 and shape[0] > shape[2]:
         return (shape[2], shape[0], shape[1])  # arrays hold images channels last
     return shape
@@ -127,7 +145,7 @@ def _raw(source: Any, size: int) -> Iterator[tuple[Any, Any]]:
     elif isinstance(source, (Image.Image, str, os.PathLike)):
         yield [source], None
     elif isinstance(source, torch.utils.data.DataLoader):
-        yield from (_pair(batch) for batch in source)
+        yield from (image_and_label(batch) for batch in source)
     elif hasattr(source, "__getitem__") and hasattr(source, "__len__") and not isinstance(source, Mapping):
         yield from _gather((source[i] for i in range(len(source))), size)
     elif isinstance(source, Iterable) and not isinstance(source, Mapping):
@@ -141,14 +159,19 @@ def _raw(source: Any, size: int) -> Iterator[tuple[Any, Any]]:
 
 def _gather(items: Iterable[Any], size: int) -> Iterator[tuple[list[Any], list[Any] | None]]:
     iterator = iter(items)
-    while chunk := [_pair(item) for item in itertools.islice(iterator, size)]:
+    while chunk := [image_and_label(item) for item in itertools.islice(iterator, size)]:
         labels = [label for _, label in chunk]
         known = all(label is not None for label in labels)
         yield [image for image, _ in chunk], labels if known else None
 
 
-def _pair(item: Any) -> tuple[Any, Any]:
-    """An item or a batch as (images, labels)."""
+def image_and_label(item: Any) -> tuple[Any, Any]:
+    """An item or a batch as (images, labels), from a pair, a mapping or the image alone.
+
+    Example:
+        >>> image_and_label({"image": "a.png", "label": 3})
+        ('a.png', 3)
+    """
     if isinstance(item, Mapping):
         image = next((item[key] for key in _IMAGE_KEYS if key in item), None)
         label = next((item[key] for key in _LABEL_KEYS if key in item), None)
@@ -162,7 +185,7 @@ def _pair(item: Any) -> tuple[Any, Any]:
 
 
 def _item(source: Any, index: int) -> Any:
-    return _pair(source[index])[0]
+    return image_and_label(source[index])[0]
 
 
 def _stack(images: list[Tensor]) -> Tensor:

@@ -68,14 +68,14 @@ def _detector(
         raise FileFormatError(
             f"the file holds a {described['name']!r} detector, which this kedge does not know: install a newer one"
         )
-    net = rebuild(header["network"], _part(tensors, "net."), model)
+    net = rebuild(header["network"], artifact.part(tensors, "net."), model)
     detector = kind(net, **_with_score(described["config"], score))
     detector.preprocess = Preprocess(**header["preprocess"])
     detector.classes = tuple(header["classes"])
-    detector.load_state(_part(tensors, "detector."))
+    detector.load_state(artifact.part(tensors, "detector."))
     if calibrated is not None:
         values: dict[str, Any] = {name: value for name, value in calibrated.items() if name != "images"}
-        detector.calibration = Calibration(**values, **_part(tensors, "calibration."))
+        detector.calibration = Calibration(**values, **artifact.part(tensors, "calibration."))
     return detector
 
 
@@ -87,7 +87,3 @@ def _with_score(config: dict[str, Any], score: Score | None) -> dict[str, Any]:
     if score is not None:
         raise InputError("score must not be given: the file says which score this detector uses")
     return config
-
-
-def _part(tensors: dict[str, Tensor], prefix: str) -> dict[str, Any]:
-    return {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}

@@ -7,11 +7,11 @@ from typing import Any
 from torch import Tensor, nn
 
 from kedge import scores
-from kedge.anchoring import Anchored
+from kedge.anchoring import DEFAULT_K, Anchored
 from kedge.checks import at_least, one_of, resolve, shape_of
 from kedge.data import Preprocess, choose
 from kedge.data.batches import CHOICES
-from kedge.detectors.base import DEFAULT_K, Detector, Outputs
+from kedge.detectors.base import Detector, Outputs
 from kedge.errors import InputError
 
 PLAIN_ABOVE = 200  # classes from which on the paper divides by tau itself
@@ -112,7 +112,7 @@ class AMP(Detector):
             )
         self._anchors = anchors
         self._k = k if k is None else at_least("k", k, 2)
-        self._pool = at_least("pool", pool, self._k or DEFAULT_K)
+        self._pool = at_least("pool", pool, (self._k or DEFAULT_K) if self.per_image else 2)
         self._seed = seed
 
     def fit_method(self, train_set: Any, preprocess: Preprocess) -> None:

@@ -11,15 +11,13 @@ import torch
 from torch import Tensor, nn
 
 from kedge import artifact, calibration
-from kedge.anchoring import Anchored
+from kedge.anchoring import DEFAULT_K, Anchored
 from kedge.anchoring.rebuild import describe
 from kedge.checks import at_least, between, finite
 from kedge.data import Preprocess, batches, choose, shape_of_inputs
 from kedge.data.leakage import fingerprints
 from kedge.errors import InputError, NotReadyError
 from kedge.models.classifier import Classifier, evaluating
-
-DEFAULT_K = 5  # anchors, as in the paper
 
 
 @dataclass(frozen=True)
@@ -121,7 +119,9 @@ class Detector(ABC):
             preprocess: How images become inputs; by default they must have, or are resized to, the training images'
                 size.
         """
-        preprocess = preprocess or self.preprocess or Preprocess(shape_of_inputs(train_set))
+        recorded = self.net.record.get("preprocess")  # what `kedge.train` made the images into
+        trained = None if recorded is None else Preprocess(**recorded)
+        preprocess = preprocess or self.preprocess or trained or Preprocess(shape_of_inputs(train_set))
         self.fit_method(train_set, preprocess)
         self._fitted_to = self._anchors_version
         self.preprocess = preprocess
@@ -165,7 +165,9 @@ class Detector(ABC):
         scores = torch.cat([out.score for out in outs]).double().sort().values
         logits, numbers = torch.cat([out.logits for out in outs]), torch.cat(labels)
         known = numbers >= 0
-        temperature = calibration.fit_temperature(logits[known], numbers[known]) if bool(known.any()) else 1.0
+        wrong = known & (logits.argmax(dim=1) != numbers)
+        # Where no label is wrong there is nothing to fit: the likelihood rises without end as T goes to zero.
+        temperature = calibration.fit_temperature(logits[known], numbers[known]) if bool(wrong.any()) else 1.0
         threshold = calibration.threshold(scores, tpr, confidence)
         self.calibration = Calibration(scores, torch.cat(prints), tpr, confidence, threshold, temperature)
         return self

@@ -67,11 +67,11 @@ def restore(
             f"{Path(path).parent} holds a run with other settings ({lines}); pass another directory, or resume=False "
             "to start anew there"
         )
-    net.load_state_dict(_part(tensors, "net."))
+    net.load_state_dict(artifact.part(tensors, "net."))
     state = optimiser.state_dict()
     parameters = [p for group in optimiser.param_groups for p in group["params"]]
     loaded: dict[int, dict[str, Any]] = {}
-    for name, value in _part(tensors, "optimiser.").items():
+    for name, value in artifact.part(tensors, "optimiser.").items():
         number, key = name.split(".", 1)
         like = parameters[int(number)]
         # In the parameter's own memory layout: another one may round differently in the last bit.
@@ -81,10 +81,6 @@ def restore(
         loaded.setdefault(int(number), {}).update(values)
     optimiser.load_state_dict({"state": loaded, "param_groups": state["param_groups"]})
     if average is not None:
-        for name, value in _part(tensors, "average.").items():
+        for name, value in artifact.part(tensors, "average.").items():
             average[name].copy_(value)
     return Position(**header["checkpoint"])
-
-
-def _part(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
-    return {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}

@@ -11,10 +11,11 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from kedge.data import ImageSet, Preprocess, batches, shape_of_inputs
+from kedge.data.batches import image_and_label
 from kedge.errors import InputError
 from kedge.training.augment import augment, random_resized_crop, uniforms
 from kedge.training.recipe import Recipe
-from kedge.transforms import mix_seed
+from kedge.transforms import mix_seed, seeded
 
 
 @dataclass(frozen=True)
@@ -37,7 +38,7 @@ class Feed(ABC):
     checksum: str | None
     images: int
     steps: int
-    shape: tuple[int, ...]
+    preprocess: Preprocess
 
     @abstractmethod
     def epoch(self, epoch: int, start: int) -> Iterator[Batch]:
@@ -56,7 +57,7 @@ class MemoryFeed(Feed):
         self.data, self.labels, self.recipe, self.seed = data, data.labels, recipe, seed
         self.name, self.checksum, self.images = data.name, data.checksum, len(data)
         self.steps = len(data) // recipe.batch
-        self.shape = tuple(data.images.shape[1:])
+        self.preprocess = Preprocess(tuple(data.images.shape[1:]))
         share = recipe.batch // world
         self.rows = slice(rank * share, (rank + 1) * share)
 
@@ -76,7 +77,7 @@ class DatasetFeed(Feed):
         self, data: Any, recipe: Recipe, seed: int, rank: int, world: int, workers: int, preprocess: Preprocess
     ) -> None:
         self.data, self.recipe, self.seed, self.rank, self.world = data, recipe, seed, rank, world
-        self.workers, self.preprocess, self.shape = workers, preprocess, preprocess.shape
+        self.workers, self.preprocess = workers, preprocess
         self.name = str(getattr(data, "name", type(data).__name__))
         self.checksum = getattr(data, "checksum", None)
         self.images = len(data)
@@ -99,10 +100,13 @@ class DatasetFeed(Feed):
 
 
 class LoaderFeed(Feed):
-    """A user's own data loader, with its own order and augmentation; restarted in mid-epoch it skips what was done."""
+    """A user's own data loader, with its own batches and augmentation; restarted in mid-epoch it skips what was done.
 
-    def __init__(self, loader: "DataLoader[Any]", preprocess: Preprocess) -> None:
-        self.loader, self.preprocess, self.shape = loader, preprocess, preprocess.shape
+    Its shuffling and its transforms draw from torch's generator, which is seeded before each batch.
+    """
+
+    def __init__(self, loader: "DataLoader[Any]", preprocess: Preprocess, seed: int) -> None:
+        self.loader, self.preprocess, self.seed = loader, preprocess, seed
         self.name, self.checksum = type(loader.dataset).__name__, getattr(loader.dataset, "checksum", None)
         try:
             self.steps = len(loader)
@@ -114,7 +118,10 @@ class LoaderFeed(Feed):
 
     def epoch(self, epoch: int, start: int) -> Iterator[Batch]:
         """Go through the loader once."""
-        for step, (x, y) in enumerate(batches(self.loader, self.preprocess)):
+        source = batches(self.loader, self.preprocess)
+        for step in range(self.steps):
+            torch.manual_seed(mix_seed(self.seed, epoch, step))
+            x, y = next(source)
             if step < start:
                 continue
             if y is None:
@@ -130,7 +137,10 @@ class _Numbered(Dataset[tuple[Tensor, int]]):
         self.data, self.preprocess, self.recipe, self.seed, self.epoch = data, preprocess, recipe, seed, epoch
 
     def __getitem__(self, index: int) -> tuple[Tensor, int]:
-        image, label = self.data[index][:2]
+        with seeded(mix_seed(self.seed, self.epoch, index)):  # for transforms of the data set's own
+            image, label = image_and_label(self.data[index])
+        if label is None:
+            raise InputError(f"data must give labels to train on: (image, label) pairs; number {index} has none")
         number = torch.tensor([index])
         if self.recipe.resized_crop and isinstance(image, Image.Image):
             image = random_resized_crop(image, self.preprocess, uniforms(self.seed, self.epoch, number, 40)[0])
@@ -154,11 +164,13 @@ def make_feed(
                 f"labels must be 0, 1, ... with at least two classes, got {data.labels.unique().tolist()[:5]} "
                 f"in the set {data.name!r}"
             )
+        if recipe.resized_crop:
+            raise InputError("resized_crop cuts from large images: pass a data set of PIL images, or switch it off")
         feed: Feed = MemoryFeed(data, recipe, seed, rank, world)
     elif isinstance(data, DataLoader):
         if world > 1:
             raise InputError("data must be a data set, not a data loader, to train in several processes")
-        feed = LoaderFeed(data, preprocess or Preprocess(shape_of_inputs(data)))
+        feed = LoaderFeed(data, preprocess or Preprocess(shape_of_inputs(data)), seed)
     elif hasattr(data, "__getitem__") and hasattr(data, "__len__"):
         feed = DatasetFeed(data, recipe, seed, rank, world, workers, preprocess or Preprocess(shape_of_inputs(data)))
     else:

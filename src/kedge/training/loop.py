@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from kedge.anchoring import Anchored
+from kedge.anchoring import DEFAULT_K, Anchored
 from kedge.anchoring.rebuild import describe
 from kedge.data import Preprocess, batches, choose
 from kedge.errors import InputError, KedgeError
@@ -133,12 +133,13 @@ class _Run:
             weight_decay=recipe.weight_decay,
             nesterov=recipe.nesterov,
         )
-        if len(feed.shape) == 3:
+        if feed.preprocess.is_image:
             net.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self.module, self.stepper = engine.setup(net, self.optimiser)
         self.average = None if recipe.ema is None else Average(net, recipe.ema)
         self.position = Position()
-        self.first_step = 0
+        self.seen = 0  # images in this life of the run
+        self.labels: set[int] = set()
         self.directory = None if directory is None else Path(directory)
         self.history = History(self.directory if engine.rank == 0 else None, tensorboard)
         self.total = recipe.epochs * feed.steps
@@ -148,6 +149,7 @@ class _Run:
             "seed": seed,
             "data": {"name": feed.name, "images": feed.images, "sha256": feed.checksum},
             "network": {key: described[key] for key in ("spec", "type", "anchored")},
+            "preprocess": json.loads(json.dumps(asdict(feed.preprocess))),
             "processes": engine.world,
         }
 
@@ -186,7 +188,7 @@ class _Run:
             position.loss_sum, position.right, position.seen = 0.0, 0, 0
         torch.manual_seed(mix_seed(self.seed, position.step, self.engine.rank))  # for dropout
         for group in self.optimiser.param_groups:
-            group["lr"] = self.recipe.rate((position.step + 1) / steps)
+            group["lr"] = self.recipe.rate((position.step + 0.5) / steps)  # in the middle of the step
         device = self.net.mean.device
         x, y = batch.x.to(self.net.mean), batch.y.to(device)
         if isinstance(self.net, Anchored):
@@ -194,6 +196,7 @@ class _Run:
             target = self.net.targets(y) if self.net.options.mask > 0 else y
         else:
             logits, target = self.module(x), y
+        self.labels.update((int(y.min()), int(y.max())))
         if int(y.max()) >= logits.shape[1] or int(y.min()) < 0:
             raise InputError(
                 f"labels must lie in 0..{logits.shape[1] - 1}, since the network has {logits.shape[1]} outputs; got "
@@ -206,7 +209,7 @@ class _Run:
         sums = torch.stack([loss.detach() * len(y), right, torch.tensor(len(y), device=device)]).double()
         loss_sum, right_sum, seen = self.engine.total(sums).tolist()
         if not math.isfinite(loss_sum):
-            raise KedgeError(self._diverged(loss_sum, epoch))
+            raise KedgeError(self._diverged("the loss", epoch))
         self.stepper.step()
         if self.average is not None:
             self.average.update(self.net)
@@ -214,13 +217,14 @@ class _Run:
         position.loss_sum += loss_sum
         position.right += int(right_sum)
         position.seen += int(seen)
+        self.seen += int(seen)
 
-    def _diverged(self, loss: float, epoch: int) -> str:
+    def _diverged(self, what: str, epoch: int) -> str:
         kept = self.directory and (self.directory / CHECKPOINT).exists()
         where = f"; the last good checkpoint is {self.directory}/{CHECKPOINT}" if kept else ""
         return (
-            f"the loss became {loss} in epoch {epoch + 1}{where}. Try a lower learning rate (lr={self.recipe.lr}), and "
-            "check the images and labels"
+            f"{what} became NaN or infinite in epoch {epoch + 1}{where}. "
+            f"Try a lower learning rate (lr={self.recipe.lr}), and check the images and labels"
         )
 
     def _progress(self, epoch: int, seconds: float) -> Progress:
@@ -232,7 +236,7 @@ class _Run:
             epochs=self.recipe.epochs,
             loss=position.loss_sum / position.seen,
             accuracy=position.right / position.seen,
-            images_per_second=(position.step - self.first_step) * self.recipe.batch / seconds,
+            images_per_second=self.seen / seconds,
         )
 
     def _end_epoch(self, epoch: int, validation: Any) -> None:
@@ -242,9 +246,11 @@ class _Run:
             "step": position.step,
             "loss": position.loss_sum / position.seen,
             "accuracy": position.right / position.seen,
-            "lr": self.recipe.rate(epoch + 1),
+            "lr": self.optimiser.param_groups[0]["lr"],
             "seconds": round(position.seconds, 3),
         }
+        if len(self.labels) == 1 and self.engine.world == 1:
+            raise InputError(f"labels must be of at least two classes; every image has {self.labels.pop()}")
         if validation is not None:
             line["validation_accuracy"] = self._validate(validation)
         if self.engine.rank == 0:
@@ -254,7 +260,7 @@ class _Run:
     def _validate(self, validation: Any) -> float:
         right = seen = 0
         with evaluating(self.net), torch.no_grad(), self._averaged():
-            for x, y in batches(validation, Preprocess(self.feed.shape)):
+            for x, y in batches(validation, self.feed.preprocess):
                 if y is None:
                     raise InputError("validation must have labels to measure accuracy on; it has none")
                 right += int((self.net(x.to(self.net.mean.device)).argmax(dim=1).cpu() == y).sum())
@@ -278,13 +284,17 @@ class _Run:
         path = None if self.directory is None else self.directory / CHECKPOINT
         if self.directory is not None and self.engine.rank == 0:
             remove_leftovers(self.directory)
-        if path is not None and resume and path.exists():
+            if not resume:
+                (self.directory / CHECKPOINT).unlink(missing_ok=True)
+        self.engine.wait()
+        if path is not None and path.exists():
             average = None if self.average is None else self.average.values
             self.position = checkpoint.restore(path, self.net, self.optimiser, average, self.identity)
             self.history.resume(self.position.step // self.feed.steps)
-        self.first_step = self.position.step
 
     def _checkpoint(self) -> None:
+        if not all(bool(torch.isfinite(p).all()) for p in self.net.parameters()):
+            raise KedgeError(self._diverged("a weight", self.position.step // self.feed.steps))
         if self.directory is not None and self.engine.rank == 0:
             average = None if self.average is None else self.average.values
             path = self.directory / CHECKPOINT
@@ -306,8 +316,7 @@ class _Run:
 
 def _prepare(net: Classifier, data: Any, feed: Feed, seed: int) -> None:
     """Set what is absent from the training images."""
-    shape = Preprocess(feed.shape)
     if not net.has_statistics:
-        net.set_statistics(*statistics(data, shape))
+        net.set_statistics(*statistics(data, feed.preprocess, seed=seed))
     if isinstance(net, Anchored) and net.anchors is None:
-        net.set_anchors(choose(data, shape, 5, "random", seed))
+        net.set_anchors(choose(data, feed.preprocess, DEFAULT_K, "random", seed))

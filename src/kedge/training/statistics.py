@@ -4,14 +4,17 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils.data import DataLoader
 
 from kedge.data import ImageSet, Preprocess, batches
 
 SAMPLE = 5000  # images of a stream that the statistics are taken from
 
 
-def statistics(data: Any, preprocess: Preprocess | None = None) -> tuple[Tensor, Tensor]:
-    """Mean and deviation of each channel, in [0, 1]: of a whole `ImageSet`, of the first 5,000 images of a stream.
+def statistics(data: Any, preprocess: Preprocess | None = None, *, seed: int = 0) -> tuple[Tensor, Tensor]:
+    """Mean and deviation of each channel, in [0, 1].
+
+    Of a whole `ImageSet`; of 5,000 images drawn from any other data set; of the first 5,000 of a data loader.
 
     Example:
         >>> mean, std = statistics(ImageSet(torch.full((2, 3, 4, 4), 255, dtype=torch.uint8)))
@@ -27,10 +30,17 @@ def statistics(data: Any, preprocess: Preprocess | None = None) -> tuple[Tensor,
         variance = share @ values.square() - mean.square()
     else:
         assert preprocess is not None
-        count, mean, variance = _moments(data, preprocess)
+        count, mean, variance = _moments(_sample(data, seed), preprocess)
         mean = mean / count
         variance = variance / count - mean.square()
     return mean, variance.clamp_min(1e-12).sqrt()
+
+
+def _sample(data: Any, seed: int) -> Any:
+    if isinstance(data, DataLoader):
+        return data
+    order = torch.randperm(len(data), generator=torch.Generator().manual_seed(seed))
+    return (data[int(i)] for i in order[:SAMPLE])
 
 
 def _moments(data: Any, preprocess: Preprocess) -> tuple[int, Tensor, Tensor]:
