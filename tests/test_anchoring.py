@@ -4,6 +4,7 @@ The oracle of every hypothesis is `naive`: torch's own layer of twice the channe
 place of the stem, one anchor after the other. The paper's formulas on top of it are in test_paper_section3.py.
 """
 
+import concurrent.futures
 import copy
 import json
 from types import SimpleNamespace
@@ -1693,3 +1694,21 @@ def test_a_network_that_does_not_fit_the_description_is_an_error():
         again(plain, kedge.anchor(compact()))
     with pytest.raises(InputError, match="model must be the Compact that was saved; its weights do not fit"):
         again(plain, build("compact", width=8, classes=C))
+
+
+def test_threads_may_share_a_network():
+    with seeded(0):
+        net = kedge.anchor(nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(144, 3)), init="fresh")
+    generator = torch.Generator().manual_seed(0)
+    net.set_anchors(torch.rand(5, 1, 8, 8, generator=generator))
+    net.eval()
+    batches = [torch.rand(4, 1, 8, 8, generator=generator) for _ in range(4)]
+    with torch.no_grad():
+        alone = [net(x) for x in batches]
+
+        def worker(number):
+            with torch.no_grad():
+                return all(torch.allclose(net(batches[number]), alone[number], atol=1e-5) for _ in range(150))
+
+        with concurrent.futures.ThreadPoolExecutor(4) as pool:
+            assert all(pool.map(worker, range(4)))

@@ -485,7 +485,7 @@ def test_a_score_of_the_wrong_shape_is_refused(wrong, came):
         ({"anchors": images(4), "k": 3}, "k must be the number of anchors given, 4; got 3"),
         ({"k": 1}, "k must be a whole number of at least 2; got 1"),
         ({"k": 2.0}, "k must be a whole number of at least 2; got 2.0"),
-        ({"k": 10, "pool": 9}, "pool must be a whole number of at least 10; got 9"),
+        ({"variant": "authors", "k": 10, "pool": 9}, "pool must be a whole number of at least 10; got 9"),
     ],
 )
 def test_options_that_cannot_be(options, message):
@@ -696,3 +696,21 @@ def test_a_network_in_another_precision_takes_inputs_in_it(dtype):
     x = torch.randn(40, 6).to(dtype)
     detector = kedge.Energy(nn.Linear(6, 3).to(dtype)).fit(x).calibrate(x)
     assert detector(x).score.dtype == dtype
+
+
+def test_many_anchors_need_no_pool():
+    net = kedge.anchor(build("compact", width=4, classes=2, channels=1))
+    pixels = torch.randint(0, 256, (210, 1, 8, 8), dtype=torch.uint8)
+    assert len(kedge.AMP(net, k=200).fit(pixels).net.anchors) == 200
+
+
+def test_where_every_label_is_right_the_probabilities_stay_as_they_are():
+    net = nn.Sequential(nn.Flatten(), nn.Linear(4, 2))
+    with torch.no_grad():
+        net[1].weight.copy_(torch.tensor([[1.0, 1, 1, 1], [-1.0, -1, -1, -1]]))
+        net[1].bias.zero_()
+    images = torch.rand(30, 1, 2, 2)
+    detector = (
+        kedge.MSP(net).fit(images).calibrate(kedge.ImageSet((images * 255).to(torch.uint8), torch.zeros(30).long()))
+    )
+    assert detector.calibration.temperature == 1.0

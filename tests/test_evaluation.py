@@ -146,9 +146,13 @@ def test_progress_rises_to_the_total():
         ({"up": calibrated()}, INSIDE, [], "detectors and ood_sets must each hold at least one"),
         ({"up": calibrated()}, INSIDE, [NEAR, NEAR], r"different names, got \['inside', 'near', 'near'\]"),
         ({"up": calibrated()}, INSIDE, [INSIDE], r"different names, got \['inside', 'inside'\]"),
-        ({"up": calibrated()}, INSIDE, NEAR, r"ood_sets a list of them; for one set pass \[set\]"),
-        ({"up": calibrated()}, INSIDE, [NEAR.images], "id_test must be an ImageSet and ood_sets a list of them"),
-        ({"up": calibrated()}, INSIDE.images, [NEAR], "id_test must be an ImageSet"),
+        (
+            {"up": calibrated()},
+            INSIDE,
+            NEAR,
+            r"ood_sets must be a list of sets, got ImageSet; for one set pass \[set\]",
+        ),
+        ({"up": calibrated()}, INSIDE, [3], "images must be an ImageSet, a tensor"),
         ({"up": calibrated()}, INSIDE, [NEAR.subset([])], "the images must be at least one; the source is empty"),
         ({"up": calibrated()}, INSIDE.subset([]), [NEAR], "the images must be at least one; the source is empty"),
         (

@@ -74,3 +74,23 @@ def test_shared_finds_every_position():
     mixed = torch.cat([prints[5:7], fingerprints(OOD.images[:2]), prints[5:6]])
     assert shared(prints, mixed).tolist() == [0, 1, 4]
     assert shared(prints[:0], mixed).tolist() == []
+
+
+def test_a_calibration_image_is_found_in_a_set_of_another_size():
+    generator = torch.Generator().manual_seed(9)
+    large = torch.randint(0, 256, (30, 1, 16, 16), dtype=torch.uint8, generator=generator)
+    held_out = kedge.ImageSet(large, name="held out")
+    detector = kedge.MSP(build("compact", width=4, classes=2, channels=1)).fit(TRAIN).calibrate(held_out)
+    with pytest.raises(InputError, match="30 of the images in 'held out' are among the calibration images"):
+        kedge.evaluate({"msp": detector}, held_out, [OOD])
+
+
+def test_data_sets_and_loaders_are_evaluated_as_image_sets_are(detector):
+    pairs = [(image, int(label)) for image, label in zip(TEST.images, TEST.labels, strict=True)]
+    loader = torch.utils.data.DataLoader(OOD, batch_size=7)
+    as_sets = kedge.evaluate({"amp": detector}, TEST, [OOD])
+    as_others = kedge.evaluate({"amp": detector}, pairs, [loader])
+    assert as_others.ood_names == ("ood",)
+    assert as_others.id_name == "list"
+    assert as_others.results["amp"].metrics == as_sets.results["amp"].metrics
+    assert as_others.results["amp"].accuracy == as_sets.results["amp"].accuracy

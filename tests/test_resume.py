@@ -185,3 +185,58 @@ def test_a_directory_that_cannot_be_written_is_named(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(InputError, match="writable"):
         train(network(), toy(), RECIPE, directory=tmp_path / "file" / "run")
+
+
+class Noisy(torch.utils.data.Dataset):
+    """A data set whose own transform is random."""
+
+    def __len__(self):
+        return 48
+
+    def __getitem__(self, index):
+        return (torch.rand(1, 8, 8) + index % 2) / 2, index % 2
+
+
+@pytest.mark.parametrize("kind", ["loader", "data set"])
+def test_shuffled_loaders_and_random_transforms_go_on_as_if_never_stopped(tmp_path, kind):
+    data = torch.utils.data.DataLoader(Noisy(), batch_size=8, shuffle=True) if kind == "loader" else Noisy()
+    how = Recipe(epochs=3, batch=8, lr=0.02, crop=0, flip=False)
+    straight = train(network(), data, how, directory=tmp_path / "straight")
+
+    class StopError(Exception):
+        pass
+
+    def stop(progress):
+        if progress.step == 9:
+            raise StopError
+
+    with pytest.raises(StopError):
+        train(network(), data, how, directory=tmp_path / "stopped", checkpoint_seconds=0.0, progress=stop)
+    resumed = train(network(), data, how, directory=tmp_path / "stopped")
+    pairs = zip(straight.state_dict().values(), resumed.state_dict().values(), strict=True)
+    assert all(torch.equal(a, b) for a, b in pairs)
+
+
+def test_weights_that_an_epochs_last_step_ruined_do_not_replace_a_good_checkpoint(tmp_path):
+    net = network()
+
+    def poison(progress):
+        if progress.step == 8:  # the last of the second epoch, whose loss was still fine
+            with torch.no_grad():
+                net.fc.weight.fill_(float("nan"))
+
+    with pytest.raises(KedgeError, match="a weight became NaN or infinite"):
+        train(net, toy(), RECIPE, directory=tmp_path, progress=poison)
+    healed = train(network(), toy(), RECIPE, directory=tmp_path)
+    assert all(bool(torch.isfinite(p).all()) for p in healed.parameters())
+
+
+def test_a_run_begun_anew_does_not_fall_back_to_the_old_one(tmp_path):
+    train(network(), toy(), RECIPE, seed=1, directory=tmp_path)
+
+    def stop(_):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        train(network(), toy(), RECIPE, seed=1, directory=tmp_path, resume=False, progress=stop)
+    assert not (tmp_path / "last.ckpt").exists()

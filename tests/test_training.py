@@ -116,7 +116,7 @@ def naive_sgd(net, data, how, losses):
             for p, g, v in zip(net.parameters(), gradients, momentum, strict=True):
                 g = g + how.weight_decay * p
                 v.mul_(how.momentum).add_(g)
-                p -= how.rate(epoch + 1) * (g + how.momentum * v if how.nesterov else v)
+                p -= how.rate(epoch + 0.5) * (g + how.momentum * v if how.nesterov else v)
 
 
 @pytest.mark.parametrize(
@@ -246,13 +246,15 @@ def test_a_loss_that_is_no_number_stops_the_training(kind):
     net = network(kind)
     fc = net.network.fc if kind == "anchored" else net.fc
     fc.bias.data[0] = math.nan
-    with pytest.raises(KedgeError, match=r"the loss became nan in .*epoch 1.*lower learning rate \(lr=0\.05\)"):
+    with pytest.raises(
+        KedgeError, match=r"the loss became NaN or infinite in epoch 1.*lower learning rate \(lr=0\.05\)"
+    ):
         train(net, colours(), SHORT)
 
 
 def test_a_learning_rate_out_of_all_bounds_is_found_out():
     how = Recipe(epochs=30, batch=16, lr=1e18, momentum=0.99)
-    with pytest.raises(KedgeError, match=r"the loss became (nan|inf)"):
+    with pytest.raises(KedgeError, match=r"(the loss|a weight) became NaN or infinite"):
         train(nn.Sequential(nn.Flatten(), nn.Linear(192, 8), nn.Linear(8, 3)), colours(), how)
 
 
@@ -452,3 +454,43 @@ def test_validation_is_measured_after_every_epoch():
     trained = kedge.train(net, data, Recipe(epochs=2, batch=8, lr=0.01), validation=data)
     right = (trained(data.images).argmax(dim=1) == data.labels).double().mean()
     assert trained.record["history"][-1]["validation_accuracy"] == pytest.approx(float(right))
+
+
+def test_the_rate_of_a_milestone_begins_with_its_epoch():
+    data = kedge.ImageSet(torch.randint(0, 256, (32, 1, 8, 8), dtype=torch.uint8), torch.arange(32) % 2, "toy")
+    how = Recipe(epochs=3, batch=16, lr=0.01, milestones=(1, 2), gamma=0.1)
+    net = train(build("compact", width=4, classes=2, channels=1), data, how)
+    assert [line["lr"] for line in net.record["history"]] == pytest.approx([0.01, 0.001, 0.0001])
+
+
+def test_anchors_and_statistics_are_taken_from_images_as_the_network_sees_them(tmp_path):
+    generator = torch.Generator().manual_seed(0)
+    pixels = torch.randint(0, 256, (32, 12, 9, 3), dtype=torch.uint8, generator=generator).numpy()
+    pictures = [(Image.fromarray(array), number % 2) for number, array in enumerate(pixels)]
+    shape = kedge.Preprocess((3, 8, 8), resize="nearest", fit="stretch")
+    net = kedge.anchor(build("compact", width=4, classes=2))
+    train(net, pictures, Recipe(epochs=1, batch=16, crop=0, flip=False), preprocess=shape)
+    seen = torch.stack([shape(picture) for picture, _ in pictures])
+    known = {bytes(image.numpy().tobytes()) for image in seen}
+    anchors = (net.anchors * 255).round().to(torch.uint8)
+    assert all(bytes(anchor.contiguous().numpy().tobytes()) in known for anchor in anchors)
+    torch.testing.assert_close(net.mean, (seen / 255).mean(dim=(0, 2, 3)), rtol=1e-5, atol=1e-6)
+    assert kedge.AMP(net).fit(pictures).preprocess == shape
+
+
+def test_a_data_set_of_mappings_trains():
+    items = [{"image": torch.full((1, 8, 8), 50 + 100 * (n % 2), dtype=torch.uint8), "label": n % 2} for n in range(32)]
+    net = train(build("compact", width=4, classes=2, channels=1), items, Recipe(epochs=1, batch=16, crop=0))
+    assert net.record["data"]["images"] == 32
+
+
+def test_a_data_set_of_one_class_is_refused():
+    items = [(torch.zeros(1, 8, 8, dtype=torch.uint8), 1) for _ in range(32)]
+    with pytest.raises(InputError, match="at least two classes; every image has 1"):
+        train(build("compact", width=4, classes=2, channels=1), items, Recipe(epochs=1, batch=16, crop=0))
+
+
+def test_resized_crops_need_pictures_to_cut_from():
+    data = kedge.ImageSet(torch.zeros(32, 1, 8, 8, dtype=torch.uint8), torch.arange(32) % 2, "toy")
+    with pytest.raises(InputError, match="data set of PIL images"):
+        train(build("compact", width=4, classes=2, channels=1), data, Recipe(epochs=1, resized_crop=True))

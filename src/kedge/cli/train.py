@@ -28,21 +28,15 @@ def train(
     epochs: Annotated[int | None, typer.Option(min=1, help="Instead of the recipe's.")] = None,
     batch: Annotated[int | None, typer.Option(min=2, help="Instead of the recipe's.")] = None,
     lr: Annotated[float | None, typer.Option(help="Instead of the recipe's.")] = None,
-    every: Annotated[
-        int, typer.Option(min=1, help="Corrupt the anchors of every so-manieth batch; 10 on ImageNet.")
-    ] = 5,
+    every: Annotated[int, typer.Option(min=1, help="Corrupt the anchors of every n-th batch; 10 on ImageNet.")] = 5,
     mask: Annotated[float, typer.Option(min=0, max=1, help="Probability of reference masking.")] = 0.0,
-    size: Annotated[
-        int | None, typer.Option(min=8, help="Side of the network's input, for images of other sizes.")
-    ] = None,
+    size: Annotated[int | None, typer.Option(min=8, help="Side of the input, for images of other sizes.")] = None,
     workers: Annotated[int, typer.Option(min=0, help="Processes that read images from disk.")] = 2,
     hold_out: Annotated[float, typer.Option(help="Share of the training images to calibrate on.")] = 0.1,
     seed: Annotated[int, typer.Option(help="Of everything that is random.")] = 0,
     devices: Annotated[int, typer.Option(min=1, help="Processes or GPUs on this machine.")] = 1,
     nodes: Annotated[int, typer.Option(min=1, help="Machines.")] = 1,
-    accelerator: Annotated[
-        str, typer.Option(help="cpu, gpu, ... as Lightning Fabric names it; auto is the CPU.")
-    ] = "auto",
+    accelerator: Annotated[str, typer.Option(help="cpu, gpu, ... as Fabric names it; auto is the CPU.")] = "auto",
     precision: Annotated[str | None, typer.Option(help="bf16-mixed, 16-mixed, ...")] = None,
     resume: Annotated[bool, typer.Option(help="Go on from the last checkpoint in the folder.")] = True,
     tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Write TensorBoard files too.")] = False,

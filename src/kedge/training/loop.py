@@ -104,9 +104,9 @@ def train(
     engine = make_engine(devices, nodes, accelerator, precision)
     feed = make_feed(data, chosen, seed, rank=engine.rank, world=engine.world, workers=workers, preprocess=preprocess)
     classifier = net if isinstance(net, Classifier) else Classifier(net)
-    _prepare(classifier, data, feed, seed)
-    run = _Run(classifier, feed, chosen, seed, engine, directory, tensorboard)
     with torch.random.fork_rng():  # dropout draws from torch's own generators, which are put back afterwards
+        _prepare(classifier, data, feed, seed)
+        run = _Run(classifier, feed, chosen, seed, engine, directory, tensorboard)
         run.go(resume, checkpoint_seconds, validation, progress)
     classifier.eval()
     return classifier
@@ -316,6 +316,7 @@ class _Run:
 
 def _prepare(net: Classifier, data: Any, feed: Feed, seed: int) -> None:
     """Set what is absent from the training images."""
+    torch.manual_seed(mix_seed(seed))  # for random transforms of a data set's own
     if not net.has_statistics:
         net.set_statistics(*statistics(data, feed.preprocess, seed=seed))
     if isinstance(net, Anchored) and net.anchors is None:
