@@ -28,20 +28,6 @@ TOLERANCE = {torch.float32: 1e-4, torch.float64: 1e-9}  # of the largest logit
 K, B, C = 3, 4, 5
 
 
-@pytest.fixture(autouse=True, scope="module")
-def one_thread():
-    """Keep to one thread: on networks this small, threads that wait for busy cores cost a hundred times the work."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
-@pytest.fixture(autouse=True)
-def seed():
-    torch.manual_seed(0)
-
-
 # ---------------------------------------------------------------------------------------------------------------------
 # The oracle.
 # ---------------------------------------------------------------------------------------------------------------------

@@ -28,14 +28,6 @@ SMALL = {
 RECORD = {"recipe": {"epochs": 3, "milestones": [1, 2]}, "seed": 7, "final_loss": 0.25, "versions": {"torch": "2"}}
 
 
-@pytest.fixture(autouse=True, scope="module")
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 def images(n=30, side=8, seed=0) -> torch.Tensor:
     generator = torch.Generator().manual_seed(seed)
     return torch.randint(0, 256, (n, 3, side, side), dtype=torch.uint8, generator=generator)

@@ -24,14 +24,6 @@ EVERY = [(name, "plain") for name in PLAIN] + [(name, "anchored") for name in DE
 VARIANTS = ["paper", "authors"]
 
 
-@pytest.fixture(autouse=True, scope="module")
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 def images(n=40, channels=3, side=8, seed=0) -> torch.Tensor:
     generator = torch.Generator().manual_seed(seed)
     return torch.randint(0, 256, (n, channels, side, side), dtype=torch.uint8, generator=generator)

@@ -150,7 +150,7 @@ def test_progress_rises_to_the_total():
             {"up": calibrated()},
             INSIDE,
             NEAR,
-            r"ood_sets must be a list of sets, got ImageSet; for one set pass \[set\]",
+            r"ood_sets must be a list of sets, got ImageSet",
         ),
         ({"up": calibrated()}, INSIDE, [3], "images must be an ImageSet, a tensor"),
         ({"up": calibrated()}, INSIDE, [NEAR.subset([])], "the images must be at least one; the source is empty"),

@@ -17,20 +17,6 @@ SIZE = {"wrn": {"depth": 10, "width": 2}, "compact": {"width": 4}}  # the smalle
 SMALL = ("wrn", "resnet18-cifar", "resnet18", "compact")  # every class and stem
 
 
-@pytest.fixture(autouse=True, scope="module")
-def one_thread():
-    """These networks are too small for two threads, which only wait for each other beside another job."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
-@pytest.fixture(autouse=True)
-def seed():
-    torch.manual_seed(0)
-
-
 def built(name: str, **arguments: int | float) -> models.Network:
     return build(name, **SIZE.get(name, {}), **arguments)
 

@@ -154,15 +154,6 @@ def train_forward(net, images, T=None, weight=None):
 # ---------------------------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture(autouse=True, scope="module")
-def one_thread():
-    """Keep to one thread: on networks this small, threads that wait for busy cores cost a hundred times the work."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 def generator(seed):
     return torch.Generator().manual_seed(seed)
 

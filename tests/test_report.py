@@ -29,14 +29,6 @@ EVIL = "<script>alert(1)</script>"
 VOID = {"br", "img", "meta"}
 
 
-@pytest.fixture(autouse=True, scope="module")
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 @pytest.fixture(autouse=True)
 def fewer_resamples(monkeypatch):
     """Pages need not have the last digit; whether marks are right is tested on `best_beyond_noise` itself."""

@@ -24,14 +24,6 @@ quick = settings(max_examples=60, derandomize=True, deadline=None)
 SHORT = Recipe(epochs=2, batch=16, lr=0.05, crop=1)
 
 
-@pytest.fixture(autouse=True, scope="module")
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 def colours(n=64, seed=0, classes=3) -> kedge.ImageSet:
     """Red, green and blue images under noise, which a small network learns in seconds."""
     generator = torch.Generator().manual_seed(seed)
@@ -246,9 +238,7 @@ def test_a_loss_that_is_no_number_stops_the_training(kind):
     net = network(kind)
     fc = net.network.fc if kind == "anchored" else net.fc
     fc.bias.data[0] = math.nan
-    with pytest.raises(
-        KedgeError, match=r"the loss became NaN or infinite in epoch 1.*lower learning rate \(lr=0\.05\)"
-    ):
+    with pytest.raises(KedgeError, match=r"the loss became NaN or infinite in epoch 1.*rate \(lr=0\.05\)"):
         train(net, colours(), SHORT)
 
 

@@ -13,15 +13,6 @@ OFF = {"crop": False, "flip": False, "jitter": False, "blur": False, "grey": Fal
 PARTS = sorted(OFF)
 
 
-@pytest.fixture(autouse=True, scope="module")
-def one_thread():
-    """Keep to one thread: on images this small, threads that wait for busy cores cost more than the work."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 def generator(seed):
     return torch.Generator().manual_seed(seed)
 
