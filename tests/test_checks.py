@@ -150,3 +150,14 @@ def test_a_directory_is_no_file_to_write(tmp_path):
     with pytest.raises(InputError, match=r"path must be a file to write; .* is a directory"), atomic(tmp_path):
         pytest.fail("the block must not run")
     assert names(tmp_path) == []
+
+
+def test_a_written_file_is_as_readable_as_any_other(tmp_path):
+    from kedge import artifact
+
+    (tmp_path / "plain").write_text("")
+    with atomic(tmp_path / "a") as temporary:
+        temporary.write_text("")
+    artifact.write(tmp_path / "b", {}, {})
+    modes = {path.stat().st_mode for path in tmp_path.iterdir()}
+    assert len(modes) == 1

@@ -111,9 +111,9 @@ def test_a_finished_run_is_not_trained_again(tmp_path):
 @pytest.mark.parametrize(
     ("changed", "named"),
     [
-        ({"recipe": Recipe(epochs=3, batch=16, lr=0.05, crop=0, flip=False)}, "recipe"),
+        ({"recipe": Recipe(epochs=3, batch=16, lr=0.05, crop=0, flip=False)}, r"\(recipe\.epochs"),
         ({"seed": 1}, "seed"),
-        ({"data": toy(n=80)}, "data"),
+        ({"data": toy(n=80)}, r"data\.images"),
     ],
 )
 def test_a_directory_with_another_run_is_refused_and_kept(tmp_path, changed, named):

@@ -28,12 +28,14 @@ def atomic(path: str | os.PathLike[str]) -> Iterator[Path]:
         target.parent.mkdir(parents=True, exist_ok=True)
         temporary = target.parent / f".{target.name}.{secrets.token_hex(4)}.part"
         os.close(os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))  # less the process's umask
+        mode = temporary.stat().st_mode
     except OSError as error:
         raise InputError(f"path must be writable; {target} is not: {error.strerror or error}") from error
     try:
         yield temporary
         with temporary.open("rb+") as written:
             os.fsync(written.fileno())
+        temporary.chmod(mode)  # a writer may have put a private file in its place
         temporary.replace(target)
     except OSError as error:
         raise KedgeError(

@@ -60,12 +60,12 @@ def restore(
     header, tensors = artifact.read(path)
     if "checkpoint" not in header:
         raise FileFormatError(f"{path} is a kedge file, but not a checkpoint")
-    different = [key for key in run if header["run"].get(key) != run[key]]
+    before, now = _flat(header["run"]), _flat(run)
+    different = [f"{key} was {before.get(key)!r} and is {now[key]!r}" for key in now if before.get(key) != now[key]]
     if different:
-        lines = "; ".join(f"{key} was {header['run'].get(key)!r} and is {run[key]!r}" for key in different)
         raise InputError(
-            f"{Path(path).parent} holds a run with other settings ({lines}); pass another directory, or resume=False "
-            "to start anew there"
+            f"{Path(path).parent} holds a run with other settings ({'; '.join(different)}); pass another directory, or "
+            "resume=False to start anew there"
         )
     net.load_state_dict(artifact.part(tensors, "net."))
     state = optimiser.state_dict()
@@ -84,3 +84,11 @@ def restore(
         for name, value in artifact.part(tensors, "average.").items():
             average[name].copy_(value)
     return Position(**header["checkpoint"])
+
+
+def _flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Settings within settings by one name: recipe.epochs."""
+    flat: dict[str, Any] = {}
+    for key, value in settings.items():
+        flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
+    return flat
