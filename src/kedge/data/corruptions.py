@@ -113,7 +113,9 @@ def corrupt(
         ('grey gaussian_noise 5', 0.1)
     """
     if not isinstance(images, ImageSet):
-        raise InputError(f"images must be an ImageSet, got {shape_of(images)}; wrap them: ImageSet(images)")
+        raise InputError(
+            f"images must be an ImageSet, got {shape_of(images)}; make one with ImageSet(images), or set.to_memory(preprocess) of a streamed set"
+        )
     channels, height, width = images.images.shape[1:]
     if channels not in (1, 3):
         raise InputError(f"images must have 1 or 3 channels to be corrupted, got {channels} in the set {images.name!r}")
