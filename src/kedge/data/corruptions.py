@@ -114,7 +114,8 @@ def corrupt(
     """
     if not isinstance(images, ImageSet):
         raise InputError(
-            f"images must be an ImageSet, got {shape_of(images)}; make one with ImageSet(images), or set.to_memory(preprocess) of a streamed set"
+            f"images must be an ImageSet, got {shape_of(images)}; wrap them in one: ImageSet(images), or "
+            "set.to_memory(preprocess) of a streamed set"
         )
     channels, height, width = images.images.shape[1:]
     if channels not in (1, 3):
