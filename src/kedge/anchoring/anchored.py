@@ -1,6 +1,7 @@
 """Anchored: a classifier that sees each image as [c, x - c]."""
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ from kedge.anchoring.stem import Capture, Captured, Fold, Pair, Stem
 from kedge.checks import at_least, finite, shape_of
 from kedge.errors import ArchitectureError, InputError, NotReadyError
 from kedge.models.classifier import Classifier, evaluating, logits_of
+from kedge.models.features import read_features
 from kedge.transforms import Corruption, Transform, mix_seed, seeded
 
 
@@ -30,7 +32,7 @@ class Anchored(Classifier):
     """
 
     anchors: Tensor | None
-    flexible_buffers = ("mean", "std", "anchors")
+    flexible_buffers = ("mean", "std", "outliers", "anchors")
 
     def __init__(
         self,
@@ -90,7 +92,9 @@ class Anchored(Classifier):
         self.per_image = per_image
         self.anchors_version += 1
 
-    def forward(self, x: Tensor, *, among: Tensor | None = None, first: int = 0) -> Tensor:
+    def forward(  # type: ignore[override]  # a pair has no raw output of its own
+        self, x: Tensor, *, among: Tensor | None = None, first: int = 0
+    ) -> Tensor:
         """Logits (B, C): under one drawn anchor each in training mode, the mean over the frozen anchors otherwise.
 
         Args:
@@ -103,8 +107,24 @@ class Anchored(Classifier):
             return self._train_forward(x, x if among is None else among, first)
         return self.hypotheses(x).mean(dim=0)
 
-    def hypotheses(self, x: Tensor) -> Tensor:
-        """The logits under each anchor, (K, B, C). Runs in evaluation mode and puts the mode back."""
+    def hypotheses(self, x: Tensor, *, like: Tensor | None = None) -> Tensor:
+        """The logits under each anchor, (K, B, C). Runs in evaluation mode and puts the mode back.
+
+        Args:
+            x: Images (B, D, ...).
+            like: Images to choose each image's own anchors by, where ``x`` is a perturbed version of them.
+        """
+        return self._marginalise(x, (), like)[0]
+
+    def features(
+        self, x: Tensor, layers: Sequence[str] = (), *, like: Tensor | None = None
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """The mean over anchors of the logits and of what the named layers give; see `Classifier.features`."""
+        hypotheses, features = self._marginalise(x, layers, like)
+        return hypotheses.mean(dim=0), features
+
+    def _marginalise(self, x: Tensor, layers: Sequence[str], like: Tensor | None) -> tuple[Tensor, dict[str, Tensor]]:
+        """All hypotheses (K, B, C), and the mean over anchors of the layers' outputs."""
         if self.anchors is None:
             raise NotReadyError(
                 "the anchored network has no anchors to evaluate with: call set_anchors(images) with a few training "
@@ -123,8 +143,16 @@ class Anchored(Classifier):
             row_bytes = 3 * math.ceil(image_bytes * (self._growth or 1.0))  # a layer's input, output and one more
             rows = max(1, self.memory_cap // row_bytes)
             maps = self._shared_maps() if self.per_image is None else None
-            parts = [self._fold(part, maps, min(k, rows)) for part in x.split(max(1, rows // k))]
-        return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
+            size = max(1, rows // k)
+            chosen_by = (x if like is None else like).split(size)
+            parts = [
+                self._fold(part, maps if maps is not None else self._own_maps(by), min(k, rows), layers)
+                for part, by in zip(x.split(size), chosen_by, strict=True)
+            ]
+        if len(parts) == 1:
+            return parts[0]
+        features = {name: torch.cat([found[name] for _, found in parts]) for name in layers}
+        return torch.cat([hypotheses for hypotheses, _ in parts], dim=1), features
 
     def targets(self, labels: Tensor) -> Tensor:
         """Class probabilities (B, C) to train the last batch towards: one-hot, or uniform for masked pairs.
@@ -182,20 +210,22 @@ class Anchored(Classifier):
             return Corruption() if x.ndim == 4 else None  # vectors and signals have no default corruption
         return self.options.corruption
 
-    def _fold(self, x: Tensor, maps: Tensor | None, group: int) -> Tensor:
-        """Hypotheses of a few images, their anchors folded into the batch in groups."""
-        if maps is None:
-            maps = self._own_maps(x)
+    def _fold(self, x: Tensor, maps: Tensor, group: int, layers: Sequence[str]) -> tuple[Tensor, dict[str, Tensor]]:
+        """Hypotheses and mean features of a few images, their anchors folded into the batch in groups."""
         normalised = self.normalise(x)
         job = Fold(images=len(x), maps=maps)
-        outputs = []
+        outputs, sums = [], dict.fromkeys(layers, torch.zeros((), dtype=self.mean.dtype, device=x.device))
         for part in maps.split(group):
             job.maps = part
             with self.stem.doing(job):
                 folded = normalised.repeat(len(part), *(1,) * (x.ndim - 1))  # networks may read B off their input
-                logits = logits_of(self.network(folded))
-            outputs.append(logits.view(len(part), len(x), -1))  # (K, B, C)
-        return torch.cat(outputs)
+                output, found = read_features(self.network, folded, layers)
+            outputs.append(logits_of(output).view(len(part), len(x), -1))  # (K, B, C)
+            for name, value in found.items():
+                if len(value) != len(folded):
+                    raise InputError(f"layer {name!r} must give a row per image; it gives {shape_of(value)}")
+                sums[name] = sums[name] + value.reshape(len(part), len(x), *value.shape[1:]).sum(dim=0)
+        return torch.cat(outputs), {name: value / len(maps) for name, value in sums.items()}
 
     def _shared_maps(self) -> Tensor:
         """The anchors' part of the stem, (K, 1, ...), from the cache while nothing that it depends on has changed."""

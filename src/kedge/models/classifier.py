@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from kedge.errors import InputError
+from kedge.models.features import read_features
 
 
 class Classifier(nn.Module):
@@ -29,8 +30,9 @@ class Classifier(nn.Module):
 
     mean: Tensor
     std: Tensor
+    outliers: Tensor | None
     # Buffers whose shape depends on the data, so a state dict may bring them in another shape.
-    flexible_buffers: tuple[str, ...] = ("mean", "std")
+    flexible_buffers: tuple[str, ...] = ("mean", "std", "outliers")
 
     def __init__(self, network: nn.Module, *, mean: Any = None, std: Any = None) -> None:
         super().__init__()
@@ -38,6 +40,7 @@ class Classifier(nn.Module):
         like = next((p for p in network.parameters() if p.is_floating_point()), torch.empty(0))
         self.register_buffer("mean", torch.zeros(1, dtype=like.dtype, device=like.device))
         self.register_buffer("std", torch.ones_like(self.mean))
+        self.register_buffer("outliers", None)  # fingerprints of the outliers that it was trained with
         self.has_statistics = False
         self.record: dict[str, Any] = {}  # how the network was trained, as plain data
         if mean is not None or std is not None:
@@ -82,9 +85,30 @@ class Classifier(nn.Module):
         per_channel = (1, -1) + (1,) * (x.ndim - 2)
         return (x - self.mean.view(per_channel)) / self.std.view(per_channel)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Logits (B, C) of images (B, D, ...)."""
-        return logits_of(self.network(self.normalise(x)))
+    def forward(self, x: Tensor, *, raw: bool = False) -> Any:
+        """Logits (B, C) of images (B, D, ...); ``raw`` gives whatever the network itself returns instead."""
+        output = self.network(self.normalise(x))
+        return output if raw else logits_of(output)
+
+    def features(
+        self, x: Tensor, layers: Sequence[str] = (), *, like: Tensor | None = None
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """Logits (B, C) and what the named layers of the network give, in one pass; see `read_features`.
+
+        Args:
+            x: Images (B, D, ...).
+            layers: Names of layers inside ``network``; ``"fc:in"`` for the input of one.
+            like: For networks whose anchors depend on the image: the images to choose anchors by, where ``x`` is a
+                perturbed version of them.
+
+        Example:
+            >>> net = Classifier(nn.Sequential(nn.Flatten(), nn.Linear(12, 2)))
+            >>> logits, features = net.features(torch.rand(4, 3, 2, 2), ["1:in"])
+            >>> features["1:in"].shape
+            torch.Size([4, 12])
+        """
+        output, found = read_features(self.network, self.normalise(x), layers)
+        return logits_of(output), found
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any, **kwargs: Any) -> None:
         for name in self.flexible_buffers:
@@ -92,7 +116,8 @@ class Classifier(nn.Module):
             if loaded is not None:
                 like = getattr(self, name)
                 like = self.mean if like is None else like
-                setattr(self, name, torch.empty(loaded.shape, dtype=like.dtype, device=like.device))
+                dtype = like.dtype if loaded.is_floating_point() else loaded.dtype
+                setattr(self, name, torch.empty(loaded.shape, dtype=dtype, device=like.device))
         super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
         # A network saved without statistics brings 0 and 1, and may be given some later.
         self.has_statistics = self.has_statistics or bool((self.mean != 0).any() or (self.std != 1).any())

@@ -1,6 +1,6 @@
 """Read what a network computes on its way: the outputs of named layers in one forward."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from difflib import get_close_matches
 from typing import Any
@@ -9,6 +9,8 @@ from torch import Tensor, nn
 
 from kedge.checks import shape_of
 from kedge.errors import InputError
+
+INPUT = ":in"  # after a layer's name: what goes into it
 
 
 def read_features(net: nn.Module, x: Tensor, layers: Sequence[str] | None = None) -> tuple[Tensor, dict[str, Tensor]]:
@@ -20,8 +22,9 @@ def read_features(net: nn.Module, x: Tensor, layers: Sequence[str] | None = None
     Args:
         net: Any network.
         x: A batch of images, (B, D, H, W).
-        layers: Names of submodules, as in ``net.named_modules()``. A built-in network reads its ``feature_layers`` if
-            none are given: its stages, then ``flatten``, which gives the penultimate vector (the input of ``fc``).
+        layers: Names of submodules, as in ``net.named_modules()``; ``"fc:in"`` reads the input of ``fc`` instead of its
+            output. A built-in network reads its ``feature_layers`` if none are given: its stages, then ``flatten``,
+            which gives the penultimate vector (the input of ``fc``).
 
     Returns:
         What ``net(x)`` returns, and a dictionary from name to output in the order of ``layers``.
@@ -40,21 +43,24 @@ def read_features(net: nn.Module, x: Tensor, layers: Sequence[str] | None = None
     modules = _select(net, layers)
     found: dict[str, Tensor] = {}
 
-    def keep(name: str) -> Callable[[nn.Module, Any, Any], Tensor]:
-        def hook(module: nn.Module, inputs: Any, output: Any) -> Tensor:
-            if name in found:
-                raise InputError(f"layer {name!r} runs more than once in one forward; read a layer that runs once")
-            if not isinstance(output, Tensor):
-                raise InputError(f"layer {name!r} returns {shape_of(output)}, not a tensor; read a layer inside it")
-            found[name] = output
-            # The network goes on with a copy: a later in-place layer would overwrite what is kept here.
-            return output.clone()
+    def keep(name: str, value: Any) -> Tensor:
+        if name in found:
+            raise InputError(f"layer {name!r} runs more than once in one forward; read a layer that runs once")
+        if not isinstance(value, Tensor):
+            verb = "takes" if name.endswith(INPUT) else "returns"
+            raise InputError(f"layer {name!r} {verb} {shape_of(value)}, not a tensor; read a layer inside it")
+        found[name] = value
+        # The network goes on with a copy: a later in-place layer would overwrite what is kept here.
+        return value.clone()
 
-        return hook
+    def hook(name: str, module: nn.Module) -> Any:
+        if name.endswith(INPUT):
+            return module.register_forward_pre_hook(lambda _, inputs: (keep(name, inputs[0]), *inputs[1:]))
+        return module.register_forward_hook(lambda _, inputs, output: keep(name, output))
 
     with ExitStack() as hooks:  # removes the hooks also when the forward fails
         for name, module in modules.items():
-            hooks.enter_context(module.register_forward_hook(keep(name)))
+            hooks.enter_context(hook(name, module))
         output = net(x)
 
     idle = [name for name in modules if name not in found]
@@ -73,8 +79,8 @@ def _select(net: nn.Module, layers: Sequence[str] | None) -> dict[str, nn.Module
     if isinstance(layers, str):
         raise InputError(f"layers must be a sequence of names; got {layers!r}, pass [{layers!r}]")
     for name in layers:
-        if name not in known:
+        if str(name).removesuffix(INPUT) not in known:
             near = get_close_matches(str(name), known, n=5)
             hint = f"did you mean {near}?" if near else f"see net.named_modules(); it starts with {list(known)[:5]}"
             raise InputError(f"{type(net).__name__} has no layer {name!r}; {hint}")
-    return {name: known[name] for name in layers}
+    return {name: known[name.removesuffix(INPUT)] for name in layers}

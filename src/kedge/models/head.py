@@ -1,0 +1,57 @@
+"""The head of a network: the linear layer that turns the penultimate vector into the logits."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from kedge.errors import ArchitectureError, InputError
+
+
+@dataclass
+class HeadOutput:
+    """What a head with more than one output gives.
+
+    Attributes:
+        logits: (B, C), what a classifier reads.
+        extra: Further outputs, (B, ...), for the method that put the head in place.
+    """
+
+    logits: Tensor
+    extra: tuple[Tensor, ...]
+
+
+def head_name(network: nn.Module, head: str | None = None) -> str:
+    """The name of a network's last linear layer, or ``head`` where it is given, checked.
+
+    Example:
+        >>> head_name(nn.Sequential(nn.Flatten(), nn.Linear(12, 8), nn.ReLU(), nn.Linear(8, 2)))
+        '3'
+    """
+    linear: list[str] = [name for name, module in network.named_modules() if isinstance(module, nn.Linear) and name]
+    if head is None:
+        if not linear:
+            raise ArchitectureError(
+                f"{type(network).__name__} has no linear layer inside it to be its head; wrap it in a module that ends "
+                "in one"
+            )
+        return linear[-1]
+    if head not in linear:
+        raise InputError(f"head must name a linear layer, one of {linear[-5:]}; got {head!r}")
+    return head
+
+
+def check_head(network: nn.Module, head: str, logits: Tensor, features: Tensor) -> None:
+    """Raise if the logits are not what the head makes of its input: then another layer is the head, or none is."""
+    layer = network.get_submodule(head)
+    with torch.no_grad():
+        again = layer(features)
+    if isinstance(again, HeadOutput):
+        again = again.logits
+    if again.shape != logits.shape or not torch.allclose(
+        again, logits, rtol=1e-3, atol=1e-3 * float(logits.abs().max())
+    ):
+        raise ArchitectureError(
+            f"the logits are not the output of {head!r}, the network's last linear layer; pass head= with the name of "
+            "the layer that gives them"
+        )
