@@ -73,13 +73,15 @@ class Stepper:
     def _run(self, net: nn.Module, data: kedge.ImageSet, recipe: Recipe) -> Iterator[None]:
         classifier = net if isinstance(net, kedge.Classifier) else kedge.Classifier(net)
         feed = training_loop.make_feed(data, recipe, 0, rank=0, world=1, workers=0, preprocess=None)
-        training_loop._prepare(classifier, data, feed, 0)
-        run = training_loop._Run(classifier, feed, recipe, 0, self.engine, None, False)
+        training_loop._prepare(classifier, data, feed, None, 0)
+        run = training_loop.Run(
+            classifier, data, feed, None, training_loop.CrossEntropy(), recipe, 0, self.engine, None, False
+        )
         classifier.train()
         steps = 0
         while True:
             for batch in feed.epoch(0, 0):
-                run._step(batch, 0)
+                run._step(batch, None, 0)
                 steps += 1
                 if steps % CYCLE == 0:
                     yield

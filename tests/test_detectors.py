@@ -19,8 +19,8 @@ from kedge.errors import InputError, KedgeWarning, NotReadyError
 from kedge.models import build
 from kedge.transforms import seeded
 
-PLAIN = [name for name in DETECTORS if name != "amp"]
-EVERY = [(name, "plain") for name in PLAIN] + [(name, "anchored") for name in DETECTORS]
+PLAIN = ["msp", "max_logit", "entropy", "energy"]  # tests/test_methods.py has the rest
+EVERY = [(name, "plain") for name in PLAIN] + [(name, "anchored") for name in ["amp", *PLAIN]]
 VARIANTS = ["paper", "authors"]
 
 
@@ -139,7 +139,7 @@ def test_logit_detectors_score_the_network_s_own_logits(name):
         assert detector.config() == {}
 
 
-@pytest.mark.parametrize("name", DETECTORS)
+@pytest.mark.parametrize("name", ["amp", *PLAIN])
 def test_an_anchored_network_without_anchors_gets_them_from_the_training_set(name):
     data = labelled()
     detector = fitted(name, "anchored", data)
@@ -626,7 +626,7 @@ def test_labels_beyond_the_network_s_classes_are_refused():
         fitted().calibrate(labelled(classes=7))
 
 
-@pytest.mark.parametrize("name", DETECTORS)
+@pytest.mark.parametrize("name", ["amp", *PLAIN])
 def test_fitting_again_drops_the_calibration(name):
     detector = fitted(name).calibrate(images())
     detector.fit(labelled(seed=6))

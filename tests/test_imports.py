@@ -14,6 +14,7 @@ LAYERS = [
     {"scores", "metrics", "calibration", "transforms"},  # pure functions on tensors
     {"data", "models", "artifact"},
     {"anchoring"},
+    {"objective"},
     {"training", "detectors"},
     {"evaluation", "theory"},
     {"report", "serving", "export", "suites"},  # what people look at or call

@@ -16,6 +16,7 @@ from PIL import Image
 from torch import nn
 
 from kedge import AMP, Detection, ImageSet, anchor, calibration
+from kedge.detectors import Cost
 from kedge.errors import InputError, NotReadyError
 from kedge.evaluation import METRICS, Evaluation, Result
 from kedge.metrics import accuracy, detection_metrics, ece
@@ -96,6 +97,8 @@ def result(said, true=None, resamples=0):
         ece=None if true is None else ece(inside.probability, true),
         flagged={s: float(d.is_ood.double().mean()) for s, d in said.items()},
         milliseconds=0.5,
+        cost=Cost(forward=1),
+        uses_outliers=False,
         detections=said,
     )
 

@@ -2,10 +2,21 @@
 
 from importlib.metadata import version
 
-from kedge import calibration, metrics, models, scores
+from kedge import calibration, metrics, models, scores, training
 from kedge.anchoring import Anchored, anchor
 from kedge.data import ImageSet, Preprocess
-from kedge.detectors import AMP, MSP, Detection, Detector, Energy, Entropy, MaxLogit, load
+from kedge.detectors import (
+    AMP,
+    MSP,
+    Detection,
+    Detector,
+    Energy,
+    Entropy,
+    MaxLogit,
+    OutlierExposure,
+    TemperatureScaling,
+    load,
+)
 from kedge.evaluation import evaluate
 from kedge.models.classifier import Classifier
 from kedge.training import train
@@ -23,7 +34,9 @@ __all__ = [
     "Entropy",
     "ImageSet",
     "MaxLogit",
+    "OutlierExposure",
     "Preprocess",
+    "TemperatureScaling",
     "anchor",
     "calibration",
     "evaluate",
@@ -32,4 +45,5 @@ __all__ = [
     "models",
     "scores",
     "train",
+    "training",
 ]

@@ -5,14 +5,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch import Tensor
 
-from kedge.anchoring import Anchored
 from kedge.data import ImageSet, Preprocess, gather
 from kedge.data.leakage import fingerprints, shared
-from kedge.detectors import Detection, Detector
+from kedge.detectors import Cost, Detection, Detector
 from kedge.errors import InputError, NotReadyError
 from kedge.metrics import Estimate, accuracy, detection_metrics, ece
+from kedge.models.classifier import Classifier
 
 METRICS = ("auroc", "fpr95", "aupr_in", "aupr_out", "dtacc", "fpr95_ood")
 
@@ -27,6 +28,8 @@ class Result:
         ece: Expected calibration error there, of the calibrated probabilities.
         flagged: Share of each set that the threshold flags, the in-distribution set among them.
         milliseconds: Wall time per image.
+        cost: Passes through the network per image.
+        uses_outliers: Whether network or method learned from outliers; the tables mark it with a star.
         detections: What the detector said of each set.
     """
 
@@ -35,6 +38,8 @@ class Result:
     ece: float | None
     flagged: dict[str, float]
     milliseconds: float
+    cost: Cost
+    uses_outliers: bool
     detections: dict[str, Detection] = field(repr=False)
 
     def mean(self, metric: str) -> float:
@@ -67,6 +72,8 @@ class Evaluation:
                     "accuracy": result.accuracy,
                     "ece": result.ece,
                     "milliseconds_per_image": result.milliseconds,
+                    "passes_per_image": vars(result.cost),
+                    "uses_outliers": result.uses_outliers,
                     "flagged": result.flagged,
                     "mean": {metric: result.mean(metric) for metric in METRICS},
                     "metrics": {
@@ -130,7 +137,7 @@ def evaluate(
             detections[set_name] = detector(images, progress=report)
             done += len(images)
         seconds = time.perf_counter() - started
-        results[name] = _result(detections, id_test, seconds, resamples, seed)
+        results[name] = _result(detector, detections, id_test, seconds, resamples, seed)
     return Evaluation(results, sets, id_test.name, resamples)
 
 
@@ -150,11 +157,15 @@ def _refuse_leaks(detectors: Mapping[str, Detector], sets: Mapping[str, ImageSet
         ours = {}
         if detector.calibration is not None:
             ours["calibration image"] = detector.calibration.fingerprints
-        if isinstance(detector.net, Anchored) and detector.net.anchors is not None:
-            ours["anchor"] = fingerprints(detector.net.anchors)
-        trained_on = detector.net.record.get("data", {}).get("sha256")
+        anchors = [net.anchors for net in detector.anchored if net.anchors is not None]
+        if anchors:
+            ours["anchor"] = torch.cat([fingerprints(images) for images in anchors])
+        if detector.outliers is not None:
+            ours["training outlier"] = detector.outliers
+        nets = (module for module in detector.net.modules() if isinstance(module, Classifier))
+        trained_on = {net.record.get("data", {}).get("sha256") for net in nets} - {None}
         for set_name, images in sets.items():
-            if images.checksum == trained_on:
+            if images.checksum in trained_on:
                 raise InputError(
                     f"the set {set_name!r} is what the network of {name!r} was trained and its statistics taken on; "
                     "evaluate on other images"
@@ -171,7 +182,14 @@ def _refuse_leaks(detectors: Mapping[str, Detector], sets: Mapping[str, ImageSet
                     )
 
 
-def _result(detections: dict[str, Detection], id_test: ImageSet, seconds: float, resamples: int, seed: int) -> Result:
+def _result(
+    detector: Detector,
+    detections: dict[str, Detection],
+    id_test: ImageSet,
+    seconds: float,
+    resamples: int,
+    seed: int,
+) -> Result:
     inside = detections[id_test.name]
     labels: Tensor | None = id_test.labels
     return Result(
@@ -184,5 +202,7 @@ def _result(detections: dict[str, Detection], id_test: ImageSet, seconds: float,
         ece=None if labels is None else ece(inside.probability, labels),
         flagged={name: float(d.is_ood.double().mean()) for name, d in detections.items()},
         milliseconds=1000 * seconds / sum(map(len, detections.values())),
+        cost=detector.cost,
+        uses_outliers=detector.outliers is not None,
         detections=detections,
     )

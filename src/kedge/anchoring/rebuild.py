@@ -1,5 +1,6 @@
 """A network as plain data in a saved file, and the network built again from it."""
 
+import copy
 import itertools
 from collections.abc import Mapping
 from dataclasses import asdict
@@ -8,10 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from kedge import artifact
 from kedge.anchoring import Anchored, AnchoringOptions, anchor
 from kedge.errors import ArchitectureError, FileFormatError, InputError
 from kedge.models import Spec, build
 from kedge.models.classifier import Classifier
+from kedge.models.conversion import apply
+from kedge.models.ensemble import Ensemble
 from kedge.transforms import Corruption, seeded
 
 
@@ -22,12 +26,15 @@ def describe(net: Classifier) -> dict[str, Any]:
         >>> describe(Classifier(build("compact", width=8)))["spec"]["name"]
         'compact'
     """
+    if isinstance(net, Ensemble):
+        return {"ensemble": [describe(member) for member in net.members], "record": net.record}
     spec = getattr(net.network, "spec", None)
     described: dict[str, Any] = {
         "spec": {"name": spec.name, "arguments": dict(spec.arguments)} if isinstance(spec, Spec) else None,
         "type": type(net.network).__name__,
         "normalised": net.has_statistics,
         "anchored": None,
+        "conversions": getattr(net.network, "conversions", []),
         "record": net.record,
     }
     if isinstance(net, Anchored):
@@ -43,6 +50,8 @@ def rebuild(described: Mapping[str, Any], weights: Mapping[str, Tensor], model: 
         >>> rebuild(describe(net), net.state_dict(), None).network.spec.arguments["width"]
         8
     """
+    if "ensemble" in described:
+        return _ensemble(described, weights, model)
     anchored, spec = described["anchored"], described["spec"]
     if model is None:
         if spec is None:
@@ -63,6 +72,9 @@ def rebuild(described: Mapping[str, Any], weights: Mapping[str, Tensor], model: 
                 f"model must be the {described['type']} that was saved, as it was before anchoring: {error}"
             ) from error
     net = model if isinstance(model, Classifier) else Classifier(model)
+    if not getattr(net.network, "conversions", None):
+        for step in described["conversions"]:
+            net.network = apply(net.network, step["name"], **step["arguments"])
     if anchored is None and isinstance(net, Anchored):
         raise InputError("this file holds a plain network and model= is anchored; pass the network that was saved")
     for name, tensor in itertools.chain(net.named_parameters(), net.named_buffers()):
@@ -76,6 +88,15 @@ def rebuild(described: Mapping[str, Any], weights: Mapping[str, Tensor], model: 
             f"model must be the {described['type']} that was saved; its weights do not fit: {error}"
         ) from error
     net.has_statistics = bool(described["normalised"])
+    net.record = dict(described["record"])
+    return net.eval()
+
+
+def _ensemble(described: Mapping[str, Any], weights: Mapping[str, Tensor], model: nn.Module | None) -> Ensemble:
+    members = []
+    for number, member in enumerate(described["ensemble"]):
+        members.append(rebuild(member, artifact.part(weights, f"network.{number}."), copy.deepcopy(model)))
+    net = Ensemble(members)
     net.record = dict(described["record"])
     return net.eval()
 

@@ -9,11 +9,14 @@ from kedge import artifact
 from kedge.anchoring.rebuild import rebuild
 from kedge.data import Preprocess
 from kedge.detectors.amp import AMP
-from kedge.detectors.base import Calibration, Detection, Detector, Outputs
+from kedge.detectors.base import Calibration, Cost, Detection, Detector, Outputs
 from kedge.detectors.energy import Energy
 from kedge.detectors.entropy import Entropy
 from kedge.detectors.max_logit import MaxLogit
 from kedge.detectors.msp import MSP
+from kedge.detectors.outlier_exposure import OutlierExposure
+from kedge.detectors.temperature_scaling import TemperatureScaling
+from kedge.detectors.trained import TrainedDetector
 from kedge.errors import FileFormatError, InputError
 from kedge.scores import Score
 
@@ -22,16 +25,31 @@ __all__ = [
     "DETECTORS",
     "MSP",
     "Calibration",
+    "Cost",
     "Detection",
     "Detector",
     "Energy",
     "Entropy",
     "MaxLogit",
+    "OutlierExposure",
     "Outputs",
+    "TemperatureScaling",
+    "TrainedDetector",
     "load",
 ]
 
-DETECTORS: dict[str, type[Detector]] = {kind.name: kind for kind in (AMP, MSP, MaxLogit, Entropy, Energy)}
+DETECTORS: dict[str, type[Detector]] = {
+    kind.name: kind
+    for kind in (
+        AMP,
+        MSP,
+        MaxLogit,
+        Entropy,
+        Energy,
+        TemperatureScaling,
+        OutlierExposure,
+    )
+}
 
 
 def load(path: str | os.PathLike[str], *, model: nn.Module | None = None, score: Score | None = None) -> Detector:

@@ -18,6 +18,15 @@ from kedge.data import Preprocess, batches, choose, shape_of_inputs
 from kedge.data.leakage import fingerprints
 from kedge.errors import InputError, NotReadyError
 from kedge.models.classifier import Classifier, evaluating
+from kedge.models.ensemble import Ensemble
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What a method asks of the network for one image, in passes through all but the first layer."""
+
+    forward: int
+    backward: int = 0
 
 
 @dataclass(frozen=True)
@@ -78,9 +87,15 @@ class Detector(ABC):
 
     Args:
         net: A `Classifier` or `Anchored` network, or any network that takes images in [0, 1].
+
+    Attributes:
+        name: In files.
+        learns_held_out: Whether the method learns from held-out images; `calibrate` then gives it half of them and
+            sets the threshold on the other half, since a threshold holds for images that the method never saw.
     """
 
     name: ClassVar[str]
+    learns_held_out: bool = False
 
     def __init__(self, net: nn.Module) -> None:
         if not isinstance(net, nn.Module):
@@ -100,9 +115,17 @@ class Detector(ABC):
         """The arguments, beside the network, that build this detector again: plain data."""
 
     def fit_method(self, train_set: Any, preprocess: Preprocess) -> None:
-        """Learn what the method needs: by default nothing but the anchors of an anchored network that has none."""
-        if isinstance(self.net, Anchored) and self.net.anchors is None:
-            self.net.set_anchors(choose(train_set, preprocess, DEFAULT_K, "random", seed=0))
+        """Learn what the method needs: by default nothing but the anchors of anchored networks that have none."""
+        for net in self.anchored:
+            if net.anchors is None:
+                net.set_anchors(choose(train_set, preprocess, DEFAULT_K, "random", seed=0))
+
+    def fit_held_out(self, images: Tensor, labels: Tensor) -> None:
+        """Learn from held-out images (N, D, ...) and their labels (N,), -1 where there is none.
+
+        Called by `calibrate` where ``learns_held_out``.
+        """
+        raise NotImplementedError
 
     def state(self) -> dict[str, Tensor]:
         """What `fit_method` learned, as tensors; nothing by default."""
@@ -110,6 +133,22 @@ class Detector(ABC):
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:  # noqa: B027
         """Take back what `state` gave."""
+
+    @property
+    def anchored(self) -> list[Anchored]:
+        """The anchored networks that the detector asks: its own, or those of an ensemble."""
+        return [module for module in self.net.modules() if isinstance(module, Anchored)]
+
+    @property
+    def cost(self) -> Cost:
+        """What one image costs; an anchored network takes a pass for each anchor."""
+        return Cost(forward=passes(self.net))
+
+    @property
+    def outliers(self) -> Tensor | None:
+        """Fingerprints (N, 16) of the outliers that the network or the method learned from, or None."""
+        seen = [m.outliers for m in self.net.modules() if isinstance(m, Classifier) and m.outliers is not None]
+        return torch.cat([prints.cpu() for prints in seen]) if seen else None
 
     def fit(self, train_set: Any, *, preprocess: Preprocess | None = None) -> Self:
         """Learn from the training images: their shape, and whatever the method needs. Undoes a calibration.
@@ -158,6 +197,8 @@ class Detector(ABC):
         if confidence is not None:
             between("confidence", confidence, 0, 1, open_ends=True)
         outs, prints, labels = [], [], []
+        if self.learns_held_out:
+            held_out = self._learn_from_half(held_out)
         for out, x, y in self._run(held_out, batch_size):
             outs.append(out)
             prints.append(fingerprints(x))
@@ -218,13 +259,10 @@ class Detector(ABC):
         artifact.write(path, header, tensors)
 
     @property
-    def _anchors_version(self) -> int | None:
-        return self.net.anchors_version if isinstance(self.net, Anchored) else None
+    def _anchors_version(self) -> tuple[int, ...]:
+        return tuple(net.anchors_version for net in self.anchored)
 
-    def _run(
-        self, images: Any, batch_size: int, progress: Callable[[int], None] | None = None
-    ) -> Iterator[tuple[Outputs, Tensor, Tensor | None]]:
-        """Outputs, images and labels batch by batch, on the CPU."""
+    def _check_fitted(self) -> Preprocess:
         if self.preprocess is None:
             raise NotReadyError(f"the detector is not fitted: call {type(self).__name__}(net).fit(train_set) first")
         if self._fitted_to != self._anchors_version:
@@ -232,12 +270,39 @@ class Detector(ABC):
                 "the network's anchors changed after this detector was fitted, so its scores and threshold no longer "
                 "hold: call fit and calibrate again, or give each detector a network of its own (copy.deepcopy)"
             )
+        return self.preprocess
+
+    def _learn_from_half(self, held_out: Any) -> list[tuple[Tensor, int]]:
+        """Let the method learn from half of the held-out images, and return the other half.
+
+        An image's half is chosen by its pixels, so it does not depend on the order; equal images come into one half.
+        """
+        images, labels, prints = [], [], []
+        for x, y in batches(held_out, self._check_fitted()):
+            images.append(x)
+            labels.append(torch.full((len(x),), -1) if y is None else y)
+            prints.append(fingerprints(x))
+        x, y, mine = torch.cat(images), torch.cat(labels), torch.cat(prints)[:, 0] % 2 == 0
+        if not 0 < int(mine.sum()) < len(mine):
+            raise InputError(
+                f"held_out must have images enough for two halves, since {type(self).__name__} learns from one and "
+                f"sets its threshold on the other; got {len(mine)}"
+            )
+        with evaluating(self.net):
+            self.fit_held_out(x[mine], y[mine])
+        return list(zip(x[~mine], y[~mine].tolist(), strict=True))
+
+    def _run(
+        self, images: Any, batch_size: int, progress: Callable[[int], None] | None = None
+    ) -> Iterator[tuple[Outputs, Tensor, Tensor | None]]:
+        """Outputs, images and labels batch by batch, on the CPU."""
+        preprocess = self._check_fitted()
         at_least("batch_size", batch_size, 1)
         done = 0
         with evaluating(self.net):
-            for x, y in batches(images, self.preprocess, size=batch_size):
+            for x, y in batches(images, preprocess, size=batch_size):
                 with torch.no_grad():
-                    out = self.outputs(_as_input(x, self.net.mean))
+                    out = self.outputs(self.as_input(x))
                 finite(
                     "scores", out.score, "the network gives NaN or infinite logits for these images; check its weights"
                 )
@@ -247,8 +312,22 @@ class Detector(ABC):
                     progress(done)
                 yield Outputs(out.logits.cpu(), out.score.cpu(), temperature), x, y
 
+    def as_input(self, x: Tensor) -> Tensor:
+        """A batch as the network takes it: on its device, in its precision, in [0, 1]."""
+        like = self.net.mean
+        x = x.to(like.device)
+        return x.to(like.dtype) / 255 if x.dtype == torch.uint8 else x.to(like.dtype)
 
-def _as_input(x: Tensor, like: Tensor) -> Tensor:
-    """A batch as the network takes it: on its device, in its precision, in [0, 1]."""
-    x = x.to(like.device)
-    return x.to(like.dtype) / 255 if x.dtype == torch.uint8 else x.to(like.dtype)
+    def inputs(self, images: Any, preprocess: Preprocess) -> Iterator[tuple[Tensor, Tensor | None]]:
+        """Batches of images as the network takes them, with their labels, for `fit_method` to learn from."""
+        for x, y in batches(images, preprocess):
+            yield self.as_input(x), None if y is None else y.to(self.net.mean.device)
+
+
+def passes(net: Classifier) -> int:
+    """Forward passes per image: one, one per anchor, or those of an ensemble's members together."""
+    if isinstance(net, Ensemble):
+        return sum(passes(member) for member in net.members)
+    if isinstance(net, Anchored) and net.anchors is not None:
+        return net.per_image or len(net.anchors)
+    return 1

@@ -6,6 +6,8 @@ from typing import ClassVar
 
 from torch import nn
 
+from kedge.errors import InputError
+
 
 @dataclass(frozen=True)
 class Spec:
@@ -30,7 +32,8 @@ class Network(nn.Module):
     """Base of the built-in networks.
 
     Each one ends in ``flatten``, whose output is the penultimate vector, and ``fc``, the linear layer that turns that
-    vector into the logits: ``net(x)`` is ``net.fc`` of the output of ``net.flatten``, with nothing after it. Every
+    vector into the logits: ``net(x)`` is ``net.fc`` of the output of ``net.flatten``, with nothing after it and at most
+    a dropout between them. Every
     layer runs once per forward and none works in place, so each can be read by its name.
 
     Attributes:
@@ -46,6 +49,18 @@ class Network(nn.Module):
 
     feature_layers: ClassVar[tuple[str, ...]]
     spec: Spec
+
+
+def share(name: str, value: float) -> float:
+    """Return ``value`` if it is a number in [0, 1).
+
+    Example:
+        >>> share("dropout", 0.3)
+        0.3
+    """
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1:
+        raise InputError(f"{name} must be a number in [0, 1); got {value!r}")
+    return value
 
 
 def conv3x3(inputs: int, outputs: int, stride: int = 1) -> nn.Conv2d:

@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 from kedge.checks import at_least
 from kedge.errors import InputError
-from kedge.models.base import Network, Spec, conv3x3, kaiming
+from kedge.models.base import Network, Spec, conv3x3, kaiming, share
 
 
 class _Block(nn.Module):
@@ -52,8 +52,7 @@ class WideResNet(Network):
         if rest:
             near = (6 * blocks + 4, 6 * blocks + 10)
             raise InputError(f"depth must be 6n + 4 (10, 16, 22, 28, 40, ...); got {depth}, try {near[0]} or {near[1]}")
-        if isinstance(dropout, bool) or not isinstance(dropout, int | float) or not 0 <= dropout < 1:
-            raise InputError(f"dropout must be a number in [0, 1); got {dropout!r}")
+        share("dropout", dropout)
 
         def group(inputs: int, outputs: int, stride: int) -> nn.Sequential:
             first = _Block(inputs, outputs, stride, dropout)

@@ -32,6 +32,7 @@ def save(
     net: nn.Module,
     optimiser: torch.optim.Optimizer,
     average: Mapping[str, Tensor] | None,
+    objective: Mapping[str, Tensor],
     position: Position,
     run: Mapping[str, Any],
 ) -> None:
@@ -46,6 +47,7 @@ def save(
             else:
                 scalars.setdefault(str(number), {})[name] = value
     tensors |= {f"average.{name}": value for name, value in (average or {}).items()}
+    tensors |= {f"objective.{name}": value for name, value in objective.items()}
     artifact.write(path, {"checkpoint": vars(position), "run": dict(run), "optimiser": scalars}, tensors)
 
 
@@ -55,8 +57,8 @@ def restore(
     optimiser: torch.optim.Optimizer,
     average: dict[str, Tensor] | None,
     run: Mapping[str, Any],
-) -> Position:
-    """Bring network, optimiser and average back to where a checkpoint left them."""
+) -> tuple[Position, dict[str, Tensor]]:
+    """Bring network, optimiser and average back to where a checkpoint left them; give the objective's state."""
     header, tensors = artifact.read(path)
     if "checkpoint" not in header:
         raise FileFormatError(f"{path} is a kedge file, but not a checkpoint")
@@ -83,7 +85,7 @@ def restore(
     if average is not None:
         for name, value in artifact.part(tensors, "average.").items():
             average[name].copy_(value)
-    return Position(**header["checkpoint"])
+    return Position(**header["checkpoint"]), artifact.part(tensors, "objective.")
 
 
 def _flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

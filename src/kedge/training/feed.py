@@ -22,13 +22,15 @@ from kedge.transforms import mix_seed, seeded
 class Batch:
     """The part of a step's images that this process trains on.
 
-    ``among`` are the images that anchors are drawn from, of which ``x`` are those from row ``first`` on.
+    ``among`` are the images that anchors are drawn from, of which ``x`` are those from row ``first`` on; ``index`` are
+    the numbers of ``x`` in the set, where they are known.
     """
 
     x: Tensor
     y: Tensor
     among: Tensor
     first: int
+    index: Tensor | None
 
 
 class Feed(ABC):
@@ -67,7 +69,7 @@ class MemoryFeed(Feed):
         for step in range(start, self.steps):
             index = order[step * self.recipe.batch : (step + 1) * self.recipe.batch]
             x = augment(self.data.images[index], self.recipe, self.seed, epoch, index).float() / 255
-            yield Batch(x[self.rows], self.labels[index][self.rows], x, self.rows.start)
+            yield Batch(x[self.rows], self.labels[index][self.rows], x, self.rows.start, index[self.rows])
 
 
 class DatasetFeed(Feed):
@@ -89,14 +91,14 @@ class DatasetFeed(Feed):
         order = epoch_order(self.images, self.seed, epoch)[: self.steps * self.recipe.batch]
         mine = order.view(self.steps, self.world, share)[start:, self.rank]  # (steps, share)
         loader: DataLoader[Any] = DataLoader(
-            _Numbered(self.data, self.preprocess, self.recipe, self.seed, epoch),
-            batch_sampler=mine.tolist(),
+            Numbered(self.data, self.preprocess, self.recipe, self.seed),
+            batch_sampler=[[(epoch, index) for index in batch] for batch in mine.tolist()],
             num_workers=self.workers,
             generator=torch.Generator().manual_seed(mix_seed(self.seed, epoch)),
         )
-        for x, y in loader:
+        for index, (x, y) in zip(mine, loader, strict=True):
             x = x.float() / 255 if x.dtype == torch.uint8 else x
-            yield Batch(x, y, x, 0)
+            yield Batch(x, y, x, 0, index)
 
 
 class LoaderFeed(Feed):
@@ -127,27 +129,28 @@ class LoaderFeed(Feed):
             if y is None:
                 raise InputError("data must yield labels to train on: (images, labels) batches")
             x = x.float() / 255 if x.dtype == torch.uint8 else x
-            yield Batch(x, y, x, 0)
+            yield Batch(x, y, x, 0, None)
 
 
-class _Numbered(Dataset[tuple[Tensor, int]]):
-    """A data set whose images are decoded, resized and augmented, each by a draw of its own number."""
+class Numbered(Dataset[tuple[Tensor, int]]):
+    """A data set whose images are decoded, resized and augmented, each by a draw of the epoch and its own number."""
 
-    def __init__(self, data: Any, preprocess: Preprocess, recipe: Recipe, seed: int, epoch: int) -> None:
-        self.data, self.preprocess, self.recipe, self.seed, self.epoch = data, preprocess, recipe, seed, epoch
+    def __init__(self, data: Any, preprocess: Preprocess, recipe: Recipe, seed: int, labelled: bool = True) -> None:
+        self.data, self.preprocess, self.recipe, self.seed, self.labelled = data, preprocess, recipe, seed, labelled
 
-    def __getitem__(self, index: int) -> tuple[Tensor, int]:
-        with seeded(mix_seed(self.seed, self.epoch, index)):  # for transforms of the data set's own
+    def __getitem__(self, key: tuple[int, int]) -> tuple[Tensor, int]:
+        epoch, index = key
+        with seeded(mix_seed(self.seed, epoch, index)):  # for transforms of the data set's own
             image, label = image_and_label(self.data[index])
-        if label is None:
+        if label is None and self.labelled:
             raise InputError(f"data must give labels to train on: (image, label) pairs; number {index} has none")
         number = torch.tensor([index])
         if self.recipe.resized_crop and isinstance(image, Image.Image):
-            image = random_resized_crop(image, self.preprocess, uniforms(self.seed, self.epoch, number, 40)[0])
+            image = random_resized_crop(image, self.preprocess, uniforms(self.seed, epoch, number, 40)[0])
         x = self.preprocess(image)
         if self.preprocess.is_image:
-            x = augment(x[None], self.recipe, self.seed, self.epoch, number)[0]
-        return x, int(label)
+            x = augment(x[None], self.recipe, self.seed, epoch, number)[0]
+        return x, int(label) if self.labelled else -1
 
 
 def make_feed(

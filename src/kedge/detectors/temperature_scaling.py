@@ -1,0 +1,79 @@
+"""Temperature scaling."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from kedge import calibration, scores
+from kedge.checks import between
+from kedge.data import Preprocess
+from kedge.detectors.base import Detector, Outputs
+from kedge.errors import InputError, NotReadyError
+
+
+class TemperatureScaling(Detector):
+    """Temperature scaling (Guo et al., ICML 2017) with MSP: the softmax after dividing all logits by one temperature.
+
+    The temperature is the one that makes held-out labels most likely, so that confidence matches accuracy. It changes
+    no label, and MSP only as far as it changes the order of images with different runners-up. Use it where calibrated
+    probabilities matter; as a detector it is close to MSP. One forward pass; `calibrate` fits the temperature on half
+    of its images and the threshold on the other half.
+
+    Args:
+        net: Any classifier, plain or anchored.
+        temperature: A temperature of your own, instead of fitting it in `calibrate`.
+
+    Example:
+        >>> net = nn.Sequential(nn.Flatten(), nn.Linear(12, 2))
+        >>> labelled = [(torch.rand(3, 2, 2), i % 2) for i in range(80)]
+        >>> detector = TemperatureScaling(net).fit(labelled).calibrate(labelled)
+        >>> detector.temperature > 0
+        True
+    """
+
+    name = "temperature_scaling"
+
+    def __init__(self, net: nn.Module, *, temperature: float | None = None) -> None:
+        super().__init__(net)
+        if temperature is not None:
+            between("temperature", temperature, 0, float("inf"), open_ends=True)
+        self.learns_held_out = temperature is None
+        self.given = self.temperature = temperature
+
+    def fit_method(self, train_set: Any, preprocess: Preprocess) -> None:
+        """Forget a temperature that was fitted before."""
+        super().fit_method(train_set, preprocess)
+        self.temperature = self.given
+
+    def fit_held_out(self, images: Tensor, labels: Tensor) -> None:
+        """Fit the temperature by the likelihood of the labels."""
+        known = labels >= 0
+        if not bool(known.any()):
+            raise InputError("held_out must have labels, since TemperatureScaling fits its temperature to them")
+        with torch.no_grad():
+            logits = torch.cat([self.net(self.as_input(x)).cpu() for x in images[known].split(256)])
+        self.temperature = calibration.fit_temperature(logits, labels[known])
+
+    def outputs(self, x: Tensor) -> Outputs:
+        """The logits as they are, and MSP of the logits divided by the temperature."""
+        if self.temperature is None:
+            raise NotReadyError(
+                "TemperatureScaling has no temperature yet: call calibrate(held_out) with labelled images, or pass "
+                "temperature="
+            )
+        logits = self.net(x)
+        return Outputs(logits, scores.msp(logits / self.temperature))
+
+    def config(self) -> dict[str, Any]:
+        """The temperature, where it was given."""
+        return {"temperature": self.given}
+
+    def state(self) -> dict[str, Tensor]:
+        """The temperature that was fitted."""
+        return {} if self.temperature is None else {"temperature": torch.tensor(self.temperature, dtype=torch.float64)}
+
+    def load_state(self, state: Mapping[str, Tensor]) -> None:
+        """Take the temperature back."""
+        self.temperature = float(state["temperature"]) if "temperature" in state else self.given

@@ -1,0 +1,124 @@
+"""Objectives: what a step of training minimises. A method that needs its own training brings its own objective."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from kedge.anchoring import Anchored
+from kedge.data import Preprocess
+from kedge.errors import InputError
+from kedge.models.classifier import Classifier
+
+
+@dataclass(frozen=True)
+class Step:
+    """What an objective sees of a step of training.
+
+    Attributes:
+        net: The network, in training mode: for its buffers and parts.
+        forward: The network as it is to be called, which several processes may share.
+        x: Images (B, D, ...) in [0, 1].
+        y: Their classes (B,).
+        index: Their numbers in the training set (B,), or None where a data loader hides them.
+        outliers: Images beside the training set, (B', D, ...), or None.
+        outlier_index: Their numbers in their set.
+        anchors: What an anchored network draws anchors from: keyword arguments of its forward.
+        done: The share of the training that is behind, from 0 to 1.
+        epoch: From 0.
+        images: In the training set.
+        label_smoothing: Of the recipe.
+    """
+
+    net: Classifier
+    forward: Callable[..., Any]
+    x: Tensor
+    y: Tensor
+    index: Tensor | None
+    outliers: Tensor | None
+    outlier_index: Tensor | None
+    anchors: Mapping[str, Any]
+    done: float
+    epoch: int
+    images: int
+    label_smoothing: float
+
+    def logits(self) -> Tensor:
+        """The logits of ``x``, each under an anchor drawn for it where the network is anchored."""
+        return self.fitting(self.forward(self.x, **self.anchors))
+
+    def fitting(self, logits: Tensor) -> Tensor:
+        """Return the logits of ``x`` after checking that the labels lie within their classes."""
+        low, high, classes = int(self.y.min()), int(self.y.max()), logits.shape[1]
+        if low < 0 or high >= classes:
+            raise InputError(
+                f"labels must lie in 0..{classes - 1}, since the network has {classes} outputs; got {low}..{high}: "
+                f"build the network with classes={high + 1}, or number from 0"
+            )
+        return logits
+
+    def targets(self) -> Tensor:
+        """What to train ``logits()`` towards: classes, or probabilities where pairs are masked."""
+        if isinstance(self.net, Anchored) and self.net.options.mask > 0:
+            return self.net.targets(self.y)
+        return self.y
+
+
+@dataclass(frozen=True)
+class Loss:
+    """What to minimise, and the logits (B, C) of the step's images, for its accuracy."""
+
+    value: Tensor
+    logits: Tensor
+
+
+class Objective(ABC):
+    """A loss, and the state that it keeps between steps.
+
+    Attributes:
+        name: For records and errors.
+        outliers_per_image: How many images of the ``outliers`` come with each training image; 0 where none are used.
+        plain_only: Whether an anchored network cannot be trained so.
+    """
+
+    name: ClassVar[str]
+    outliers_per_image: int = 0
+    plain_only: ClassVar[bool] = False
+
+    @abstractmethod
+    def loss(self, step: Step) -> Loss:
+        """The loss of a step."""
+
+    def check(self, net: Classifier) -> None:  # noqa: B027
+        """Raise before the training begins if the network does not fit."""
+
+    def begin_epoch(self, net: Classifier, data: Any, outliers: Any, preprocess: Preprocess, epoch: int) -> None:  # noqa: B027
+        """Look at the whole of the data before an epoch; not called again when an epoch is resumed."""
+
+    def after_step(self, step: Step) -> None:  # noqa: B027
+        """Update what is not learned by gradients, after the optimiser's step."""
+
+    def config(self) -> dict[str, Any]:
+        """The arguments, as plain data for records."""
+        return {}
+
+    def state(self) -> dict[str, Tensor]:
+        """What must be kept for a run that goes on after a crash, beside the network."""
+        return {}
+
+    def load_state(self, state: Mapping[str, Tensor]) -> None:  # noqa: B027
+        """Take back what `state` gave."""
+
+
+class CrossEntropy(Objective):
+    """The cross-entropy of the labels: how every network is trained unless its method needs more."""
+
+    name = "cross-entropy"
+
+    def loss(self, step: Step) -> Loss:
+        """The mean cross-entropy of a batch."""
+        logits = step.logits()
+        return Loss(F.cross_entropy(logits, step.targets(), label_smoothing=step.label_smoothing), logits)
