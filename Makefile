@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test evidence bench clean
+.PHONY: demo test evidence bench clean docs
 
 demo: $(VENV)/.demo  ## Install kedge and run the demo: a trained detector and a report in runs/demo.
 	$(BIN)/kedge demo
@@ -17,6 +17,9 @@ test: $(VENV)/.test  ## Install kedge with its test tools; lint, check types, ru
 
 evidence: $(VENV)/.test  ## The slow tests.
 	$(BIN)/python -m pytest -m slow
+
+docs: $(VENV)/.test  ## Write docs/methods.md out of the docstrings.
+	$(BIN)/python docs/methods.py
 
 bench: $(VENV)/.test  ## Time metrics against scikit-learn's, and an anchored training step against a plain one.
 	$(BIN)/python benchmarks/metrics.py

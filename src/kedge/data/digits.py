@@ -108,6 +108,33 @@ def textures(n: int, *, seed: int = 0) -> ImageSet:
     return ImageSet((images * 255).round().to(torch.uint8)[:, None], name="textures")
 
 
+def shapes(n: int, *, seed: int = 0) -> ImageSet:
+    """Outlines of polygons, ellipses and arcs: strokes like those of digits that are none, to learn from as outliers.
+
+    Example:
+        >>> shapes(3).images.shape
+        torch.Size([3, 1, 28, 28])
+    """
+    rng = np.random.default_rng(seed)
+    images = []
+    for _ in range(n):
+        canvas = Image.new("L", (2 * SIDE, 2 * SIDE))  # drawn at twice the size, so that scaling down smooths the lines
+        draw, width = ImageDraw.Draw(canvas), int(rng.integers(3, 7))
+        for _ in range(int(rng.integers(2, 5))):
+            corners = rng.uniform(8, 2 * SIDE - 8, (int(rng.integers(3, 6)), 2))
+            low, high = corners.min(axis=0), corners.max(axis=0)
+            kind = int(rng.integers(3))
+            if kind == 0:
+                draw.line([*map(tuple, corners), tuple(corners[0])], fill=255, width=width, joint="curve")
+            elif kind == 1:
+                draw.ellipse([*low, *high], outline=255, width=width)
+            else:
+                start = float(rng.uniform(0, 360))
+                draw.arc([*low, *high], start, start + float(rng.uniform(60, 300)), fill=255, width=width)
+        images.append(np.asarray(canvas.resize((SIDE, SIDE), Image.Resampling.BOX)))
+    return ImageSet.from_arrays(np.stack(images), name="shapes")
+
+
 def _uniform(low: float, high: float, generator: torch.Generator) -> float:
     return low + (high - low) * float(torch.rand(1, generator=generator))
 

@@ -46,11 +46,9 @@ def check_head(network: nn.Module, head: str, logits: Tensor, features: Tensor) 
     layer = network.get_submodule(head)
     with torch.no_grad():
         again = layer(features)
-    if isinstance(again, HeadOutput):
-        again = again.logits
-    if again.shape != logits.shape or not torch.allclose(
-        again, logits, rtol=1e-3, atol=1e-3 * float(logits.abs().max())
-    ):
+    again, logits = again.logits if isinstance(again, HeadOutput) else again, logits.detach()
+    close = 1e-3 * float(logits.abs().max())
+    if again.shape != logits.shape or not torch.allclose(again, logits, rtol=1e-3, atol=close):
         raise ArchitectureError(
             f"the logits are not the output of {head!r}, the network's last linear layer; pass head= with the name of "
             "the layer that gives them"

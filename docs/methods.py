@@ -1,0 +1,57 @@
+"""Write docs/methods.md out of the docstrings of the methods: ``python docs/methods.py``."""
+
+import inspect
+from pathlib import Path
+
+from kedge.detectors import DETECTORS, Detector, TrainedDetector
+
+HEAD = """# The methods
+
+<!-- Written by docs/methods.py from the docstrings in src/kedge/detectors; edit them, then run `make docs`. -->
+
+Every method is a class with the same verbs, so a user can swap one word:
+
+```python
+detector = kedge.Energy(net).fit(train_set).calibrate(held_out)
+detector = kedge.KNN(net).fit(train_set).calibrate(held_out)
+```
+
+A larger score always means further out of distribution. "Anchored" methods run on a network from `kedge.anchor` too, with
+logits and features averaged over its anchors. `kedge reproduce methods` trains what needs training and prints all of
+them in one table. Methods that learn from outliers carry a star there, and `kedge.evaluate` refuses sets that hold any of
+the images they learned from.
+"""
+
+OWN = """
+Each of these brings a network to prepare and an objective for `kedge.train`, the loop that trains everything else:
+
+```python
+net = kedge.train(kedge.DUQ.prepare(net), train_set, objective=kedge.DUQ.objective())
+detector = kedge.DUQ(net).fit(train_set).calibrate(held_out)
+```
+
+Methods with outliers take them as `kedge.train(..., outliers=image_set)`.
+"""
+
+
+def page() -> str:
+    """The whole page."""
+    own = [kind for kind in DETECTORS.values() if issubclass(kind, TrainedDetector)]
+    others = [kind for kind in DETECTORS.values() if kind not in own]
+    parts = [HEAD, "## On a trained network\n", *map(section, others)]
+    parts += ["## With their own training", OWN, *map(section, own)]
+    return "\n".join(parts)
+
+
+def section(kind: type[Detector]) -> str:
+    """A method: its name, its docstring before the arguments, and where its code is."""
+    text = inspect.cleandoc(kind.__doc__ or "").split("\nArgs:")[0].split("\nExample:")[0].strip()
+    summary, _, rest = text.partition("\n\n")
+    code = f"`kedge.{kind.__name__}{str(inspect.signature(kind)).split(' -> ')[0]}`"
+    file = Path(inspect.getfile(kind)).name
+    link = f"[{file}](../src/kedge/detectors/{file})"
+    return f"### {kind.__name__}\n\n{summary}\n\n{rest.strip()}\n\n{code}, {link}\n"
+
+
+if __name__ == "__main__":
+    Path(__file__).with_suffix(".md").write_text(page())

@@ -1,0 +1,147 @@
+"""A suite as a declaration: the networks to train, the methods to compare, and the sets to compare them on."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any
+
+from torch import nn
+
+from kedge.checks import between
+from kedge.data import ImageSet
+from kedge.detectors import Detector, TrainedDetector
+from kedge.errors import InputError
+from kedge.models import build
+from kedge.training import Recipe
+from kedge.transforms import seeded
+
+
+@dataclass(frozen=True)
+class NetworkPlan:
+    """How a network of a suite comes about.
+
+    Args:
+        network: A name that `kedge.models.build` knows, or a function that makes the network.
+        recipe: How to train it.
+        arguments: Of the network's builder.
+        anchored: Whether it is anchored before it is trained.
+        method: A method with its own training, whose `prepare` and `objective` apply.
+        prepare: Arguments of the method's `prepare`.
+        objective: Arguments of the method's `objective`.
+        member: Added to the seed, for members of an ensemble.
+
+    Example:
+        >>> NetworkPlan("compact", Recipe(epochs=1), arguments={"width": 8}).build().spec.arguments["width"]
+        8
+    """
+
+    network: str | Callable[..., nn.Module]
+    recipe: Recipe
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    anchored: bool = False
+    method: type[TrainedDetector] | None = None
+    prepare: Mapping[str, Any] = field(default_factory=dict)
+    objective: Mapping[str, Any] = field(default_factory=dict)
+    member: int = 0
+
+    def __post_init__(self) -> None:
+        if self.method is None and (self.prepare or self.objective):
+            raise InputError("prepare and objective are arguments of a method's; pass method= too")
+
+    def build(self, seed: int = 0) -> nn.Module:
+        """The network, with weights drawn from the seed."""
+        with seeded(seed):
+            if isinstance(self.network, str):
+                return build(self.network, **self.arguments)
+            return self.network(**self.arguments)
+
+    def described(self) -> dict[str, Any]:
+        """The plan as plain data."""
+        plain = {f.name: getattr(self, f.name) for f in fields(self)} | {"recipe": asdict(self.recipe)}
+        plain["network"] = self.network if isinstance(self.network, str) else self.network.__qualname__
+        plain["method"] = None if self.method is None else self.method.name
+        return plain
+
+
+@dataclass(frozen=True)
+class MethodPlan:
+    """A row of the table: a detector on one of the suite's networks, or on several as an ensemble.
+
+    Args:
+        kind: The detector.
+        networks: Names of networks in the suite; a detector on several gets them as a list.
+        options: Arguments of the detector, plain data.
+        outliers: Whether the detector itself takes the suite's outliers, as its argument ``outliers``.
+
+    Example:
+        >>> from kedge import MSP
+        >>> MethodPlan(MSP, ("plain",)).described()["kind"]
+        'msp'
+    """
+
+    kind: Callable[..., Detector]
+    networks: tuple[str, ...]
+    options: Mapping[str, Any] = field(default_factory=dict)
+    outliers: bool = False
+
+    def build(self, networks: Sequence[nn.Module], outliers: ImageSet | None) -> Detector:
+        """The detector on its networks, not yet fitted."""
+        net = networks[0] if len(networks) == 1 else list(networks)
+        more = {"outliers": outliers} if self.outliers else {}
+        return self.kind(net, **self.options, **more)
+
+    def described(self) -> dict[str, Any]:
+        """The plan as plain data."""
+        name = getattr(self.kind, "name", getattr(self.kind, "__qualname__", "?"))
+        return {f.name: getattr(self, f.name) for f in fields(self)} | {"kind": name}
+
+
+@dataclass(frozen=True)
+class SuiteData:
+    """The sets of a suite.
+
+    Args:
+        train: Labelled images to train on.
+        held_out: Labelled images to calibrate on.
+        test: Labelled images to test on.
+        ood: What does not belong.
+        outliers: For the methods that use some; never among, nor drawn from, ``ood``.
+    """
+
+    train: ImageSet
+    held_out: ImageSet
+    test: ImageSet
+    ood: tuple[ImageSet, ...]
+    outliers: ImageSet | None = None
+
+
+@dataclass(frozen=True)
+class Suite:
+    """A study: every method on its network, on the same sets.
+
+    Args:
+        name: Of its folder.
+        title: Of its report.
+        networks: By name.
+        methods: By the label that the table shows.
+        data: Makes the sets for a seed.
+        seeds: One run each.
+        resamples: Of the bootstrap for intervals; 0 for none.
+    """
+
+    name: str
+    title: str
+    networks: Mapping[str, NetworkPlan]
+    methods: Mapping[str, MethodPlan]
+    data: Callable[[int], SuiteData]
+    seeds: tuple[int, ...] = (0,)
+    resamples: int = 0
+
+    def __post_init__(self) -> None:
+        between("resamples", self.resamples, 0, float("inf"))
+        for label, method in self.methods.items():
+            unknown = [name for name in method.networks if name not in self.networks]
+            if unknown or not method.networks:
+                raise InputError(
+                    f"the method {label!r} must name networks of the suite, some of {', '.join(self.networks)}; got "
+                    f"{unknown}"
+                )

@@ -1,0 +1,175 @@
+"""Running a suite: train what is needed, score every cell once, and put the cells together."""
+
+import copy
+import json
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from kedge import artifact
+from kedge.anchoring import anchor
+from kedge.detectors import Cost, Detection
+from kedge.errors import FileFormatError, InputError
+from kedge.evaluation import Evaluation, Result, evaluate
+from kedge.metrics import Estimate
+from kedge.models.classifier import Classifier
+from kedge.provenance import provenance
+from kedge.suites.plan import Suite, SuiteData
+from kedge.training import Progress, train
+
+TrainingProgress = Callable[[str, Progress], None]
+ScoringProgress = Callable[[str, int, int], None]
+
+
+class SuiteRun:
+    """A suite in a folder. What is finished there is not run again; a training that was stopped goes on.
+
+    Args:
+        suite: What to run.
+        directory: For networks and cells; one suite each.
+        on_training: Called with a network's name after every training step.
+        on_scoring: Called with a method's label, the number of images scored and the number in all.
+    """
+
+    def __init__(
+        self,
+        suite: Suite,
+        directory: str | Path,
+        *,
+        on_training: TrainingProgress | None = None,
+        on_scoring: ScoringProgress | None = None,
+    ) -> None:
+        self.suite, self.directory = suite, Path(directory)
+        self.on_training, self.on_scoring = on_training, on_scoring
+        self._trained: dict[tuple[str, int], Classifier] = {}
+
+    def run(self) -> dict[int, Evaluation]:
+        """Run what is missing, and return the table of each seed."""
+        return {seed: self.evaluation(seed) for seed in self.suite.seeds}
+
+    def evaluation(self, seed: int) -> Evaluation:
+        """The table of one seed: every method on the same sets."""
+        data = self.suite.data(seed)
+        results = {label: self._cell(label, data, seed) for label in self.suite.methods}
+        self._trained.clear()
+        sets = {s.name: s for s in (data.test, *data.ood)}
+        return Evaluation(results, sets, data.test.name, self.suite.resamples)
+
+    def _cell(self, label: str, data: SuiteData, seed: int) -> Result:
+        path = self.directory / f"seed-{seed}" / "cells" / f"{_file_name(label)}.cell"
+        identity = self._identity(label, data, seed)
+        if path.exists():
+            return read_cell(path, identity)
+        method = self.suite.methods[label]
+        # A copy, since a detector may give a network other anchors.
+        networks = [copy.deepcopy(self._network(name, data, seed)) for name in method.networks]
+        detector = method.build(networks, data.outliers)
+        detector.fit(data.train).calibrate(data.held_out)
+        report = None if self.on_scoring is None else _labelled(self.on_scoring, label)
+        found = evaluate({label: detector}, data.test, data.ood, resamples=self.suite.resamples, progress=report)
+        write_cell(path, found.results[label], identity)
+        return found.results[label]
+
+    def _network(self, name: str, data: SuiteData, seed: int) -> Classifier:
+        if (name, seed) not in self._trained:
+            plan = self.suite.networks[name]
+            number = seed + plan.member
+            net = plan.build(number)
+            if plan.anchored:
+                net = anchor(net, seed=number)
+            objective = None
+            if plan.method is not None:
+                net, objective = plan.method.prepare(net, **plan.prepare), plan.method.objective(**plan.objective)
+            self._trained[name, seed] = train(
+                net,
+                data.train,
+                plan.recipe,
+                seed=number,
+                directory=self.directory / f"seed-{seed}" / "networks" / _file_name(name),
+                objective=objective,
+                outliers=data.outliers if objective is not None and objective.outliers_per_image else None,
+                progress=None if self.on_training is None else _named(self.on_training, name),
+            )
+        return self._trained[name, seed]
+
+    def _identity(self, label: str, data: SuiteData, seed: int) -> dict[str, Any]:
+        """What a finished cell must have been made of to count for this suite."""
+        method = self.suite.methods[label]
+        plain = {
+            "label": label,
+            "seed": seed,
+            "method": method.described(),
+            "networks": {name: self.suite.networks[name].described() for name in method.networks},
+            "training images": data.train.checksum,
+            "held-out images": data.held_out.checksum,
+            "outliers": None if data.outliers is None else data.outliers.checksum,
+            "test sets": {s.name: s.checksum for s in (data.test, *data.ood)},
+            "resamples": self.suite.resamples,
+        }
+        same: dict[str, Any] = json.loads(json.dumps(plain))  # as a file gives it back
+        return same
+
+
+def write_cell(path: Path, result: Result, identity: Mapping[str, Any]) -> None:
+    """Write a result with its single scores to one file, whole or not at all."""
+    tensors = {
+        f"{number}.{f.name}": value
+        for number, detection in enumerate(result.detections.values())
+        for f in fields(detection)
+        if (value := getattr(detection, f.name)) is not None
+    }
+    header = {
+        "cell": dict(identity),
+        "sets": list(result.detections),
+        "result": {
+            "metrics": {ood: {m: vars(e) for m, e in by.items()} for ood, by in result.metrics.items()},
+            "accuracy": result.accuracy,
+            "ece": result.ece,
+            "flagged": result.flagged,
+            "milliseconds": result.milliseconds,
+            "cost": vars(result.cost),
+            "uses_outliers": result.uses_outliers,
+        },
+        "made with": provenance(),
+    }
+    artifact.write(path, header, tensors)
+
+
+def read_cell(path: Path, identity: Mapping[str, Any]) -> Result:
+    """Read a finished cell; one that was made of other networks or images is an error that says so."""
+    header, tensors = artifact.read(path)
+    if "cell" not in header:
+        raise FileFormatError(f"{path} is a kedge file, but not a cell of a suite; delete it")
+    changed = [key for key, value in identity.items() if header["cell"].get(key) != value]
+    if changed:
+        raise InputError(
+            f"{path} was made with other {', '.join(changed)} than the suite has now; choose another folder, or delete "
+            "the file to run it again"
+        )
+    kept = header["result"]
+    kept["metrics"] = {ood: {m: Estimate(**e) for m, e in by.items()} for ood, by in kept["metrics"].items()}
+    kept["cost"] = Cost(**kept["cost"])
+    detections = {name: _detection(artifact.part(tensors, f"{n}.")) for n, name in enumerate(header["sets"])}
+    return Result(**kept, detections=detections)
+
+
+def _detection(tensors: Mapping[str, Tensor]) -> Detection:
+    values: dict[str, Any] = {f.name: tensors.get(f.name) for f in fields(Detection)}
+    return Detection(**values)
+
+
+def _file_name(label: str) -> str:
+    """A label as a file name: letters, digits, and a hyphen for anything else; a star becomes a word."""
+    return re.sub(r"[^a-z0-9]+", "-", label.lower().replace("*", " starred")).strip("-")
+
+
+def _named(report: TrainingProgress, name: str) -> Callable[[Progress], None]:
+    return lambda progress: report(name, progress)
+
+
+def _labelled(report: ScoringProgress, label: str) -> Callable[[int, int], None]:
+    return lambda done, total: report(label, done, total)

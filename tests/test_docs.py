@@ -1,0 +1,21 @@
+"""The pages that are written out of the code are up to date."""
+
+import runpy
+from pathlib import Path
+
+from kedge.detectors import DETECTORS
+
+DOCS = Path(__file__).parent.parent / "docs"
+
+
+def test_the_page_of_methods_is_what_the_docstrings_say():
+    made = runpy.run_path(str(DOCS / "methods.py"))["page"]()
+    assert (DOCS / "methods.md").read_text() == made, "run `make docs`"
+
+
+def test_every_method_says_what_it_computes_in_one_paragraph():
+    for kind in DETECTORS.values():
+        about = (kind.__doc__ or "").split("\n    Args:")[0].split("\n    Example:")[0].strip()
+        paragraphs = [part for part in about.split("\n\n") if part.strip()]
+        assert len(paragraphs) == 2, f"{kind.__name__}: a summary and one paragraph"
+        assert "pass" in paragraphs[1], f"{kind.__name__} must say what it costs, in passes"

@@ -1,0 +1,123 @@
+"""Objectives: what a step minimises can be exchanged; everything else of the training stays."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import kedge
+from kedge.errors import InputError
+from kedge.models import build
+from kedge.models.ensemble import Ensemble
+from kedge.objective import CrossEntropy, Loss, Objective
+from kedge.training import Recipe, train
+from kedge.transforms import seeded
+
+RECIPE = Recipe(epochs=2, batch=8, lr=0.05, crop=1)
+
+
+def data(n=24, name="images") -> kedge.ImageSet:
+    pixels = torch.randint(0, 256, (n, 1, 8, 8), dtype=torch.uint8, generator=torch.Generator().manual_seed(len(name)))
+    return kedge.ImageSet(pixels, torch.arange(n) % 3, name=name)
+
+
+def network(anchored=False):
+    with seeded(0):
+        net = build("compact", width=4, classes=3, channels=1)
+    return kedge.anchor(net) if anchored else net
+
+
+class Spy(CrossEntropy):
+    """Cross-entropy that notes down what it sees."""
+
+    name = "spy"
+
+    def __init__(self):
+        self.steps, self.epochs, self.after = [], [], 0
+
+    def begin_epoch(self, net, data, outliers, preprocess, epoch):
+        assert not self.steps or len(self.steps) % 3 == 0
+        self.epochs.append((epoch, len(data), outliers, preprocess.shape))
+
+    def loss(self, step):
+        self.steps.append(step)
+        assert step.net.training
+        return super().loss(step)
+
+    def after_step(self, step):
+        assert step is self.steps[-1]
+        self.after += 1
+
+
+@pytest.mark.parametrize("anchored", [False, True])
+def test_an_objective_that_is_the_cross_entropy_changes_nothing(anchored):
+    plain = train(network(anchored), data(), RECIPE).state_dict()
+    spied = train(network(anchored), data(), RECIPE, objective=Spy()).state_dict()
+    assert all(torch.equal(plain[name], spied[name]) for name in plain)
+
+
+def test_an_objective_sees_every_step_and_every_epoch():
+    spy, whole = Spy(), data()
+    net = train(network(), whole, RECIPE, objective=spy)
+    assert spy.epochs == [(0, 24, None, (1, 8, 8)), (1, 24, None, (1, 8, 8))]
+    assert spy.after == len(spy.steps) == 6
+    assert [step.epoch for step in spy.steps] == [0, 0, 0, 1, 1, 1]
+    assert [step.done for step in spy.steps] == [0, 1 / 6, 2 / 6, 3 / 6, 4 / 6, 5 / 6]
+    for step in spy.steps:
+        assert torch.equal(step.y, whole.labels[step.index])
+        assert step.images == 24
+        assert step.outliers is None
+        assert step.net is net
+    for epoch in (0, 1):
+        seen = torch.cat([step.index for step in spy.steps if step.epoch == epoch])
+        assert sorted(seen.tolist()) == list(range(24))
+
+
+def test_the_record_names_the_objective():
+    assert train(network(), data(), RECIPE).record["objective"] == {"name": "cross-entropy"}
+    assert train(network(), data(), RECIPE, objective=Spy()).record["objective"]["name"] == "spy"
+
+
+class OnOutliers(Objective):
+    """Reads outliers and minimises something of them."""
+
+    name = "on outliers"
+    outliers_per_image = 2
+    plain_only = True
+
+    def loss(self, step):
+        logits = step.logits()
+        return Loss(F.cross_entropy(logits, step.y) + step.forward(step.outliers).square().mean(), logits)
+
+
+def test_outliers_come_with_their_numbers():
+    seen = []
+
+    class Noting(OnOutliers):
+        def loss(self, step):
+            seen.append((step.outliers, step.outlier_index))
+            return super().loss(step)
+
+    other = data(10, "outliers")
+    train(network(), data(), Recipe(epochs=1, batch=8, crop=0, flip=False), objective=Noting(), outliers=other)
+    for images, index in seen:
+        assert len(images) == 16
+        assert torch.equal(images, other.images[index].float() / 255)
+
+
+def test_objective_network_and_outliers_must_fit_each_other():
+    with pytest.raises(InputError, match="'on outliers' needs outliers; pass outliers="):
+        train(network(), data(), RECIPE, objective=OnOutliers())
+    with pytest.raises(InputError, match="'cross-entropy' uses no outliers; leave outliers= out"):
+        train(network(), data(), RECIPE, outliers=data(10, "outliers"))
+    with pytest.raises(InputError, match="'on outliers' trains plain networks"):
+        train(network(anchored=True), data(), RECIPE, objective=OnOutliers(), outliers=data(10, "outliers"))
+    with pytest.raises(InputError, match="got an ensemble; train its members"):
+        train(Ensemble([network()]), data(), RECIPE)
+    bad = kedge.ImageSet(data().images, data().labels + 5)
+    with pytest.raises(InputError, match=r"labels must lie in 0\.\.2"):
+        train(network(), bad, RECIPE, objective=OnOutliers(), outliers=data(10, "outliers"))
+    small = kedge.ImageSet(torch.zeros(4, 1, 6, 6, dtype=torch.uint8))
+    with pytest.raises(InputError, match=r"outliers must have the shape of the training images, \(1, 8, 8\)"):
+        train(network(), data(), RECIPE, objective=OnOutliers(), outliers=small)
+    with pytest.raises(InputError, match="outliers must be an ImageSet or a data set, got int"):
+        train(network(), data(), RECIPE, objective=OnOutliers(), outliers=3)
