@@ -1,5 +1,6 @@
 """Detection metrics against scikit-learn and against the loops of their definitions."""
 
+import itertools
 import math
 from fractions import Fraction
 
@@ -12,7 +13,19 @@ from sklearn.metrics import average_precision_score, roc_auc_score
 
 from kedge import metrics
 from kedge.errors import InputError
-from kedge.metrics import Estimate, accuracy, aupr_in, aupr_out, auroc, detection_metrics, dtacc, ece, fpr95, fpr95_ood
+from kedge.metrics import (
+    Estimate,
+    accuracy,
+    aupr_in,
+    aupr_out,
+    aurc,
+    auroc,
+    detection_metrics,
+    dtacc,
+    ece,
+    fpr95,
+    fpr95_ood,
+)
 
 INF = math.inf
 NAMES = ["auroc", "aupr_in", "aupr_out", "fpr95", "fpr95_ood", "dtacc"]
@@ -367,3 +380,26 @@ def test_other_bad_arguments_of_accuracy_and_ece():
         accuracy([[math.nan, 1.0]], [0])
     with pytest.raises(InputError, match="whole class numbers"):
         accuracy([0.5], [0])
+
+
+# Selective classification.
+
+
+@quick
+@given(st.lists(st.tuples(st.integers(0, 4), st.booleans()), min_size=1, max_size=7))
+def test_aurc_is_the_mean_over_all_orders_of_equal_scores(pairs):
+    """Naively: every order that the scores allow, the error rate of its first n images, for every n."""
+    areas = []
+    for order in itertools.permutations(pairs):
+        if [score for score, _ in order] == sorted(score for score, _ in pairs):
+            risks = [sum(not right for _, right in order[:n]) / n for n in range(1, len(order) + 1)]
+            areas.append(sum(risks) / len(risks))
+    scores, right = zip(*pairs, strict=True)
+    assert aurc(scores, right) == pytest.approx(sum(areas) / len(areas))
+
+
+def test_aurc_asks_for_truth_values():
+    with pytest.raises(InputError, match=r"right must be one truth value per score, \(2,\); got int64 \(2,\)"):
+        aurc([1.0, 2.0], [0, 1])
+    with pytest.raises(InputError, match="scores must not hold NaN"):
+        aurc([1.0, float("nan")], [True, False])

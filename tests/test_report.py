@@ -19,11 +19,11 @@ from kedge import AMP, Detection, ImageSet, anchor, calibration
 from kedge.detectors import Cost
 from kedge.errors import InputError, NotReadyError
 from kedge.evaluation import METRICS, Evaluation, Result
+from kedge.evaluation.paired import best_beyond_noise, redraw, winner
 from kedge.metrics import accuracy, detection_metrics, ece
 from kedge.report import figures, page, write_report
 from kedge.report.charts import threshold
 from kedge.report.gallery import SIDE, picture
-from kedge.report.paired import best_beyond_noise, redraw, winner
 from kedge.report.tables import finding, promised
 
 EVIL = "<script>alert(1)</script>"

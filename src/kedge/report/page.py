@@ -10,12 +10,12 @@ from typing import Any
 from kedge.detectors import AMP
 from kedge.errors import InputError
 from kedge.evaluation import Evaluation
+from kedge.evaluation.paired import best_beyond_noise
 from kedge.files import atomic
 from kedge.report import charts, figures
 from kedge.report.anchors import anchors
 from kedge.report.gallery import galleries
 from kedge.report.markup import Html, join, section, tag
-from kedge.report.paired import best_beyond_noise
 from kedge.report.style import CSS
 from kedge.report.tables import COLUMNS, by_set, data, finding, headline
 

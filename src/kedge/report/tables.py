@@ -3,9 +3,9 @@
 from dataclasses import dataclass
 
 from kedge.evaluation import Evaluation, Result
+from kedge.evaluation.paired import BETTER, FEWEST, RESAMPLES, Best
 from kedge.metrics import Estimate
 from kedge.report.markup import NOTHING, Html, join, section, table, tag
-from kedge.report.paired import BETTER, FEWEST, RESAMPLES, Best
 
 
 @dataclass(frozen=True)

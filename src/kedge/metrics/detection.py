@@ -1,4 +1,4 @@
-"""How well scores separate in-distribution (ID) from out-of-distribution (OOD) images; accuracy and calibration.
+"""How well scores separate in-distribution (ID) from out-of-distribution (OOD) images.
 
 A larger score means further out of distribution. Every detection metric is a short function of the same cumulative
 counts at the distinct scores, so ties are exact, six metrics cost one sort, and a bootstrap needs none.
@@ -7,17 +7,13 @@ counts at the distinct scores, so ties are exact, six metrics cost one sort, and
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Self, TypeAlias
+from typing import Self
 
 import numpy as np
-import torch
-from numpy.typing import ArrayLike, NDArray
-from torch import Tensor
+from numpy.typing import NDArray
 
-from kedge.checks import at_least, between, shape_of
-from kedge.errors import InputError
-
-Numbers: TypeAlias = ArrayLike | Tensor
+from kedge.checks import at_least, between
+from kedge.metrics.arrays import Numbers, sorted_scores
 
 
 @dataclass(frozen=True)
@@ -66,7 +62,7 @@ class _Counts:
 
 
 def _count(id_scores: Numbers, ood_scores: Numbers) -> _Counts:
-    inside, outside = _sorted("id_scores", id_scores), _sorted("ood_scores", ood_scores)
+    inside, outside = sorted_scores("id_scores", id_scores), sorted_scores("ood_scores", ood_scores)
     both = np.concatenate([inside, outside])
     order = np.argsort(both, kind="stable")  # two sorted runs: the stable sort merges them in linear time
     both = both[order]
@@ -218,92 +214,3 @@ def detection_metrics(
         name: Estimate(value, float(low), float(high))
         for (name, value), low, high in zip(values.items(), lows, highs, strict=True)
     }
-
-
-def accuracy(logits_or_labels: Numbers, labels: Numbers) -> float:
-    """Share of right predictions, given as class numbers (N,) or as one value per class (N, C).
-
-    Example:
-        >>> accuracy([[2.0, 1.0], [0.0, 3.0]], [0, 0]), accuracy([0, 1, 1, 1], [0, 1, 1, 0])
-        (0.5, 0.75)
-    """
-    predicted = _array("logits_or_labels", logits_or_labels)
-    if predicted.ndim == 2:
-        true = _labels(labels, *predicted.shape)
-        return float(np.mean(_no_nan("logits_or_labels", predicted).argmax(axis=-1) == true))
-    predicted = _whole("logits_or_labels", predicted)
-    return float(np.mean(predicted == _labels(labels, len(predicted))))
-
-
-def ece(probabilities: Numbers, labels: Numbers, *, bins: int = 15) -> float:
-    """Expected calibration error: the mean gap between confidence and accuracy over equal-width bins of confidence.
-
-    Example:
-        >>> ece([[0.75, 0.25], [0.25, 0.75]], [0, 0])  # sure to 75 %, right in 50 %
-        0.25
-    """
-    at_least("bins", bins, 1)
-    p = _no_nan("probabilities", _array("probabilities", probabilities)).astype(np.float64)
-    if p.ndim != 2:
-        raise InputError(f"probabilities must be (N, C), got {shape_of(p)}; pass one row per image")
-    true = _labels(labels, *p.shape)
-    low, sums = p.min(), p.sum(axis=-1)
-    if low < 0 or not np.allclose(sums, 1, rtol=0, atol=1e-3):
-        came = f"values from {low:.4g} and sums from {sums.min():.4g} to {sums.max():.4g}"
-        raise InputError(f"probabilities must be at least 0 with rows that sum to 1, got {came}; pass a softmax")
-    confidence = p.max(axis=-1)  # (N,)
-    edges = np.arange(1, bins) / bins  # the inner ones: bins are (low, high], and rounding above 1 is harmless
-    gaps = np.bincount(np.searchsorted(edges, confidence), weights=(p.argmax(axis=-1) == true) - confidence)
-    return float(np.abs(gaps).sum() / len(p))
-
-
-def _array(name: str, values: Numbers) -> NDArray[Any]:
-    """Take a list, array or tensor (of any device, with or without gradient) as a NumPy array of real numbers."""
-    if isinstance(values, Tensor):
-        values = values.detach().cpu()
-        values = values.float() if values.dtype == torch.bfloat16 else values  # NumPy has no bfloat16
-    try:
-        array = np.asarray(values)
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise InputError(f"{name} must be an array of numbers, got {type(values).__name__}: {error}") from error
-    if array.dtype.kind not in "biuf":
-        raise InputError(f"{name} must hold real numbers, got dtype {array.dtype}; convert it to float")
-    return array
-
-
-def _no_nan(name: str, array: NDArray[Any]) -> NDArray[Any]:
-    if bad := int(np.count_nonzero(np.isnan(array))):
-        raise InputError(f"{name} must not hold NaN; {bad} of {array.size} values are NaN: find out where they arise")
-    return array
-
-
-def _sorted(name: str, values: Numbers) -> NDArray[Any]:
-    array = _array(name, values)
-    if array.ndim != 1:
-        raise InputError(f"{name} must be (N,), one score per image, got {shape_of(array)}; pass scores.reshape(-1)")
-    if array.size == 0:
-        raise InputError(f"{name} must hold at least one score, got none; check that its data set is not empty")
-    array = np.sort(array)
-    if array[-1] != array[-1]:  # a sort puts NaN last, so this one place tells
-        _no_nan(name, array)
-    return array
-
-
-def _whole(name: str, array: NDArray[Any]) -> NDArray[Any]:
-    if array.ndim != 1 or array.size == 0:
-        raise InputError(f"{name} must be (N,) with N at least 1, got {shape_of(array)}; pass one class per image")
-    if array.dtype.kind not in "iu":
-        raise InputError(f"{name} must be whole class numbers, got dtype {array.dtype}; convert it to int64")
-    return array
-
-
-def _labels(labels: Numbers, n: int, classes: int | None = None) -> NDArray[Any]:
-    array = _whole("labels", _array("labels", labels))
-    if len(array) != n:
-        raise InputError(f"labels must have one entry per prediction, ({n},), got {shape_of(array)}; pair them up")
-    if classes is not None and not 0 <= array.min() <= array.max() < classes:
-        raise InputError(
-            f"labels must lie in 0..{classes - 1}, got {array.min()}..{array.max()}; "
-            "number the classes from 0, in the order of the columns"
-        )
-    return array

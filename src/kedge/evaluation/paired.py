@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kedge.evaluation import METRICS, Evaluation
+from kedge.evaluation.core import METRICS, Evaluation
 from kedge.metrics import detection_metrics
 
 RESAMPLES = 500
