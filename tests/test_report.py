@@ -20,7 +20,7 @@ from kedge.detectors import Cost
 from kedge.errors import InputError, NotReadyError
 from kedge.evaluation import METRICS, Evaluation, Result
 from kedge.evaluation.paired import best_beyond_noise, redraw, winner
-from kedge.metrics import accuracy, detection_metrics, ece
+from kedge.metrics import accuracy, aurc, detection_metrics, ece
 from kedge.report import figures, page, write_report
 from kedge.report.charts import threshold
 from kedge.report.gallery import SIDE, picture
@@ -95,6 +95,7 @@ def result(said, true=None, resamples=0):
         },
         accuracy=None if true is None else accuracy(inside.label, true),
         ece=None if true is None else ece(inside.probability, true),
+        aurc=None if true is None else aurc(inside.score, inside.label == true),
         flagged={s: float(d.is_ood.double().mean()) for s, d in said.items()},
         milliseconds=0.5,
         cost=Cost(forward=1),

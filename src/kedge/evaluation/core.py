@@ -12,7 +12,7 @@ from kedge.data import ImageSet, Preprocess, gather
 from kedge.data.leakage import fingerprints, shared
 from kedge.detectors import Cost, Detection, Detector
 from kedge.errors import InputError, NotReadyError
-from kedge.metrics import Estimate, accuracy, detection_metrics, ece
+from kedge.metrics import Estimate, accuracy, aurc, detection_metrics, ece
 from kedge.models.classifier import Classifier
 
 METRICS = ("auroc", "fpr95", "aupr_in", "aupr_out", "dtacc", "fpr95_ood")
@@ -26,6 +26,7 @@ class Result:
         metrics: By OOD set, then by metric.
         accuracy: On the in-distribution test set, or None without labels.
         ece: Expected calibration error there, of the calibrated probabilities.
+        aurc: Area under the risk-coverage curve there: whether the score also tells when the classifier errs.
         flagged: Share of each set that the threshold flags, the in-distribution set among them.
         milliseconds: Wall time per image.
         cost: Passes through the network per image.
@@ -36,6 +37,7 @@ class Result:
     metrics: dict[str, dict[str, Estimate]]
     accuracy: float | None
     ece: float | None
+    aurc: float | None
     flagged: dict[str, float]
     milliseconds: float
     cost: Cost
@@ -71,6 +73,7 @@ class Evaluation:
                 name: {
                     "accuracy": result.accuracy,
                     "ece": result.ece,
+                    "aurc": result.aurc,
                     "milliseconds_per_image": result.milliseconds,
                     "passes_per_image": vars(result.cost),
                     "uses_outliers": result.uses_outliers,
@@ -200,6 +203,7 @@ def _result(
         },
         accuracy=None if labels is None else accuracy(inside.label, labels),
         ece=None if labels is None else ece(inside.probability, labels),
+        aurc=None if labels is None else aurc(inside.score, inside.label == labels),
         flagged={name: float(d.is_ood.double().mean()) for name, d in detections.items()},
         milliseconds=1000 * seconds / sum(map(len, detections.values())),
         cost=detector.cost,

@@ -29,6 +29,10 @@ READING = (
     ("p-value", "The share of ID images that would score at least this high; an image is flagged when it is small."),
     ("Temperature", "How far the hypotheses of the anchors disagree about an image, for detectors with anchors."),
     ("Interval", "Where the value lies for 95 % of redrawn image samples. It knows nothing of other training runs."),
+    (
+        "passes",
+        "How often one image goes through all but the first layer of the network; after a plus sign, backwards.",
+    ),
     ("ms per image", "Wall time of this one run on the machine that made the report; good for orders of magnitude."),
 )
 

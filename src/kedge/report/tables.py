@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from kedge.evaluation import Evaluation, Result
 from kedge.evaluation.paired import BETTER, FEWEST, RESAMPLES, Best
+from kedge.evaluation.summary import STAR, passes, starred
 from kedge.metrics import Estimate
 from kedge.report.markup import NOTHING, Html, join, section, table, tag
 
@@ -86,18 +87,20 @@ def finding(evaluation: Evaluation, best: Best) -> str:
 def headline(evaluation: Evaluation, best: Best) -> Html:
     """One row per detector."""
     heads = [tag("th", "Detector", scope="col"), *(_head(c.head, c.arrow) for c in COLUMNS)]
-    heads += [tag("th", words, scope="col") for words in ("ID flagged", "promised", "ms per image")]
+    heads += [tag("th", words, scope="col") for words in ("ID flagged", "promised", "passes", "ms per image")]
     rows = []
     for name, result in evaluation.results.items():
         cells = [tag("td", _marked(percent(c.of(result)), best.overall.get(c.metric) == name)) for c in COLUMNS]
         promise = promised(result)
         aim = NOTHING if promise is None else f"≤ {percent(promise)}"
-        last = (percent(result.flagged[evaluation.id_name]), aim, f"{result.milliseconds:.2f}")
+        last = (percent(result.flagged[evaluation.id_name]), aim, passes(result), f"{result.milliseconds:.2f}")
         cells += [tag("td", words) for words in last]
-        rows.append(tag("tr", tag("th", name, scope="row"), *cells))
+        rows.append(tag("tr", tag("th", starred(name, result), scope="row"), *cells))
     sets = len(evaluation.ood_names)
     means = f"the mean over the {sets} OOD sets" if sets > 1 else f"on {evaluation.ood_names[0]}"
-    caption = f"In percent, except for the time. AUROC to DTACC are {means}."
+    caption = f"In percent, except for passes and time. AUROC to DTACC are {means}."
+    if any(result.uses_outliers for result in evaluation.results.values()):
+        caption += f" {STAR}"
     return section(
         "summary", "Summary", table(caption, heads, rows, label="Summary by detector"), _note(evaluation, best)
     )
@@ -117,7 +120,7 @@ def by_set(evaluation: Evaluation, best: Best) -> Html:
                 _estimate(result.metrics[ood][column.metric], best.by_set.get((ood, column.metric)) == name)
                 for ood in evaluation.ood_names
             ]
-            rows.append(tag("tr", tag("th", name, scope="row"), *cells))
+            rows.append(tag("tr", tag("th", starred(name, result), scope="row"), *cells))
         caption = f"{column.head} in percent, {'higher' if column.arrow == '↑' else 'lower'} is better; {interval}."
         tables += [tag("h3", column.head), table(caption, heads, rows, label=f"{column.head} by OOD set")]
     size = _images(len(evaluation.sets[evaluation.id_name]))

@@ -129,6 +129,7 @@ def write_cell(path: Path, result: Result, identity: Mapping[str, Any]) -> None:
             "metrics": {ood: {m: vars(e) for m, e in by.items()} for ood, by in result.metrics.items()},
             "accuracy": result.accuracy,
             "ece": result.ece,
+            "aurc": result.aurc,
             "flagged": result.flagged,
             "milliseconds": result.milliseconds,
             "cost": vars(result.cost),
