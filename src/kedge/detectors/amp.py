@@ -1,9 +1,10 @@
 """AMP: the paper's detector."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from kedge import scores
@@ -12,10 +13,11 @@ from kedge.checks import at_least, one_of, resolve, shape_of
 from kedge.data import Preprocess, choose
 from kedge.data.batches import CHOICES
 from kedge.detectors.base import Detector, Outputs
-from kedge.errors import InputError
+from kedge.errors import InputError, NotReadyError
 
 PLAIN_ABOVE = 200  # classes from which on the paper divides by tau itself
 RULES = (*scores.RULES, "none")
+TEMPERATURES = ("image", "global")
 
 # Scores that read all hypotheses instead of the rescaled logits.
 HYPOTHESIS_SCORES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
@@ -53,6 +55,8 @@ class AMP(Detector):
             rescaled logits (B, C); or ``"temperature"`` or ``"mutual_information"`` of the hypotheses alone.
         tau: ``"sum"`` or ``"mean"``, where it should differ from the variant's.
         rescale: ``"exp"``, ``"plain"`` or ``"none"``; by default ``"exp"`` up to 200 classes and ``"plain"`` above.
+        temperature: ``"image"``: each image's own, the method. ``"global"``: the mean temperature of held-out images
+            for all, learned in `calibrate`: the control that tells what the temperature of the single image adds.
         anchors: ``"random"``, ``"balanced"`` over classes, or images (K, D, H, W) of your own.
         k: Anchors per image, 5 by default.
         pool: Anchors to draw from when each image has its own; fewer where the training set is smaller.
@@ -82,6 +86,7 @@ class AMP(Detector):
         score: str | scores.Score = "amp",
         tau: str | None = None,
         rescale: str | None = None,
+        temperature: str = "image",
         anchors: str | Tensor | None = None,
         k: int | None = None,
         pool: int = 128,
@@ -98,6 +103,9 @@ class AMP(Detector):
         self.tau = one_of("tau", tau or chosen.tau, scores.REDUCTIONS)
         self.rescale = rescale if rescale is None else one_of("rescale", rescale, RULES)
         self.per_image = chosen.per_image
+        self.temperature = one_of("temperature", temperature, TEMPERATURES)
+        self.learns_held_out = temperature == "global"
+        self.global_tau: float | None = None
         self.score_by = score
         self._score = None if score in HYPOTHESIS_SCORES else resolve("score", score, scores.SCORES | HYPOTHESIS_SCORES)
         if isinstance(anchors, Tensor):
@@ -117,6 +125,7 @@ class AMP(Detector):
 
     def fit_method(self, train_set: Any, preprocess: Preprocess) -> None:
         """Freeze the anchors, out of the training images where none are given."""
+        self.global_tau = None
         asked = self._anchors is not None or self._k is not None or self._seed is not None
         if asked or self.net.anchors is None or (self.net.per_image is not None) != self.per_image:
             k = self._k or DEFAULT_K
@@ -131,6 +140,20 @@ class AMP(Detector):
                 "anchors must be at least two, so that they can disagree; got 1: set more with set_anchors"
             )
 
+    def fit_held_out(self, images: Tensor, labels: Tensor) -> None:
+        """Learn the one temperature of the control: the mean over held-out images."""
+        with torch.no_grad():
+            parts = [self.net.hypotheses(self.as_input(x)) for x in images.split(256)]
+        self.global_tau = float(torch.cat([scores.temperature(part, self.tau) for part in parts]).double().mean())
+
+    def state(self) -> dict[str, Tensor]:
+        """The one temperature of the control."""
+        return {} if self.global_tau is None else {"global_tau": torch.tensor(self.global_tau, dtype=torch.float64)}
+
+    def load_state(self, state: Mapping[str, Tensor]) -> None:
+        """Take it back."""
+        self.global_tau = float(state["global_tau"]) if "global_tau" in state else None
+
     def outputs(self, x: Tensor) -> Outputs:
         """The marginalised logits, tau and the score of the rescaled logits."""
         hypotheses = self.net.hypotheses(x)  # (K, B, C)
@@ -140,13 +163,30 @@ class AMP(Detector):
             assert isinstance(self.score_by, str)
             return Outputs(logits, HYPOTHESIS_SCORES[self.score_by](hypotheses, tau), tau)
         rule = self.rescale or ("plain" if logits.shape[1] > PLAIN_ABOVE else "exp")
-        rescaled = logits if rule == "none" else scores.rescale(logits, tau, rule)
+        rescaled = logits if rule == "none" else scores.rescale(logits, self._divisor_of(tau), rule)
         score = self._score(rescaled)
         if not isinstance(score, Tensor) or score.shape != tau.shape:
             raise InputError(f"score must map logits (B, C) to (B,), {tuple(tau.shape)} here; got {shape_of(score)}")
         return Outputs(logits, score, tau)
 
+    def _divisor_of(self, tau: Tensor) -> Tensor:
+        """The temperature to divide by: the image's own, or the same for all."""
+        if self.temperature == "image":
+            return tau
+        if self.global_tau is None:
+            raise NotReadyError(
+                'AMP with temperature="global" has none yet: call calibrate(held_out), which learns it from half of '
+                "the images"
+            )
+        return torch.full_like(tau, self.global_tau)
+
     def config(self) -> dict[str, Any]:
         """The arguments, less the anchors, which the network keeps."""
         score = self.score_by if isinstance(self.score_by, str) else None
-        return {"variant": self.variant, "score": score, "tau": self.tau, "rescale": self.rescale}
+        return {
+            "variant": self.variant,
+            "score": score,
+            "tau": self.tau,
+            "rescale": self.rescale,
+            "temperature": self.temperature,
+        }

@@ -1,0 +1,82 @@
+"""Flips and crops: a control."""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from kedge import scores
+from kedge.checks import at_least, one_of
+from kedge.detectors.base import Cost, Detector, Outputs, passes
+from kedge.errors import InputError
+
+
+class FlipsAndCrops(Detector):
+    """Energy of the mean logits over K flipped and shifted copies of an image: what AMP's cost buys without anchors.
+
+    A control, not a method of the field: anchoring asks a network K times about an image, and so does this, on the
+    plain twin, with the first copy as the image is. Where AMP does no better than this, its gain is that of averaging
+    over K passes. The copies are the same for every image, so a score does not depend on its batch. K forward passes.
+
+    Args:
+        net: Any classifier of images.
+        k: Copies of an image.
+        shift: The farthest that a copy is shifted, in pixels.
+        flip: Whether every second copy is mirrored; not for digits.
+        score: ``"energy"``, ``"msp"``, ``"max_logit"``, ``"entropy"`` or ``"amp"``, of the mean logits.
+        seed: Of the shifts.
+
+    Example:
+        >>> net = nn.Sequential(nn.Flatten(), nn.Linear(192, 2))
+        >>> FlipsAndCrops(net, shift=2).fit(torch.rand(8, 3, 8, 8)).score(torch.rand(4, 3, 8, 8)).shape
+        torch.Size([4])
+    """
+
+    name = "flips_and_crops"
+
+    def __init__(
+        self, net: nn.Module, *, k: int = 5, shift: int = 4, flip: bool = True, score: str = "energy", seed: int = 0
+    ) -> None:
+        super().__init__(net)
+        self.k, self.shift, self.flip, self.seed = at_least("k", k, 1), at_least("shift", shift, 0), bool(flip), seed
+        self.score_by = one_of("score", score, tuple(scores.SCORES))
+
+    @property
+    def cost(self) -> Cost:
+        """A pass for each copy."""
+        return Cost(forward=self.k * passes(self.net))
+
+    def outputs(self, x: Tensor) -> Outputs:
+        """The mean logits over the copies and their score."""
+        if x.ndim != 4:
+            raise InputError(f"x must be images (B, D, H, W) to flip and crop, got {tuple(x.shape)}")
+        generator = torch.Generator().manual_seed(self.seed)
+        moves = torch.randint(-self.shift, self.shift + 1, (self.k, 2), generator=generator).tolist()
+        logits = self.net(x)
+        for number, (down, right) in enumerate(moves[1:], start=1):
+            copy = shifted(x, down, right)
+            logits = logits + self.net(copy.flip(3) if self.flip and number % 2 else copy)
+        logits = logits / self.k
+        return Outputs(logits, scores.SCORES[self.score_by](logits))
+
+    def config(self) -> dict[str, Any]:
+        """The arguments."""
+        return {"k": self.k, "shift": self.shift, "flip": self.flip, "score": self.score_by, "seed": self.seed}
+
+
+def shifted(x: Tensor, down: int, right: int) -> Tensor:
+    """Images moved by so many pixels, zeros moving in.
+
+    Example:
+        >>> shifted(torch.tensor([[[[1, 2], [3, 4]]]]), 1, 0)
+        tensor([[[[0, 0],
+                  [1, 2]]]])
+    """
+    rolled = torch.zeros_like(x)
+    height, width = x.shape[2:]
+    to_rows = slice(max(down, 0), height + min(down, 0))
+    from_rows = slice(max(-down, 0), height + min(-down, 0))
+    to_columns = slice(max(right, 0), width + min(right, 0))
+    from_columns = slice(max(-right, 0), width + min(-right, 0))
+    rolled[:, :, to_rows, to_columns] = x[:, :, from_rows, from_columns]
+    return rolled

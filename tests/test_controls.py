@@ -1,0 +1,130 @@
+"""The controls: what a method's cost, its temperature or the look of the pixels explain by themselves."""
+
+import zlib
+
+import numpy as np
+import pytest
+import torch
+from scipy.spatial.distance import mahalanobis
+from torch import nn
+
+import kedge
+from kedge import scores
+from kedge.data.leakage import fingerprints
+from kedge.detectors.flips_and_crops import FlipsAndCrops, shifted
+from kedge.detectors.pixel_statistics import PixelStatistics, statistics
+from kedge.errors import InputError, NotReadyError
+from kedge.transforms import seeded
+
+
+def images(n=30, seed=0, side=8) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(0, 256, (n, 3, side, side), dtype=torch.uint8, generator=generator)
+
+
+def network(anchored=False) -> nn.Module:
+    with seeded(0):
+        net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(144, 3)).double()
+    return kedge.anchor(net, init="fresh") if anchored else net
+
+
+# One temperature for all images.
+
+
+def test_a_global_temperature_is_the_mean_over_the_half_that_was_learned_from():
+    net = network(anchored=True)
+    held_out = images(80, seed=1)
+    control = kedge.AMP(net, temperature="global").fit(images()).calibrate(held_out)
+    mine = fingerprints(held_out)[:, 0] % 2 == 0
+    with torch.no_grad():
+        taus = [float(scores.temperature(net.eval().hypotheses(x[None]))) for x in held_out[mine]]
+    assert control.global_tau == pytest.approx(sum(taus) / len(taus))
+    assert len(control.calibration.scores) == int((~mine).sum())
+    x = images(5, seed=2)
+    mean = net.hypotheses(x).mean(dim=0)
+    expected = scores.amp(mean / (1 + torch.exp(torch.tensor(control.global_tau))))
+    torch.testing.assert_close(control.score(x), expected)
+    torch.testing.assert_close(control(x).temperature, scores.temperature(net.hypotheses(x)))  # still told, not used
+
+
+def test_a_global_temperature_must_be_learned_first_and_is_saved(tmp_path):
+    control = kedge.AMP(network(anchored=True), temperature="global").fit(images())
+    with pytest.raises(NotReadyError, match="call calibrate"):
+        control.score(images(2))
+    control.calibrate(images(80, seed=1)).save(tmp_path / "a.kedge")
+    again = kedge.load(tmp_path / "a.kedge", model=network())
+    assert torch.equal(again.score(images(5, seed=2)), control.score(images(5, seed=2)))
+    control.fit(images())
+    assert control.global_tau is None
+    with pytest.raises(InputError, match="temperature must be one of 'image', 'global'; got 'none'"):
+        kedge.AMP(network(anchored=True), temperature="none")
+
+
+# K flips and crops.
+
+
+@pytest.mark.parametrize(("down", "right"), [(0, 0), (2, -1), (-3, 3), (1, 0), (0, -7)])
+def test_a_shift_moves_every_pixel_and_zeros_in(down, right):
+    x = torch.rand(2, 3, 8, 8)
+    expected = torch.zeros_like(x)
+    for i in range(8):
+        for j in range(8):
+            if 0 <= i - down < 8 and 0 <= j - right < 8:
+                expected[:, :, i, j] = x[:, :, i - down, j - right]
+    assert torch.equal(shifted(x, down, right), expected)
+
+
+@pytest.mark.parametrize("flip", [True, False])
+def test_flips_and_crops_score_the_mean_logits_of_the_copies(flip):
+    net, x = network(), images(4) / 255.0
+    detector = FlipsAndCrops(net, k=4, shift=2, flip=flip, seed=3).fit(images())
+    moves = torch.randint(-2, 3, (4, 2), generator=torch.Generator().manual_seed(3)).tolist()
+    copies = [x.double()]
+    for number, (down, right) in enumerate(moves[1:], 1):
+        padded = torch.nn.functional.pad(x.double(), (2, 2, 2, 2))
+        copy = padded[:, :, 2 - down : 10 - down, 2 - right : 10 - right]
+        copies.append(torch.flip(copy, dims=[3]) if flip and number % 2 == 1 else copy)
+    logits = torch.stack([net(copy) for copy in copies]).mean(dim=0)
+    torch.testing.assert_close(detector.score(images(4)), scores.energy(logits))
+    assert detector.cost.forward == 4
+
+
+def test_one_copy_is_energy():
+    net = network()
+    one, energy = FlipsAndCrops(net, k=1).fit(images()), kedge.Energy(net).fit(images())
+    assert torch.equal(one.score(images(5, seed=1)), energy.score(images(5, seed=1)))
+    with pytest.raises(InputError, match="to flip and crop"):
+        FlipsAndCrops(nn.Linear(4, 2)).fit(torch.rand(5, 4)).score(torch.rand(5, 4))
+
+
+# Pixel statistics.
+
+
+def test_statistics_are_mean_deviation_and_compressed_size():
+    some = images(5)
+    found = statistics(some / 255.0).numpy()
+    for image, row in zip(some.numpy(), found, strict=True):
+        assert row[0] == pytest.approx((image / 255).mean())
+        assert row[1] == pytest.approx((image / 255).std())
+        left = np.concatenate([np.zeros_like(image[..., :1]), image[..., :-1]], axis=-1).astype(int)
+        assert row[2] == len(zlib.compress(((image - left) % 256).astype(np.uint8).tobytes(), 6))
+    flat = statistics(torch.full((1, 3, 8, 8), 0.5))[0]
+    assert flat[1] == 0
+    assert flat[2] < found[:, 2].min()  # an image of one colour compresses best
+
+
+def test_pixel_statistics_score_the_squared_distance():
+    fewer = torch.tensor([1, 2, 4, 8, 16, 32, 64, 128], dtype=torch.uint8)  # grey levels: the fewer, the smaller
+    train, fresh = (some // fewer[torch.arange(len(some)) % 8, None, None, None] for some in (images(40), images(6, 1)))
+    detector = PixelStatistics(network()).fit(train)
+    rows = statistics(train / 255.0).numpy()
+    precision = np.linalg.inv(np.cov(rows.T, bias=True))
+    expected = [mahalanobis(row, rows.mean(axis=0), precision) ** 2 for row in statistics(fresh / 255.0).numpy()]
+    np.testing.assert_allclose(detector.score(fresh).numpy(), expected, rtol=1e-6)
+
+
+def test_it_knows_bright_from_dark_and_nothing_of_classes():
+    train = images(40) // 2  # no pixel above 127
+    detector = PixelStatistics(network()).fit(train)
+    assert detector.score(images(20, seed=1) // 2).max() < detector.score(255 - images(20, seed=1) // 2).min()
+    assert detector.cost.forward == 0
