@@ -276,10 +276,14 @@ def test_spec_holds_what_was_asked_for():
     assert build("wrn-16-2", dropout=0.3).spec.arguments == {
         "depth": 16, "width": 2, "classes": 10, "channels": 3, "dropout": 0.3
     }  # fmt: skip
-    assert build("compact", width=4, classes=3).spec == Spec("compact", {"width": 4, "classes": 3, "channels": 3})
+    compact = build("compact", width=4, classes=3, dropout=0.5)
+    assert compact.spec == Spec("compact", {"width": 4, "classes": 3, "channels": 3, "dropout": 0.5})
+    assert isinstance(compact.dropout, nn.Dropout)
     with torch.device("meta"):
-        assert models.resnet(50).spec == Spec("resnet50", {"classes": 1000, "channels": 3})
-        assert models.resnet(50, "cifar").spec == Spec("resnet50-cifar", {"classes": 10, "channels": 3})
+        assert models.resnet(50).spec == Spec("resnet50", {"classes": 1000, "channels": 3, "dropout": 0.0})
+        small = models.resnet(50, "cifar", dropout=0.2)
+        assert small.spec == Spec("resnet50-cifar", {"classes": 10, "channels": 3, "dropout": 0.2})
+        assert small.dropout.p == 0.2
 
 
 @pytest.mark.parametrize(
@@ -289,7 +293,9 @@ def test_spec_holds_what_was_asked_for():
         ("wrn", {}, "'wrn' also needs depth, width"),
         ("wrn", {"depth": 16}, "'wrn' also needs width"),
         ("wrn-40-2", {"depth": 28}, "takes the arguments classes, channels, dropout; got depth"),
-        ("resnet18", {"dropout": 0.1}, "takes the arguments classes, channels; got dropout"),
+        ("resnet18", {"width": 2}, "takes the arguments classes, channels, dropout; got width"),
+        ("resnet18", {"dropout": 1.0}, r"dropout must be a number in \[0, 1\); got 1.0"),
+        ("compact", {"dropout": -0.1}, r"dropout must be a number in \[0, 1\); got -0.1"),
         ("compact", {"stem": "cifar"}, "got stem"),
         ("wrn", {"depth": 18, "width": 2}, r"depth must be 6n \+ 4.*got 18, try 16 or 22"),
         ("wrn", {"depth": 4, "width": 2}, "depth .* at least 10"),

@@ -1,14 +1,26 @@
 """Ensemble: several classifiers as one."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
+from kedge.checks import shape_of
 from kedge.errors import InputError
 from kedge.models.classifier import Classifier
+
+
+def log_mean_softmax(hypotheses: Tensor) -> Tensor:
+    """The logarithm of the mean over hypotheses of their softmax: logits (M, B, C) -> (B, C).
+
+    Example:
+        >>> opposite = torch.tensor([[[9.0, -9.0]], [[-9.0, 9.0]]])
+        >>> log_mean_softmax(opposite).exp()
+        tensor([[0.5000, 0.5000]])
+    """
+    return hypotheses.log_softmax(dim=-1).logsumexp(dim=0) - math.log(len(hypotheses))
 
 
 class Ensemble(Classifier):
@@ -23,11 +35,13 @@ class Ensemble(Classifier):
         torch.Size([3, 4, 2])
     """
 
-    def __init__(self, members: Sequence[nn.Module]) -> None:
-        if isinstance(members, nn.Module) or len(members) == 0:
-            raise InputError(f"members must be a list of at least one network, got {type(members).__name__}")
+    def __init__(self, members: Sequence[nn.Module] | nn.ModuleList) -> None:
+        if not isinstance(members, list | tuple | nn.ModuleList):
+            raise InputError(f"members must be a list of networks, got {type(members).__name__}")
+        if len(members) == 0:
+            raise InputError("members must be at least one network, got none")
         if not all(isinstance(member, nn.Module) for member in members):
-            raise InputError(f"members must be networks, got {[type(member).__name__ for member in members]}")
+            raise InputError(f"members must be networks, got {', '.join(type(member).__name__ for member in members)}")
         super().__init__(nn.ModuleList(m if isinstance(m, Classifier) else Classifier(m) for m in members))
 
     @property
@@ -35,17 +49,31 @@ class Ensemble(Classifier):
         """The classifiers, in the order given."""
         return [cast(Classifier, member) for member in cast(nn.ModuleList, self.network)]
 
+    @property
+    def record(self) -> dict[str, Any]:
+        """What was set, and the preprocessing that the members were trained with, where they agree on it.
+
+        How each member was trained is in its own record.
+        """
+        trained = [m.record["preprocess"] for m in self.members if m.record.get("preprocess") is not None]
+        agreed = bool(trained) and all(each == trained[0] for each in trained)
+        return self._record | ({"preprocess": trained[0]} if agreed else {})
+
+    @record.setter
+    def record(self, value: Mapping[str, Any]) -> None:
+        self._record = dict(value)
+
     def hypotheses(self, x: Tensor) -> Tensor:
         """The logits of each member, (M, B, C)."""
         logits = [member(x) for member in self.members]
-        if len({tuple(each.shape) for each in logits}) > 1:
-            raise InputError(f"members must have the same classes; they give {[tuple(e.shape) for e in logits]}")
+        if len({each.shape for each in logits}) > 1:
+            raise InputError(f"members must have the same classes; they give {', '.join(map(shape_of, logits))}")
         return torch.stack(logits)
 
     def forward(self, x: Tensor, *, raw: bool = False) -> Any:
         """The logarithm of the mean softmax, (B, C); ``raw`` gives the logits of each member instead."""
         hypotheses = self.hypotheses(x)
-        return hypotheses if raw else hypotheses.log_softmax(dim=-1).logsumexp(dim=0) - math.log(len(hypotheses))
+        return hypotheses if raw else log_mean_softmax(hypotheses)
 
     def features(
         self, x: Tensor, layers: Sequence[str] = (), *, like: Tensor | None = None

@@ -5,7 +5,7 @@ from typing import ClassVar
 from torch import Tensor, nn
 
 from kedge.checks import at_least, one_of
-from kedge.models.base import Network, Spec, conv3x3, kaiming
+from kedge.models.base import Network, Spec, conv3x3, kaiming, share
 
 
 def _shortcut(inputs: int, outputs: int, stride: int) -> nn.Sequential | None:
@@ -91,12 +91,21 @@ class ResNet(Network):
 
     feature_layers: ClassVar[tuple[str, ...]] = ("layer1", "layer2", "layer3", "layer4", "flatten")
 
-    def __init__(self, depth: int, stem: str = "imagenet", *, classes: int | None = None, channels: int = 3) -> None:
+    def __init__(
+        self,
+        depth: int,
+        stem: str = "imagenet",
+        *,
+        classes: int | None = None,
+        channels: int = 3,
+        dropout: float = 0.0,
+    ) -> None:
         super().__init__()
         one_of("depth", at_least("depth", depth, 1), tuple(_DEPTHS))
         one_of("stem", stem, tuple(_CLASSES))
         classes = at_least("classes", _CLASSES[stem] if classes is None else classes, 2)
         at_least("channels", channels, 1)
+        share("dropout", dropout)
         block, counts = _DEPTHS[depth]
         wide = block.expansion
 
@@ -111,20 +120,27 @@ class ResNet(Network):
         self.layer4 = _stage(block, 256 * wide, 512, counts[3], stride=2)
         self.avgpool = nn.AdaptiveAvgPool2d(1)
         self.flatten = nn.Flatten()
+        # nn.Dropout(0) would still draw a mask, which costs time and moves the random state.
+        self.dropout = nn.Dropout(dropout) if dropout else nn.Identity()
         self.fc = nn.Linear(512 * wide, classes)
         kaiming(self)
-        self.spec = Spec(f"resnet{depth}" + "-cifar" * small, {"classes": classes, "channels": channels})
+        self.spec = Spec(
+            f"resnet{depth}" + "-cifar" * small,
+            {"classes": classes, "channels": channels, "dropout": float(dropout)},
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the logits of a batch of images, (B, D, H, W) -> (B, C)."""
         x = self.maxpool(self.relu(self.bn1(self.conv1(x))))  # (B, 64, H, W), or H/4, W/4 with ImageNet's stem
         x = self.layer4(self.layer3(self.layer2(self.layer1(x))))  # (B, 512 or 2048, H/8, W/8), or H/32, W/32
         x = self.flatten(self.avgpool(x))  # (B, 512 or 2048)
-        logits: Tensor = self.fc(x)
+        logits: Tensor = self.fc(self.dropout(x))
         return logits
 
 
-def resnet(depth: int, stem: str = "imagenet", *, classes: int | None = None, channels: int = 3) -> ResNet:
+def resnet(
+    depth: int, stem: str = "imagenet", *, classes: int | None = None, channels: int = 3, dropout: float = 0.0
+) -> ResNet:
     """Build ResNet-18, -34 or -50.
 
     Args:
@@ -133,6 +149,7 @@ def resnet(depth: int, stem: str = "imagenet", *, classes: int | None = None, ch
             and a max pooling that divide the size by four, for images of about 224x224.
         classes: Number of classes; 10 with the stem "cifar" and 1000 with "imagenet" if not given.
         channels: Number of image channels.
+        dropout: Probability of dropping a value before the last layer, in training.
 
     Returns:
         A network with freshly drawn weights; torchvision's weights load with ``load_state_dict`` where the stem is
@@ -145,4 +162,4 @@ def resnet(depth: int, stem: str = "imagenet", *, classes: int | None = None, ch
         >>> sum(p.numel() for p in resnet(18, "cifar").parameters())
         11173962
     """
-    return ResNet(depth, stem, classes=classes, channels=channels)
+    return ResNet(depth, stem, classes=classes, channels=channels, dropout=dropout)

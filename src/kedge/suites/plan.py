@@ -12,7 +12,7 @@ from kedge.detectors import Detector, TrainedDetector
 from kedge.errors import InputError
 from kedge.models import build
 from kedge.training import Recipe
-from kedge.transforms import seeded
+from kedge.transforms import Corruption, seeded
 
 
 @dataclass(frozen=True)
@@ -24,6 +24,7 @@ class NetworkPlan:
         recipe: How to train it.
         arguments: Of the network's builder.
         anchored: Whether it is anchored before it is trained.
+        anchoring: Arguments of `kedge.anchor`.
         method: A method with its own training, whose `prepare` and `objective` apply.
         prepare: Arguments of the method's `prepare`.
         objective: Arguments of the method's `objective`.
@@ -38,6 +39,7 @@ class NetworkPlan:
     recipe: Recipe
     arguments: Mapping[str, Any] = field(default_factory=dict)
     anchored: bool = False
+    anchoring: Mapping[str, Any] = field(default_factory=dict)
     method: type[TrainedDetector] | None = None
     prepare: Mapping[str, Any] = field(default_factory=dict)
     objective: Mapping[str, Any] = field(default_factory=dict)
@@ -59,6 +61,9 @@ class NetworkPlan:
         plain = {f.name: getattr(self, f.name) for f in fields(self)} | {"recipe": asdict(self.recipe)}
         plain["network"] = self.network if isinstance(self.network, str) else self.network.__qualname__
         plain["method"] = None if self.method is None else self.method.name
+        corruption = self.anchoring.get("corruption")
+        if isinstance(corruption, Corruption):
+            plain["anchoring"] = {**self.anchoring, "corruption": asdict(corruption)}
         return plain
 
 
@@ -71,6 +76,7 @@ class MethodPlan:
         networks: Names of networks in the suite; a detector on several gets them as a list.
         options: Arguments of the detector, plain data.
         outliers: Whether the detector itself takes the suite's outliers, as its argument ``outliers``.
+        paper: What the paper calls the row, as `kedge.suites.paper` has it.
 
     Example:
         >>> from kedge import MSP
@@ -82,6 +88,7 @@ class MethodPlan:
     networks: tuple[str, ...]
     options: Mapping[str, Any] = field(default_factory=dict)
     outliers: bool = False
+    paper: str | None = None
 
     def build(self, networks: Sequence[nn.Module], outliers: ImageSet | None) -> Detector:
         """The detector on its networks, not yet fitted."""
@@ -92,7 +99,8 @@ class MethodPlan:
     def described(self) -> dict[str, Any]:
         """The plan as plain data."""
         name = getattr(self.kind, "name", getattr(self.kind, "__qualname__", "?"))
-        return {f.name: getattr(self, f.name) for f in fields(self)} | {"kind": name}
+        plain = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "paper"}
+        return plain | {"kind": name}
 
 
 @dataclass(frozen=True)
@@ -105,6 +113,7 @@ class SuiteData:
         test: Labelled images to test on.
         ood: What does not belong.
         outliers: For the methods that use some; never among, nor drawn from, ``ood``.
+        missing: What is not on this machine, with how to get it.
     """
 
     train: ImageSet
@@ -112,11 +121,37 @@ class SuiteData:
     test: ImageSet
     ood: tuple[ImageSet, ...]
     outliers: ImageSet | None = None
+    missing: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Protocol:
+    """How the detection metrics are taken.
+
+    Args:
+        metrics: Which of them to show.
+        ood_ratio: None: all OOD images. A number: so many times as many as there are ID test images, drawn anew
+            ``draws`` times, of which the mean is taken.
+        draws: See ``ood_ratio``.
+    """
+
+    metrics: tuple[str, ...] = ("fpr95", "auroc", "aupr_in")
+    ood_ratio: float | None = None
+    draws: int = 10
+
+
+@dataclass(frozen=True)
+class PaperTable:
+    """Where the paper has the same numbers."""
+
+    table: str
+    id_set: str
+    network: str
 
 
 @dataclass(frozen=True)
 class Suite:
-    """A study: every method on its network, on the same sets.
+    """Every method on its network, on the same sets.
 
     Args:
         name: Of its folder.
@@ -126,6 +161,8 @@ class Suite:
         data: Makes the sets for a seed.
         seeds: One run each.
         resamples: Of the bootstrap for intervals; 0 for none.
+        protocol: How the metrics are taken.
+        paper: The table of the paper that has the same rows and columns.
     """
 
     name: str
@@ -135,6 +172,8 @@ class Suite:
     data: Callable[[int], SuiteData]
     seeds: tuple[int, ...] = (0,)
     resamples: int = 0
+    protocol: Protocol = Protocol()
+    paper: PaperTable | None = None
 
     def __post_init__(self) -> None:
         between("resamples", self.resamples, 0, float("inf"))

@@ -80,7 +80,7 @@ class SuiteRun:
             number = seed + plan.member
             net = plan.build(number)
             if plan.anchored:
-                net = anchor(net, seed=number)
+                net = anchor(net, seed=number, **plan.anchoring)
             objective = None
             if plan.method is not None:
                 net, objective = plan.method.prepare(net, **plan.prepare), plan.method.objective(**plan.objective)
