@@ -161,7 +161,8 @@ class Detector(ABC):
         recorded = self.net.record.get("preprocess")  # what `kedge.train` made the images into
         trained = None if recorded is None else Preprocess(**recorded)
         preprocess = preprocess or self.preprocess or trained or Preprocess(shape_of_inputs(train_set))
-        self.fit_method(train_set, preprocess)
+        with evaluating(self.net), torch.no_grad():
+            self.fit_method(train_set, preprocess)
         self._fitted_to = self._anchors_version
         self.preprocess = preprocess
         self.classes = tuple(getattr(train_set, "classes", ()) or self.classes)
