@@ -54,7 +54,9 @@ class TemperatureScaling(Detector):
             raise InputError("held_out must have labels, since TemperatureScaling fits its temperature to them")
         with torch.no_grad():
             logits = torch.cat([self.net(self.as_input(x)).cpu() for x in images[known].split(256)])
-        self.temperature = calibration.fit_temperature(logits, labels[known])
+        wrong = logits.argmax(dim=1) != labels[known]
+        # Where no label is wrong there is nothing to fit: the likelihood rises without end as T goes to zero.
+        self.temperature = calibration.fit_temperature(logits, labels[known]) if bool(wrong.any()) else 1.0
 
     def outputs(self, x: Tensor) -> Outputs:
         """The logits as they are, and MSP of the logits divided by the temperature."""

@@ -1,0 +1,346 @@
+"""Mahalanobis distances in the feature space of one or several layers."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from kedge.checks import between, finite, one_of, shape_of
+from kedge.data import Preprocess, batches
+from kedge.data.leakage import fingerprints
+from kedge.detectors.base import Cost, Detector, Outputs, passes
+from kedge.errors import InputError, NotReadyError
+from kedge.models.classifier import evaluating
+from kedge.models.features import INPUT
+from kedge.models.head import head_name
+
+COMBINATIONS = ("equal", "logistic")
+PENALTY = 1.0  # on half the squared weights of standardised distances; scikit-learn's C = 1
+ROUNDING = 10.0  # how many units in the last place the rounding of a whole network amounts to, generously
+
+
+@dataclass(frozen=True)
+class Gaussians:
+    """Class Gaussians with one covariance, as whitened class means: distances between whitened vectors are Euclidean.
+
+    Attributes:
+        centre: The mean of all training features, (D,).
+        whitening: W with W W^T the precision, one column for each direction in which features vary, (D, R).
+        means: (mean of the class - centre) W, for each class that has images, (C, R).
+    """
+
+    centre: Tensor
+    whitening: Tensor
+    means: Tensor
+
+
+class ClassStatistics:
+    """Counts and means of classes and the scatter around them, of features that come in batches, in float64.
+
+    Batches are merged by Chan's formula: what is added up are products of differences, never of the features
+    themselves, so a large mean costs no digits.
+
+    Example:
+        >>> seen = ClassStatistics(classes=2, width=1)
+        >>> seen.add(torch.tensor([[1.0], [3.0], [8.0]]), torch.tensor([0, 0, 1]))
+        >>> seen.means.tolist(), seen.scatter.tolist()
+        ([[2.0], [8.0]], [[2.0]])
+    """
+
+    def __init__(self, classes: int, width: int, device: torch.device | None = None) -> None:
+        self.counts = torch.zeros(classes, dtype=torch.float64, device=device)
+        self.means = torch.zeros(classes, width, dtype=torch.float64, device=device)
+        self.scatter = torch.zeros(width, width, dtype=torch.float64, device=device)
+
+    def add(self, features: Tensor, labels: Tensor) -> None:
+        """Take in a batch of features (B, D) and their classes (B,)."""
+        present, index = labels.unique(return_inverse=True)  # (P,), (B,)
+        features = features.double()
+        new = index.bincount(minlength=len(present)).double()  # (P,)
+        sums = features.new_zeros(len(present), features.shape[1]).index_add_(0, index, features)  # (P, D)
+        means = sums / new[:, None]
+        centred = features - means[index]  # (B, D)
+        old = self.counts[present]
+        moved = means - self.means[present]  # (P, D)
+        self.scatter += centred.T @ centred + moved.T @ ((old * new / (old + new))[:, None] * moved)
+        self.means[present] += moved * (new / (old + new))[:, None]
+        self.counts[present] += new
+
+    def gaussians(self, rounding: float) -> Gaussians:
+        """The Gaussians of the classes that have images.
+
+        The precision is the pseudo-inverse of the covariance, without the directions that vary less than features are
+        exact: dividing by that variance would make a score of the noise.
+
+        Args:
+            rounding: The relative error of a feature.
+        """
+        seen = self.counts > 0
+        share = self.counts[seen] / self.counts.sum()  # (C,)
+        centre = share @ self.means[seen]  # (D,)
+        covariance = self.scatter / self.counts.sum()
+        variances, directions = torch.linalg.eigh(covariance)  # (D,), (D, D)
+        squares = covariance.diagonal() + share @ self.means[seen] ** 2  # the mean square of each feature, (D,)
+        noise = rounding**2 * squares @ directions**2  # (D,)
+        floor = len(variances) * torch.finfo(torch.float64).eps * variances[-1]  # as scipy.linalg.pinvh
+        kept = variances > noise.clamp(min=floor)
+        whitening = directions[:, kept] / variances[kept].sqrt()  # (D, R)
+        return Gaussians(centre, whitening, (self.means[seen] - centre) @ whitening)
+
+
+def squared_distances(features: Tensor, gaussians: Gaussians) -> Tensor:
+    """The squared Mahalanobis distance to the closest class mean, (B, D) -> (B,), in float64.
+
+    Example:
+        >>> unit = Gaussians(torch.zeros(2), torch.eye(2), torch.tensor([[0.0, 0.0], [4.0, 0.0]]))
+        >>> squared_distances(torch.tensor([[3.0, 2.0]]), unit)
+        tensor([5.], dtype=torch.float64)
+    """
+    centre, whitening, means = (
+        value.to(features.device, torch.float64) for value in (gaussians.centre, gaussians.whitening, gaussians.means)
+    )
+    white = (features.double() - centre) @ whitening  # (B, R)
+    # |w - m|^2 without a (B, C, R) tensor; in float64, and centred, the difference of squares loses nothing that counts
+    squared = white.square().sum(dim=1, keepdim=True) - 2 * white @ means.T + means.square().sum(dim=1)  # (B, C)
+    return squared.clamp(min=0).amin(dim=1)
+
+
+def logistic_regression(x: Tensor, y: Tensor, penalty: float = PENALTY) -> tuple[Tensor, Tensor]:
+    """Weights (L,) and bias () that make labels y in {0, 1} likely, by Newton's method in float64.
+
+    Columns are standardised inside and the weights of the standardised columns penalised: the sum of the log losses
+    plus ``penalty / 2`` times their squares is least. What comes back belongs to the columns as they were given.
+
+    Example:
+        >>> weights, bias = logistic_regression(torch.tensor([[0.0], [1.0], [9.0], [10.0]]), torch.tensor([0, 0, 1, 1]))
+        >>> ((torch.tensor([[5.0]]).double() @ weights + bias).abs() < 1e-9).tolist()
+        [True]
+    """
+    x, y = x.double(), y.double()
+    mean, std = x.mean(dim=0), x.std(dim=0, correction=0)
+    std = torch.where(std > 0, std, 1.0)  # a column that never changes gets no weight
+    rows = torch.cat([(x - mean) / std, torch.ones_like(x[:, :1])], dim=1)  # (N, L + 1)
+    ridge = torch.full((rows.shape[1],), penalty).to(rows)
+    ridge[-1] = 0.0  # the bias is free
+
+    def loss(beta: Tensor) -> Tensor:
+        return F.binary_cross_entropy_with_logits(rows @ beta, y, reduction="sum") + (ridge * beta**2).sum() / 2
+
+    beta, step = torch.zeros_like(ridge), torch.ones_like(ridge)
+    for _ in range(100):
+        if float(step.abs().max()) < 1e-10:
+            break
+        p = (rows @ beta).sigmoid()
+        gradient = rows.T @ (p - y) + ridge * beta
+        hessian = (rows * (p * (1 - p))[:, None]).T @ rows + ridge.diag()
+        step = -torch.linalg.solve(hessian, gradient)
+        # The loss is convex: halving the step until it is no worse makes Newton's method converge from anywhere.
+        while float(loss(beta + step)) > float(loss(beta)) + 1e-12 and float(step.abs().max()) >= 1e-10:
+            step = step / 2
+        beta = beta + step
+    weights = beta[:-1] / std
+    return weights, beta[-1] - weights @ mean
+
+
+def chosen_layers(network: nn.Module, layers: Sequence[str] | None) -> tuple[str, ...]:
+    """The layers to read: those given, or a network's own ``feature_layers``, or the input of its head.
+
+    Example:
+        >>> chosen_layers(nn.Sequential(nn.Flatten(), nn.Linear(12, 2)), None)
+        ('1:in',)
+    """
+    if layers is None:
+        own = getattr(network, "feature_layers", None)
+        return (head_name(network) + INPUT,) if own is None else tuple(own)
+    if isinstance(layers, str) or not all(isinstance(name, str) for name in layers):
+        raise InputError(f"layers must be a sequence of names; got {layers!r}, pass a list such as ['stage1']")
+    if not layers or len(set(layers)) < len(layers):
+        raise InputError(f"layers must be at least one name, and each once; got {list(layers)}")
+    return tuple(layers)
+
+
+class Mahalanobis(Detector):
+    """Mahalanobis distance (Lee et al., NeurIPS 2018): how far the features lie from the closest class mean.
+
+    Each class is a Gaussian in the feature space of each layer, all with one covariance, learned in one pass over the
+    labelled training images; the score is the squared Mahalanobis distance to the closest class, summed over layers.
+    It reads more than the logits and needs no outliers; it is strong where strange images differ early in the network,
+    weaker on new classes that resemble known ones. One forward pass; with ``epsilon`` images are first moved
+    towards the closest class of each layer, which costs L further forward and L backward passes for L layers. With
+    ``outliers`` the layers are weighed by a logistic regression against them, as in the paper's tables; it is then
+    marked as having used outliers.
+
+    Args:
+        net: Any classifier, plain or anchored.
+        layers: Names of layers inside the network, ``"fc:in"`` for the input of one. Maps (B, channels, ...) are
+            averaged over space. By default all stages of kedge's networks, and the input of the head of others.
+        epsilon: How far to move each pixel, in units of [0, 1]; the published code chooses among 0, 0.0005, 0.001,
+            0.0014, 0.002, 0.005 and 0.01 by its outliers.
+        combine: ``"equal"`` sums the layers up; ``"logistic"``, the default where there are ``outliers``, learns a
+            weight for each from them and from half of the images given to `calibrate`.
+        outliers: Images of anything else, in any form that `kedge.data.batches` takes.
+
+    Example:
+        >>> net = nn.Sequential(nn.Flatten(), nn.Linear(12, 2))
+        >>> labelled = [(torch.rand(3, 2, 2), i % 2) for i in range(80)]
+        >>> detector = Mahalanobis(net).fit(labelled)
+        >>> bool(detector.score(torch.ones(1, 3, 2, 2)) > detector.score(torch.full((1, 3, 2, 2), 0.5)))
+        True
+    """
+
+    name = "mahalanobis"
+
+    def __init__(
+        self,
+        net: nn.Module,
+        *,
+        layers: Sequence[str] | None = None,
+        epsilon: float = 0.0,
+        combine: str | None = None,
+        outliers: Any = None,
+    ) -> None:
+        super().__init__(net)
+        self.layers = chosen_layers(self.net.network, layers)
+        self.epsilon = between("epsilon", epsilon, 0, 1)
+        self.combine = one_of("combine", combine or ("equal" if outliers is None else "logistic"), COMBINATIONS)
+        if self.combine == "equal" and outliers is not None:
+            raise InputError('outliers are of no use to combine="equal"; pass combine="logistic", or no outliers')
+        self.learns_held_out = self.combine == "logistic"
+        self.gaussians: dict[str, Gaussians] = {}
+        self.weights: Tensor | None = None  # one for each layer, and the bias, (L + 1,)
+        self._outlier_images = outliers
+        self._outlier_prints: Tensor | None = None
+
+    @property
+    def cost(self) -> Cost:
+        """One pass, and another forward and backward for each layer where images are moved."""
+        moves = len(self.layers) if self.epsilon > 0 else 0
+        return Cost(forward=(1 + moves) * passes(self.net), backward=moves * passes(self.net))
+
+    @property
+    def outliers(self) -> Tensor | None:
+        """Fingerprints of the outliers that the network or the weights of the layers were learned from, or None."""
+        known = [prints for prints in (super().outliers, self._outlier_prints) if prints is not None]
+        return torch.cat(known) if known else None
+
+    def fit_method(self, train_set: Any, preprocess: Preprocess) -> None:
+        """Learn the class means and the shared covariance of each layer."""
+        if self.combine == "logistic" and self._outlier_images is None:
+            raise InputError(
+                'combine="logistic" needs outliers to weigh the layers by: pass outliers= with images, or '
+                'combine="equal"'
+            )
+        super().fit_method(train_set, preprocess)
+        statistics: dict[str, ClassStatistics] = {}
+        with evaluating(self.net), torch.no_grad():
+            for x, y in self.inputs(train_set, preprocess):
+                logits, features = self._features(x)
+                labels = _class_labels(y, logits.shape[1])
+                for name, value in features.items():
+                    if name not in statistics:
+                        statistics[name] = ClassStatistics(logits.shape[1], value.shape[1], value.device)
+                    finite(f"the features of layer {name!r}", value, "check the network's weights")
+                    statistics[name].add(value, labels)
+        counts = statistics[self.layers[0]].counts
+        if float(counts.max()) < 2:
+            raise InputError(
+                f"train_set must have at least two images of a class, to see how images of one class vary; got "
+                f"{int(counts.sum())} of {int((counts > 0).sum())} classes"
+            )
+        rounding = ROUNDING * torch.finfo(self.net.mean.dtype).eps
+        self.gaussians = {name: seen.gaussians(rounding) for name, seen in statistics.items()}
+        self.weights = self._outlier_prints = None
+
+    def fit_held_out(self, images: Tensor, labels: Tensor) -> None:
+        """Learn to weigh the layers so that held-out images and outliers come apart."""
+        if self._outlier_images is None or self.preprocess is None:
+            raise InputError(
+                "outliers must be there to weigh the layers by, and a file does not keep them: calibrate a new "
+                "Mahalanobis(net, outliers=images) instead"
+            )
+        inside = torch.cat([self._distances(self.as_input(x))[1].cpu() for x in images.split(256)])  # (N, L)
+        outside, prints = [], []
+        for x, _ in batches(self._outlier_images, self.preprocess):
+            outside.append(self._distances(self.as_input(x))[1].cpu())
+            prints.append(fingerprints(x))
+        x = torch.cat([inside, *outside])
+        weights, bias = logistic_regression(x, torch.arange(len(x)) >= len(inside))
+        self.weights, self._outlier_prints = torch.cat([weights, bias[None]]), torch.cat(prints)
+
+    def outputs(self, x: Tensor) -> Outputs:
+        """The logits of the images as they are, and their distances, summed up or weighed."""
+        logits, distances = self._distances(x)
+        if self.combine == "equal":
+            return Outputs(logits, distances.sum(dim=1))
+        if self.weights is None:
+            raise NotReadyError(
+                "Mahalanobis has no weights for its layers yet: call calibrate(held_out), or use "
+                'combine="equal" and no outliers'
+            )
+        weights = self.weights.to(distances)
+        return Outputs(logits, distances @ weights[:-1] + weights[-1])
+
+    def config(self) -> dict[str, Any]:
+        """Layers, epsilon and how layers are combined; the outliers themselves are not kept."""
+        return {"layers": list(self.layers), "epsilon": self.epsilon, "combine": self.combine}
+
+    def state(self) -> dict[str, Tensor]:
+        """The Gaussians, and the weights of the layers with the fingerprints of what they were learned from."""
+        state = {f"{name}.{key}": value for name, found in self.gaussians.items() for key, value in vars(found).items()}
+        if self.weights is not None and self._outlier_prints is not None:
+            state |= {"weights": self.weights, "outliers": self._outlier_prints}
+        return state
+
+    def load_state(self, state: Mapping[str, Tensor]) -> None:
+        """Take the Gaussians and the weights back."""
+        self.gaussians = {
+            name: Gaussians(*(state[f"{name}.{key}"] for key in ("centre", "whitening", "means")))
+            for name in self.layers
+        }
+        self.weights, self._outlier_prints = state.get("weights"), state.get("outliers")
+
+    def _features(self, x: Tensor, like: Tensor | None = None) -> tuple[Tensor, dict[str, Tensor]]:
+        """Logits (B, C) and the features (B, D) of each layer, averaged over space."""
+        logits, features = self.net.features(x, self.layers, like=like)
+        return logits, {name: _vectors(name, value) for name, value in features.items()}
+
+    def _distances(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Logits (B, C) of the images, and the squared distances (B, L) of the images or, with epsilon, moved ones."""
+        with torch.inference_mode(False), torch.set_grad_enabled(self.epsilon > 0):
+            start = x.clone().requires_grad_(self.epsilon > 0)
+            # A clone goes in: a layer that works in place must not write into the images or into a leaf.
+            logits, features = self._features(start.clone(), like=x)
+            found = [squared_distances(features[name], self.gaussians[name]) for name in self.layers]  # L of (B,)
+            if self.epsilon > 0:
+                gradients = [torch.autograd.grad(d.sum(), start, retain_graph=True)[0] for d in found]
+        if self.epsilon > 0:
+            with torch.no_grad():
+                for i, (name, gradient) in enumerate(zip(self.layers, gradients, strict=True)):
+                    _, features = self._features(x - self.epsilon * gradient.sign(), like=x)
+                    found[i] = squared_distances(features[name], self.gaussians[name])
+        return logits.detach(), torch.stack(found, dim=1).detach()
+
+
+def _vectors(name: str, features: Tensor) -> Tensor:
+    """Features (B, channels, ...) averaged over space to (B, channels)."""
+    if features.ndim < 2:
+        raise InputError(f"layer {name!r} must give (B, channels, ...); it gives {shape_of(features)}")
+    return features if features.ndim == 2 else features.flatten(2).mean(dim=2)
+
+
+def _class_labels(labels: Tensor | None, classes: int) -> Tensor:
+    """The labels of a batch, if each image has one that the network knows."""
+    if labels is None or bool((labels < 0).any()):
+        raise InputError(
+            "train_set must have a label for each image, since Mahalanobis learns the mean of each class; pass an "
+            "ImageSet with labels or (image, label) pairs"
+        )
+    if int(labels.max()) >= classes:
+        raise InputError(
+            f"labels must lie in 0..{classes - 1}, the classes of the network; got {int(labels.min())}.."
+            f"{int(labels.max())}"
+        )
+    return labels

@@ -1,0 +1,342 @@
+"""KNN: the distance to the k-th nearest training image."""
+
+import copy
+import math
+import weakref
+
+import numpy as np
+import pytest
+import torch
+from sklearn.neighbors import NearestNeighbors
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import kedge
+from kedge.detectors import DETECTORS, Cost, knn
+from kedge.detectors.knn import KNN, kth_distance, sample
+from kedge.errors import ArchitectureError, InputError, NotReadyError
+from kedge.models import build
+from kedge.transforms import seeded
+
+
+def images(n=40, seed=0) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(0, 256, (n, 3, 8, 8), dtype=torch.uint8, generator=generator)
+
+
+def network(kind="plain", *, seed=0, dtype=torch.float32) -> kedge.Classifier:
+    """A compact network whose weights and batch statistics are drawn large enough for scores to vary."""
+    with seeded(seed):
+        net = build("compact", width=4, classes=4, channels=3)
+        for module in net.modules():
+            if isinstance(module, nn.BatchNorm2d):
+                module.running_mean.uniform_(-0.2, 0.2)
+                module.running_var.uniform_(0.3, 1.0)
+    net = net.to(dtype).eval()
+    if kind == "anchored":
+        return kedge.anchor(net, init="fresh", seed=seed, mean=[0.5] * 3, std=[0.25] * 3)
+    return kedge.Classifier(net, mean=[0.5] * 3, std=[0.25] * 3)
+
+
+def identity(dtype=torch.float64) -> nn.Module:
+    """A network whose features are its inputs, vectors of two numbers."""
+    return nn.Sequential(nn.Identity(), nn.Linear(2, 3, dtype=dtype))
+
+
+def upto(net: kedge.Classifier, stage: str, x: torch.Tensor) -> np.ndarray:
+    """The outputs of a compact network's stage, layer by layer and without reading its hooks."""
+    parts, x = net.network, net.normalise(x.to(net.mean.dtype) / 255)
+    with torch.no_grad():
+        for name in ("prep", "stage1", "stage2", "stage3"):
+            x = getattr(parts, name)(x)
+            if name == stage:
+                return x.double().numpy()
+    return x.amax(dim=(2, 3)).double().numpy() / 8
+
+
+def normalised(z: np.ndarray) -> np.ndarray:
+    return z / np.linalg.norm(z, axis=1, keepdims=True)
+
+
+def neighbours(bank: np.ndarray, queries: np.ndarray, k: int) -> np.ndarray:
+    """Scikit-learn's distances to the k-th neighbour."""
+    found = NearestNeighbors(n_neighbors=k, algorithm="brute").fit(normalised(bank)).kneighbors(normalised(queries))
+    return found[0][:, -1]
+
+
+# The formula.
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.float64, 1e-9)])
+@pytest.mark.parametrize("k", [1, 3, 40])
+def test_it_is_the_distance_that_scikit_learn_finds(k, dtype, tolerance):
+    net = network(dtype=dtype)
+    expected = neighbours(upto(net, "flatten", images()), upto(net, "flatten", images(9, seed=1)), k)
+    detector = KNN(net, k=k).fit(images())
+    assert detector.score(images(9, seed=1)).tolist() == pytest.approx(expected.tolist(), abs=tolerance)
+    assert detector.bank.shape == (40, 32)
+    assert detector.bank.dtype == detector.score(images(9)).dtype == dtype
+
+
+def test_by_hand():
+    """Vectors at 0, 60 and 180 degrees, of any length; one at 90 degrees lies 30, 90 and 90 degrees from them."""
+    angles = torch.tensor([0.0, 60.0, 180.0], dtype=torch.float64).deg2rad()
+    bank = torch.stack([angles.cos(), angles.sin()], dim=1) * torch.tensor([[1.0], [5.0], [0.2]])
+    query = torch.tensor([[0.0, 3.0]], dtype=torch.float64)
+    for k, degrees in ((1, 30), (2, 90), (3, 90)):
+        detector = KNN(identity(), k=k).fit(bank)
+        assert detector.score(query).item() == pytest.approx(2 * math.sin(math.radians(degrees) / 2), abs=1e-12)
+
+
+def test_the_length_of_the_features_does_not_count():
+    x = torch.rand(30, 2, dtype=torch.float64)
+    detector = KNN(identity(), k=4).fit(x[:20])
+    assert detector.score(3 * x[20:]).allclose(detector.score(x[20:]), rtol=0, atol=1e-12)
+
+
+def test_features_that_are_all_zero_lie_at_distance_one():
+    """They have no direction; the bank is of length one."""
+    detector = KNN(identity(), k=2).fit(torch.rand(5, 2, dtype=torch.float64))
+    assert detector.score(torch.zeros(1, 2, dtype=torch.float64)).item() == pytest.approx(1)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_training_image_is_its_own_neighbour(dtype):
+    detector = KNN(network(dtype=dtype), k=1).fit(images())
+    assert detector.score(images()).max() < 1e-6
+    assert kth_distance(detector.bank, detector.bank, 1).max() == 0  # where the features are the very same
+
+
+def test_the_nearest_of_near_duplicates():
+    """In single precision, products of unit vectors do not tell distances below 3e-4 apart."""
+    generator = torch.Generator().manual_seed(0)
+    centre = torch.nn.functional.normalize(torch.randn(1, 64, generator=generator), dim=1)
+    bank = centre + 1e-6 * torch.randn(30, 64, generator=generator)
+    rows = bank.double().tolist()
+    for k in (1, 2, 15):
+        for query, found in zip(rows, kth_distance(bank, bank, k).tolist(), strict=True):
+            assert found == pytest.approx(sorted(math.dist(query, row) for row in rows)[k - 1], rel=1e-6, abs=1e-12)
+
+
+def test_a_bank_in_pieces_gives_the_same_neighbours(monkeypatch):
+    bank, queries = torch.randn(50, 6).double(), torch.randn(11, 6).double()
+    for k in (1, 7, 50):
+        whole = kth_distance(queries, bank, k)
+        with monkeypatch.context() as small:
+            small.setattr(knn, "ROWS", 4)
+            small.setattr(knn, "QUERIES", 3)
+            assert kth_distance(queries, bank, k).allclose(whole, rtol=0, atol=1e-12)
+        expected = NearestNeighbors(n_neighbors=k).fit(bank.numpy()).kneighbors(queries.numpy())[0][:, -1]
+        assert whole.tolist() == pytest.approx(expected.tolist(), abs=1e-9)
+
+
+# Which features.
+
+
+@pytest.mark.parametrize("stage", ["stage1", "stage2", "flatten"])
+def test_another_layer_s_features_and_maps_are_averaged(stage):
+    net = network()
+    bank, queries = (upto(net, stage, x) for x in (images(), images(9, seed=1)))
+    if bank.ndim == 4:
+        bank, queries = bank.mean(axis=(2, 3)), queries.mean(axis=(2, 3))
+    detector = KNN(net, k=3, layer=stage).fit(images())
+    assert detector.score(images(9, seed=1)).tolist() == pytest.approx(neighbours(bank, queries, 3).tolist(), abs=1e-5)
+
+
+def test_the_input_of_a_layer():
+    net = network()
+    by_input, by_output = KNN(net, layer="fc:in").fit(images()), KNN(net, layer="fc").fit(images())
+    assert by_input.score(images(9, seed=1)).equal(KNN(net).fit(images()).score(images(9, seed=1)))
+    assert by_output.bank.shape == (40, 4)
+
+
+class TwoHeads(nn.Module):
+    """The layer that gives the logits is registered before another linear layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(5, 3)
+        self.body = nn.Linear(4, 5)
+
+    def forward(self, x):
+        return self.head(self.body(x).relu())
+
+
+def test_where_the_head_cannot_be_told_a_layer_must_be_given():
+    with pytest.raises(ArchitectureError, match=r"not the output of 'body', .*pass layer= with the name"):
+        KNN(TwoHeads()).fit(torch.rand(9, 4))
+    assert KNN(TwoHeads(), layer="head:in").fit(torch.rand(9, 4)).bank.shape == (9, 5)
+    convolutions = nn.Sequential(nn.Conv2d(3, 4, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    with pytest.raises(ArchitectureError, match="no linear layer"):
+        KNN(convolutions)
+    assert KNN(convolutions, layer="0").fit(images()).bank.shape == (40, 4)
+    with pytest.raises(InputError, match=r"has no layer 'stage9'; did you mean"):
+        KNN(network(), layer="stage9").fit(images())
+
+
+def test_with_anchors_the_features_are_means():
+    net = network("anchored", dtype=torch.float64)
+    detector = KNN(net, k=3).fit(images())
+
+    def means(x):
+        found = []
+        for anchor in net.anchors:
+            single = copy.deepcopy(net)
+            single.set_anchors(anchor[None])
+            with torch.no_grad():
+                found.append(single.features(x.double() / 255, ["flatten"])[1]["flatten"].numpy())
+        return sum(found) / len(found)
+
+    expected = neighbours(means(images()), means(images(9, seed=1)), 3)
+    assert len(net.anchors) == 5
+    assert detector.score(images(9, seed=1)).tolist() == pytest.approx(expected.tolist(), abs=1e-9)
+    assert detector.cost == Cost(forward=5)
+    assert KNN(network()).cost == Cost(forward=1)
+
+
+# How many neighbours, and how many images are kept.
+
+
+@pytest.mark.parametrize(("n", "k"), [(7, 7), (50, 50), (60, 50)])
+def test_the_fiftieth_neighbour_or_the_last_of_fewer(n, k):
+    default, same = KNN(network()), KNN(network(), k=k)
+    assert default.k is None
+    assert default.fit(images(n)).k == k
+    assert default.score(images(5, seed=1)).equal(same.fit(images(n)).score(images(5, seed=1)))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"k": 0}, "k must be a whole number of at least 1; got 0"),
+        ({"k": 2.0}, r"k must be a whole number of at least 1; got 2\.0"),
+        ({"limit": 0}, "limit must be a whole number of at least 1; got 0"),
+        ({"k": 9, "limit": 8}, "limit must be a whole number of at least 9; got 8"),
+        ({"seed": -1}, "seed must be a whole number of at least 0; got -1"),
+    ],
+)
+def test_options_that_cannot_be(options, message):
+    with pytest.raises(InputError, match=message):
+        KNN(network(), **options)
+
+
+def test_more_neighbours_than_images():
+    with pytest.raises(InputError, match=r"k must be at most the number of training images, 40; got 41: fit with more"):
+        KNN(network(), k=41).fit(images())
+    assert KNN(network(), k=40).fit(images()).score(images(3)).shape == (3,)
+
+
+def test_a_limit_keeps_some_of_the_training_images():
+    net = network()
+    every = KNN(net).fit(images(300)).bank
+    kept = KNN(net, limit=20).fit(images(300))
+    assert kept.bank.shape == (20, 32)
+    places = [(every - row).abs().amax(dim=1).argmin().item() for row in kept.bank]
+    assert len(set(places)) == 20
+    assert every[places].allclose(kept.bank, atol=1e-6)
+    assert max(places) >= 256  # not the first batch alone
+    assert KNN(net, limit=20).fit(images(300)).bank.equal(kept.bank)
+    assert not KNN(net, limit=20, seed=1).fit(images(300)).bank.equal(kept.bank)
+    assert KNN(net, limit=20).fit(images(15)).bank.shape == (15, 32)
+
+
+@pytest.mark.parametrize("size", [1, 4, 10])
+def test_every_row_has_the_same_chance_to_be_kept(size):
+    counts = np.zeros(10)
+    for seed in range(1500):
+        rows = sample(torch.arange(10.0)[:, None].split(size), 3, seed).flatten().long().tolist()
+        assert len(set(rows)) == 3
+        counts[rows] += 1
+    deviation = math.sqrt(1500 * 0.3 * 0.7)
+    assert np.abs(counts - 450).max() < 4 * deviation
+
+
+def test_no_more_rows_are_held_than_are_kept():
+    alive: list[weakref.ref] = []
+
+    def parts():
+        for i in range(10):
+            if i >= 3:  # 5 rows are kept, which the first two parts fill; the one just looked at may still be there
+                assert sum(part() is not None for part in alive) <= 1
+            part = torch.full((4, 1), float(i))
+            alive.append(weakref.ref(part))
+            yield part
+            del part
+
+    given = torch.arange(10.0)[:, None]
+    sample([given], 3, 0)
+    assert given.flatten().tolist() == list(range(10))  # nothing is written into what came
+    assert sample(parts(), 5, 0).shape == (5, 1)
+
+
+# As every detector.
+
+
+@pytest.mark.parametrize("kind", ["plain", "anchored"])
+@pytest.mark.parametrize("options", [{}, {"k": 3, "layer": "stage2", "limit": 30, "seed": 2}])
+def test_saved_and_loaded_it_scores_the_same(kind, options, tmp_path, monkeypatch):
+    monkeypatch.setitem(DETECTORS, "knn", KNN)
+    detector = KNN(network(kind), **options).fit(images()).calibrate(images(30, seed=2))
+    detector.save(tmp_path / "saved.kedge")
+    again = kedge.load(tmp_path / "saved.kedge")
+    assert again.config() == detector.config() == {"k": None, "layer": None, "limit": None, "seed": 0} | options
+    assert again.k == detector.k
+    assert again(images(9, seed=1)).score.equal(detector(images(9, seed=1)).score)
+
+
+@pytest.mark.parametrize("kind", ["plain", "anchored"])
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-4), (torch.float64, 1e-9)])
+def test_scores_do_not_depend_on_batch_size_or_order(kind, dtype, tolerance):
+    x = images(30, seed=5)
+    detector = KNN(network(kind, dtype=dtype), k=3).fit(images())
+    whole = detector.score(x)
+    order = torch.randperm(30, generator=torch.Generator().manual_seed(1))
+    for size in (1, 7):
+        assert detector.score(x, batch_size=size).allclose(whole, rtol=tolerance, atol=0)
+        assert detector.score(x[order], batch_size=size).allclose(whole[order], rtol=tolerance, atol=0)
+
+
+def test_the_training_set_may_come_in_any_batches_and_order():
+    x, order = images(), torch.randperm(40, generator=torch.Generator().manual_seed(1))
+    expected = KNN(network(), k=3).fit(x).score(images(9, seed=1))
+    for source in (DataLoader(TensorDataset(x), batch_size=7), x[order]):
+        assert KNN(network(), k=3).fit(source).score(images(9, seed=1)).allclose(expected, atol=1e-6)
+
+
+def test_fitting_again_forgets():
+    detector = KNN(network(), k=3).fit(images())
+    detector.fit(images(20, seed=3))
+    assert len(detector.bank) == 20
+    assert detector.score(images(9)).equal(KNN(network(), k=3).fit(images(20, seed=3)).score(images(9)))
+
+
+def test_a_network_in_training_mode_is_read_in_evaluation_mode():
+    net = network()
+    expected = KNN(net).fit(images()).bank
+    net.train()
+    before = copy.deepcopy(net.state_dict())
+    assert KNN(net).fit(images()).bank.equal(expected)
+    assert net.training
+    assert not expected.requires_grad
+    assert all(value.equal(before[key]) for key, value in net.state_dict().items())
+
+
+def test_half_precision_is_compared_in_single():
+    x = torch.rand(20, 2).bfloat16()
+    detector = KNN(identity(torch.bfloat16), k=2).fit(x)
+    assert detector.bank.dtype == torch.float32
+    assert detector.score(x).dtype == torch.float32
+
+
+def test_features_that_are_not_finite_are_found_out():
+    net = network()
+    net.network.stage3[0][0].weight.data[0] = math.nan
+    with pytest.raises(InputError, match=r"features must be finite.*check the network's weights"):
+        KNN(net).fit(images())
+
+
+def test_it_must_be_fitted_first():
+    detector = KNN(network())
+    assert detector.state() == {}
+    with pytest.raises(NotReadyError, match=r"call KNN\(net\)\.fit\(train_set\) first"):
+        detector.score(images())
