@@ -1,10 +1,12 @@
 # Two commands do everything on a machine with Python, pip and make: `make demo` and `make test`.
 PYTHON ?= python3
 VENV := .venv
+PEERS := .venv-peers
 BIN := $(VENV)/bin
-INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+PIP := python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+INSTALL := $(BIN)/$(PIP)
 
-.PHONY: demo test evidence bench clean docs
+.PHONY: demo test evidence bench peers clean docs
 
 demo: $(VENV)/.demo  ## Install kedge and run the demo: a trained detector and a report in runs/demo.
 	$(BIN)/kedge demo
@@ -25,8 +27,11 @@ bench: $(VENV)/.test  ## Time metrics against scikit-learn's, and an anchored tr
 	$(BIN)/python benchmarks/metrics.py
 	$(BIN)/python benchmarks/training.py
 
+peers: $(PEERS)/.installed  ## Compare scores, time and memory with pytorch-ood's, in an environment of its own.
+	$(PEERS)/bin/python benchmarks/peers.py
+
 clean:  ## Remove the environment and everything that was made in it.
-	rm -rf $(VENV) runs build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(PEERS) runs build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
 $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV) || (rm -rf $(VENV); exit 1)
@@ -34,4 +39,12 @@ $(VENV)/bin/python:
 $(VENV)/.%: $(VENV)/bin/python pyproject.toml constraints.txt
 	@echo "installing kedge[$*] into $(VENV): about two minutes the first time"
 	@$(INSTALL) -e ".[$*]"
+	@touch $@
+
+# torchvision asks for its own torch and timm for downloads; neither is needed here, so they come without what they ask for.
+$(PEERS)/.installed: pyproject.toml constraints.txt
+	@echo "installing kedge, pytorch-ood and timm into $(PEERS): about two minutes the first time"
+	@$(PYTHON) -m venv $(PEERS) || (rm -rf $(PEERS); exit 1)
+	@$(PEERS)/bin/$(PIP) -e ".[demo]" scipy scikit-learn
+	@$(PEERS)/bin/$(PIP) --no-deps torchvision==0.28.0 timm==1.0.30 pytorch-ood==0.4.0
 	@touch $@

@@ -16,8 +16,9 @@ LAYERS = [
     {"anchoring"},
     {"objective"},
     {"training", "detectors"},
-    {"evaluation", "theory"},
-    {"report", "serving", "export", "suites"},  # what people look at or call
+    {"evaluation", "theory", "adapters"},
+    {"report", "serving", "export"},  # what people look at or call
+    {"suites"},  # whole studies, down to their report
     {"cli"},
     {"__main__"},
 ]

@@ -35,6 +35,7 @@ def describe(net: Classifier) -> dict[str, Any]:
         "normalised": net.has_statistics,
         "anchored": None,
         "conversions": getattr(net.network, "conversions", []),
+        "channels_last": _channels_last(net),
         "record": net.record,
     }
     if isinstance(net, Anchored):
@@ -87,6 +88,8 @@ def rebuild(described: Mapping[str, Any], weights: Mapping[str, Tensor], model: 
         raise InputError(
             f"model must be the {described['type']} that was saved; its weights do not fit: {error}"
         ) from error
+    if described["channels_last"]:
+        net.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     net.has_statistics = bool(described["normalised"])
     net.record = dict(described["record"])
     return net.eval()
@@ -99,6 +102,13 @@ def _ensemble(described: Mapping[str, Any], weights: Mapping[str, Tensor], model
     net = Ensemble(members)
     net.record = dict(described["record"])
     return net.eval()
+
+
+def _channels_last(net: nn.Module) -> bool:
+    """Whether the weights lie in memory as training leaves them; sums in another order differ in the last bit."""
+    layout = torch.channels_last
+    maps = [p for p in net.parameters() if p.ndim == 4 and not p.is_contiguous()]
+    return any(p.is_contiguous(memory_format=layout) for p in maps)
 
 
 def _built_in(spec: Mapping[str, Any], numbers: int) -> nn.Module:

@@ -10,6 +10,7 @@ from rich.markup import escape
 from kedge import __version__
 from kedge.cli.data import data
 from kedge.cli.demo import demo
+from kedge.cli.reproduce import reproduce
 from kedge.cli.train import train
 from kedge.errors import KedgeError
 
@@ -22,6 +23,7 @@ app = typer.Typer(
 )
 app.command()(demo)
 app.command()(train)
+app.command()(reproduce)
 app.add_typer(data, name="data")
 
 

@@ -10,34 +10,67 @@ from kedge.anchoring.rebuild import rebuild
 from kedge.data import Preprocess
 from kedge.detectors.amp import AMP
 from kedge.detectors.base import Calibration, Cost, Detection, Detector, Outputs
+from kedge.detectors.deup import DEUP
+from kedge.detectors.discrepancy import ClassifierDiscrepancy
+from kedge.detectors.duq import DUQ
 from kedge.detectors.energy import Energy
+from kedge.detectors.ensemble import DeepEnsemble
 from kedge.detectors.entropy import Entropy
+from kedge.detectors.flips_and_crops import FlipsAndCrops
+from kedge.detectors.gram import Gram
+from kedge.detectors.knn import KNN
+from kedge.detectors.mahalanobis import Mahalanobis
 from kedge.detectors.max_logit import MaxLogit
+from kedge.detectors.mc_dropout import MCDropout
 from kedge.detectors.msp import MSP
+from kedge.detectors.odin import ODIN
 from kedge.detectors.outlier_exposure import OutlierExposure
+from kedge.detectors.pixel_statistics import PixelStatistics
+from kedge.detectors.react import ReAct
+from kedge.detectors.svi import SVI
+from kedge.detectors.svi_avuc import SVIAvUC
 from kedge.detectors.temperature_scaling import TemperatureScaling
 from kedge.detectors.trained import TrainedDetector
+from kedge.detectors.udg import UDG
+from kedge.detectors.vim import ViM
 from kedge.errors import FileFormatError, InputError
 from kedge.scores import Score
 
 __all__ = [
     "AMP",
     "DETECTORS",
+    "DEUP",
+    "DUQ",
+    "KNN",
     "MSP",
+    "ODIN",
+    "SVI",
+    "UDG",
     "Calibration",
+    "ClassifierDiscrepancy",
     "Cost",
+    "DeepEnsemble",
     "Detection",
     "Detector",
     "Energy",
     "Entropy",
+    "FlipsAndCrops",
+    "Gram",
+    "MCDropout",
+    "Mahalanobis",
     "MaxLogit",
     "OutlierExposure",
     "Outputs",
+    "PixelStatistics",
+    "ReAct",
+    "SVIAvUC",
     "TemperatureScaling",
     "TrainedDetector",
+    "ViM",
     "load",
 ]
 
+# By the name in files, in the order of docs/methods.md.
 DETECTORS: dict[str, type[Detector]] = {
     kind.name: kind
     for kind in (
@@ -47,7 +80,23 @@ DETECTORS: dict[str, type[Detector]] = {
         Entropy,
         Energy,
         TemperatureScaling,
+        ODIN,
+        Mahalanobis,
+        Gram,
+        KNN,
+        ViM,
+        ReAct,
+        MCDropout,
+        DeepEnsemble,
+        DEUP,
+        SVI,
+        SVIAvUC,
+        DUQ,
         OutlierExposure,
+        ClassifierDiscrepancy,
+        UDG,
+        FlipsAndCrops,
+        PixelStatistics,
     )
 }
 

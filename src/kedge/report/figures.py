@@ -93,7 +93,7 @@ def histograms(
         if threshold is not None and edges[0] <= threshold <= edges[-1]:
             axes.axvline(threshold, color=INK, linewidth=0.9, dashes=(4, 2))
 
-    return _render(name, (3.7, 1.75), (0.03, 0.24, 0.97, 0.97), label, draw)
+    return render(name, (3.7, 1.75), (0.03, 0.24, 0.97, 0.97), label, draw)
 
 
 def roc(name: str, pairs: Sequence[tuple[Array, Array]], *, label: str) -> Html:
@@ -120,7 +120,7 @@ def roc(name: str, pairs: Sequence[tuple[Array, Array]], *, label: str) -> Html:
         axes.set_yticks(np.linspace(0, 1, 6), [f"{t} %" for t in range(0, 101, 20)])
         axes.set(xlim=(shares[0], 1), ylim=(0, 1.01), xlabel="ID images flagged", ylabel="OOD images flagged")
 
-    return _render(name, (4.6, 3.5), (0.15, 0.13, 0.94, 0.97), label, draw)
+    return render(name, (4.6, 3.5), (0.15, 0.13, 0.94, 0.97), label, draw)
 
 
 def reliability(name: str, confidence: Array, right: Array, *, label: str) -> Html:
@@ -148,7 +148,7 @@ def reliability(name: str, confidence: Array, right: Array, *, label: str) -> Ht
         axes.set_yticks(ticks, names)
         axes.set(xlim=(0, 1), ylim=(0, 1), xlabel="confidence", ylabel="right predictions")
 
-    return _render(name, (3.7, 3.2), (0.18, 0.15, 0.93, 0.95), label, draw)
+    return render(name, (3.7, 3.2), (0.18, 0.15, 0.93, 0.95), label, draw)
 
 
 def legend(names: Sequence[str]) -> Html:
@@ -171,7 +171,7 @@ def _wilson(share: Array, count: Array) -> tuple[Array, Array]:
     return (middle - half) / scale, (middle + half) / scale
 
 
-def _render(
+def render(
     name: str,
     inches: tuple[float, float],
     box: tuple[float, float, float, float],

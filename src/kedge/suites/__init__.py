@@ -1,1 +1,40 @@
-"""Suites: whole studies, from training to the table."""
+"""Studies as declarations, and the runner that they share."""
+
+from collections.abc import Callable
+
+from kedge.suites.ablation import ablation
+from kedge.suites.cifar import cifar_resnet34, cifar_wrn, near_ood, uncertainty
+from kedge.suites.imagenet_c import imagenet_c
+from kedge.suites.methods import methods
+from kedge.suites.ntk import run_ntk
+from kedge.suites.plan import MethodPlan, NetworkPlan, PaperTable, Protocol, Suite, SuiteData
+from kedge.suites.resizing import resizing
+from kedge.suites.run import SuiteRun
+from kedge.suites.scood import scood
+from kedge.suites.study import Setting, Study
+
+__all__ = [
+    "STUDIES",
+    "MethodPlan",
+    "NetworkPlan",
+    "PaperTable",
+    "Protocol",
+    "Setting",
+    "Study",
+    "Suite",
+    "SuiteData",
+    "SuiteRun",
+    "run_ntk",
+]
+
+STUDIES: dict[str, Callable[[Setting], Study]] = {
+    "methods": methods,
+    "cifar-wrn": cifar_wrn,
+    "cifar-resnet34": cifar_resnet34,
+    "near-ood": near_ood,
+    "imagenet-c": imagenet_c,
+    "scood": scood,
+    "resizing": resizing,
+    "ablation": ablation,
+    "uncertainty": uncertainty,
+}

@@ -126,6 +126,7 @@ class Run:
             written = time.monotonic()
         if self.average is not None:
             self.average.apply(self.net)
+        self.optimiser.zero_grad(set_to_none=True)
         self._record()
 
     def _step(self, batch: Batch, outliers: tuple[Tensor, Tensor] | None, epoch: int) -> None:

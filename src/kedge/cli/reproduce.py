@@ -1,0 +1,125 @@
+"""``kedge reproduce``: a study of the paper, end to end."""
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+
+from kedge import training
+from kedge.checks import one_of
+from kedge.data.sources import data_folder
+from kedge.errors import NotReadyError
+from kedge.evaluation import Summary
+from kedge.evaluation.protocol import redrawn
+from kedge.files import atomic
+from kedge.provenance import provenance
+from kedge.report import write_report
+from kedge.suites import STUDIES, run_ntk
+from kedge.suites.beside import beside_paper
+from kedge.suites.plan import Suite
+from kedge.suites.run import SuiteRun
+from kedge.suites.study import SCALES, Setting
+
+NTK = "ntk"
+
+
+def reproduce(
+    name: Annotated[str, typer.Argument(help=f"The study: {', '.join([*STUDIES, NTK])}.")],
+    scale: Annotated[
+        str,
+        typer.Option(
+            help="full: the paper's networks, epochs and data, for a GPU machine. small: what two cores do in minutes "
+            "to hours with the data at hand. smoke: tiny made images, in seconds, to see that it runs."
+        ),
+    ] = "small",
+    seeds: Annotated[int, typer.Option(min=1, help="Trainings of everything, from seed 0 on.")] = 1,
+    out: Annotated[Path | None, typer.Option(help="Folder for all it makes; runs/NAME-SCALE by default.")] = None,
+    data_dir: Annotated[Path | None, typer.Option(help="Where data sets are; KEDGE_DATA by default.")] = None,
+) -> None:
+    """Train, score, evaluate and report a study. Stopped at any moment, the same command goes on where it was.
+
+    For example:
+
+        kedge reproduce methods
+
+        kedge reproduce ablation --scale small --data-dir ~/images
+
+        kedge reproduce cifar-wrn --scale full --seeds 3
+
+        kedge reproduce ntk
+    """
+    console = Console()
+    folder = out or Path("runs") / f"{name}-{scale}"
+    if one_of("name", name, (*STUDIES, NTK)) == NTK:
+        run_ntk(folder)
+        console.print(f"report    [bold]{folder / 'report.html'}[/]", highlight=False)
+        return
+    study = STUDIES[name](Setting(one_of("scale", scale, SCALES), tuple(range(seeds)), data_dir))
+    console.print(f"[bold]{study.title}[/]\n{study.about}", highlight=False)
+    done = [run_suite(suite, folder / suite.name, console) for suite in study.suites]
+    if not any(done):
+        raise NotReadyError(f"nothing of {name} could be run: see above what is missing in {data_folder(data_dir)}")
+
+
+def run_suite(suite: Suite, folder: Path, console: Console) -> bool:
+    """Run one suite of a study, print its tables and write its report; False where its data is not here."""
+    try:
+        missing = suite.data(suite.seeds[0]).missing
+        with Progress(
+            TextColumn("{task.description:<32}"), BarColumn(), TimeRemainingColumn(), TextColumn("{task.fields[note]}"),
+            console=console,
+        ) as bars:  # fmt: skip
+            shown = Bars(bars)
+            tables = SuiteRun(suite, folder, on_training=shown.on_training, on_scoring=shown.on_scoring).run()
+    except NotReadyError as error:
+        console.print(f"[yellow]{suite.name} left out:[/] {error}", highlight=False)
+        return False
+    if suite.protocol.ood_ratio is not None:
+        ratio, draws = suite.protocol.ood_ratio, suite.protocol.draws
+        tables = {seed: redrawn(table, ood_ratio=ratio, draws=draws, seed=seed) for seed, table in tables.items()}
+    summary = Summary(tables)
+    record = {"command": " ".join(["kedge", *sys.argv[1:]]), "missing": dict(missing), "made with": provenance()}
+    beside = [beside_paper(summary, suite, metric) for metric in suite.protocol.metrics]
+    printed = [summary.table(), *beside]
+    with atomic(folder / "metrics.json") as temporary:
+        temporary.write_text(json.dumps({"record": record, **summary.as_dict()}, indent=1))
+    with atomic(folder / "tables.md") as temporary:
+        temporary.write_text("\n\n".join(table.markdown() for table in printed) + "\n", encoding="utf-8")
+    with atomic(folder / "tables.tex") as temporary:
+        temporary.write_text("\n\n".join(table.latex() for table in printed) + "\n", encoding="utf-8")
+    for table in printed:
+        console.print(table.terminal())
+    for name, how in missing.items():
+        console.print(f"[yellow]missing {name}:[/] {how}", highlight=False)
+    for seed, evaluation in tables.items():
+        path = folder / f"report-{seed}.html"
+        write_report(path, evaluation, title=suite.title, record=record | {"seed": seed})
+        console.print(f"report    [bold]{path}[/]", highlight=False)
+    console.print(f"tables    {folder / 'tables.md'}, tables.tex, metrics.json", highlight=False)
+    return True
+
+
+class Bars:
+    """Shows the progress of a suite: a bar for each training, and one for the scoring."""
+
+    def __init__(self, bars: Progress) -> None:
+        self.bars = bars
+        self.tasks: dict[str, TaskID] = {}
+
+    def on_training(self, network: str, p: training.Progress) -> None:
+        """Move the bar of a network."""
+        note = f"loss {p.loss:.3f}  accuracy {p.accuracy:.1%}  {p.images_per_second:,.0f} images/s"
+        self._show(f"training {network}", p.step, p.steps, note)
+
+    def on_scoring(self, label: str, done: int, total: int) -> None:
+        """Move the bar of the method that is scoring."""
+        self._show("scoring", done, total, label)
+
+    def _show(self, task: str, done: int, total: int, note: str) -> None:
+        if task not in self.tasks:
+            self.tasks[task] = self.bars.add_task(task, note="")
+        self.bars.update(self.tasks[task], total=total, completed=done, note=note)

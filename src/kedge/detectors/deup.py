@@ -1,0 +1,197 @@
+"""Direct epistemic uncertainty prediction."""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from kedge import scores
+from kedge.anchoring import Anchored
+from kedge.checks import at_least, finite, shape_of
+from kedge.data import Preprocess
+from kedge.detectors.base import Cost, Detector, Outputs, passes
+from kedge.detectors.error_predictor import ErrorPredictor, fit_predictor
+from kedge.detectors.mahalanobis import ROUNDING, ClassStatistics, Gaussians
+from kedge.errors import InputError, NotReadyError
+from kedge.models.classifier import evaluating
+from kedge.models.features import INPUT
+from kedge.models.head import check_head, head_name
+
+
+def log_density(features: Tensor, gaussians: Gaussians, shares: Tensor) -> Tensor:
+    """The logarithm of the density of a mixture of class Gaussians, (B, D) -> (B,), in float64.
+
+    Where the features do not vary in all directions, it is the density within those in which they do.
+
+    Args:
+        features: (B, D).
+        gaussians: One for each of C classes, with one covariance.
+        shares: The classes' shares of the training images, (C,).
+
+    Example:
+        >>> normal = Gaussians(torch.zeros(1), torch.ones(1, 1), torch.zeros(1, 1))
+        >>> log_density(torch.zeros(1, 1), normal, torch.ones(1))
+        tensor([-0.9189], dtype=torch.float64)
+    """
+    centre, whitening, means, shares = (
+        value.to(features.device, torch.float64)
+        for value in (gaussians.centre, gaussians.whitening, gaussians.means, shares)
+    )
+    white = (features.double() - centre) @ whitening  # (B, R)
+    # Without the matrix product, whose rounding depends on the size of the batch.
+    distances: Tensor = torch.cdist(white, means, compute_mode="donot_use_mm_for_euclid_dist")  # (B, C)
+    scales: Tensor = torch.linalg.vector_norm(whitening, dim=0)  # one over the deviation in each direction, (R,)
+    volume = scales.log().sum() - len(scales) / 2 * math.log(2 * math.pi)
+    return (shares.log() - distances.square() / 2).logsumexp(dim=1) + volume
+
+
+class DEUP(Detector):
+    """Direct epistemic uncertainty prediction (Lahlou et al., TMLR 2023): a second network that predicts the error.
+
+    A small regressor learns, from labelled images that the network was not trained on, how large the network's
+    cross-entropy is; it sees the log-density of the image's penultimate features under class Gaussians of the training
+    set, the entropy of the softmax and the energy, and for anchored networks also how far the anchors disagree. The
+    score is the predicted error; the paper subtracts the aleatoric part, which is taken as zero where images have one
+    label. Use it where the question is where the network will be wrong, and held-out labels are at hand: it has seen
+    errors of in-distribution images alone, so what is far from them is as wrong as the edge of what it saw. One forward
+    pass (two for each anchor); `calibrate` fits the regressor on half of its images and the threshold on the other.
+
+    Args:
+        net: A classifier, plain or anchored, that ends in a linear layer.
+        hidden: Width of the regressor's hidden layer.
+        seed: Of the weights that its fit starts from.
+        head: The name of the network's last linear layer, where it is not the one registered last.
+
+    Example:
+        >>> net = nn.Sequential(nn.Flatten(), nn.Linear(12, 2))
+        >>> labelled = [(torch.rand(3, 2, 2), i % 2) for i in range(80)]
+        >>> detector = DEUP(net, hidden=4).fit(labelled).calibrate(labelled)
+        >>> bool((detector.score(torch.rand(5, 3, 2, 2)) > 0).all())
+        True
+    """
+
+    name = "deup"
+    learns_held_out = True
+
+    def __init__(self, net: nn.Module, *, hidden: int = 32, seed: int = 0, head: str | None = None) -> None:
+        super().__init__(net)
+        self.hidden, self.seed = at_least("hidden", hidden, 1), seed
+        self.head = head_name(self.net.network, head)
+        self.gaussians: Gaussians | None = None
+        self.shares: Tensor | None = None  # of the classes that have training images, (C,)
+        self.predictor: ErrorPredictor | None = None
+
+    @property
+    def cost(self) -> Cost:
+        """One pass; for anchored networks two for each anchor, for the features and for the hypotheses."""
+        return Cost(forward=passes(self.net) * (2 if isinstance(self.net, Anchored) else 1))
+
+    def fit_method(self, train_set: Any, preprocess: Preprocess) -> None:
+        """Learn the density of the features, and forget a predictor that was fitted before."""
+        super().fit_method(train_set, preprocess)
+        seen: ClassStatistics | None = None
+        with evaluating(self.net), torch.no_grad():
+            for x, y in self.inputs(train_set, preprocess):
+                logits, features = self._read(x)
+                finite("features", features, "check the network's weights")
+                if seen is None:
+                    check_head(self.net.network, self.head, logits, features)
+                    seen = ClassStatistics(logits.shape[1], features.shape[1], features.device)
+                if y is None or bool((y < 0).any()):
+                    raise InputError(
+                        "train_set must have a label for each image, since DEUP learns the density of each class; pass "
+                        "an ImageSet with labels or (image, label) pairs"
+                    )
+                seen.add(features, _known(y, logits.shape[1]))
+        assert seen is not None
+        if float(seen.counts.max()) < 2:
+            raise InputError(
+                "train_set must have at least two images of a class, to see how images of one class vary; got "
+                f"{int(seen.counts.sum())} images of {int((seen.counts > 0).sum())} classes"
+            )
+        self.gaussians = seen.gaussians(self._rounding)
+        self.shares = seen.counts[seen.counts > 0] / seen.counts.sum()
+        self.predictor = None
+
+    def fit_held_out(self, images: Tensor, labels: Tensor) -> None:
+        """Fit the predictor to the network's cross-entropy on images that it was not trained on."""
+        known = labels >= 0
+        if not bool(known.any()):
+            raise InputError("held_out must have labels, since DEUP learns from the network's errors on them")
+        features, errors = [], []
+        with torch.no_grad():
+            for x, y in zip(images[known].split(256), labels[known].split(256), strict=True):
+                logits, phi = self.describe(self.as_input(x))
+                errors.append(F.cross_entropy(logits.double().cpu(), _known(y, logits.shape[1]), reduction="none"))
+                features.append(phi.cpu())
+        phi, error = torch.cat(features), torch.cat(errors)
+        finite("the errors of held-out images", error, "the network gives NaN or infinite logits; check its weights")
+        self.predictor = fit_predictor(phi, error, hidden=self.hidden, seed=self.seed, rounding=self._rounding)
+
+    def describe(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Logits (B, C) of images, and what the predictor sees of them, (B, F), in float64."""
+        assert self.gaussians is not None
+        assert self.shares is not None
+        logits, features = self._read(x)
+        exact = logits.double()
+        found = [log_density(features, self.gaussians, self.shares), scores.entropy(exact), scores.energy(exact)]
+        if isinstance(self.net, Anchored):
+            found.append(scores.temperature(self.net.hypotheses(x).double()))
+        return logits, torch.stack(found, dim=1)
+
+    def outputs(self, x: Tensor) -> Outputs:
+        """The network's logits and the predicted error."""
+        if self.predictor is None:
+            raise NotReadyError(
+                "DEUP has no error predictor yet: call calibrate(held_out) with labelled images that the network was "
+                "not trained on"
+            )
+        logits, phi = self.describe(x)
+        return Outputs(logits, self.predictor(phi).to(logits.dtype))
+
+    def config(self) -> dict[str, Any]:
+        """The arguments, defaults resolved."""
+        return {"hidden": self.hidden, "seed": self.seed, "head": self.head}
+
+    def state(self) -> dict[str, Tensor]:
+        """The Gaussians with the classes' shares, and the predictor where there is one."""
+        if self.gaussians is None or self.shares is None:
+            return {}
+        state = {f"density.{name}": value for name, value in vars(self.gaussians).items()} | {"shares": self.shares}
+        if self.predictor is not None:
+            state |= {f"predictor.{name}": value for name, value in vars(self.predictor).items()}
+        return state
+
+    def load_state(self, state: Mapping[str, Tensor]) -> None:
+        """Take them back."""
+        self.gaussians = Gaussians(*(state[f"density.{name}"] for name in ("centre", "whitening", "means")))
+        self.shares = state["shares"]
+        if "predictor.first" in state:
+            parts = ("features", "errors", "first", "last")
+            self.predictor = ErrorPredictor(*(state[f"predictor.{name}"] for name in parts))
+
+    @property
+    def _rounding(self) -> float:
+        """The relative error of what the network computes."""
+        return ROUNDING * torch.finfo(self.net.mean.dtype).eps
+
+    def _read(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Logits (B, C) and the head's input (B, D)."""
+        layer = self.head + INPUT
+        logits, found = self.net.features(x, [layer])
+        if found[layer].ndim != 2:
+            raise InputError(f"the head {self.head!r} must take a vector per image; it takes {shape_of(found[layer])}")
+        return logits, found[layer]
+
+
+def _known(labels: Tensor, classes: int) -> Tensor:
+    """The labels, if the network has an output for each."""
+    if int(labels.max()) >= classes:
+        raise InputError(
+            f"labels must lie in 0..{classes - 1}, the classes of the network; got {int(labels.min())}.."
+            f"{int(labels.max())}"
+        )
+    return labels

@@ -1,0 +1,156 @@
+"""SVI with accuracy-versus-uncertainty calibration."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kedge import scores
+from kedge.anchoring import Anchored
+from kedge.checks import between
+from kedge.data import Preprocess
+from kedge.detectors.svi import SVI, SVIObjective
+from kedge.errors import InputError
+from kedge.models.classifier import Classifier
+from kedge.models.ensemble import log_mean_softmax
+from kedge.objective import Loss, Step
+
+FLOOR = 1e-10  # of the denominator, where no image is accurate and certain or inaccurate and uncertain
+
+
+def avuc(logits: Tensor, labels: Tensor, threshold: float) -> Tensor:
+    """How far certainty and accuracy fall apart: log(1 + (n_AU + n_IC) / (n_AC + n_IU)), with soft counts.
+
+    An image counts as accurate (A) or inaccurate (I) by its label and as certain (C) or uncertain (U) by whether the
+    entropy u of its softmax stays within the threshold. With the largest probability p, it counts p where it is
+    accurate and 1 - p where not, times 1 - tanh(u) where it is certain and tanh(u) where not.
+
+    Args:
+        logits: (B, C).
+        labels: (B,).
+        threshold: Of the entropy, in nats.
+
+    Example:
+        >>> sure = torch.tensor([[20.0, 0.0]])
+        >>> avuc(sure, torch.tensor([0]), 0.5)
+        tensor(0.)
+    """
+    confidence, predicted = logits.softmax(dim=1).max(dim=1)  # (B,), (B,)
+    entropy = scores.entropy(logits)  # (B,)
+    accurate, certain = predicted == labels, entropy <= threshold
+    counts = torch.where(accurate, confidence, 1 - confidence)
+    counts = counts * torch.where(certain, 1 - entropy.tanh(), entropy.tanh())
+    good = accurate == certain  # accurate and certain, or inaccurate and uncertain
+    return torch.log1p(counts[~good].sum() / counts[good].sum().clamp_min(FLOOR))
+
+
+class AvUCObjective(SVIObjective):
+    """The bound of `SVIObjective`, plus beta times `avuc` once the warm-up is over.
+
+    The threshold is half-way between the mean entropy of accurate and that of inaccurate predictions, measured over the
+    warm-up. Entropy and probability are those of the mean softmax over the draws of a step.
+
+    Args:
+        kl_weight: See `SVIObjective`.
+        warmup: See there; here it must be above 0.
+        samples: See there.
+        beta: 3 in the paper.
+    """
+
+    name = "svi avuc"
+
+    def __init__(
+        self, kl_weight: float | None = None, warmup: float = 0.3, samples: int = 1, beta: float = 3.0
+    ) -> None:
+        super().__init__(kl_weight, between("warmup", warmup, 0, 1, open_ends=True), samples)
+        self.beta = between("beta", beta, 0, float("inf"))
+        self._forget()
+
+    @property
+    def threshold(self) -> float:
+        """What separates certain from uncertain entropies; where all predictions were right, or wrong, their mean."""
+        means = (self.sums / self.counts)[self.counts > 0]
+        return float(means.mean())
+
+    def check(self, net: Classifier) -> None:
+        """Raise if the network has no Gaussian weights, or if masked pairs are to be uncertain."""
+        super().check(net)
+        if isinstance(net, Anchored) and net.options.mask > 0 and net.options.mask_target == "uniform":
+            raise InputError(
+                "mask_target must be 'label' with this objective, which asks accurate predictions to be certain; got "
+                "'uniform', which asks masked pairs to be uncertain"
+            )
+
+    def begin_epoch(self, net: Classifier, data: Any, outliers: Any, preprocess: Preprocess, epoch: int) -> None:
+        """Forget another training."""
+        if epoch == 0:
+            self._forget()
+
+    def loss(self, step: Step) -> Loss:
+        """The loss of a step."""
+        bound, hypotheses = self.bound(step)
+        logits = log_mean_softmax(hypotheses)
+        if step.done < self.warmup:
+            self._measure(logits.detach(), step.y)
+            return Loss(bound, logits)
+        return Loss(bound + self.beta * avuc(logits, step.y, self.threshold), logits)
+
+    def config(self) -> dict[str, Any]:
+        """The arguments."""
+        return super().config() | {"beta": self.beta}
+
+    def state(self) -> dict[str, Tensor]:
+        """What the threshold is made of."""
+        return {"sums": self.sums, "counts": self.counts}
+
+    def load_state(self, state: Mapping[str, Tensor]) -> None:
+        """Take back what the threshold is made of."""
+        self.sums, self.counts = state["sums"], state["counts"]
+
+    def _forget(self) -> None:
+        self.sums = torch.zeros(2, dtype=torch.float64)  # of the entropy of inaccurate and of accurate predictions
+        self.counts = torch.zeros(2, dtype=torch.float64)
+
+    def _measure(self, logits: Tensor, labels: Tensor) -> None:
+        entropy, accurate = scores.entropy(logits), logits.argmax(dim=1) == labels
+        kinds = torch.stack([~accurate, accurate]).to(entropy.dtype)  # (2, B)
+        seen = torch.stack([kinds @ entropy, kinds.sum(dim=1)])  # (2, 2)
+        if torch.distributed.is_available() and torch.distributed.is_initialized():
+            torch.distributed.all_reduce(seen)  # one threshold for all processes
+        sums, counts = seen.cpu().double()
+        self.sums, self.counts = self.sums + sums, self.counts + counts
+
+
+class SVIAvUC(SVI):
+    """SVI with accuracy-versus-uncertainty calibration (Krishnan and Tickoo, NeurIPS 2020).
+
+    Trains the Gaussian weights of SVI with one term more, which rewards predictions that are right and certain or wrong
+    and uncertain, and punishes the other two. Use it in place of SVI where confidence is to follow accuracy, also on
+    images that are corrupted or shifted. Trains and scores at the cost of SVI: one draw of the weights per step, as in
+    the authors' code, unless ``objective(samples=...)`` asks for more; the threshold between certain and uncertain is
+    measured over the warm-up, after which the term is switched on.
+
+    Args:
+        net: A network made by ``SVIAvUC.prepare`` and trained with ``SVIAvUC.objective()``.
+        samples: See `SVI`, as for the rest.
+        score: See there.
+        seed: See there.
+
+    Example:
+        >>> import kedge
+        >>> data = kedge.ImageSet(torch.randint(0, 256, (64, 1, 8, 8)).byte(), torch.arange(64) % 2)
+        >>> net = SVIAvUC.prepare(kedge.models.build("compact", width=4, classes=2, channels=1))
+        >>> net = kedge.train(net, data, kedge.training.recipe("demo", epochs=1), objective=SVIAvUC.objective())
+        >>> SVIAvUC(net, samples=4).fit(data).score(data).shape
+        torch.Size([64])
+    """
+
+    name = "svi_avuc"
+
+    @classmethod
+    def objective(
+        cls, *, kl_weight: float | None = None, warmup: float = 0.3, samples: int = 1, beta: float = 3.0
+    ) -> AvUCObjective:
+        """The bound of SVI, and accuracy against uncertainty; see `AvUCObjective`."""
+        return AvUCObjective(kl_weight, warmup, samples, beta)

@@ -1,0 +1,334 @@
+"""UDG: unsupervised dual grouping."""
+
+from collections.abc import Mapping
+from typing import Any, cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.data import DataLoader
+
+from kedge import scores
+from kedge.checks import at_least, between, one_of
+from kedge.data import Preprocess, batches
+from kedge.detectors.base import Outputs
+from kedge.detectors.kmeans import kmeans
+from kedge.detectors.trained import TrainedDetector
+from kedge.errors import InputError
+from kedge.models.classifier import Classifier, evaluating
+from kedge.models.conversion import conversion, convert
+from kedge.models.head import HeadOutput, head_name
+from kedge.objective import Loss, Objective, Step
+from kedge.transforms import mix_seed, seeded
+
+SPREAD = 0.01  # of the group head's weights when they are drawn
+
+
+class GroupHead(nn.Module):
+    """A network's own head, and beside it one that predicts the group of an image.
+
+    Example:
+        >>> output = GroupHead(nn.Linear(8, 3), groups=20, seed=0)(torch.rand(2, 8))
+        >>> output.logits.shape, output.extra[0].shape
+        (torch.Size([2, 3]), torch.Size([2, 20]))
+    """
+
+    def __init__(self, head: nn.Linear, groups: int, seed: int) -> None:
+        super().__init__()
+        with seeded(seed):
+            self.groups = nn.Linear(head.in_features, groups).to(head.weight)
+        self.draw(seed)
+        self.classes = head  # after the groups, since the last linear layer of a network is its head
+
+    def draw(self, seed: int) -> None:
+        """Forget the groups: draw the weights anew."""
+        generator = torch.Generator().manual_seed(seed)
+        with torch.no_grad():
+            self.groups.weight.copy_(SPREAD * torch.randn(self.groups.weight.shape, generator=generator))
+            self.groups.bias.zero_()
+
+    def forward(self, features: Tensor) -> HeadOutput:
+        """Features (B, d) to the logits of the classes, with those of the groups."""
+        return HeadOutput(self.classes(features), (self.groups(features),))
+
+
+@conversion("udg")
+def with_groups(network: nn.Module, *, head: str, groups: int, seed: int) -> nn.Module:
+    """Put a head for groups beside a network's head, which stays as it is.
+
+    Example:
+        >>> net = with_groups(nn.Sequential(nn.Linear(4, 3)), head="0", groups=5, seed=0)
+        >>> net[0].groups.out_features
+        5
+    """
+    network.set_submodule(head, GroupHead(cast(nn.Linear, network.get_submodule(head)), groups, seed))
+    return network
+
+
+def filter_known(groups: Tensor, labels: Tensor, unlabelled: Tensor, purity: float) -> Tensor:
+    """The classes of the unlabelled images that lie in groups of one class, -1 for the others: (M,).
+
+    A group is of one class where more than ``purity`` of all its images, labelled or not, have that label.
+
+    Args:
+        groups: Of the labelled images, (N,).
+        labels: Theirs, (N,), from 0.
+        unlabelled: The groups of the unlabelled images, (M,).
+        purity: A share.
+
+    Example:
+        >>> groups, labels = torch.tensor([0, 0, 0, 1, 1]), torch.tensor([2, 2, 2, 0, 1])
+        >>> filter_known(groups, labels, torch.tensor([0, 1, 2]), purity=0.7)
+        tensor([ 2, -1, -1])
+    """
+    count, classes = int(torch.cat([groups, unlabelled]).max()) + 1, int(labels.max()) + 1
+    known = torch.bincount(groups * classes + labels, minlength=count * classes).view(count, classes)
+    sizes = known.sum(dim=1) + torch.bincount(unlabelled, minlength=count)
+    share = known.double() / sizes.clamp_min(1)[:, None]  # (groups, classes)
+    largest = share.argmax(dim=1)
+    own = torch.where(share.amax(dim=1) > purity, largest, -1)  # (groups,)
+    return own[unlabelled]
+
+
+class GroupingObjective(Objective):
+    """Cross-entropy of labels and pseudo-labels, outlier exposure of the other unlabelled images, and of the groups.
+
+    Before each epoch all images, labelled or not, are sorted into groups by k-means on the features under the head,
+    as the network sees them in evaluation mode and without augmentation. Unlabelled images in a group of one class
+    count as images of that class for this epoch (`filter_known`); the others are trained towards equal probabilities.
+    The group head learns the groups of all images. Its weights are drawn anew before each epoch, as in the published
+    code, since the numbers of the groups mean nothing from one epoch to the next.
+
+    The published code also whitens the features and scales them to unit length, counts the pseudo-labels of the epoch
+    before as labels when it looks for groups of one class, gives images of small groups more weight, and passes the
+    unlabelled images through the network as a batch of their own. Here a pseudo-label never vouches for another.
+
+    Args:
+        groups: As many as the network was prepared for; another number is an error.
+        purity: The share of one class above which a group is of that class.
+        weight_groups: Of the cross-entropy of the groups.
+        weight_outliers: Of the cross-entropy of the remaining unlabelled images to the uniform distribution.
+        outliers_per_image: Unlabelled images that come with each training image; 2 in the published code.
+        start: Epochs with labels alone before the first grouping; none in the published code.
+        seed: Of the groups.
+    """
+
+    name = "unsupervised dual grouping"
+    plain_only = True
+
+    def __init__(
+        self,
+        groups: int | None = None,
+        purity: float = 0.8,
+        weight_groups: float = 0.1,
+        weight_outliers: float = 0.5,
+        outliers_per_image: int = 1,
+        start: int = 0,
+        seed: int = 0,
+    ) -> None:
+        self.groups = groups if groups is None else at_least("groups", groups, 2)
+        self.purity = between("purity", purity, 0, 1)
+        self.weight_groups = between("weight_groups", weight_groups, 0, float("inf"))
+        self.weight_outliers = between("weight_outliers", weight_outliers, 0, float("inf"))
+        self.outliers_per_image = at_least("outliers_per_image", outliers_per_image, 1)
+        self.start = at_least("start", start, 0)
+        self.seed = seed
+        self._found: dict[str, Tensor] = {}  # groups and pseudo-labels of the epoch under way
+
+    def check(self, net: Classifier) -> None:
+        """Raise if the network has no group head, or one for another number of groups."""
+        _, head = _head_of(net)
+        if self.groups not in (None, head.groups.out_features):
+            raise InputError(
+                f"groups must be {head.groups.out_features}, as the network was prepared for; got {self.groups}: "
+                "leave it out, or pass it to UDG.prepare"
+            )
+
+    def begin_epoch(self, net: Classifier, data: Any, outliers: Any, preprocess: Preprocess, epoch: int) -> None:
+        """Group all images, and find the unlabelled ones that are of a known class."""
+        self._found = {}
+        name, head = _head_of(net)
+        k = head.groups.out_features
+        if isinstance(data, DataLoader):
+            raise InputError("data must be a set, since its images are grouped by their number; got a data loader")
+        if len(data) + len(outliers) < k:
+            raise InputError(
+                f"groups must be at most the number of images, {len(data) + len(outliers)} with the unlabelled ones; "
+                f"got {k}: pass fewer to UDG.prepare, such as one for thirty images"
+            )
+        if epoch < self.start:
+            return
+        seed = mix_seed(self.seed, epoch)
+        with evaluating(net), seeded(seed):  # for random transforms of a data set's own
+            features, labels = _read(net, (data, outliers), preprocess, f"{name}.classes:in")
+        classes = head.classes.out_features
+        if len(labels) < len(data) or not 0 <= int(labels.min()) <= int(labels.max()) < classes:
+            raise InputError(
+                f"data must have a label in 0..{classes - 1} for each image, since the network has {classes} outputs; "
+                f"got {labels.unique().tolist()[:5] or 'none'}"
+            )
+        groups, _ = kmeans(features, k, seed=seed)
+        groups = _of_first_process(groups).cpu()
+        own, theirs = groups.split([len(data), len(outliers)])
+        self._found = {
+            "groups": own,
+            "outlier_groups": theirs,
+            "pseudo_labels": filter_known(own, labels, theirs, self.purity),
+        }
+        head.draw(seed)
+
+    def loss(self, step: Step) -> Loss:
+        """The loss of labelled and unlabelled images, which go through the network as one batch."""
+        if not self._found:
+            output = step.forward(step.x, raw=True)
+            logits = step.fitting(output.logits)
+            value = F.cross_entropy(logits, step.y, label_smoothing=step.label_smoothing)
+            # It adds nothing, but processes that share the work wait for a gradient of every weight.
+            return Loss(value + 0 * output.extra[0].sum(), logits)
+        assert step.outliers is not None
+        assert step.index is not None
+        assert step.outlier_index is not None
+        output = step.forward(torch.cat([step.x, step.outliers]), raw=True)
+        logits = step.fitting(output.logits[: len(step.x)])
+        groups = torch.cat([self._found["groups"][step.index], self._found["outlier_groups"][step.outlier_index]])
+        labels = torch.cat([step.y, self._found["pseudo_labels"][step.outlier_index].to(step.y)])
+        known = labels >= 0
+        value = F.cross_entropy(output.logits[known], labels[known], label_smoothing=step.label_smoothing)
+        if not bool(known.all()):
+            value = value - self.weight_outliers * output.logits[~known].log_softmax(dim=1).mean()
+        value = value + self.weight_groups * F.cross_entropy(output.extra[0], groups.to(step.y))
+        return Loss(value, logits)
+
+    def config(self) -> dict[str, Any]:
+        """The arguments."""
+        return {
+            "groups": self.groups,
+            "purity": self.purity,
+            "weight_groups": self.weight_groups,
+            "weight_outliers": self.weight_outliers,
+            "outliers_per_image": self.outliers_per_image,
+            "start": self.start,
+            "seed": self.seed,
+        }
+
+    def state(self) -> dict[str, Tensor]:
+        """The groups and pseudo-labels of the epoch under way."""
+        return dict(self._found)
+
+    def load_state(self, state: Mapping[str, Tensor]) -> None:
+        """Take them back."""
+        self._found = dict(state)
+
+
+class UDG(TrainedDetector):
+    """Unsupervised dual grouping (Yang et al., ICCV 2021): outlier exposure that spares the known among the outliers.
+
+    Trains with unlabelled images among which some may be of the known classes. Before each epoch labelled and
+    unlabelled images are grouped by their features; unlabelled images in a group that is nearly all of one class are
+    trained as that class, the others towards equal probabilities, and a head of its own learns the groups. The score
+    is that of the softmax. Use it in the place of Outlier Exposure where the images beside the training set are
+    collected without sorting; the known ones among them are found while the labelled images of their class outnumber
+    them (four to one at a purity of 0.8). It is marked in tables as having used outliers. Trains about twice as long
+    as a plain network with one unlabelled image for each labelled one, plus a forward pass of all images and a k-means
+    for each epoch; scoring costs one forward pass.
+
+    Args:
+        net: A network from ``UDG.prepare``, trained with ``UDG.objective()``.
+        score: ``"msp"``, as in the paper, ``"max_logit"``, ``"entropy"``, ``"energy"`` or ``"amp"``.
+
+    Example:
+        >>> import kedge
+        >>> noise = lambda name: kedge.ImageSet(torch.randint(0, 256, (64, 1, 8, 8)).byte(), torch.arange(64) % 2, name)
+        >>> net = UDG.prepare(kedge.models.build("compact", width=4, classes=2, channels=1), groups=4)
+        >>> recipe = kedge.training.recipe("demo", epochs=1)
+        >>> net = kedge.train(net, noise("a"), recipe, objective=UDG.objective(), outliers=noise("b"))
+        >>> UDG(net).fit(noise("a")).score(noise("c")).shape
+        torch.Size([64])
+    """
+
+    name = "udg"
+
+    def __init__(self, net: nn.Module, *, score: str = "msp") -> None:
+        super().__init__(net)
+        self.score_by = one_of("score", score, tuple(scores.SCORES))
+
+    @classmethod
+    def prepare(cls, net: nn.Module, *, groups: int = 1000, head: str | None = None, seed: int = 0) -> Any:
+        """A copy of a network with a head for groups beside its last linear layer, or beside ``head``.
+
+        Args:
+            net: The network.
+            groups: 1000 in the paper, for 150,000 images; one for thirty images or more suits smaller sets.
+            head: The name of the layer that gives the logits.
+            seed: Of the weights.
+        """
+        network = net.network if isinstance(net, Classifier) else net
+        if _heads(network):
+            raise InputError("net must not have a group head yet; it has one: train it as it is")
+        at_least("groups", groups, 2)
+        return convert(net, "udg", head=head_name(network, head), groups=groups, seed=seed)
+
+    @classmethod
+    def objective(
+        cls,
+        *,
+        groups: int | None = None,
+        purity: float = 0.8,
+        weight_groups: float = 0.1,
+        weight_outliers: float = 0.5,
+        outliers_per_image: int = 1,
+        start: int = 0,
+        seed: int = 0,
+    ) -> GroupingObjective:
+        """Cross-entropy, outlier exposure and the prediction of groups; see `GroupingObjective`."""
+        return GroupingObjective(groups, purity, weight_groups, weight_outliers, outliers_per_image, start, seed)
+
+    def outputs(self, x: Tensor) -> Outputs:
+        """The network's logits and their score."""
+        logits = self.net(x)
+        return Outputs(logits, scores.SCORES[self.score_by](logits))
+
+    def config(self) -> dict[str, Any]:
+        """The score."""
+        return {"score": self.score_by}
+
+
+def _heads(network: nn.Module) -> dict[str, GroupHead]:
+    return {name: module for name, module in network.named_modules() if isinstance(module, GroupHead)}
+
+
+def _head_of(net: Classifier) -> tuple[str, GroupHead]:
+    """The group head and its name inside the network."""
+    found = _heads(net.network)
+    if not found:
+        raise InputError("net must have a group head; it has none: make it with UDG.prepare(net)")
+    return next(iter(found.items()))
+
+
+def _read(net: Classifier, sets: tuple[Any, Any], preprocess: Preprocess, layer: str) -> tuple[Tensor, Tensor]:
+    """What a layer gives for all images of the sets, (N + M, d), and the labels (N,) of the first."""
+    matrix, labels, done = torch.empty(0), [torch.empty(0, dtype=torch.long)], 0
+    for number, images in enumerate(sets):
+        for x, y in batches(images, preprocess):
+            x = x.to(net.mean.device)
+            x = x.to(net.mean.dtype) / 255 if x.dtype == torch.uint8 else x.to(net.mean.dtype)
+            with torch.no_grad():
+                features = net.features(x, [layer])[1][layer]
+            if done == 0:
+                shape, dtype = (
+                    (sum(map(len, sets)), features.shape[1]),
+                    torch.promote_types(features.dtype, torch.float),
+                )
+                matrix = features.new_empty(shape, dtype=dtype)
+            matrix[done : done + len(x)] = features
+            done += len(x)
+            if number == 0 and y is not None:
+                labels.append(y)
+    return matrix, torch.cat(labels)
+
+
+def _of_first_process(values: Tensor) -> Tensor:
+    """The values of the first process, where several share the training: their batch statistics differ."""
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        torch.distributed.broadcast(values, src=0)
+    return values

@@ -1,0 +1,74 @@
+"""ImageNet against its blurred images: the paper's Table 5 and Figure 5."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from kedge.data import ImageSet, corrupt
+from kedge.data.corruptions import SEVERITIES
+from kedge.detectors import AMP, MSP, SVI, DeepEnsemble, Energy, MCDropout, SVIAvUC, TemperatureScaling
+from kedge.suites.plan import MethodPlan, PaperTable, Protocol, Suite, SuiteData
+from kedge.suites.study import CLASSES, Setting, Study
+
+BLUR = "gaussian_blur"
+MEMBERS = 5
+
+
+def imagenet_c(setting: Setting) -> Study:
+    """Table 5 and Figure 5: Gaussian blur at levels 1 to 5, and the methods of uncertainty beside AMP.
+
+    Example:
+        >>> [s.name for s in imagenet_c(Setting("smoke")).suites[0].data(0).ood][-1]
+        'made test gaussian_blur 5'
+    """
+    full = setting.scale == "full"
+    known, network = ("imagenet", "resnet50") if full else ("cifar10", "resnet18-cifar")
+    classes, members = CLASSES[known], MEMBERS if full else 2
+    networks = setting.twins(network, classes)
+    networks["anchored"] = replace(networks["anchored"], anchoring={"every": 10 if full else 5})
+    names = ["plain"]
+    for number in range(1, members):
+        names.append(f"plain {number}")
+        networks[names[-1]] = setting.network(network, classes, member=1000 * number)
+    networks["dropout"] = setting.network(network, classes, arguments={"dropout": 0.2})
+    networks["svi"] = setting.network(network, classes, method=SVI)
+    networks["svi-avuc"] = setting.network(network, classes, method=SVIAvUC)
+    suite = Suite(
+        name=known,
+        title=f"{known} against its blurred images",
+        networks=networks,
+        methods={
+            "MSP": MethodPlan(MSP, ("plain",), paper="plain"),
+            "TemperatureScaling": MethodPlan(TemperatureScaling, ("plain",), paper="TemperatureScaling"),
+            "DeepEnsemble": MethodPlan(DeepEnsemble, tuple(names), {"score": "entropy"}, paper="DeepEnsemble"),
+            "MCDropout": MethodPlan(MCDropout, ("dropout",), {"score": "entropy"}, paper="MCDropout"),
+            "SVI": MethodPlan(SVI, ("svi",), {"score": "entropy"}, paper="SVI"),
+            "SVIAvUC": MethodPlan(SVIAvUC, ("svi-avuc",), {"score": "entropy"}, paper="SVIAvUC"),
+            "AMP": MethodPlan(AMP, ("anchored",), paper="AMP"),
+            "AMP, entropy": MethodPlan(AMP, ("anchored",), {"score": "entropy"}),
+            "AMP, energy": MethodPlan(AMP, ("anchored",), {"score": "energy"}),
+            "Energy": MethodPlan(Energy, ("plain",)),
+        },
+        data=_with_levels(setting, known),
+        seeds=setting.seeds,
+        protocol=Protocol(("auroc", "dtacc", "aupr_in", "aupr_out")),
+        paper=PaperTable("5", "imagenet", "resnet50") if full else None,
+    )
+    title = "ImageNet against its blurred images (Table 5, Figure 5)"
+    return Study("imagenet-c", title, "How much blur does it take to be noticed?", (suite,))
+
+
+def _with_levels(setting: Setting, known: str) -> Callable[[int], SuiteData]:
+    """The test set, and the same images blurred at each level."""
+    base = setting.data(known, (), side=224 if known == "imagenet" else 32, files=False)
+
+    def load(seed: int) -> SuiteData:
+        data = base(seed)
+        blurred = tuple(_named(corrupt(data.test, BLUR, level), data.test, level) for level in SEVERITIES)
+        return replace(data, ood=blurred)
+
+    return load
+
+
+def _named(images: ImageSet, clean: ImageSet, level: int) -> ImageSet:
+    name = f"imagenet-c/{BLUR}/{level}" if clean.name == "imagenet" else f"{clean.name} {BLUR} {level}"
+    return ImageSet(images.images, name=name)

@@ -1,0 +1,98 @@
+"""Semantically coherent OOD detection: the paper's Tables 6, 10 and 11."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from kedge.data import ImageSet, Preprocess, StreamedSet, gather, sources
+from kedge.detectors import AMP, ODIN, UDG, ClassifierDiscrepancy, Energy, OutlierExposure
+from kedge.errors import InputError, NotReadyError
+from kedge.suites.plan import MethodPlan, PaperTable, Protocol, Suite, SuiteData
+from kedge.suites.study import CLASSES, HELD_OUT, Setting, Study, smoke_data
+
+LISTS = ("texture", "svhn", "tin", "lsun", "places365")
+OTHER = {"cifar10": "cifar100", "cifar100": "cifar10"}
+GROUPS = {"cifar10": 1000, "cifar100": 2000}
+
+
+def scood(setting: Setting) -> Study:
+    """Tables 6, 10 and 11: ResNet-18 on SCOOD's lists, where an OOD source's images of known classes count as known.
+
+    Example:
+        >>> [suite.name for suite in scood(Setting("smoke")).suites]
+        ['cifar10', 'cifar100']
+    """
+    suites = tuple(_suite(setting, known) for known in OTHER)
+    about = "Images of known classes in the OOD sources count as known; three methods learn from Tiny-ImageNet."
+    return Study("scood", "Semantically coherent OOD detection (Tables 6, 10, 11)", about, suites)
+
+
+def _suite(setting: Setting, known: str) -> Suite:
+    classes = CLASSES[known]
+    groups = {"groups": GROUPS[known] if setting.scale != "smoke" else 8}
+    networks = setting.twins("resnet18-cifar", classes)
+    networks["outlier exposure"] = setting.network("resnet18-cifar", classes, method=OutlierExposure)
+    networks["discrepancy"] = setting.network("resnet18-cifar", classes, method=ClassifierDiscrepancy)
+    networks["udg"] = setting.network("resnet18-cifar", classes, method=UDG, prepare=groups, objective=groups)
+    return Suite(
+        name=known,
+        title=f"SCOOD, {known}, ResNet-18",
+        networks=networks,
+        methods={
+            "ODIN": MethodPlan(ODIN, ("plain",), paper="ODIN"),
+            "Energy": MethodPlan(Energy, ("plain",), paper="Energy"),
+            "OutlierExposure": MethodPlan(OutlierExposure, ("outlier exposure",), paper="OutlierExposure"),
+            "ClassifierDiscrepancy": MethodPlan(ClassifierDiscrepancy, ("discrepancy",), paper="ClassifierDiscrepancy"),
+            "UDG": MethodPlan(UDG, ("udg",), paper="UDG"),
+            "AMP": MethodPlan(AMP, ("anchored",), paper="AMP"),
+            "Energy (anchored)": MethodPlan(Energy, ("anchored",)),
+        },
+        data=_data(setting, known),
+        seeds=setting.seeds,
+        protocol=Protocol(("fpr95", "auroc", "aupr_in", "aupr_out")),
+        paper=PaperTable("10" if known == "cifar10" else "11", known, "resnet18-cifar"),
+    )
+
+
+def _data(setting: Setting, known: str) -> Callable[[int], SuiteData]:
+    """SCOOD's own lists; images of an OOD list with a known class join the test set."""
+
+    def load(seed: int) -> SuiteData:
+        if setting.scale == "smoke":
+            return smoke_data(seed, outliers=True)
+        home = sources.data_folder(setting.data_dir) / "scood"
+        train, _ = _lists(known, known, "train", home)
+        part, held_out = train.split(1 - HELD_OUT, seed=seed)
+        inside, ood = [_lists(known, known, "test", home)[0]], []
+        for name in (*LISTS, OTHER[known]):
+            coherent, strange = _lists(known, name, "test", home)
+            inside.append(coherent)
+            ood.append(ImageSet(strange.images, name=f"scood/{name}"))
+        images, labels = torch.cat([s.images for s in inside]), torch.cat([_labels(s) for s in inside])
+        test = ImageSet(images, labels, name=f"scood/{known}")
+        both = _lists(known, "tin", "train", home)
+        outliers = ImageSet(torch.cat([s.images for s in both]), name="scood/tin train")
+        return SuiteData(part, held_out, test, tuple(ood), outliers)
+
+    return load
+
+
+def _lists(benchmark: str, name: str, split: str, home: Path) -> tuple[ImageSet, ImageSet]:
+    """A list's images of known classes, and the others, at 32 x 32."""
+    try:
+        inside, outside = sources.scood(benchmark, name, split, data_dir=home)
+    except (InputError, NotReadyError) as error:
+        raise NotReadyError(f"scood is not complete in {home}: {error}; see `kedge data get scood`") from error
+    return _small(inside), _small(outside)
+
+
+def _small(images: ImageSet | StreamedSet) -> ImageSet:
+    if len(images) == 0:
+        return ImageSet(torch.empty(0, 3, 32, 32, dtype=torch.uint8), torch.empty(0, dtype=torch.long), images.name)
+    return gather(images, Preprocess((3, 32, 32)), name=images.name)
+
+
+def _labels(images: ImageSet) -> torch.Tensor:
+    assert images.labels is not None
+    return images.labels

@@ -1,0 +1,137 @@
+"""A study: the suites behind one table of the paper, one for each in-distribution set, and what they share."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from kedge.checks import one_of
+from kedge.detectors import AMP, MSP, ODIN, Energy
+from kedge.suites import sets
+from kedge.suites.plan import MethodPlan, NetworkPlan, Suite, SuiteData
+from kedge.training import Recipe, recipe
+
+SCALES = ("full", "small", "smoke")
+SMOKE_IMAGES = 96
+SMOKE_SIDE = 16
+SMOKE_CLASSES = 4
+HELD_OUT = 0.1  # of the training images, to calibrate on
+
+CLASSES = {"cifar10": 10, "cifar100": 100, "imagenet": 1000}
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What a study is run with.
+
+    Args:
+        scale: ``"full"``: the paper's networks, epochs and data. ``"small"``: what two cores do in a few hours with the
+            data at hand. ``"smoke"``: tiny made images and networks, in seconds.
+        seeds: One training of everything each.
+        data_dir: The folder of all data sets.
+
+    Example:
+        >>> Setting("smoke").epochs(200)
+        1
+    """
+
+    scale: str = "small"
+    seeds: tuple[int, ...] = (0,)
+    data_dir: Path | None = None
+
+    def __post_init__(self) -> None:
+        one_of("scale", self.scale, SCALES)
+
+    def epochs(self, full: int, small: int = 6) -> int:
+        """The number of epochs at this scale."""
+        return {"full": full, "small": small, "smoke": 1}[self.scale]
+
+    def recipe(self, full: str = "cifar") -> Recipe:
+        """The paper's recipe, or a short one."""
+        if self.scale == "full":
+            return recipe(full)
+        if self.scale == "small":
+            return recipe("fast", epochs=self.epochs(200), label_smoothing=0.0)
+        return Recipe(epochs=1, batch=16, lr=0.02, crop=1)
+
+    def network(self, full: str, classes: int, **plan: Any) -> NetworkPlan:
+        """The paper's network, or the compact one, of 16 channels on two cores and 4 in tests."""
+        extra: dict[str, Any] = dict(plan.pop("arguments", {}))
+        if self.scale == "full":
+            how = recipe("imagenet") if full == "resnet50" else recipe("cifar")
+            return NetworkPlan(full, how, {"classes": classes} | extra, **plan)
+        width = 16 if self.scale == "small" else 4
+        known = classes if self.scale == "small" else SMOKE_CLASSES
+        return NetworkPlan("compact", self.recipe(), {"width": width, "classes": known} | extra, **plan)
+
+    def twins(self, full: str, classes: int, **plan: Any) -> dict[str, NetworkPlan]:
+        """An anchored network and its plain twin."""
+        return {
+            "anchored": self.network(full, classes, anchored=True, **plan),
+            "plain": self.network(full, classes, **plan),
+        }
+
+    def data(
+        self, id_name: str, ood: Sequence[str], *, side: int = 32, outliers: str | None = None, files: bool = True
+    ) -> Callable[[int], SuiteData]:
+        """A function that loads the sets for a seed; at the small scale the files at hand are added to the OOD sets."""
+
+        def load(seed: int) -> SuiteData:
+            if self.scale == "smoke":
+                return smoke_data(seed, outliers is not None)
+            train = sets.load(id_name, side=side, data_dir=self.data_dir, split="train")
+            test = sets.load(id_name, side=side, data_dir=self.data_dir)
+            part, held_out = train.split(1 - HELD_OUT, seed=seed)
+            wanted = [*ood, *(sets.FILES if files and self.scale == "small" else ())]
+            found = sets.find(wanted, side=side, data_dir=self.data_dir)
+            beside = sets.find([outliers] if outliers else [], side=side, data_dir=self.data_dir)
+            outside = beside.sets[0] if beside.sets else None
+            return SuiteData(part, held_out, test, found.sets, outside, {**found.missing, **beside.missing})
+
+        return load
+
+
+def smoke_data(seed: int, outliers: bool = False) -> SuiteData:
+    """Made images of four classes, and made images of none.
+
+    Example:
+        >>> [s.name for s in smoke_data(0).ood]
+        ['made noise', 'made clouds']
+    """
+    train, held_out, test = (
+        sets.made(SMOKE_IMAGES, name, classes=SMOKE_CLASSES, side=SMOKE_SIDE, seed=seed)
+        for name in ("made train", "made held out", "made test")
+    )
+    ood = tuple(sets.made_ood(SMOKE_IMAGES, name, side=SMOKE_SIDE, seed=seed) for name in ("made noise", "made clouds"))
+    beside = sets.made_ood(SMOKE_IMAGES, "made outliers", side=SMOKE_SIDE, seed=seed) if outliers else None
+    return SuiteData(train, held_out, test, ood, beside)
+
+
+def common(*more: tuple[str, MethodPlan]) -> dict[str, MethodPlan]:
+    """The methods of most tables, and more."""
+    return {
+        "MSP": MethodPlan(MSP, ("plain",), paper="MSP"),
+        "ODIN": MethodPlan(ODIN, ("plain",), paper="ODIN"),
+        "Energy": MethodPlan(Energy, ("plain",), paper="Energy"),
+        **dict(more),
+        "AMP": MethodPlan(AMP, ("anchored",), paper="AMP"),
+        # Where does a gain come from: the anchored network, or the temperature?
+        "Energy (anchored)": MethodPlan(Energy, ("anchored",)),
+    }
+
+
+@dataclass(frozen=True)
+class Study:
+    """The suites of one table of the paper.
+
+    Args:
+        name: For the command.
+        title: Of the report.
+        about: What is studied, in a sentence.
+        suites: By in-distribution set.
+    """
+
+    name: str
+    title: str
+    about: str
+    suites: tuple[Suite, ...]

@@ -1,0 +1,568 @@
+"""kedge's detectors under pytorch-ood's protocol and the other way round; stand-ins follow pytorch-ood 0.4's api.py."""
+
+import math
+import sys
+from abc import ABC, abstractmethod
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+
+import kedge
+from kedge.adapters import FromPytorchOOD, pytorch_ood
+from kedge.detectors import Outputs
+from kedge.errors import InputError, NotReadyError
+from kedge.models import build
+
+CLASSES = 3
+
+
+def images(n=40, seed=0) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(0, 256, (n, 3, 8, 8), dtype=torch.uint8, generator=generator)
+
+
+def unit(n=40, seed=0) -> torch.Tensor:
+    return images(n, seed).float() / 255
+
+
+def labelled(n=40, seed=0, name="images") -> kedge.ImageSet:
+    return kedge.ImageSet(images(n, seed), torch.arange(n) % CLASSES, name)
+
+
+def network(kind="plain") -> kedge.Classifier:
+    net = build("compact", width=4, classes=CLASSES).eval()
+    net.fc.weight.data.mul_(20)
+    if kind == "anchored":
+        return kedge.anchor(net, init="fresh", mean=[0.5] * 3, std=[0.25] * 3).eval()
+    return kedge.Classifier(net, mean=[0.5] * 3, std=[0.25] * 3).eval()
+
+
+# pytorch-ood's protocol, as its api.py defines it.
+
+
+class RequiresFittingError(Exception):
+    pass
+
+
+class PeerDetector(ABC):
+    requires_fit = False
+    hyperparameter_space: dict = {}
+    info = None
+
+    def __call__(self, *args, **kwargs):
+        return self.predict(*args, **kwargs)
+
+    def fit(self, data_loader):
+        if self.requires_fit:
+            raise NotImplementedError
+        return self
+
+    @abstractmethod
+    def predict(self, x):
+        raise NotImplementedError
+
+
+class GradientDetector(PeerDetector):
+    pass
+
+
+class MaxSoftmax(PeerDetector):
+    def __init__(self, model):
+        self.model = model
+
+    def predict(self, x):
+        return -self.model(x).softmax(dim=1).max(dim=1).values
+
+
+class Recorder(MaxSoftmax):
+    """Keeps what `fit` and `predict` were given."""
+
+    requires_fit = True
+
+    def __init__(self, model):
+        super().__init__(model)
+        self.batches = self.length = None
+        self.modes = []
+
+    def fit(self, data_loader):
+        assert isinstance(data_loader, DataLoader)
+        self.length = len(data_loader)
+        self.batches = list(data_loader)
+        self.modes.append(self.model.training)
+        assert torch.is_grad_enabled()  # pytorch-ood's TemperatureScaling needs them here
+        return self
+
+    def predict(self, x):
+        if self.batches is None:
+            raise RequiresFittingError
+        self.modes.append(self.model.training)
+        return super().predict(x)
+
+
+class Distance(PeerDetector):
+    """Like Mahalanobis(encoder): knows an encoder, no model. Scores in float64, as KNN does."""
+
+    requires_fit = True
+
+    def __init__(self, encoder):
+        self.encoder = encoder
+        self.mu = None
+
+    def fit(self, data_loader):
+        z, y = zip(*((self.encoder(x), y) for x, y in data_loader if (y >= 0).any()), strict=True)
+        z, y = torch.cat(z).detach().double(), torch.cat(y)
+        self.mu = torch.stack([z[y == c].mean(dim=0) for c in range(int(y.max()) + 1)])
+        return self
+
+    def predict(self, x):
+        return torch.cdist(self.encoder(x).double(), self.mu).min(dim=1).values
+
+
+class GradNorm(GradientDetector):
+    """The norm of the gradient with respect to the image; leaves gradients on the parameters."""
+
+    def __init__(self, model):
+        self.model = model
+
+    def predict(self, x):
+        x = x.detach().requires_grad_()
+        self.model(x).logsumexp(dim=1).sum().backward()
+        return x.grad.flatten(1).norm(dim=1)
+
+
+class Dropout(MaxSoftmax):
+    """Like MCD: a pass in training mode."""
+
+    def predict(self, x):
+        self.model.train()
+        scores = super().predict(x)
+        self.model.eval()
+        return scores
+
+
+# A kedge detector for pytorch-ood.
+
+
+def loader(n=40, seed=0, batch=16) -> DataLoader:
+    return DataLoader(TensorDataset(unit(n, seed), torch.arange(n) % CLASSES), batch_size=batch)
+
+
+@pytest.mark.parametrize("kind", ["plain", "anchored"])
+def test_a_kedge_detector_fits_on_a_loader_and_predicts_its_own_scores(kind):
+    net = network(kind)
+    adapted = pytorch_ood(kedge.Energy(net))
+    assert adapted.requires_fit
+    assert adapted.fit(loader()) is adapted
+    assert not adapted.requires_fit
+    x = unit(9, seed=1)
+    scores = adapted.predict(x)
+    assert scores.shape == (9,)
+    assert scores.device == x.device
+    assert not scores.requires_grad
+    with torch.no_grad():
+        assert scores.allclose(-net(x).logsumexp(dim=1), atol=1e-5)
+    assert adapted(x).equal(scores)
+    assert adapted.detector.score(x).equal(scores)
+
+
+def test_scores_come_to_the_images_device():
+    adapted = pytorch_ood(kedge.MSP(network()))
+    adapted.detector = SimpleNamespace(score=lambda x, batch_size: torch.zeros(len(x)))
+    assert adapted.predict(torch.empty(3, 3, 8, 8, device="meta")).device == torch.device("meta")
+
+
+def test_pytorch_ood_s_usual_loop_separates_outliers():
+    """Scores by batch, with negative labels for outliers, as its metrics take them."""
+    net = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(3, 3, bias=False))
+    net[2].weight.data = 20 * torch.eye(3)
+    inside, outside = 0.1 * unit(30), 0.1 * unit(30, seed=1)
+    inside[torch.arange(30), torch.arange(30) % 3] += 0.8
+    train, test = (
+        DataLoader(TensorDataset(x, y), batch_size=7)
+        for x, y in (
+            (inside, torch.arange(30) % 3),
+            (torch.cat([inside, outside]), torch.cat([torch.arange(30) % 3, -torch.ones(30, dtype=torch.long)])),
+        )
+    )
+    adapted = pytorch_ood(kedge.MSP(net)).fit(train)
+    scores, labels = (torch.cat(parts) for parts in zip(*((adapted(x), y) for x, y in test), strict=True))
+    assert scores[labels < 0].min() > scores[labels >= 0].max()
+
+
+def test_fit_leaves_out_images_with_negative_labels():
+    class Seen(kedge.MSP):
+        def fit_method(self, train_set, preprocess):
+            for _ in range(2):  # a method may read the training set more than once
+                self.seen = [(x, y) for x, y in self.inputs(train_set, preprocess)]
+
+    x, y = unit(), torch.arange(40) % CLASSES
+    y[::3] = -1
+    y[16:32] = -7  # a whole batch
+    adapted = pytorch_ood(Seen(network())).fit(DataLoader(TensorDataset(x, y), batch_size=16))
+    assert torch.cat([x for x, _ in adapted.detector.seen]).equal(x[y >= 0])
+    assert torch.cat([y for _, y in adapted.detector.seen]).equal(y[y >= 0])
+
+
+def test_anchors_are_no_outliers():
+    x, y = unit(), torch.arange(40) % CLASSES
+    y[5:] = -1
+    adapted = pytorch_ood(kedge.AMP(network("anchored"))).fit(DataLoader(TensorDataset(x, y), batch_size=16))
+    anchors = adapted.detector.net.anchors
+    assert sorted(anchors.flatten(1).sum(dim=1).tolist()) == sorted(x[:5].flatten(1).sum(dim=1).tolist())
+
+
+def test_any_stream_of_batches_fits_and_torch_s_generator_is_left_alone():
+    batches = [(unit(8, seed=i), torch.arange(8) % CLASSES) for i in range(3)]
+    labelled, alone = (pytorch_ood(kedge.AMP(network("anchored"))) for _ in range(2))
+    state = torch.get_rng_state()
+    labelled.fit(batches).predict(unit(4))
+    alone.fit([x for x, _ in batches])
+    assert torch.get_rng_state().equal(state)
+    assert labelled.detector.net.anchors.equal(alone.detector.net.anchors)
+
+
+@pytest.mark.parametrize(
+    ("batches", "message"),
+    [
+        ([(unit(4), -torch.ones(4, dtype=torch.long))], "data_loader must hold images with labels of 0 and above"),
+        ([], "data_loader must hold images with labels of 0 and above; it holds none"),
+        ([(unit(4), torch.zeros(4, 8, 8))], r"data_loader must give a label per image, \(4,\); it gives \(4, 8, 8\)"),
+        ([(unit(4), [0, 1, 2, 0])], r"data_loader must give a label per image, \(4,\); it gives list"),
+    ],
+)
+def test_loaders_that_do_not_serve(batches, message):
+    with pytest.raises(InputError, match=message):
+        pytorch_ood(kedge.MSP(network())).fit(batches)
+
+
+def test_a_fitted_detector_predicts_straight_away_and_an_unfitted_one_says_so():
+    fitted = kedge.MSP(network()).fit(labelled())
+    adapted = pytorch_ood(fitted)
+    assert not adapted.requires_fit
+    assert adapted(unit(5)).equal(fitted.score(unit(5)))
+    with pytest.raises(NotReadyError, match="not fitted"):
+        pytorch_ood(kedge.MSP(network())).predict(unit(5))
+    with pytest.raises(InputError, match=r"must lie in \[0, 1\].*before normalisation"):
+        adapted(9 * unit(5))
+
+
+def test_features_are_for_methods_that_take_them():
+    class OnFeatures(kedge.MSP):
+        def fit_features(self, x, y):
+            self.centre = x[y >= 0].mean(dim=0)
+
+        def predict_features(self, x):
+            return (x - self.centre).norm(dim=1)
+
+    x, y = torch.rand(6, 4), torch.zeros(6, dtype=torch.long)
+    able = pytorch_ood(OnFeatures(network()))
+    assert able.fit_features(x, y) is able
+    assert able.predict_features(x).allclose((x - x.mean(dim=0)).norm(dim=1))
+    unable = pytorch_ood(kedge.MSP(network()))
+    with pytest.raises(InputError, match=r"MSP has no fit_features: .*call fit\(data_loader\)"):
+        unable.fit_features(x, y)
+    with pytest.raises(InputError, match=r"MSP has no predict_features: .*call predict\(x\)"):
+        unable.predict_features(x)
+
+
+def test_the_rest_of_the_protocol():
+    adapted = pytorch_ood(kedge.MSP(network().double()))
+    assert adapted.info is None
+    assert adapted.hyperparameter_space == adapted.get_hyperparameters() == {}
+    assert adapted.set_hyperparameters() is adapted
+    with pytest.raises(InputError, match=r"MSP takes \['k'\] when it is built, not later; build another MSP"):
+        adapted.set_hyperparameters(k=3)
+    assert adapted.device == torch.device("cpu")
+    assert adapted.fit(loader()).predict(unit(3)).dtype == torch.float64
+    assert adapted.to("meta") is adapted
+    assert adapted.device == torch.device("meta")
+    assert all(p.device == torch.device("meta") for p in adapted.detector.net.parameters())
+
+
+def test_pytorch_ood_s_benchmarks_take_it_for_one_of_theirs(monkeypatch):
+    class Base(ABC):  # noqa: B024 -- as the real one, it is asked for by isinstance only
+        pass
+
+    assert not isinstance(pytorch_ood(kedge.MSP(network())), Base)
+    monkeypatch.setitem(sys.modules, "pytorch_ood.api", SimpleNamespace(Detector=Base))
+    assert isinstance(pytorch_ood(kedge.MSP(network())), Base)
+
+
+def test_pytorch_ood_is_not_imported():
+    assert not [name for name in sys.modules if name.startswith("pytorch_ood")]
+
+
+# A pytorch-ood detector for kedge.
+
+
+@pytest.mark.parametrize("kind", ["plain", "anchored"])
+def test_a_peer_runs_behind_the_verbs(kind):
+    net = network(kind)
+    detector = pytorch_ood(MaxSoftmax(net))
+    assert isinstance(detector, kedge.Detector)
+    assert detector.fit(labelled(seed=1)) is detector
+    detector.calibrate(labelled(60, seed=2))
+    x = images(9, seed=3)
+    found = detector(x)
+    msp = kedge.MSP(net).fit(labelled(seed=1)).calibrate(labelled(60, seed=2))
+    expected = msp(x)
+    assert found.score.allclose(expected.score)
+    assert found.logits.allclose(expected.logits)
+    assert found.label.equal(expected.label)
+    assert found.is_ood.equal(expected.is_ood)
+    assert found.p_value.allclose(expected.p_value)
+    sets = labelled(30, seed=4, name="test"), [labelled(30, seed=5, name="other")]
+    results = kedge.evaluate({"MaxSoftmax": detector, "MSP": msp}, *sets).results
+    assert results["MaxSoftmax"].mean("auroc") == results["MSP"].mean("auroc")
+    assert results["MaxSoftmax"].accuracy == results["MSP"].accuracy
+
+
+def test_a_plain_module_is_a_network_too():
+    net = nn.Sequential(nn.Flatten(), nn.Linear(192, 2))
+    detector = pytorch_ood(MaxSoftmax(net)).fit(labelled())
+    with torch.no_grad():
+        assert detector.score(images(5)).allclose(-net(unit(5)).softmax(dim=1).amax(dim=1))
+
+
+def test_a_peer_that_needs_fitting_gets_the_training_images_with_labels_in_batches():
+    peer = Recorder(network())
+    data = labelled(600)
+    detector = pytorch_ood(peer).fit(data)
+    assert [len(x) for x, _ in peer.batches] == [256, 256, 88]
+    assert peer.length == 3
+    x, y = (torch.cat(parts) for parts in zip(*peer.batches, strict=True))
+    assert x.dtype == torch.float32
+    assert x.mul(255).round().to(torch.uint8).equal(data.images)
+    assert y.equal(data.labels)
+    detector.fit(labelled(10))
+    assert sum(len(x) for x, _ in peer.batches) == 10  # a new fit forgets the old
+
+
+def test_training_images_are_preprocessed_for_a_peer():
+    peer = Recorder(network())
+    larger = torch.randint(0, 256, (5, 3, 16, 16), dtype=torch.uint8)
+    rule = kedge.Preprocess((3, 8, 8))
+    pytorch_ood(peer).fit(kedge.ImageSet(larger, torch.zeros(5, dtype=torch.long)), preprocess=rule)
+    assert peer.batches[0][0].mul(255).round().to(torch.uint8).equal(rule.batch(larger))
+
+
+class Stream(IterableDataset):
+    def __iter__(self):
+        return iter(zip(unit(20), torch.arange(20) % CLASSES, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("source", "length"),
+    [
+        (DataLoader(TensorDataset(unit(20), torch.arange(20) % CLASSES), batch_size=8), 3),
+        (list(zip(unit(20), (torch.arange(20) % CLASSES).tolist(), strict=True)), 1),
+        (Stream(), 1),
+        (DataLoader(Stream(), batch_size=8), 3),
+    ],
+    ids=["loader", "list", "stream", "loader of a stream"],
+)
+def test_the_loader_that_a_peer_gets_has_a_length(source, length):
+    peer = Recorder(network())
+    pytorch_ood(peer).fit(source)
+    assert peer.length == length
+    assert torch.cat([x for x, _ in peer.batches]).allclose(unit(20))
+
+
+def test_images_without_a_label_would_be_outliers_to_a_peer():
+    peer = Recorder(network())
+    data = [(x, -1 if i % 2 == 0 else i) for i, x in enumerate(unit(12))]
+    pytorch_ood(peer).fit(data)
+    assert torch.cat([y for _, y in peer.batches]).tolist() == [1, 3, 5, 7, 9, 11]
+    with pytest.raises(InputError, match="train_set must hold images with labels of 0 and above; it holds none"):
+        pytorch_ood(Recorder(network())).fit(images())
+
+
+def test_a_peer_that_needs_no_fitting_is_not_fitted():
+    class Eager(MaxSoftmax):
+        def fit(self, data_loader):
+            raise AssertionError
+
+    assert pytorch_ood(Eager(network())).fit(images()).score(images(3)).shape == (3,)  # nor does it need labels
+
+
+@pytest.mark.parametrize("kind", ["plain", "anchored"])
+def test_a_peer_with_an_encoder_takes_its_labels_from_net(kind):
+    net = network(kind)
+
+    def encoder(x):
+        return net.features(x, ["flatten"])[1]["flatten"]
+
+    detector = pytorch_ood(Distance(encoder), net=net).fit(labelled())  # anchors are there before the peer is fitted
+    x, y = unit(), labelled().labels.numpy()
+    with torch.no_grad():
+        train, test = encoder(x).double().numpy(), encoder(unit(7, seed=1)).double().numpy()
+    centres = [train[y == c].mean(axis=0) for c in range(CLASSES)]
+    expected = [min(np.linalg.norm(z - centre) for centre in centres) for z in test]
+    scores = detector.score(images(7, seed=1))
+    assert scores.dtype == torch.float64
+    assert np.allclose(scores, expected, rtol=1e-4)
+    with torch.no_grad():
+        assert detector.calibrate(labelled(60, seed=2))(images(7, seed=1)).logits.allclose(
+            net(unit(7, seed=1)), atol=1e-4
+        )
+
+
+def test_the_anchors_of_an_anchored_network_are_the_training_set_s_and_stay():
+    net, data = network("anchored"), labelled()
+    pytorch_ood(MaxSoftmax(net)).fit(data)
+    anchors = net.anchors.mul(255).round().to(torch.uint8)
+    assert all((data.images == anchor).flatten(1).all(dim=1).any() for anchor in anchors)
+    pytorch_ood(MaxSoftmax(net)).fit(labelled(seed=9))
+    assert net.anchors.mul(255).round().to(torch.uint8).equal(anchors)
+
+
+@pytest.mark.parametrize("kind", ["plain", "anchored"])
+def test_gradients_are_there_for_a_peer_that_needs_them_and_leave_no_trace(kind):
+    net = network(kind)
+    detector = pytorch_ood(GradNorm(net)).fit(labelled())
+    own = {name: torch.rand_like(p) for name, p in net.named_parameters()}
+    for name, parameter in net.named_parameters():
+        parameter.grad = own[name].clone()
+    scores = detector.score(images(5))
+    assert all(p.grad.equal(own[name]) for name, p in net.named_parameters())
+    x = unit(5).requires_grad_()
+    (gradient,) = torch.autograd.grad(net(x).logsumexp(dim=1).sum(), x)
+    assert scores.allclose(gradient.flatten(1).norm(dim=1), rtol=1e-4)
+    assert not scores.requires_grad
+
+
+def test_a_graph_does_not_outlive_the_score():
+    class Attached(GradientDetector, MaxSoftmax):
+        pass
+
+    assert Attached(network()).predict(unit(3)).requires_grad
+    assert not pytorch_ood(Attached(network())).fit(images()).score(images(3)).requires_grad
+
+
+def test_others_score_without_gradients():
+    seen = []
+
+    class Spy(MaxSoftmax):
+        def predict(self, x):
+            seen.append(torch.is_grad_enabled())
+            return super().predict(x)
+
+    pytorch_ood(Spy(network())).fit(images()).score(images(3))
+    assert seen == [False]
+
+
+def test_a_peer_sees_the_network_in_evaluation_mode_and_the_mode_comes_back():
+    net = network()
+    net.train()
+    peer = Recorder(net)
+    pytorch_ood(peer).fit(labelled()).score(images(5))
+    assert peer.modes == [False, False]
+    assert net.training
+
+
+def test_a_failure_puts_gradients_back():
+    class Failing(MaxSoftmax):
+        def predict(self, x):
+            raise RequiresFittingError
+
+    net = network()
+    next(net.parameters()).grad = torch.ones_like(next(net.parameters()))
+    with pytest.raises(RequiresFittingError):
+        pytorch_ood(Failing(net)).fit(images()).score(images(3))
+    assert next(net.parameters()).grad is not None
+
+
+def test_what_a_peer_draws_is_the_same_every_time():
+    class Random(MaxSoftmax):
+        requires_fit = True
+
+        def fit(self, data_loader):
+            self.shift = torch.rand(())
+            return self
+
+        def predict(self, x):
+            return super().predict(x) + self.shift + torch.rand(len(x))
+
+    net = network()
+    first, second = (pytorch_ood(Random(net)).fit(labelled()) for _ in range(2))
+    state = torch.get_rng_state()
+    assert first.score(images(5)).equal(first.score(images(5)))
+    assert first.score(images(5)).equal(second.score(images(5)))
+    assert torch.get_rng_state().equal(state)
+
+
+def test_training_mode_is_no_way_to_score_an_anchored_network():
+    plain = pytorch_ood(Dropout(network())).fit(labelled())
+    assert plain.score(images(5)).shape == (5,)
+    net = network("anchored")
+    anchored = pytorch_ood(Dropout(net)).fit(labelled())
+    with pytest.raises(InputError, match=r"Dropout puts the anchored network in training mode, .* use it with a plain"):
+        anchored.score(images(5))
+    assert net.batches_seen == 0
+
+
+@pytest.mark.parametrize("shape", [(5, 8, 8), (5, 1), ()])
+def test_a_score_is_one_number_per_image(shape):
+    class Odd(MaxSoftmax):
+        def predict(self, x):
+            return torch.zeros(shape)
+
+    with pytest.raises(InputError, match=r"Odd must give one score per image, \(5,\); it gives \("):
+        pytorch_ood(Odd(network())).fit(images()).score(images(5))
+
+
+def test_a_nan_is_an_error():
+    class Nan(MaxSoftmax):
+        def predict(self, x):
+            return torch.full((len(x),), math.nan)
+
+    with pytest.raises(InputError, match="scores must be finite"):
+        pytorch_ood(Nan(network())).fit(images()).score(images(5))
+
+
+def test_what_it_costs():
+    assert vars(pytorch_ood(MaxSoftmax(network())).cost) == {"forward": 2, "backward": 0}
+    assert vars(pytorch_ood(GradNorm(network())).cost) == {"forward": 3, "backward": 1}
+    anchored = pytorch_ood(MaxSoftmax(network("anchored"))).fit(labelled())
+    assert vars(anchored.cost) == {"forward": 10, "backward": 0}
+
+
+def test_only_kedge_s_own_detectors_are_saved(tmp_path):
+    detector = pytorch_ood(MaxSoftmax(network())).fit(labelled())
+    assert isinstance(detector, FromPytorchOOD)
+    assert detector.config() == {}
+    with pytest.raises(InputError, match="MaxSoftmax cannot be saved: only kedge's own detectors can"):
+        detector.save(tmp_path / "x.kedge")
+    assert not list(tmp_path.iterdir())
+
+
+# What is neither.
+
+
+def test_what_cannot_be_adapted():
+    with pytest.raises(InputError, match=r"instance with fit and predict, .*; got the class MaxSoftmax"):
+        pytorch_ood(MaxSoftmax)
+    with pytest.raises(InputError, match=r"instance with fit and predict, .*; got the class MSP"):
+        pytorch_ood(kedge.MSP)
+    with pytest.raises(InputError, match=r"instance with fit and predict, .*; got Linear"):
+        pytorch_ood(nn.Linear(2, 2))
+    with pytest.raises(InputError, match="net must not be given: MSP has a network of its own"):
+        pytorch_ood(kedge.MSP(network()), net=network())
+    with pytest.raises(InputError, match="net must be given for Distance, whose model is NoneType"):
+        pytorch_ood(Distance(None))
+    with pytest.raises(InputError, match="net must be given for MaxSoftmax, whose model is method"):
+        pytorch_ood(MaxSoftmax(network().forward))
+
+
+def test_net_stands_before_the_peer_s_own_model():
+    mine, its = network(), network()
+    detector = pytorch_ood(MaxSoftmax(its), net=mine).fit(images())
+    with torch.no_grad():
+        found = detector.outputs(unit(4))
+        assert isinstance(found, Outputs)
+        assert found.logits.allclose(mine(unit(4)))
+        assert found.score.allclose(-its(unit(4)).softmax(dim=1).amax(dim=1))

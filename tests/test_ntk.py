@@ -1,0 +1,596 @@
+"""The neural tangent kernel of plain and anchored inputs, against finite networks, loops and worked-out orders."""
+
+import itertools
+import json
+import math
+import sys
+from fractions import Fraction
+
+import numpy as np
+import pytest
+import torch
+from scipy.stats import spearmanr
+from torch.func import grad, vmap
+from torch.nn.functional import normalize
+
+from kedge.errors import InputError, NotReadyError
+from kedge.suites.ntk import findings, run_ntk
+from kedge.suites.ntk_page import EXPECTED, page
+from kedge.theory import disagreement as by_distance
+from kedge.theory.approximation import approximation_errors
+from kedge.theory.disagreement import EDGES, ENSEMBLE, PER_ANCHOR, decision_temperature, trained_with
+from kedge.theory.ntk import (
+    anchored_kernel,
+    approximate_anchored_kernel,
+    dual_weights,
+    effective_rank,
+    encode,
+    gamma,
+    h_ntk,
+    initial_kernel,
+    on_sphere,
+    predict,
+    shift,
+    spectrum,
+)
+from kedge.theory.study import ntk_study, rank_correlation, spectra
+from kedge.theory.toy import ensemble, one_network, one_per_anchor, toy_problem, with_bias
+from test_report import check
+
+
+def rows(n, d, seed=0, unit=False):
+    drawn = torch.randn(n, d, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    return normalize(drawn, dim=1) if unit else drawn
+
+
+def close(a, b, tolerance=1e-12):
+    torch.testing.assert_close(a, torch.as_tensor(b, dtype=a.dtype), rtol=tolerance, atol=tolerance)
+
+
+def naive_kernel(a, b):
+    """The homogeneous kernel of two vectors, from the definition, with arccos."""
+    dot, norms = float(a @ b), float(a.norm() * b.norm())
+    return dot * (math.pi - math.acos(max(-1.0, min(1.0, dot / norms)))) / (2 * math.pi)
+
+
+def network(weights, signs, a):
+    """The two-layer network on one input."""
+    return (signs * (weights @ a).relu()).sum() / math.sqrt(len(signs))
+
+
+def finite(width, d, seed):
+    generator = torch.Generator().manual_seed(seed)
+    weights = torch.randn(width, d, generator=generator, dtype=torch.float64)
+    signs = 2.0 * torch.randint(2, (width,), generator=generator).double() - 1
+    return weights, signs
+
+
+# --- the kernel -------------------------------------------------------------------------------------------------------
+
+
+def test_the_kernel_is_the_mean_product_of_gradients_of_wide_networks():
+    x = rows(6, 3, seed=1) * torch.tensor([0.5, 1.0, 1.0, 2.0, 2.0, 3.0], dtype=torch.float64)[:, None]
+    anchors = rows(6, 3, seed=2)
+    for inputs in (x, encode(x, anchors)):
+        found, chunks, width = torch.zeros(6, 6, dtype=torch.float64), 4, 50_000
+        for chunk in range(chunks):
+            weights, signs = finite(width, inputs.shape[1], seed=chunk)
+            gradients = vmap(grad(network), (None, None, 0))(weights, signs, inputs).flatten(1)  # (6, width * D)
+            found += gradients @ gradients.T / chunks
+        # A unit adds a . b times an indicator, whose deviation is at most one half.
+        noise = (inputs @ inputs.T).abs() / 2 / math.sqrt(chunks * width)
+        assert bool(((found - h_ntk(inputs, inputs)).abs() <= 5 * noise).all())
+
+
+def test_at_known_angles_the_kernel_is_known():
+    a = torch.tensor([[2.0, 0.0]], dtype=torch.float64)
+    half, root = 0.5, math.sqrt(0.75)
+    b = torch.tensor([[3, 0], [half, root], [0, 5], [-half, root], [-1, 0], [0, 0]], dtype=torch.float64)
+    close(h_ntk(a, b), [[3, 1 / 3, 0, -1 / 6, 0, 0]])  # at 0, 60, 90, 120 and 180 degrees, and for no input at all
+
+
+def test_it_is_the_definition_on_random_inputs():
+    a, b = rows(5, 4), rows(7, 4, seed=1)
+    close(h_ntk(a, b), [[naive_kernel(one, other) for other in b] for one in a])
+
+
+def test_on_the_sphere_it_is_the_paper_s():
+    a, b = rows(5, 3, unit=True), rows(7, 3, seed=1, unit=True)
+    close(h_ntk(a, b), on_sphere(a @ b.T))
+
+
+def test_it_is_homogeneous_in_either_input():
+    a, b = rows(4, 3), rows(4, 3, seed=1)
+    close(h_ntk(3 * a, b / 2), 1.5 * h_ntk(a, b))
+
+
+def test_small_angles_lose_no_digits():
+    angle = 1e-9
+    a = torch.tensor([[1.0, 0.0]], dtype=torch.float64)
+    b = torch.tensor([[math.cos(angle), math.sin(angle)]], dtype=torch.float64)
+    assert float(0.5 - h_ntk(a, b)) == pytest.approx(angle / (2 * math.pi), rel=1e-6)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_the_exact_kernels_are_positive_semidefinite(seed):
+    x = rows(30, 2, seed)  # many more inputs than dimensions
+    c = rows(30, 2, seed + 100)
+    pairs = encode(torch.cat([x, x, x]), torch.cat([c, c.flip(0), c[:1].expand_as(x)]))
+    for kernel in (h_ntk(x, x), anchored_kernel(x, x, c[0]), h_ntk(pairs, pairs), initial_kernel(pairs, pairs)):
+        eigenvalues = torch.linalg.eigvalsh(kernel)
+        assert float(eigenvalues[0]) >= -1e-13 * float(eigenvalues[-1])
+        close(kernel, kernel.T)
+
+
+def test_the_initial_kernel_is_the_covariance_of_untrained_networks():
+    x = rows(4, 3, seed=3)
+    weights, signs = finite(400_000, 3, seed=0)
+    units = (x @ weights.T).relu() * signs  # (4, width)
+    noise = (x.norm(dim=1)[:, None] * x.norm(dim=1)) * math.sqrt(1.5 / 400_000)  # E relu^4 = 3/2
+    assert bool(((units @ units.T / 400_000 - initial_kernel(x, x)).abs() <= 5 * noise).all())
+    close(initial_kernel(x, x).diagonal(), x.square().sum(dim=1) / 2)
+
+
+def test_a_bias_is_a_coordinate_that_is_one():
+    x, c = rows(3, 2), rows(3, 2, seed=1)
+    pairs = encode(with_bias(x), with_bias(c))
+    close(pairs, torch.cat([c, torch.ones(3, 1, dtype=torch.float64), x - c, torch.zeros(3, 1)], dim=1))
+
+
+# --- pairs and the approximations -------------------------------------------------------------------------------------
+
+
+def test_pairs_hold_the_anchor_first():
+    x = rows(3, 2)
+    c = torch.tensor([5.0, 6.0], dtype=torch.float64)
+    assert encode(x, c).tolist() == [[5, 6, a - 5, b - 6] for a, b in x.tolist()]
+    assert torch.equal(encode(x, x), torch.cat([x, torch.zeros_like(x)], dim=1))
+
+
+def test_the_anchored_kernel_is_that_of_the_concatenated_pairs():
+    x, z, c = rows(4, 3), rows(5, 3, seed=1), rows(1, 3, seed=2)[0]
+    expected = [[naive_kernel(torch.cat([c, a - c]), torch.cat([c, b - c])) for b in z] for a in x]
+    close(anchored_kernel(x, z, c), expected)
+
+
+def test_the_dot_product_falls_by_the_shift():
+    x, z, c = rows(4, 3), rows(5, 3, seed=1), rows(1, 3, seed=2)[0]
+    close(encode(x, c) @ encode(z, c).T, x @ z.T - shift(x, z, c))
+    close(shift(x, z, c), [[float(c @ (a + b - 2 * c)) for b in z] for a in x])
+
+
+def test_gamma_is_the_paper_s_with_the_missing_factor():
+    x, z, c = rows(4, 3, unit=True), rows(5, 3, seed=1, unit=True), 0.1 * rows(1, 3, seed=2)[0]
+    found = gamma(x, z, c)
+    for (i, a), (j, b) in itertools.product(enumerate(x), enumerate(z)):
+        u, cv = float(a @ b), float(c @ (a + b - 2 * c))
+        second = cv * (math.pi - math.acos(u)) / (2 * math.pi)
+        third = cv * (u - cv) / (2 * math.pi * math.sqrt(1 - (u - cv) ** 2))
+        assert float(found[i, j]) == pytest.approx(second + third, rel=1e-12)
+    close(approximate_anchored_kernel(x, z, c), h_ntk(x, z) - found)
+
+
+# A pair of points and a direction for the anchor; lengths that halve.
+X, Z = (torch.tensor([v], dtype=torch.float64) for v in ([1.0, 0.0, 0.0], [0.6, 0.8, 0.0]))
+TOWARDS = torch.tensor([0.3, 0.5, 0.2], dtype=torch.float64)
+LENGTHS = [2.0**-k for k in range(8, 14)]
+
+
+def errors(of):
+    return [float(of(length * TOWARDS)) for length in LENGTHS]
+
+
+def ratios(values):
+    return [a / b for a, b in itertools.pairwise(values)]
+
+
+def test_against_its_own_formula_the_paper_s_form_is_of_second_order():
+    def error(c):
+        return on_sphere(X @ Z.T - shift(X, Z, c)) - approximate_anchored_kernel(X, Z, c)
+
+    found = errors(error)
+    assert ratios(found) == pytest.approx([4] * 5, rel=0.02)
+    d = float(shift(X, Z, LENGTHS[-1] * TOWARDS))
+    t = 0.6 - d
+    assert found[-1] == pytest.approx(-(t**2) * d**2 / (4 * math.pi * (1 - t**2) ** 1.5), rel=1e-3)
+
+
+def test_against_the_exact_kernel_the_paper_s_form_is_of_first_order():
+    found = errors(lambda c: approximate_anchored_kernel(X, Z, c) - anchored_kernel(X, Z, c))
+    assert ratios(found) == pytest.approx([2] * 5, rel=0.02)
+    d = float(shift(X, Z, LENGTHS[-1] * TOWARDS))
+    assert found[-1] == pytest.approx(-(0.6**2) * d / (2 * math.pi * 0.8), rel=1e-3)
+
+
+def test_against_the_exact_kernel_the_first_order_form_is_of_second_order():
+    found = errors(lambda c: approximate_anchored_kernel(X, Z, c, "first order") - anchored_kernel(X, Z, c))
+    assert ratios(found) == pytest.approx([4] * 5, rel=0.02)
+
+
+def test_on_the_diagonal_the_paper_s_form_is_of_order_one_half_and_the_other_exact():
+    found = errors(lambda c: approximate_anchored_kernel(X, X, c) - anchored_kernel(X, X, c))
+    assert ratios(found) == pytest.approx([math.sqrt(2)] * 5, rel=0.02)
+    for length in (1.0, 0.1):
+        close(gamma(X, X, length * TOWARDS, "first order"), h_ntk(X, X) - anchored_kernel(X, X, length * TOWARDS))
+
+
+def test_where_inputs_and_pairs_all_have_unit_norm_gamma_is_zero():
+    # |x| = 1 and |[c, x - c]| = 1 together say c . x = |c|^2: the circle at the height of c.
+    c = torch.tensor([0.0, 0.0, 0.6], dtype=torch.float64)
+    turn = torch.linspace(0.3, 5.5, 7, dtype=torch.float64)
+    x = torch.stack([0.8 * turn.cos(), 0.8 * turn.sin(), torch.full_like(turn, 0.6)], dim=1)
+    close(encode(x, c).norm(dim=1), torch.ones(7))
+    close(anchored_kernel(x, x, c), h_ntk(x, x))
+    close(gamma(x, x, c, "first order"), torch.zeros(7, 7))
+    different = ~torch.eye(7, dtype=torch.bool)
+    close(gamma(x, x, c)[different], torch.zeros(42))
+
+
+def test_the_paper_s_form_has_no_value_where_the_dot_product_is_no_cosine():
+    # An anchor on the sphere: the dot product is 1 + (x - c) . (z - c).
+    x = torch.tensor([[0.8, 0.6], [0.6, 0.8], [0.6, -0.8]], dtype=torch.float64)
+    c = torch.tensor([1.0, 0.0], dtype=torch.float64)
+    beyond = [[float((a - c) @ (b - c)) >= 0 for b in x] for a in x]
+    assert gamma(x, x, c).isnan().tolist() == beyond
+    assert beyond[0] == [True, True, False]
+    assert not bool(gamma(x, x, c, "first order").isnan().any())
+
+
+# --- the predictor ----------------------------------------------------------------------------------------------------
+
+
+def test_the_prediction_is_the_formula_s():
+    x, z, y = rows(6, 3), rows(4, 3, seed=1), rows(6, 2, seed=2)
+    first, test = rows(6, 2, seed=3), rows(4, 2, seed=4)
+    kernel, cross = h_ntk(x, x).numpy(), h_ntk(z, x).numpy()
+    inverse = np.linalg.inv(kernel + 0.1 * np.eye(6))
+    expected = test.numpy() - cross @ inverse @ (first - y).numpy()
+    options = {"ridge": 0.1, "initial_train": first, "initial_test": test}
+    close(predict(h_ntk(x, x), h_ntk(z, x), y, **options), expected, 1e-10)
+    close(predict(h_ntk(x, x), h_ntk(z, x), y, ridge=0.1), cross @ inverse @ y.numpy(), 1e-10)
+    close(predict(h_ntk(x, x), h_ntk(z, x), y[:, 0], ridge=0.1), (cross @ inverse @ y.numpy())[:, 0], 1e-10)
+
+
+def test_without_a_ridge_it_fits_the_training_inputs():
+    x, y = rows(8, 3), rows(8, 1, seed=1)[:, 0]
+    close(predict(h_ntk(x, x), h_ntk(x, x), y), y, 1e-9)
+
+
+def test_a_wide_network_ends_there_after_gradient_descent():
+    x, z = with_bias(rows(5, 2, seed=5)), with_bias(rows(4, 2, seed=6))
+    y = torch.tensor([1.0, -1.0, 1.0, 1.0, -1.0], dtype=torch.float64)
+    kernel = h_ntk(x, x)
+    width = 20_000
+    weights, signs = finite(width, 3, seed=7)
+
+    def outputs(inputs):
+        return (inputs @ weights.T).relu() @ signs / math.sqrt(width)
+
+    started = outputs(x), outputs(z)
+    rate = 1.0 / float(spectrum(kernel)[0])
+    for _ in range(400):
+        active = (x @ weights.T > 0).double() * (outputs(x) - y)[:, None]  # (5, width)
+        weights = weights - rate * signs[:, None] * (active.T @ x) / math.sqrt(width)
+    close(outputs(x), y, 1e-3)
+    expected = predict(kernel, h_ntk(z, x), y, initial_train=started[0], initial_test=started[1])
+    assert float((outputs(z) - expected).abs().max()) < 0.03
+    assert float((outputs(z) - started[1]).abs().max()) > 0.3
+
+
+def test_the_spectrum_is_numpy_s_from_the_top():
+    kernel = h_ntk(rows(6, 3), rows(6, 3))
+    close(spectrum(kernel), np.sort(np.linalg.eigvalsh(kernel.numpy()))[::-1].copy())
+    assert effective_rank(torch.ones(7)) == pytest.approx(7)
+    assert effective_rank(torch.tensor([3.0, 0.0, 0.0])) == pytest.approx(1)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: h_ntk(torch.zeros(3), torch.zeros(1, 3)), r"a must be \(N, D\).*got \(3,\): for images"),
+        (lambda: h_ntk(torch.zeros(1, 3), torch.zeros(3)), r"b must be \(N, D\).*got \(3,\)"),
+        (lambda: h_ntk(torch.zeros(1, 3), torch.zeros(1, 4)), r"one length; got \(1, 3\) and \(1, 4\): encode both"),
+        (lambda: encode(torch.zeros(4, 3), torch.zeros(2, 3)), r"anchors must be .* got \(2, 3\): pick"),
+        (lambda: encode(torch.zeros(4), torch.zeros(4)), r"x must be \(N, D\)"),
+        (
+            lambda: anchored_kernel(torch.eye(3), torch.eye(3), torch.eye(3)),
+            r"c must be one anchor, \(3,\); got \(3, 3\)",
+        ),
+        (lambda: shift(torch.eye(3), torch.eye(3), torch.zeros(2)), r"c must be one anchor, \(3,\); got \(2,\)"),
+        (
+            lambda: gamma(2 * torch.eye(3), torch.eye(3), torch.zeros(3)),
+            "x must have rows of unit norm; got norms from 2",
+        ),
+        (lambda: gamma(torch.eye(3), 2 * torch.eye(3), torch.zeros(3)), "z must have rows of unit norm; .*normalize"),
+        (
+            lambda: gamma(torch.eye(3), torch.eye(3), torch.zeros(3), "third"),
+            "form must be one of 'paper', 'first order'",
+        ),
+        (
+            lambda: dual_weights(torch.eye(3), torch.zeros(2)),
+            r"kernel must be \(N, N\) for N targets; got \(3, 3\) and 2",
+        ),
+        (lambda: dual_weights(torch.ones(2, 3), torch.zeros(2)), r"kernel must be \(N, N\)"),
+        (
+            lambda: dual_weights(torch.ones(2, 2), torch.zeros(2)),
+            "positive definite; .* parallel .* ridge such as 1e-6",
+        ),
+        (lambda: dual_weights(torch.eye(2), torch.zeros(2), ridge=-1.0), r"ridge must lie in \[0, inf\]; got -1.0"),
+        (lambda: predict(torch.eye(2), torch.eye(2), torch.ones(2), initial_test=torch.ones(2)), "belong together"),
+    ],
+)
+def test_what_cannot_be_computed_is_an_error_that_says_so(call, message):
+    with pytest.raises(InputError, match=message):
+        call()
+
+
+# --- the toy problem --------------------------------------------------------------------------------------------------
+
+
+def circle(points):
+    """Centre and radius of the circle through points, from |p|^2 = 2 p . centre + constant."""
+    system = torch.cat([2 * points, torch.ones_like(points[:, :1])], dim=1)
+    solved = torch.linalg.lstsq(system, points.square().sum(dim=1)[:, None])
+    assert float((system @ solved.solution)[:, 0].sub(points.square().sum(dim=1)).abs().max()) < 1e-9
+    *centre, constant = solved.solution[:, 0].tolist()
+    return centre, math.sqrt(constant + centre[0] ** 2 + centre[1] ** 2)
+
+
+def test_the_toy_problem_is_two_half_circles_of_unit_size():
+    problem = toy_problem(400, 300, noise=0.0, seed=1)
+    close(problem.x.mean(dim=0), [0, 0])
+    assert float(problem.x.square().sum(dim=1).mean()) == pytest.approx(1)
+    assert problem.y.sum() == 0
+    assert problem.held_out.shape == (300, 2)
+    for points, y in ((problem.x, problem.y), (problem.held_out, problem.held_out_y)):
+        (upper, one), (lower, other) = circle(points[y > 0]), circle(points[y < 0])
+        assert one == pytest.approx(other)
+        assert [(b - a) / one for a, b in zip(upper, lower, strict=True)] == pytest.approx([1, 0.5])
+        assert bool((points[y > 0][:, 1] >= upper[1]).all())
+        assert bool((points[y < 0][:, 1] <= lower[1]).all())
+
+
+def test_the_toy_problem_comes_from_its_seed():
+    again, other = toy_problem(seed=3), toy_problem(seed=4)
+    assert torch.equal(again.x, toy_problem(seed=3).x)
+    assert torch.equal(again.held_out, toy_problem(seed=3).held_out)
+    assert not torch.equal(again.x, other.x)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: toy_problem(1), "n must be a whole number of at least 2; got 1"),
+        (lambda: toy_problem(held_out=0), "held_out must be"),
+        (lambda: toy_problem(noise=-1.0), "noise must lie in"),
+        (lambda: one_network(*[torch.eye(2)] * 4, per_input=3, generator=torch.Generator()), "at most the 2 training"),
+        (lambda: one_network(*[torch.eye(2)] * 4, per_input=0, generator=torch.Generator()), "per_input must be"),
+        (lambda: ntk_study(anchors=1), "anchors must be a whole number of at least 2; got 1"),
+        (lambda: ntk_study(anchors=41), "anchors must be at most the 40 training points; got 41"),
+        (lambda: ntk_study(repeats=0), "repeats must be"),
+        (lambda: ntk_study(grid=1), "grid must be"),
+        (lambda: approximation_errors(points=2), "points must be"),
+    ],
+)
+def test_bad_arguments_of_the_study_are_errors(call, message):
+    with pytest.raises(InputError, match=message):
+        call()
+
+
+@pytest.fixture(scope="module")
+def small():
+    problem = toy_problem(10, 6, seed=2)
+    return with_bias(problem.x), problem.y, with_bias(problem.held_out)
+
+
+def test_one_network_is_a_regression_on_pairs_with_random_anchors(small):
+    x, y, points = small
+    anchors = x[:3]
+    found = one_network(x, y, points, anchors, per_input=4, generator=torch.Generator().manual_seed(5))
+    generator = torch.Generator().manual_seed(5)
+    pairs, targets = [], []
+    for one, label in zip(x, y, strict=True):
+        for k in torch.randperm(10, generator=generator)[:4]:
+            pairs.append(torch.cat([x[k], one - x[k]]))
+            targets.append(float(label))
+    gram = np.array([[naive_kernel(a, b) for b in pairs] for a in pairs])
+    weights = np.linalg.solve(gram, np.array(targets))
+    for row, c in zip(found, anchors, strict=True):
+        cross = np.array([[naive_kernel(torch.cat([c, p - c]), b) for b in pairs] for p in points])
+        close(row, cross @ weights, 1e-6)
+
+
+def test_a_network_that_met_every_anchor_agrees_with_itself_on_training_points_alone(small):
+    x, y, points = small
+    options = {"per_input": len(x), "generator": torch.Generator()}
+    close(one_network(x, y, x, x, **options), y.expand(10, 10), 1e-7)
+    assert float(one_network(x, y, points, x, **options).std(dim=0).max()) > 1e-3
+
+
+def test_a_network_per_anchor_is_a_regression_for_each(small):
+    x, y, points = small
+    found = one_per_anchor(x, y, points, x[:3])
+    for row, c in zip(found, x[:3], strict=True):
+        expected = anchored_kernel(points, x, c).numpy() @ np.linalg.solve(anchored_kernel(x, x, c).numpy(), y.numpy())
+        close(row, expected, 1e-9)
+    close(one_per_anchor(x, y, x, x[:3]), y.expand(3, 10), 1e-9)
+
+
+def test_far_away_one_network_s_anchors_disagree_by_a_constant_and_networks_per_anchor_without_bound(small):
+    x, y, _ = small
+    turn = torch.arange(8, dtype=torch.float64)
+    circle = torch.stack([turn.cos(), turn.sin()], dim=1)
+    far, further = (with_bias(radius * circle) for radius in (1e4, 2e4))
+    one = [
+        one_network(x, y, points, x[:4], per_input=6, generator=torch.Generator().manual_seed(0))
+        for points in (far, further)
+    ]
+    close(one[1].std(dim=0), one[0].std(dim=0), 1e-3)
+    assert float(one[0].std(dim=0).min()) > 1e-3
+    close(one[1].mean(dim=0) / one[0].mean(dim=0), torch.full((8,), 2.0), 1e-2)  # while the output itself grows
+    assert float(decision_temperature(one[1]).max()) < 1e-6  # and so all anchors are sure
+    each = [one_per_anchor(x, y, points, x[:4]) for points in (far, further)]
+    close(each[1].std(dim=0) / each[0].std(dim=0), torch.full((8,), 2.0), 1e-2)
+
+
+def test_the_ensemble_is_that_of_networks_from_random_initial_weights(small):
+    x, y, points = small
+    mean, deviation = ensemble(x, y, points)
+    draws, width = 4000, 300
+    weights, signs = finite(draws * width, 3, seed=1)
+    inputs = torch.cat([x, points])
+    units = (inputs @ weights.T).relu() * signs  # (16, draws * width)
+    initial = units.unflatten(1, (draws, width)).sum(dim=2) / math.sqrt(width)  # (16, draws)
+    ends = predict(
+        h_ntk(x, x),
+        h_ntk(points, x),
+        y[:, None].expand(-1, draws),
+        initial_train=initial[:10],
+        initial_test=initial[10:],
+    )
+    close(ends.std(dim=1) / deviation, torch.ones(6), 0.08)  # the ratio's own deviation is 0.011
+    assert bool(((ends.mean(dim=1) - mean).abs() < 5 * deviation / math.sqrt(draws)).all())
+    close(ensemble(x, y, x)[1], torch.zeros(10), 1e-6)
+
+
+# --- the study --------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def study():
+    return ntk_study(seed=1, anchors=3, repeats=1, grid=11)
+
+
+def test_orders_come_out_as_expected_for_any_points():
+    for seed in range(3):
+        found = approximation_errors(points=40, seed=seed)
+        assert set(found.orders) == set(EXPECTED)
+        for kind, order in found.orders.items():
+            assert order == pytest.approx(float(Fraction(EXPECTED[kind])), abs=0.05), (seed, kind)
+        assert found.smallest["exact"] > 0 > found.smallest["exact gamma"]
+        assert 0 < found.defined < 1
+        assert found.unexplained["first order"] < 0.01 < 0.1 < found.unexplained["paper"]
+
+
+def test_the_decisions_are_the_predictors_on_the_grid(study):
+    axis, x = study.decisions.axis, with_bias(study.problem.x)
+    point = torch.stack([axis[7], axis[2]])[None]
+    values = one_per_anchor(x, study.problem.y, with_bias(point), with_bias(study.anchors))[:, 0]
+    close(study.decisions.values[PER_ANCHOR][:, 2, 7], values)
+    close(study.decisions.deviation[PER_ANCHOR][2, 7], values.std())
+    close(study.decisions.deviation[ENSEMBLE][2, 7], ensemble(x, study.problem.y, with_bias(point))[1][0])
+    for name, found in study.decisions.agreement.items():
+        flat = [study.decisions.deviation[key].flatten().numpy() for key in (name, ENSEMBLE)]
+        assert found == pytest.approx(spearmanr(*flat).statistic)
+
+
+def test_the_rank_correlation_is_scipy_s():
+    a, b = rows(20, 1)[:, 0], rows(20, 1, seed=1)[:, 0]
+    assert rank_correlation(a, b) == pytest.approx(spearmanr(a, b).statistic)
+
+
+def test_the_spectra_are_those_of_the_kernels(study):
+    x = study.problem.x
+    lifted = torch.cat([x, torch.ones(len(x), 1, dtype=torch.float64)], dim=1)
+    plain = np.array([[naive_kernel(a, b) for b in lifted] for a in lifted])
+    close(study.spectra.plain, np.linalg.eigvalsh(plain)[::-1].copy(), 1e-6)
+    kernels = [anchored_kernel(lifted, lifted, with_bias(c[None])[0]) for c in study.anchors]
+    close(study.spectra.shared, torch.stack([torch.linalg.eigvalsh(k).flip(0) for k in kernels]))
+    gaps = [float((a - b).norm()) for a, b in itertools.combinations(kernels, 2)]
+    assert study.spectra.apart == pytest.approx(np.mean(gaps) / np.mean([float(k.norm()) for k in kernels]))
+    # Each pair of a permutation: the trace is half the sum of |c|^2 + 1 + |x - c|^2.
+    generator = torch.Generator().manual_seed(1)
+    c = x[torch.randperm(len(x), generator=generator)]
+    assert float(study.spectra.own.sum()) == pytest.approx(float((c.square() + (x - c).square()).sum() + len(x)) / 2)
+    assert spectra(x, study.anchors, seed=1).ranks == study.spectra.ranks
+
+
+def test_disagreement_is_measured_by_distance_from_the_nearest_training_point(study):
+    problem, anchors = study.problem, study.anchors
+    around = by_distance.circles()
+    distance = [min(math.dist(p, q) for q in problem.x.tolist()) for p in around.tolist()]
+    x = with_bias(problem.x)
+    beyond = one_per_anchor(x, problem.y, with_bias(around), with_bias(anchors))
+    inside = one_per_anchor(x, problem.y, with_bias(problem.held_out), with_bias(anchors))
+    tau = [2 * values.sigmoid().std(dim=0) for values in (inside, beyond)]
+    found = study.disagreement
+    for band, (low, high) in enumerate(itertools.pairwise(EDGES)):
+        chosen = [i for i, d in enumerate(distance) if low <= d < high]
+        assert found.deviation[PER_ANCHOR][band] == pytest.approx(float(beyond.std(dim=0)[chosen].mean()))
+        assert found.temperature[PER_ANCHOR][band] == pytest.approx(float(tau[1][chosen].mean()))
+    assert found.held_out[PER_ANCHOR]["deviation"] == pytest.approx(float(inside.std(dim=0).mean()))
+    assert found.held_out[PER_ANCHOR]["temperature"] == pytest.approx(float(tau[0].mean()))
+    outside = [i for i, d in enumerate(distance) if 0.5 <= d < 4]
+    above = float((tau[1][outside][:, None] > tau[0]).double().mean())
+    assert found.separates[PER_ANCHOR]["temperature"] == pytest.approx(above)
+    assert found.spans[PER_ANCHOR]["temperature"] == pytest.approx([above, above])  # there is one draw
+    right = (inside.mean(dim=0) > 0) == (problem.held_out_y > 0)
+    assert found.accuracy[PER_ANCHOR] == pytest.approx(float(right.double().mean()))
+
+
+def test_more_anchors_in_training_leave_less_disagreement_on_the_data(study):
+    held_out = [study.disagreement.held_out[trained_with(n)]["deviation"] for n in by_distance.PER_INPUT]
+    assert held_out == sorted(held_out, reverse=True)
+
+
+def test_a_network_per_anchor_disagrees_more_the_further_away(study):
+    for name in (PER_ANCHOR, ENSEMBLE):
+        assert study.disagreement.deviation[name] == sorted(study.disagreement.deviation[name])
+        assert study.disagreement.grows[name] == study.repeats
+
+
+def test_every_band_of_distance_holds_points():
+    for seed in range(20):
+        problem, _ = by_distance.draw(seed, 2)
+        distance = torch.cdist(by_distance.circles(), problem.x).amin(dim=1)
+        assert all(int(((distance >= a) & (distance < b)).sum()) >= 5 for a, b in itertools.pairwise(EDGES)), seed
+
+
+def test_the_study_is_plain_data_and_comes_from_its_seed(study):
+    plain = study.as_dict()
+    again = json.loads(json.dumps(plain, allow_nan=False))
+    assert again == plain
+    assert plain == ntk_study(seed=1, anchors=3, repeats=1, grid=11).as_dict()
+    assert plain["anchors"] != ntk_study(seed=2, anchors=3, repeats=1, grid=2).as_dict()["anchors"]
+    assert np.array(plain["decisions"]["values"][PER_ANCHOR]).shape == (3, 11, 11)
+
+
+# --- the page ---------------------------------------------------------------------------------------------------------
+
+
+def test_the_page_is_sound_and_says_what_was_found(tmp_path, capsys):
+    study = run_ntk(tmp_path / "new", 3, anchors=4, repeats=1, grid=13)
+    assert capsys.readouterr().out == ""
+    assert sorted(p.name for p in (tmp_path / "new").iterdir()) == ["report.html", "study.json"]
+    text = (tmp_path / "new" / "report.html").read_text(encoding="utf-8")
+    read = check(text)
+    drawn = [attrs for attrs in read.all("svg") if "role" in attrs]
+    assert len(drawn) == 1 + 1 + 2 * 3 + 3 + 2 + 1  # spectra, boundaries, decisions, deviations, distances, errors
+    assert len({attrs["aria-label"] for attrs in drawn}) == len(drawn)
+    said = read.text.replace("\N{NO-BREAK SPACE}", " ")
+    for words in findings(study):
+        assert words in said
+    for words in ("kedge reproduce ntk --seed 3", "Exact and approximate kernel", "What this does not say", PER_ANCHOR):
+        assert words in said
+    for name, values in study.disagreement.held_out.items():
+        assert f"{name} {values['deviation']:.3f}" in said
+    kept = json.loads((tmp_path / "new" / "study.json").read_text())
+    assert kept["record"]["seed"] == 3
+    assert page(study, findings(study), kept["record"]) == text  # the same study gives the same bytes
+    assert {key: value for key, value in kept.items() if key != "record"} == study.as_dict()
+
+
+def test_findings_quote_the_study(study):
+    words = " ".join(findings(study))
+    one = trained_with(16)
+    assert f"{study.disagreement.held_out[one]['deviation']:.3f} on held-out points" in words
+    assert f"{study.disagreement.temperature[one][-1]:.3f} at 16 to 32" in words
+    assert f"{study.decisions.agreement[PER_ANCHOR]:.2f} for a network per anchor" in words
+
+
+def test_without_matplotlib_nothing_is_written(tmp_path, monkeypatch):
+    for name in [n for n in sys.modules if n.split(".")[0] == "matplotlib"]:
+        monkeypatch.setitem(sys.modules, name, None)
+    with pytest.raises(NotReadyError, match=r"kedge\[report\]"):
+        run_ntk(tmp_path / "new")
+    assert not (tmp_path / "new").exists()
