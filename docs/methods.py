@@ -3,7 +3,9 @@
 import inspect
 from pathlib import Path
 
-from kedge.detectors import DETECTORS, Detector, TrainedDetector
+from kedge.detectors import DETECTORS, Detector, FlipsAndCrops, PixelStatistics, TrainedDetector
+
+CONTROLS = (FlipsAndCrops, PixelStatistics)
 
 HEAD = """# The methods
 
@@ -16,10 +18,10 @@ detector = kedge.Energy(net).fit(train_set).calibrate(held_out)
 detector = kedge.KNN(net).fit(train_set).calibrate(held_out)
 ```
 
-A larger score always means further out of distribution. "Anchored" methods run on a network from `kedge.anchor` too, with
-logits and features averaged over its anchors. `kedge reproduce methods` trains what needs training and prints all of
-them in one table. Methods that learn from outliers carry a star there, and `kedge.evaluate` refuses sets that hold any of
-the images they learned from.
+A larger score always means further out of distribution. The methods on a trained network run on plain networks and on
+those of `kedge.anchor`, with logits and features averaged over the anchors; AMP runs on anchored networks alone.
+`kedge reproduce methods` trains what needs training and prints all of them in one table. Methods that learn from
+outliers carry a star there, and `kedge.evaluate` refuses sets that hold any of the images they learned from.
 """
 
 OWN = """
@@ -37,20 +39,29 @@ Methods with outliers take them as `kedge.train(..., outliers=image_set)`.
 def page() -> str:
     """The whole page."""
     own = [kind for kind in DETECTORS.values() if issubclass(kind, TrainedDetector)]
-    others = [kind for kind in DETECTORS.values() if kind not in own]
+    others = [kind for kind in DETECTORS.values() if kind not in (*own, *CONTROLS)]
     parts = [HEAD, "## On a trained network\n", *map(section, others)]
     parts += ["## With their own training", OWN, *map(section, own)]
-    return "\n".join(parts)
+    return "\n".join([*parts, "## Controls\n", *map(section, CONTROLS)])
 
 
 def section(kind: type[Detector]) -> str:
     """A method: its name, its docstring before the arguments, and where its code is."""
     text = inspect.cleandoc(kind.__doc__ or "").split("\nArgs:")[0].split("\nExample:")[0].strip()
     summary, _, rest = text.partition("\n\n")
-    code = f"`kedge.{kind.__name__}{str(inspect.signature(kind)).split(' -> ')[0]}`"
     file = Path(inspect.getfile(kind)).name
     link = f"[{file}](../src/kedge/detectors/{file})"
-    return f"### {kind.__name__}\n\n{summary}\n\n{rest.strip()}\n\n{code}, {link}\n"
+    text = f"### {kind.__name__}\n\n**{summary}**\n\n{rest.strip()}\n\n`{call(kind)}` in {link}\n"
+    return text.replace("``", "`")
+
+
+def call(kind: type[Detector]) -> str:
+    """How to build a detector: the names of its arguments and their defaults."""
+    given = [
+        name if p.default is p.empty else f"{name}={p.default!r}"
+        for name, p in inspect.signature(kind).parameters.items()
+    ]
+    return f"kedge.{kind.__name__}({', '.join(given)})"
 
 
 if __name__ == "__main__":

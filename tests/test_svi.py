@@ -227,7 +227,7 @@ def test_the_loss_is_cross_entropy_and_a_divergence_that_grows(done, share):
             one = math.log(prior / deviation) + (deviation**2 + mean**2) / (2 * prior**2) - 0.5
             expected += share * 0.7 * one / 40
     found = SVIObjective(kl_weight=0.7, warmup=0.4).loss(a_step(net, x, y, done=done, images=40))
-    assert float(found.value) == pytest.approx(expected, rel=1e-9)
+    assert found.value.item() == pytest.approx(expected, rel=1e-9)
     assert found.logits.softmax(dim=1).detach().numpy() == pytest.approx(
         np.exp(z) / np.exp(z).sum(axis=1, keepdims=True)
     )
@@ -236,10 +236,10 @@ def test_the_loss_is_cross_entropy_and_a_divergence_that_grows(done, share):
 def test_by_default_the_divergence_is_averaged_over_the_weights_where_they_are_more_than_the_images():
     net, x, y = fixed(SVI.prepare(dense())), vectors(), torch.tensor([0, 1, 2, 3, 0])
     total = total_divergence(net)
-    known = float(nn.functional.cross_entropy(dense()(x), y))
+    known = nn.functional.cross_entropy(dense()(x), y).item()
     for images, divisor in ((10, 42), (42, 42), (100, 100)):  # 3 * 6 and 6 * 4 weights
         found = SVIObjective().loss(a_step(net, x, y, images=images))
-        assert float(found.value) == pytest.approx(known + total / divisor)
+        assert found.value.item() == pytest.approx(known + total / divisor)
 
 
 def test_without_a_warm_up_the_divergence_counts_from_the_start():
@@ -247,7 +247,7 @@ def test_without_a_warm_up_the_divergence_counts_from_the_start():
     values = []
     for warmup in (0.0, 1.0):
         torch.manual_seed(0)
-        values.append(float(SVIObjective(1.0, warmup).loss(a_step(net, x, y, done=0.0)).value))
+        values.append(SVIObjective(1.0, warmup).loss(a_step(net, x, y, done=0.0)).value.item())
     total = total_divergence(net)
     assert values[0] - values[1] == pytest.approx(total / 10)
 
@@ -256,10 +256,10 @@ def test_several_draws_per_step_take_the_mean_of_their_losses():
     net, x, y = SVI.prepare(dense()).train(), vectors(), torch.tensor([0, 1, 2, 3, 0])
     torch.manual_seed(0)
     draws = [net(x), net(x), net(x)]
-    expected = sum(float(nn.functional.cross_entropy(z, y, label_smoothing=0.1)) for z in draws) / 3
+    expected = sum(nn.functional.cross_entropy(z, y, label_smoothing=0.1).item() for z in draws) / 3
     torch.manual_seed(0)
     found = SVIObjective(kl_weight=0.0, samples=3).loss(a_step(net, x, y, label_smoothing=0.1))
-    assert float(found.value) == pytest.approx(expected)
+    assert found.value.item() == pytest.approx(expected)
     assert found.logits.exp().allclose(sum(z.softmax(dim=1) for z in draws) / 3)
 
 
@@ -609,14 +609,14 @@ def test_the_threshold_is_measured_over_the_warm_up_and_then_used():
     plain = SVIObjective(kl_weight=0.2, warmup=0.5)
     for done, rows in ((0.0, slice(0, 4)), (0.4, slice(4, 8))):
         step = a_step(net, x[rows], y[rows], done=done)
-        assert float(objective.loss(step).value) == pytest.approx(float(plain.loss(step).value))
+        assert objective.loss(step).value.item() == pytest.approx(plain.loss(step).value.item())
     wrong, accurate = [u[i] for i in (0, 3, 6)], [u[i] for i in (1, 2, 4, 5, 7)]
     threshold = (sum(wrong) / 3 + sum(accurate) / 5) / 2
     assert objective.threshold == pytest.approx(threshold)
     for done in (0.5, 1.0):
         step = a_step(net, x, y, done=done)
-        expected = float(plain.loss(step).value) + 2.0 * naive_avuc(z.tolist(), y.tolist(), threshold)[0]
-        assert float(objective.loss(step).value) == pytest.approx(expected)
+        expected = plain.loss(step).value.item() + 2.0 * naive_avuc(z.tolist(), y.tolist(), threshold)[0]
+        assert objective.loss(step).value.item() == pytest.approx(expected)
     assert objective.threshold == pytest.approx(threshold)  # measured in the warm-up alone
     assert objective.counts.tolist() == [3, 5]
 
@@ -645,7 +645,7 @@ def test_several_draws_measure_the_entropy_of_their_mean_softmax():
     torch.manual_seed(0)
     value = objective.loss(a_step(net, x, y)).value
     expected = 3 * naive_avuc(mean.log().tolist(), y.tolist(), objective.threshold)[0]
-    assert float(value - bound) == pytest.approx(expected)
+    assert (value - bound).item() == pytest.approx(expected)
 
 
 def test_processes_share_one_threshold(monkeypatch):

@@ -178,6 +178,15 @@ def render(
     label: str,
     draw: Callable[[Any], None],
 ) -> Html:
+    """A figure as SVG in a page's own colours.
+
+    Args:
+        name: Of the figure, different from the others on the page.
+        inches: Width and height.
+        box: Left, bottom, right and top of the axes, as shares of the figure.
+        label: What the figure shows, for those who cannot see it.
+        draw: Draws on the axes.
+    """
     matplotlib = require()
     target = io.StringIO()
     # The user's own style must not change a report; ids are hashes salted with the name, so they do not clash.

@@ -1,0 +1,473 @@
+"""DEUP: what the predictor sees of an image, the errors that it learns from, its fit, and the prediction as score."""
+
+import copy
+import math
+
+import numpy as np
+import pytest
+import torch
+from scipy.special import logsumexp
+from scipy.stats import multivariate_normal, spearmanr
+from sklearn.metrics import roc_auc_score
+from torch import nn
+from torch.func import grad, hessian
+from torch.utils.data import DataLoader
+
+import kedge
+from kedge.detectors import Cost
+from kedge.detectors.deup import DEUP, log_density
+from kedge.detectors.error_predictor import (
+    ErrorPredictor,
+    derivatives,
+    fit_predictor,
+    misfit,
+    newton,
+    perceptron,
+)
+from kedge.detectors.mahalanobis import ClassStatistics
+from kedge.errors import ArchitectureError, InputError, NotReadyError
+from kedge.models import build
+from kedge.models.ensemble import Ensemble
+from kedge.transforms import seeded
+
+WIDTH = 4
+
+
+def images(n=60, seed=0) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(0, 256, (n, 1, 4, 4), dtype=torch.uint8, generator=generator)
+
+
+def labelled(n=60, seed=0, classes=3) -> kedge.ImageSet:
+    generator = torch.Generator().manual_seed(100 + seed)
+    return kedge.ImageSet(images(n, seed), torch.randint(0, classes, (n,), generator=generator), "toy")
+
+
+def mine(classes=3, seed=0) -> nn.Module:
+    with seeded(seed):
+        return nn.Sequential(nn.Flatten(), nn.Linear(16, WIDTH), nn.Tanh(), nn.Linear(WIDTH, classes)).double()
+
+
+def network(kind="plain") -> kedge.Classifier:
+    if kind == "anchored":
+        return kedge.anchor(mine(), init="fresh", seed=1, mean=0.5, std=0.25).eval()
+    return kedge.Classifier(mine(), mean=0.5, std=0.25).eval()
+
+
+def ready(kind="plain", **options) -> DEUP:
+    return DEUP(network(kind), **({"hidden": 6} | options)).fit(labelled()).calibrate(labelled(80, seed=1))
+
+
+def forward(net: kedge.Classifier, x: torch.Tensor) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
+    """Logits, penultimate vectors and hypotheses, layer by layer."""
+    with torch.no_grad():
+        z = (x.double() / 255 - 0.5) / 0.25
+        if not isinstance(net, kedge.Anchored):
+            features = net.network[2](net.network[1](net.network[0](z)))
+            return net.network[3](features).numpy(), features.numpy(), None
+        each = []
+        for anchor in net.anchors:
+            alone = copy.deepcopy(net)
+            alone.set_anchors(anchor[None])
+            each.append(alone.features(x.double() / 255, ["3:in"])[1]["3:in"])
+        hypotheses = torch.stack([net.network[3](features) for features in each])
+        return hypotheses.mean(dim=0).numpy(), torch.stack(each).mean(dim=0).numpy(), hypotheses.numpy()
+
+
+def naive_log_density(features: np.ndarray, train: np.ndarray, labels: np.ndarray) -> np.ndarray:
+    """A mixture of Gaussians, as scipy computes it."""
+    classes = sorted(set(labels.tolist()))
+    means = {c: train[labels == c].mean(axis=0) for c in classes}
+    centred = np.stack([f - means[c] for f, c in zip(train, labels.tolist(), strict=True)])
+    covariance = centred.T @ centred / len(train)
+    parts = [
+        math.log((labels == c).mean()) + multivariate_normal(means[c], covariance).logpdf(features) for c in classes
+    ]
+    return logsumexp(np.stack(parts), axis=0)
+
+
+# What the predictor sees.
+
+
+@pytest.mark.parametrize("kind", ["plain", "anchored"])
+def test_the_features_are_density_entropy_energy_and_the_disagreement_of_anchors(kind):
+    detector, train = DEUP(network(kind)).fit(labelled()), labelled()
+    x = images(9, seed=5)
+    logits, features, hypotheses = forward(detector.net, x)
+    _, known, _ = forward(detector.net, train.images)
+    with torch.no_grad():
+        given, phi = detector.describe(x.double() / 255)
+    assert given.numpy() == pytest.approx(logits, rel=1e-9)
+    assert phi.shape == (9, 3 if kind == "plain" else 4)
+    assert phi[:, 0].numpy() == pytest.approx(naive_log_density(features, known, train.labels.numpy()), rel=1e-8)
+    for i, row in enumerate(logits):
+        p = [math.exp(v) / sum(math.exp(w) for w in row) for v in row]
+        assert phi[i, 1].item() == pytest.approx(-sum(q * math.log(q) for q in p), rel=1e-9)
+        assert phi[i, 2].item() == pytest.approx(-math.log(sum(math.exp(v) for v in row)), rel=1e-9)
+        if hypotheses is not None:
+            sigmoids = 1 / (1 + np.exp(-hypotheses[:, i]))  # (K, C)
+            spread = sum(math.sqrt(sum((s - column.mean()) ** 2 for s in column) / 4) for column in sigmoids.T)
+            assert phi[i, 3].item() == pytest.approx(spread, rel=1e-9)
+
+
+def test_the_density_of_features_that_do_not_vary_everywhere_is_that_within_where_they_do():
+    generator = torch.Generator().manual_seed(0)
+    plane, labels = torch.randn(200, 2, generator=generator, dtype=torch.float64), torch.arange(200) % 2
+    plane[:, 0] += 3 * labels
+    axes = torch.linalg.qr(torch.randn(4, 2, generator=generator, dtype=torch.float64)).Q  # (4, 2), orthonormal
+    statistics = ClassStatistics(2, 4)
+    statistics.add(plane @ axes.T + 7, labels)
+    found = log_density(plane[:5] @ axes.T + 7, statistics.gaussians(1e-9), statistics.counts / 200)
+    assert found.numpy() == pytest.approx(naive_log_density(plane[:5].numpy(), plane.numpy(), labels.numpy()), rel=1e-6)
+
+
+def test_the_training_set_streams_through_in_any_batches():
+    whole, parts = DEUP(network()), DEUP(network())
+    whole.fit(labelled())
+    pairs = [(image.double() / 255, int(label)) for image, label in labelled()]
+    parts.fit(DataLoader(pairs, batch_size=7))
+    x = images(9, seed=5).double() / 255
+    with torch.no_grad():
+        torch.testing.assert_close(parts.describe(x)[1], whole.describe(x)[1], rtol=1e-9, atol=1e-9)
+
+
+# What it learns from.
+
+
+def test_the_errors_are_the_cross_entropies_of_held_out_images():
+    detector, held_out = DEUP(network()).fit(labelled()), labelled(50, seed=3)
+    detector.fit_held_out(held_out.images, held_out.labels)
+    logits, _, _ = forward(detector.net, held_out.images)
+    errors = [
+        -math.log(math.exp(row[label]) / sum(math.exp(v) for v in row))
+        for row, label in zip(logits, held_out.labels.tolist(), strict=True)
+    ]
+    logarithms = np.log(np.maximum(errors, 1e-5))
+    assert detector.predictor.errors.tolist() == pytest.approx([logarithms.mean(), logarithms.std()], rel=1e-9)
+    with torch.no_grad():
+        _, phi = detector.describe(held_out.images.double() / 255)
+    expected = [phi.numpy().mean(axis=0), phi.numpy().std(axis=0)]
+    assert detector.predictor.features.numpy() == pytest.approx(np.stack(expected), rel=1e-9)
+
+
+def test_the_errors_on_training_images_have_no_part_in_it():
+    """Renaming the classes of the training set makes the network wrong there, and leaves the density as it is."""
+    renamed = kedge.ImageSet(labelled().images, (labelled().labels + 1) % 3, "toy")
+    honest, poisoned = DEUP(network(), hidden=6).fit(labelled()), DEUP(network(), hidden=6).fit(renamed)
+    for detector in (honest, poisoned):
+        detector.calibrate(labelled(80, seed=1))
+    x = images(9, seed=5)
+    torch.testing.assert_close(poisoned.score(x), honest.score(x), rtol=1e-7, atol=0)
+    held_out = labelled(80, seed=1)
+    other = kedge.ImageSet(held_out.images, (held_out.labels + 1) % 3, "toy")
+    assert not torch.allclose(poisoned.calibrate(other).score(x), honest.score(x), rtol=1e-2)
+
+
+def test_images_without_a_label_are_left_out():
+    held_out = labelled(40, seed=3)
+    labels = torch.cat([held_out.labels, torch.full((10,), -1)])
+    first, second = (DEUP(network(), hidden=6).fit(labelled()) for _ in range(2))
+    first.fit_held_out(held_out.images, held_out.labels)
+    second.fit_held_out(torch.cat([held_out.images, images(10, seed=7)]), labels)
+    assert second.score(images(9)).equal(first.score(images(9)))
+
+
+# The fit.
+
+
+def problem(n=300, seed=0, noise=0.1) -> tuple[torch.Tensor, torch.Tensor]:
+    """The error is a function of the first feature, the log-density, but not a linear one; the others say nothing."""
+    generator = torch.Generator().manual_seed(seed)
+    phi = torch.randn(n, 3, generator=generator, dtype=torch.float64) * torch.tensor([20.0, 0.1, 3.0]) - 40
+    logarithm = -4 + 3 / (1 + (phi[:, 0] / 10 + 4).exp()) + noise * torch.randn(n, generator=generator).double()
+    return phi, logarithm.exp()
+
+
+def fitted(phi, errors, hidden=8, seed=0, rounding=1e-6) -> ErrorPredictor:
+    return fit_predictor(phi, errors, hidden=hidden, seed=seed, rounding=rounding)
+
+
+def standardised(phi, errors) -> tuple[torch.Tensor, torch.Tensor]:
+    target = errors.clamp_min(1e-5).log()
+    return (phi - phi.mean(dim=0)) / phi.std(dim=0, correction=0), (target - target.mean()) / target.std(correction=0)
+
+
+def test_the_perceptron_is_two_layers():
+    first, last = torch.randn(4, 5), torch.randn(6)
+    z = torch.randn(7, 3)
+    for i, row in enumerate(z):
+        hidden = [
+            math.tanh(sum(row[f].item() * first[f, h].item() for f in range(3)) + first[3, h].item()) for h in range(5)
+        ]
+        expected = sum(hidden[h] * last[h].item() for h in range(5)) + last[5].item()
+        assert perceptron(z, first, last)[i].item() == pytest.approx(expected, rel=1e-4)
+
+
+def test_the_misfit_by_hand():
+    first = torch.tensor([[3.0, -1.0], [0.0, 0.0]])
+    last = torch.tensor([2.0, 2.0, 1.0])
+    # At z = 0 the output is its bias; the residuals are 1 and -1, the squared weights 9 + 1 + 4 + 4, for two images.
+    assert misfit(torch.zeros(2, 1), torch.tensor([0.0, 2.0]), first, last).item() == (1 + 1 + 18) / 2
+
+
+def test_gradient_and_hessian_are_the_derivatives_of_the_misfit():
+    z, target = torch.randn(11, 3, dtype=torch.float64), torch.randn(11, dtype=torch.float64)
+    first, last = torch.randn(4, 5, dtype=torch.float64), torch.randn(6, dtype=torch.float64)
+
+    def loss(weights):
+        return misfit(z, target, weights[:20].view(4, 5), weights[20:])
+
+    weights = torch.cat([first.flatten(), last])
+    slope, bend = derivatives(z, target, first, last)
+    torch.testing.assert_close(slope, grad(loss)(weights), rtol=1e-10, atol=1e-12)
+    torch.testing.assert_close(bend, hessian(loss)(weights), rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_the_fit_is_a_minimum(seed):
+    phi, errors = problem(noise=1.0)
+    predictor = fitted(phi, errors, seed=seed)
+    slope, bend = derivatives(*standardised(phi, errors), predictor.first, predictor.last)
+    assert slope.abs().max() < 1e-8
+    assert torch.linalg.eigvalsh(bend).min() > -1e-8
+
+
+def test_a_saddle_point_is_left():
+    """With all weights zero but a bias the gradient vanishes only along some directions; downhill leads on."""
+    z, target = standardised(*problem())
+    first, last = torch.zeros(4, 2, dtype=torch.float64), torch.zeros(3, dtype=torch.float64)
+    first[0, 0] = 1e-3
+    at = newton(z, target, first, last)
+    assert misfit(z, target, *at) < 0.5 * misfit(z, target, first, last)
+
+
+def test_the_fit_is_better_than_a_straight_line():
+    phi, errors = problem()
+    z, target = standardised(phi, errors)
+    design = np.column_stack([z.numpy(), np.ones(len(z))])
+    line = design @ np.linalg.lstsq(design, target.numpy(), rcond=None)[0]
+    squares = ((line - target.numpy()) ** 2).mean()
+    predictor = fitted(phi, errors)
+    assert misfit(z, target, predictor.first, predictor.last).item() < squares  # penalty and all
+
+
+def test_predictions_follow_the_error_of_fresh_images_and_beat_a_constant():
+    predictor = fitted(*problem())
+    phi, errors = problem(2000, seed=1)
+    predicted = predictor(phi)
+    assert spearmanr(predicted, errors).statistic > 0.95
+    constant = problem()[1].mean()
+    assert ((predicted - errors) ** 2).mean() < 0.1 * ((constant - errors) ** 2).mean()
+
+
+def test_the_seed_decides_and_torch_s_own_generator_has_no_part_in_it():
+    phi, errors = problem(60, noise=1.0)
+    before = torch.get_rng_state()
+    first = fitted(phi, errors)
+    torch.manual_seed(5)
+    again, other = fitted(phi, errors), fitted(phi, errors, seed=1)
+    torch.manual_seed(0)
+    assert torch.equal(torch.get_rng_state(), before)
+    assert all(torch.equal(value, vars(again)[name]) for name, value in vars(first).items())
+    assert not torch.equal(other.first, first.first)
+
+
+def test_a_fit_does_not_magnify_rounding():
+    phi, errors = problem(100, noise=1.0)
+    nudge = 1e-7 * phi.std(dim=0) * torch.randn(phi.shape, generator=torch.Generator().manual_seed(1))
+    ours, theirs = fitted(phi, errors), fitted(phi + nudge, errors)
+    torch.testing.assert_close(theirs(phi), ours(phi), rtol=1e-5, atol=0)
+
+
+def test_a_feature_that_never_changes_counts_for_nothing():
+    phi, errors = problem()
+    noise = 1e-7 * torch.randn(len(phi), generator=torch.Generator().manual_seed(1)).double()
+    fixed = torch.cat([phi, (0.5 + noise)[:, None]], dim=1)
+    predictor = fitted(fixed, errors)
+    elsewhere = fixed.clone()
+    elsewhere[:, 3] = 9.0
+    torch.testing.assert_close(predictor(elsewhere), predictor(fixed), rtol=1e-3, atol=0)
+
+
+def test_errors_that_are_all_the_same_are_predicted_as_they_are():
+    phi, _ = problem(20)
+    for error, expected in ((0.3, 0.3), (1.0, 1.0), (0.0, 1e-5)):  # what is smaller than 1e-5 counts as that
+        predictor = fitted(phi, torch.full((20,), error))
+        assert predictor(phi).tolist() == pytest.approx([expected] * 20)
+    assert fitted(phi, torch.ones(20)).errors.tolist() == [0.0, 1.0]  # log 1 everywhere, divided by nothing
+
+
+def test_predictions_stay_bounded_far_away():
+    predictor = fitted(*problem())
+    far = torch.tensor([[-1e30, 0.0, 0.0], [1e30, 0.0, 0.0], [-1e6, 1e6, 1e6]])
+    edge = math.exp(predictor.errors[0] + predictor.errors[1] * predictor.last.abs().sum())
+    assert (predictor(far) <= edge).all()
+    assert predictor(far)[0] > predictor(far)[1]  # the density is least where the error is largest
+
+
+# The detector.
+
+
+def test_the_score_is_the_predicted_error():
+    detector = ready()
+    x = images(9, seed=5)
+    with torch.no_grad():
+        logits, phi = detector.describe(x.double() / 255)
+    predictor = detector.predictor
+    z = (phi - predictor.features[0]) / predictor.features[1]
+    output = perceptron(z, predictor.first, predictor.last)
+    expected = (predictor.errors[0] + predictor.errors[1] * output).exp()
+    found = detector(x)
+    assert found.score.tolist() == pytest.approx(expected.tolist(), rel=1e-12)
+    torch.testing.assert_close(found.logits, logits)
+    assert predictor.first.shape == (4, 6)
+
+
+def test_what_is_unlike_the_training_images_scores_higher_where_errors_rise_with_distance():
+    """The network says class 0 whatever it sees, so only the density can tell where it is wrong."""
+    net = nn.Sequential(nn.Flatten(), nn.Linear(16, 2)).double()
+    with torch.no_grad():
+        net[1].weight.zero_()
+        net[1].bias.copy_(torch.tensor([2.0, -2.0]))
+
+    def data(n, seed):
+        generator = torch.Generator().manual_seed(seed)
+        size = torch.rand(n, 1, 1, 1, generator=generator).double()
+        x = 0.5 + 0.5 * size * (torch.rand(n, 1, 4, 4, generator=generator).double() - 0.5)
+        return x, ((x - 0.5).square().sum(dim=(1, 2, 3)) > 0.1).long()
+
+    x, y = data(300, 0)
+    detector = DEUP(net, hidden=8).fit([(image, 0) for image in x])
+    detector.calibrate(list(zip(x, y.tolist(), strict=True)))
+    fresh, wrong = data(500, 1)
+    scores = detector.score(fresh)
+    assert 0.2 < wrong.double().mean() < 0.8
+    errors = np.log1p(np.exp(np.where(wrong.bool(), 4.0, -4.0)))
+    assert ((scores.numpy() - errors) ** 2).mean() < 0.5 * errors.var()
+    assert roc_auc_score(wrong, scores) > 0.95
+
+
+@pytest.mark.parametrize("kind", ["plain", "anchored"])
+def test_a_saved_detector_says_the_same(kind, tmp_path):
+    detector, x = ready(kind), images(9, seed=5)
+    detector.save(tmp_path / "deup.kedge")
+    again = kedge.load(tmp_path / "deup.kedge", model=mine())
+    assert again(x).score.equal(detector(x).score)
+    assert again(x).is_ood.equal(detector(x).is_ood)
+    assert again.config() == {"hidden": 6, "seed": 0, "head": "3"}
+
+
+def test_a_detector_saved_before_calibration_can_be_calibrated_later(tmp_path):
+    detector = DEUP(network(), hidden=6).fit(labelled())
+    assert DEUP(network()).state() == {}
+    detector.save(tmp_path / "early.kedge")
+    again = kedge.load(tmp_path / "early.kedge", model=mine())
+    assert again.predictor is None
+    again.calibrate(labelled(80, seed=1))
+    assert again.score(images(9)).equal(ready().score(images(9)))
+
+
+@pytest.mark.parametrize("kind", ["plain", "anchored"])
+def test_a_score_does_not_depend_on_its_batch(kind):
+    detector, x = ready(kind), images(30, seed=5)
+    whole = detector.score(x)
+    assert len(set(whole.tolist())) == 30
+    torch.testing.assert_close(detector.score(x.flip(0), batch_size=7).flip(0), whole, rtol=1e-9, atol=0)
+
+
+def test_fitting_again_forgets_the_predictor():
+    detector = ready()
+    before = detector.score(images(9))
+    detector.fit(labelled(seed=8))
+    with pytest.raises(NotReadyError, match=r"DEUP has no error predictor yet: call calibrate\(held_out\)"):
+        detector.score(images(9))
+    detector.fit(labelled()).calibrate(labelled(80, seed=1))
+    assert detector.score(images(9)).equal(before)
+
+
+def test_anchors_that_do_not_disagree_add_nothing_but_noise_that_is_ignored():
+    """With init="preserve" an anchored network gives the same logits under every anchor, up to rounding."""
+    net = kedge.anchor(mine().float(), mean=0.5, std=0.25).eval()
+    detector = DEUP(net, hidden=6).fit(labelled()).calibrate(labelled(80, seed=1))
+    assert detector.predictor.features[1, 3] == 1
+    x = images(30, seed=5)
+    torch.testing.assert_close(detector.score(x, batch_size=4), detector.score(x), rtol=1e-4, atol=0)
+
+
+def test_it_works_on_the_built_in_networks_and_counts_its_passes():
+    net = build("compact", width=4, classes=3, channels=1)
+    pixels = torch.randint(0, 256, (60, 1, 8, 8), dtype=torch.uint8)
+    data = kedge.ImageSet(pixels, torch.arange(60) % 3, "toy")
+    for wrapped, cost in ((net, 1), (kedge.anchor(net), 10)):
+        detector = DEUP(wrapped).fit(data).calibrate(data)
+        assert detector.head == "fc"
+        assert detector.score(pixels).shape == (60,)
+        assert detector.score(pixels).dtype == torch.float32
+        assert detector.cost == Cost(forward=cost)
+
+
+def test_inference_mode_changes_nothing():
+    with torch.inference_mode():
+        detector = ready()
+        inside = detector.score(images(9))
+    assert ready().score(images(9)).equal(inside)
+
+
+# What it cannot take.
+
+
+def test_labels_are_needed_and_must_fit():
+    with pytest.raises(InputError, match=r"train_set must have a label for each image, since DEUP"):
+        DEUP(network()).fit(images())
+    some = [(image, -1 if i == 5 else i % 3) for i, image in enumerate(images())]
+    with pytest.raises(InputError, match=r"train_set must have a label for each image"):
+        DEUP(network()).fit(some)
+    with pytest.raises(InputError, match=r"labels must lie in 0\.\.2, the classes of the network; got 0\.\.3"):
+        DEUP(network()).fit(labelled(classes=4))
+    detector = DEUP(network()).fit(labelled())
+    with pytest.raises(InputError, match=r"held_out must have labels, since DEUP"):
+        detector.calibrate(images())
+    with pytest.raises(InputError, match=r"labels must lie in 0\.\.2"):
+        detector.calibrate(labelled(classes=4))
+
+
+def test_a_class_needs_two_images():
+    one_each = kedge.ImageSet(images(3), torch.arange(3), "few")
+    with pytest.raises(InputError, match=r"at least two images of a class.*got 3 images of 3 classes"):
+        DEUP(network()).fit(one_each)
+
+
+def test_networks_and_arguments_that_do_not_fit_are_named():
+    with pytest.raises(InputError, match="hidden must be a whole number of at least 1"):
+        DEUP(network(), hidden=0)
+    with pytest.raises(InputError, match="head must name a linear layer"):
+        DEUP(network(), head="2")
+    with pytest.raises(ArchitectureError, match="the logits are not the output of '1'"):
+        DEUP(network(), head="1").fit(labelled())
+    with pytest.raises(ArchitectureError, match="no linear layer"):
+        DEUP(nn.Flatten())
+    with pytest.raises(InputError, match="an ensemble has no layers to read"):
+        DEUP(Ensemble([mine(), mine()])).fit(labelled())
+    rows = nn.Sequential(nn.Flatten(2), nn.Linear(16, 3), nn.Flatten())
+    with pytest.raises(InputError, match=r"the head '1' must take a vector per image; it takes \(60, 1, 16\)"):
+        DEUP(rows).fit(labelled())
+
+
+def test_numbers_that_are_not_finite_are_named():
+    broken = network()
+    with torch.no_grad():
+        broken.network[1].weight.fill_(math.nan)
+    with pytest.raises(InputError, match=r"features must be finite.*check the network's weights"):
+        DEUP(broken).fit(labelled())
+    detector = DEUP(network()).fit(labelled())
+    with torch.no_grad():
+        detector.net.network[3].bias.fill_(math.inf)
+    with pytest.raises(InputError, match="the errors of held-out images must be finite"):
+        detector.calibrate(labelled(80, seed=1))
+
+
+def test_a_single_anchor_cannot_disagree():
+    net = network("anchored")
+    net.set_anchors(images(1).double() / 255)
+    with pytest.raises(InputError, match="at least two anchors"):
+        DEUP(net).fit(labelled()).calibrate(labelled(80, seed=1))
