@@ -474,7 +474,7 @@ def test_an_anchored_network_gives_the_mean_over_its_anchors():
 
 @pytest.mark.slow
 def test_digits_are_learned_about_as_well_as_by_a_plain_network():
-    """Two to three minutes on one core."""
+    """About a minute on one core."""
     data, how = demo_data(), recipe("demo", epochs=4)
     accuracy = {}
     for name in ("plain", "duq"):

@@ -16,7 +16,9 @@ import kedge
 from kedge.anchoring.per_image import choose_per_image
 from kedge.data.leakage import fingerprints
 from kedge.detectors import DETECTORS, Cost
-from kedge.detectors.mahalanobis import ClassStatistics, Mahalanobis, logistic_regression, squared_distances
+from kedge.detectors.gaussians import ClassStatistics, squared_distances
+from kedge.detectors.logistic import logistic_regression
+from kedge.detectors.mahalanobis import Mahalanobis
 from kedge.errors import ArchitectureError, InputError, NotReadyError
 from kedge.models import build
 from kedge.transforms import seeded

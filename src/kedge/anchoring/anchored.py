@@ -114,17 +114,19 @@ class Anchored(Classifier):
             x: Images (B, D, ...).
             like: Images to choose each image's own anchors by, where ``x`` is a perturbed version of them.
         """
-        return self._marginalise(x, (), like)[0]
+        return self.marginalise(x, (), like)[0]
 
     def features(
         self, x: Tensor, layers: Sequence[str] = (), *, like: Tensor | None = None
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """The mean over anchors of the logits and of what the named layers give; see `Classifier.features`."""
-        hypotheses, features = self._marginalise(x, layers, like)
+        hypotheses, features = self.marginalise(x, layers, like)
         return hypotheses.mean(dim=0), features
 
-    def _marginalise(self, x: Tensor, layers: Sequence[str], like: Tensor | None) -> tuple[Tensor, dict[str, Tensor]]:
-        """All hypotheses (K, B, C), and the mean over anchors of the layers' outputs."""
+    def marginalise(
+        self, x: Tensor, layers: Sequence[str] = (), like: Tensor | None = None
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """All hypotheses (K, B, C), and the mean over anchors of the layers' outputs, in one pass for each anchor."""
         if self.anchors is None:
             raise NotReadyError(
                 "the anchored network has no anchors to evaluate with: call set_anchors(images) with a few training "

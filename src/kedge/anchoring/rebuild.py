@@ -98,7 +98,8 @@ def rebuild(described: Mapping[str, Any], weights: Mapping[str, Tensor], model: 
 def _ensemble(described: Mapping[str, Any], weights: Mapping[str, Tensor], model: nn.Module | None) -> Ensemble:
     members = []
     for number, member in enumerate(described["ensemble"]):
-        members.append(rebuild(member, artifact.part(weights, f"network.{number}."), copy.deepcopy(model)))
+        own = None if member.get("spec") else copy.deepcopy(model)  # kedge's own networks are built from their spec
+        members.append(rebuild(member, artifact.part(weights, f"network.{number}."), own))
     net = Ensemble(members)
     net.record = dict(described["record"])
     return net.eval()

@@ -32,7 +32,8 @@ def survey(network: nn.Module, forward: Callable[[], Any]) -> Survey:
     def note(name: str, module: nn.Module, output: Any) -> None:
         if _has_weights(module):
             found.calls.append(name)
-        if isinstance(output, Tensor):
+        # A weight that is computed from others is no activation.
+        if isinstance(output, Tensor) and ".parametrizations." not in f".{name}":
             found.row_bytes = max(found.row_bytes, output.numel() * output.element_size())
 
     with contextlib.ExitStack() as stack:

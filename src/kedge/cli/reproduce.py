@@ -25,6 +25,7 @@ from kedge.suites.run import SuiteRun
 from kedge.suites.study import SCALES, Setting
 
 NTK = "ntk"
+WIDE = 130  # columns of a terminal that shows all metrics; the files have them anyway
 
 
 def reproduce(
@@ -91,7 +92,8 @@ def run_suite(suite: Suite, folder: Path, console: Console) -> bool:
         temporary.write_text("\n\n".join(table.markdown() for table in printed) + "\n", encoding="utf-8")
     with atomic(folder / "tables.tex") as temporary:
         temporary.write_text("\n\n".join(table.latex() for table in printed) + "\n", encoding="utf-8")
-    for table in printed:
+    summary_table = summary.table() if console.width >= WIDE else summary.table(("accuracy", "auroc", "fpr95"))
+    for table in (summary_table, *beside):
         console.print(table.terminal())
     for name, how in missing.items():
         console.print(f"[yellow]missing {name}:[/] {how}", highlight=False)

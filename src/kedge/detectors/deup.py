@@ -12,9 +12,9 @@ from kedge import scores
 from kedge.anchoring import Anchored
 from kedge.checks import at_least, finite, shape_of
 from kedge.data import Preprocess
-from kedge.detectors.base import Cost, Detector, Outputs, passes
+from kedge.detectors.base import Detector, Outputs
 from kedge.detectors.error_predictor import ErrorPredictor, fit_predictor
-from kedge.detectors.mahalanobis import ROUNDING, ClassStatistics, Gaussians
+from kedge.detectors.gaussians import ROUNDING, ClassStatistics, Gaussians
 from kedge.errors import InputError, NotReadyError
 from kedge.models.classifier import evaluating
 from kedge.models.features import INPUT
@@ -57,7 +57,7 @@ class DEUP(Detector):
     score is the predicted error; the paper subtracts the aleatoric part, which is taken as zero where images have one
     label. Use it where the question is where the network will be wrong, and held-out labels are at hand: it has seen
     errors of in-distribution images alone, so what is far from them is as wrong as the edge of what it saw. One forward
-    pass (two for each anchor); `calibrate` fits the regressor on half of its images and the threshold on the other.
+    pass; `calibrate` fits the regressor on half of its images and the threshold on the other.
 
     Args:
         net: A classifier, plain or anchored, that ends in a linear layer.
@@ -84,18 +84,13 @@ class DEUP(Detector):
         self.shares: Tensor | None = None  # of the classes that have training images, (C,)
         self.predictor: ErrorPredictor | None = None
 
-    @property
-    def cost(self) -> Cost:
-        """One pass; for anchored networks two for each anchor, for the features and for the hypotheses."""
-        return Cost(forward=passes(self.net) * (2 if isinstance(self.net, Anchored) else 1))
-
     def fit_method(self, train_set: Any, preprocess: Preprocess) -> None:
         """Learn the density of the features, and forget a predictor that was fitted before."""
         super().fit_method(train_set, preprocess)
         seen: ClassStatistics | None = None
         with evaluating(self.net), torch.no_grad():
             for x, y in self.inputs(train_set, preprocess):
-                logits, features = self._read(x)
+                logits, features, _ = self._read(x)
                 finite("features", features, "check the network's weights")
                 if seen is None:
                     check_head(self.net.network, self.head, logits, features)
@@ -135,11 +130,11 @@ class DEUP(Detector):
         """Logits (B, C) of images, and what the predictor sees of them, (B, F), in float64."""
         assert self.gaussians is not None
         assert self.shares is not None
-        logits, features = self._read(x)
+        logits, features, hypotheses = self._read(x)
         exact = logits.double()
         found = [log_density(features, self.gaussians, self.shares), scores.entropy(exact), scores.energy(exact)]
-        if isinstance(self.net, Anchored):
-            found.append(scores.temperature(self.net.hypotheses(x).double()))
+        if hypotheses is not None:
+            found.append(scores.temperature(hypotheses.double()))
         return logits, torch.stack(found, dim=1)
 
     def outputs(self, x: Tensor) -> Outputs:
@@ -178,13 +173,17 @@ class DEUP(Detector):
         """The relative error of what the network computes."""
         return ROUNDING * torch.finfo(self.net.mean.dtype).eps
 
-    def _read(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Logits (B, C) and the head's input (B, D)."""
-        layer = self.head + INPUT
-        logits, found = self.net.features(x, [layer])
+    def _read(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Logits (B, C), the head's input (B, D), and the hypotheses (K, B, C) of an anchored network."""
+        layer, hypotheses = self.head + INPUT, None
+        if isinstance(self.net, Anchored):
+            hypotheses, found = self.net.marginalise(x, [layer])
+            logits = hypotheses.mean(dim=0)
+        else:
+            logits, found = self.net.features(x, [layer])
         if found[layer].ndim != 2:
             raise InputError(f"the head {self.head!r} must take a vector per image; it takes {shape_of(found[layer])}")
-        return logits, found[layer]
+        return logits, found[layer], hypotheses
 
 
 def _known(labels: Tensor, classes: int) -> Tensor:

@@ -227,7 +227,7 @@ class DUQ(TrainedDetector):
         Args:
             net: A network that ends in a linear layer.
             centroid_size: Length of the centroids; by default that of the penultimate vector, as in the paper.
-            length_scale: Of the kernel; the paper takes 0.1 of 0.05 to 1 by validation accuracy.
+            length_scale: Of the kernel; 0.1 in the paper, chosen among 0.05 to 1 by validation accuracy.
             gamma: Of the exponential average that moves the centroids.
             head: The name of the last linear layer, where it is not the one registered last.
             seed: Of the new head.

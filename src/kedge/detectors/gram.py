@@ -15,9 +15,9 @@ from torch import Tensor, nn
 from kedge.checks import at_least, finite, shape_of
 from kedge.data import Preprocess
 from kedge.detectors.base import Detector, Outputs
-from kedge.detectors.mahalanobis import chosen_layers
 from kedge.errors import InputError, NotReadyError
 from kedge.models.classifier import evaluating
+from kedge.models.head import chosen_layers
 
 POWERS = tuple(range(1, 11))
 BOUND_FLOOR = 1e-6  # the least that a deviation is divided by, where a bound is zero; the published code's number

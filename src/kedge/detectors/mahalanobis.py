@@ -1,165 +1,22 @@
 """Mahalanobis distances in the feature space of one or several layers."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from kedge.checks import between, finite, one_of, shape_of
 from kedge.data import Preprocess, batches
 from kedge.data.leakage import fingerprints
 from kedge.detectors.base import Cost, Detector, Outputs, passes
+from kedge.detectors.gaussians import ROUNDING, ClassStatistics, Gaussians, squared_distances
+from kedge.detectors.logistic import logistic_regression
 from kedge.errors import InputError, NotReadyError
 from kedge.models.classifier import evaluating
-from kedge.models.features import INPUT
-from kedge.models.head import head_name
+from kedge.models.head import chosen_layers
 
 COMBINATIONS = ("equal", "logistic")
-PENALTY = 1.0  # on half the squared weights of standardised distances; scikit-learn's C = 1
-ROUNDING = 10.0  # how many units in the last place the rounding of a whole network amounts to, generously
-
-
-@dataclass(frozen=True)
-class Gaussians:
-    """Class Gaussians with one covariance, as whitened class means: distances between whitened vectors are Euclidean.
-
-    Attributes:
-        centre: The mean of all training features, (D,).
-        whitening: W with W W^T the precision, one column for each direction in which features vary, (D, R).
-        means: (mean of the class - centre) W, for each class that has images, (C, R).
-    """
-
-    centre: Tensor
-    whitening: Tensor
-    means: Tensor
-
-
-class ClassStatistics:
-    """Counts and means of classes and the scatter around them, of features that come in batches, in float64.
-
-    Batches are merged by Chan's formula: what is added up are products of differences, never of the features
-    themselves, so a large mean costs no digits.
-
-    Example:
-        >>> seen = ClassStatistics(classes=2, width=1)
-        >>> seen.add(torch.tensor([[1.0], [3.0], [8.0]]), torch.tensor([0, 0, 1]))
-        >>> seen.means.tolist(), seen.scatter.tolist()
-        ([[2.0], [8.0]], [[2.0]])
-    """
-
-    def __init__(self, classes: int, width: int, device: torch.device | None = None) -> None:
-        self.counts = torch.zeros(classes, dtype=torch.float64, device=device)
-        self.means = torch.zeros(classes, width, dtype=torch.float64, device=device)
-        self.scatter = torch.zeros(width, width, dtype=torch.float64, device=device)
-
-    def add(self, features: Tensor, labels: Tensor) -> None:
-        """Take in a batch of features (B, D) and their classes (B,)."""
-        present, index = labels.unique(return_inverse=True)  # (P,), (B,)
-        features = features.double()
-        new = index.bincount(minlength=len(present)).double()  # (P,)
-        sums = features.new_zeros(len(present), features.shape[1]).index_add_(0, index, features)  # (P, D)
-        means = sums / new[:, None]
-        centred = features - means[index]  # (B, D)
-        old = self.counts[present]
-        moved = means - self.means[present]  # (P, D)
-        self.scatter += centred.T @ centred + moved.T @ ((old * new / (old + new))[:, None] * moved)
-        self.means[present] += moved * (new / (old + new))[:, None]
-        self.counts[present] += new
-
-    def gaussians(self, rounding: float) -> Gaussians:
-        """The Gaussians of the classes that have images.
-
-        The precision is the pseudo-inverse of the covariance, without the directions that vary less than features are
-        exact: dividing by that variance would make a score of the noise.
-
-        Args:
-            rounding: The relative error of a feature.
-        """
-        seen = self.counts > 0
-        share = self.counts[seen] / self.counts.sum()  # (C,)
-        centre = share @ self.means[seen]  # (D,)
-        covariance = self.scatter / self.counts.sum()
-        variances, directions = torch.linalg.eigh(covariance)  # (D,), (D, D)
-        squares = covariance.diagonal() + share @ self.means[seen] ** 2  # the mean square of each feature, (D,)
-        noise = rounding**2 * squares @ directions**2  # (D,)
-        floor = len(variances) * torch.finfo(torch.float64).eps * variances[-1]  # as scipy.linalg.pinvh
-        kept = variances > noise.clamp(min=floor)
-        whitening = directions[:, kept] / variances[kept].sqrt()  # (D, R)
-        return Gaussians(centre, whitening, (self.means[seen] - centre) @ whitening)
-
-
-def squared_distances(features: Tensor, gaussians: Gaussians) -> Tensor:
-    """The squared Mahalanobis distance to the closest class mean, (B, D) -> (B,), in float64.
-
-    Example:
-        >>> unit = Gaussians(torch.zeros(2), torch.eye(2), torch.tensor([[0.0, 0.0], [4.0, 0.0]]))
-        >>> squared_distances(torch.tensor([[3.0, 2.0]]), unit)
-        tensor([5.], dtype=torch.float64)
-    """
-    centre, whitening, means = (
-        value.to(features.device, torch.float64) for value in (gaussians.centre, gaussians.whitening, gaussians.means)
-    )
-    white = (features.double() - centre) @ whitening  # (B, R)
-    # |w - m|^2 without a (B, C, R) tensor; in float64, and centred, the difference of squares loses nothing that counts
-    squared = white.square().sum(dim=1, keepdim=True) - 2 * white @ means.T + means.square().sum(dim=1)  # (B, C)
-    return squared.clamp(min=0).amin(dim=1)
-
-
-def logistic_regression(x: Tensor, y: Tensor, penalty: float = PENALTY) -> tuple[Tensor, Tensor]:
-    """Weights (L,) and bias () that make labels y in {0, 1} likely, by Newton's method in float64.
-
-    Columns are standardised inside and the weights of the standardised columns penalised: the sum of the log losses
-    plus ``penalty / 2`` times their squares is least. What comes back belongs to the columns as they were given.
-
-    Example:
-        >>> weights, bias = logistic_regression(torch.tensor([[0.0], [1.0], [9.0], [10.0]]), torch.tensor([0, 0, 1, 1]))
-        >>> ((torch.tensor([[5.0]]).double() @ weights + bias).abs() < 1e-9).tolist()
-        [True]
-    """
-    x, y = x.double(), y.double()
-    mean, std = x.mean(dim=0), x.std(dim=0, correction=0)
-    std = torch.where(std > 0, std, 1.0)  # a column that never changes gets no weight
-    rows = torch.cat([(x - mean) / std, torch.ones_like(x[:, :1])], dim=1)  # (N, L + 1)
-    ridge = torch.full((rows.shape[1],), penalty).to(rows)
-    ridge[-1] = 0.0  # the bias is free
-
-    def loss(beta: Tensor) -> Tensor:
-        return F.binary_cross_entropy_with_logits(rows @ beta, y, reduction="sum") + (ridge * beta**2).sum() / 2
-
-    beta, step = torch.zeros_like(ridge), torch.ones_like(ridge)
-    for _ in range(100):
-        if float(step.abs().max()) < 1e-10:
-            break
-        p = (rows @ beta).sigmoid()
-        gradient = rows.T @ (p - y) + ridge * beta
-        hessian = (rows * (p * (1 - p))[:, None]).T @ rows + ridge.diag()
-        step = -torch.linalg.solve(hessian, gradient)
-        # The loss is convex: halving the step until it is no worse makes Newton's method converge from anywhere.
-        while float(loss(beta + step)) > float(loss(beta)) + 1e-12 and float(step.abs().max()) >= 1e-10:
-            step = step / 2
-        beta = beta + step
-    weights = beta[:-1] / std
-    return weights, beta[-1] - weights @ mean
-
-
-def chosen_layers(network: nn.Module, layers: Sequence[str] | None) -> tuple[str, ...]:
-    """The layers to read: those given, or a network's own ``feature_layers``, or the input of its head.
-
-    Example:
-        >>> chosen_layers(nn.Sequential(nn.Flatten(), nn.Linear(12, 2)), None)
-        ('1:in',)
-    """
-    if layers is None:
-        own = getattr(network, "feature_layers", None)
-        return (head_name(network) + INPUT,) if own is None else tuple(own)
-    if isinstance(layers, str) or not all(isinstance(name, str) for name in layers):
-        raise InputError(f"layers must be a sequence of names; got {layers!r}, pass a list such as ['stage1']")
-    if not layers or len(set(layers)) < len(layers):
-        raise InputError(f"layers must be at least one name, and each once; got {list(layers)}")
-    return tuple(layers)
 
 
 class Mahalanobis(Detector):

@@ -48,8 +48,8 @@ class OutlierExposure(TrainedDetector):
 
     Beside the labelled images the network sees images of anything else and is trained towards equal probabilities for
     them; the score is that of the softmax. Use it where you have images of what may go wrong, and remember that it may
-    know those better than others: it is marked in tables as having used outliers. Trains about three times as long as
-    a plain network (two outliers with each image); scoring costs one forward pass.
+    know those better than others: it is marked in tables as having used outliers. A step of training takes
+    three times the images of a plain one (two outliers with each); scoring costs one forward pass.
 
     Args:
         net: A network that was trained with ``OutlierExposure.objective()``.

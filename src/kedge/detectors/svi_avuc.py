@@ -127,9 +127,10 @@ class SVIAvUC(SVI):
 
     Trains the Gaussian weights of SVI with one term more, which rewards predictions that are right and certain or wrong
     and uncertain, and punishes the other two. Use it in place of SVI where confidence is to follow accuracy, also on
-    images that are corrupted or shifted. Trains and scores at the cost of SVI: one draw of the weights per step, as in
-    the authors' code, unless ``objective(samples=...)`` asks for more; the threshold between certain and uncertain is
-    measured over the warm-up, after which the term is switched on.
+    images that are corrupted or shifted. The threshold between certain and uncertain is measured over the warm-up,
+    after which the term is switched on. Trains and scores at the cost of SVI, a forward pass for each draw of the
+    weights; a step of training takes one draw, as in the authors' code, unless ``objective(samples=...)`` asks for
+    more.
 
     Args:
         net: A network made by ``SVIAvUC.prepare`` and trained with ``SVIAvUC.objective()``.

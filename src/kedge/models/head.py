@@ -1,11 +1,13 @@
 """The head of a network: the linear layer that turns the penultimate vector into the logits."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
 from kedge.errors import ArchitectureError, InputError
+from kedge.models.features import INPUT
 
 
 @dataclass
@@ -53,3 +55,20 @@ def check_head(network: nn.Module, head: str, logits: Tensor, features: Tensor) 
             f"the logits are not the output of {head!r}, the network's last linear layer; pass head= with the name of "
             "the layer that gives them"
         )
+
+
+def chosen_layers(network: nn.Module, layers: Sequence[str] | None) -> tuple[str, ...]:
+    """The layers to read: those given, or a network's own ``feature_layers``, or the input of its head.
+
+    Example:
+        >>> chosen_layers(nn.Sequential(nn.Flatten(), nn.Linear(12, 2)), None)
+        ('1:in',)
+    """
+    if layers is None:
+        own = getattr(network, "feature_layers", None)
+        return (head_name(network) + INPUT,) if own is None else tuple(own)
+    if isinstance(layers, str) or not all(isinstance(name, str) for name in layers):
+        raise InputError(f"layers must be a sequence of names; got {layers!r}, pass a list such as ['stage1']")
+    if not layers or len(set(layers)) < len(layers):
+        raise InputError(f"layers must be at least one name, and each once; got {list(layers)}")
+    return tuple(layers)
