@@ -15,7 +15,7 @@ test: $(VENV)/.test  ## Install kedge with its test tools; lint, check types, ru
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2 --dist loadfile
 
 evidence: $(VENV)/.test  ## The slow tests.
 	$(BIN)/python -m pytest -m slow

@@ -13,8 +13,8 @@ images, each in a process of its own, and a check of `kedge.adapters`.
 
 import argparse
 import json
+import logging
 import os
-import resource
 import statistics
 import subprocess
 import sys
@@ -451,18 +451,18 @@ def table(rows: list[Row]) -> str:
 
 
 class Generated(IterableDataset[Any]):
-    """Images that are made as they are asked for, so that none of the memory is theirs."""
+    """Batches that are made as they are asked for, so that none of the memory is theirs."""
 
-    def __init__(self, images: int) -> None:
-        self.images = images
+    def __init__(self, images: int, batch: int = 125) -> None:
+        self.batches, self.batch = images // batch, batch
 
-    def __iter__(self) -> Iterator[tuple[Tensor, int]]:
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
         generator = torch.Generator().manual_seed(0)
-        for i in range(self.images):
-            yield torch.rand(1, 28, 28, generator=generator), i % 10
+        for _ in range(self.batches):
+            yield torch.rand(self.batch, 1, 28, 28, generator=generator), torch.arange(self.batch) % 10
 
     def __len__(self) -> int:
-        return self.images
+        return self.batches
 
 
 def wide() -> kedge.Classifier:
@@ -490,10 +490,11 @@ def peak(method: str, side: str, images: int) -> float:
     net = wide()
     mine, its = STREAMING[method]
     detector = mine(net) if side == "kedge" else its(net.network)
-    with warnings.catch_warnings(), torch.no_grad():
-        warnings.simplefilter("ignore")
-        detector.fit(DataLoader(Generated(images), batch_size=128))
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    with torch.no_grad():
+        detector.fit(DataLoader(Generated(images), batch_size=None))
+    # Not ru_maxrss, in which a process starts with its parent's.
+    status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
+    return int(status["VmHWM"].split()[0]) / 1024
 
 
 def growth() -> dict[str, dict[str, tuple[float, float]]]:
@@ -585,6 +586,7 @@ def main() -> int:
     parser.add_argument("--json", type=Path, default=None)
     parser.add_argument("--peak", nargs=3, metavar=("METHOD", "SIDE", "IMAGES"), help=argparse.SUPPRESS)
     options = parser.parse_args()
+    logging.getLogger("pytorch_ood").setLevel(logging.ERROR)  # it warns of every network that is on the CPU
     if options.peak:
         print(peak(options.peak[0], options.peak[1], int(options.peak[2])))
         return 0

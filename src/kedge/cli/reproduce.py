@@ -99,7 +99,8 @@ def run_suite(suite: Suite, folder: Path, console: Console) -> bool:
         console.print(f"[yellow]missing {name}:[/] {how}", highlight=False)
     for seed, evaluation in tables.items():
         path = folder / f"report-{seed}.html"
-        write_report(path, evaluation, title=suite.title, record=record | {"seed": seed})
+        record_of = record | {"seed": seed}
+        write_report(path, evaluation, title=suite.title, record=record_of, resamples=suite.comparisons)
         console.print(f"report    [bold]{path}[/]", highlight=False)
     console.print(f"tables    {folder / 'tables.md'}, tables.tex, metrics.json", highlight=False)
     return True

@@ -28,11 +28,13 @@ class Best:
         overall: By metric: of the mean over the OOD sets, and of the accuracy.
         by_set: By OOD set and metric.
         enough: Whether every set has the images that such a statement needs.
+        resamples: Of the bootstrap behind it.
     """
 
     overall: dict[str, str | None]
     by_set: dict[tuple[str, str], str | None]
     enough: bool
+    resamples: int = RESAMPLES
 
 
 def redraw(scores: Sequence[Sequence[NDArray[Any]]], *, resamples: int, seed: int = 0) -> NDArray[np.float64]:
@@ -96,7 +98,7 @@ def best_beyond_noise(evaluation: Evaluation, *, resamples: int = RESAMPLES, see
     names, results, oods = list(evaluation.results), list(evaluation.results.values()), evaluation.ood_names
     enough = min(len(images) for images in evaluation.sets.values()) >= FEWEST
     if len(names) < 2 or not enough:
-        return Best({}, {}, enough)
+        return Best({}, {}, enough, resamples)
 
     def named(values: Sequence[float], drawn: NDArray[np.float64], metric: str) -> str | None:
         place = winner(values, drawn, BETTER[metric])
@@ -116,7 +118,7 @@ def best_beyond_noise(evaluation: Evaluation, *, resamples: int = RESAMPLES, see
     if labels is not None:
         right = np.stack([(r.detections[evaluation.id_name].label == labels).numpy() for r in results])
         overall["accuracy"] = named(list(right.mean(axis=1)), _redraw_means(right, resamples, seed), "accuracy")
-    return Best(overall, by_set, enough)
+    return Best(overall, by_set, enough, resamples)
 
 
 def _redraw_means(values: NDArray[Any], resamples: int, seed: int) -> NDArray[np.float64]:

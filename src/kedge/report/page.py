@@ -10,7 +10,7 @@ from typing import Any
 from kedge.detectors import AMP
 from kedge.errors import InputError
 from kedge.evaluation import Evaluation
-from kedge.evaluation.paired import best_beyond_noise
+from kedge.evaluation.paired import RESAMPLES, best_beyond_noise
 from kedge.files import atomic
 from kedge.report import charts, figures
 from kedge.report.anchors import anchors
@@ -48,6 +48,7 @@ def write_report(
     intro: str = "",
     detector: AMP | None = None,
     record: Mapping[str, Any] | None = None,
+    resamples: int = RESAMPLES,
 ) -> Path:
     """Write an evaluation as one HTML file: tables, figures, the hardest images and the record of the run.
 
@@ -60,6 +61,7 @@ def write_report(
         intro: A few words before the tables; a blank line starts a new paragraph.
         detector: The AMP detector of the first result, to show its anchors and what each of them predicts.
         record: How the run can be repeated: configuration, seeds, versions, command; plain data.
+        resamples: Of the bootstrap that tells which leads are beyond noise.
 
     Returns:
         The path written.
@@ -80,16 +82,18 @@ def write_report(
     if detector is not None and not isinstance(detector, AMP):
         raise InputError(f"detector must be an AMP detector, which has anchors to show; got {type(detector).__name__}")
     figures.require()  # before the minutes that a large evaluation may take
-    text = _page(evaluation, title, intro, detector, record or {})
+    text = _page(evaluation, title, intro, detector, record or {}, resamples)
     with atomic(path) as temporary:
         temporary.write_text(text, encoding="utf-8", errors="replace", newline="\n")
     return Path(path)
 
 
-def _page(evaluation: Evaluation, title: str, intro: str, detector: AMP | None, record: Mapping[str, Any]) -> str:
+def _page(
+    evaluation: Evaluation, title: str, intro: str, detector: AMP | None, record: Mapping[str, Any], resamples: int
+) -> str:
     lead = next(iter(evaluation.results))
     anchored = None if detector is None else anchors(detector, evaluation, lead)  # first: it fails if not fitted
-    best = best_beyond_noise(evaluation)
+    best = best_beyond_noise(evaluation, resamples=resamples)
     parts = (  # by the identifier of the section, for the links
         ("summary", "Summary", headline(evaluation, best)),
         ("sets", "Set by set", by_set(evaluation, best)),

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from kedge.evaluation import Evaluation, Result
-from kedge.evaluation.paired import BETTER, FEWEST, RESAMPLES, Best
+from kedge.evaluation.paired import BETTER, FEWEST, Best
 from kedge.evaluation.summary import STAR, passes, starred
 from kedge.metrics import Estimate
 from kedge.report.markup import NOTHING, Html, join, section, table, tag
@@ -174,9 +174,9 @@ def _note(evaluation: Evaluation, best: Best) -> Html:
     none = "No value is marked as best, because no lead is beyond noise."
     start = [_marked("Marked", True), " values lead beyond noise."] if any(best.overall.values()) else [none]
     rule = (
-        f" A lead is beyond noise where the 95 % interval of the difference to every other detector, from {RESAMPLES} "
-        "paired resamples of the same images, excludes zero. ECE, the share flagged and the time are never marked. "
-        "Another training run may change more than this noise."
+        " A lead is beyond noise where the 95 % interval of the difference to every other detector, from "
+        f"{best.resamples} paired resamples of the same images, excludes zero. ECE, the share flagged and "
+        "the time are never marked. Another training run may change more than this noise."
     )
     return tag("p", *start, rule, class_="note")
 

@@ -67,6 +67,7 @@ def ablation(setting: Setting) -> Study:
         methods=methods,
         data=setting.data("cifar10", OOD),
         seeds=setting.seeds,
+        comparisons=setting.comparisons,
         resamples=0,
         protocol=Protocol(("fpr95", "auroc")),
     )

@@ -26,6 +26,7 @@ def cifar_wrn(setting: Setting) -> Study:
             methods=common(),
             data=setting.data(known, OF_WRN),
             seeds=setting.seeds,
+            comparisons=setting.comparisons,
             protocol=Protocol(("fpr95", "auroc", "aupr_in"), ood_ratio=0.2),
             paper=PaperTable("2", known, "wrn-40-2"),
         )
@@ -49,6 +50,7 @@ def cifar_resnet34(setting: Setting) -> Study:
             methods=common(_STARRED, _GRAM),
             data=setting.data(known, (*OF_RESNET, other), outliers=OUTLIERS),
             seeds=setting.seeds,
+            comparisons=setting.comparisons,
             protocol=Protocol(("fpr95", "auroc", "dtacc")),
             paper=PaperTable("12", known, "resnet34-cifar"),
         )
@@ -72,6 +74,7 @@ def near_ood(setting: Setting) -> Study:
             methods=common(_STARRED, _GRAM),
             data=setting.data(known, (other,), outliers=OUTLIERS),
             seeds=setting.seeds,
+            comparisons=setting.comparisons,
             protocol=Protocol(("fpr95", "auroc")),
             paper=PaperTable("4", known, "resnet34-cifar"),
         )
@@ -106,6 +109,7 @@ def uncertainty(setting: Setting) -> Study:
         },
         data=setting.data("cifar10", ("svhn",)),
         seeds=setting.seeds,
+        comparisons=setting.comparisons,
         protocol=Protocol(("auroc",)),
         paper=PaperTable("9", "cifar10", "resnet18-cifar"),
     )

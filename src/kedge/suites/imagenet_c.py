@@ -50,6 +50,7 @@ def imagenet_c(setting: Setting) -> Study:
         },
         data=_with_levels(setting, known),
         seeds=setting.seeds,
+        comparisons=setting.comparisons,
         protocol=Protocol(("auroc", "dtacc", "aupr_in", "aupr_out")),
         paper=PaperTable("5", "imagenet", "resnet50") if full else None,
     )

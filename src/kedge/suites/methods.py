@@ -32,7 +32,7 @@ from kedge.suites.study import Setting, Study
 from kedge.training import recipe
 
 MEMBERS = 3  # of the ensembles
-SMOKE_IMAGES = 160  # of each set at the smallest scale
+SMOKE_IMAGES = 64  # of each set at the smallest scale
 ON_PLAIN = (MSP, MaxLogit, Entropy, TemperatureScaling, ODIN, Energy, Mahalanobis, Gram, KNN, ViM, ReAct, DEUP)
 ON_ANCHORED = (AMP, MSP, Entropy, Energy, ODIN, Mahalanobis, Gram, KNN, ViM, ReAct, DEUP)
 
@@ -92,6 +92,7 @@ def methods(setting: Setting) -> Study:
         methods=rows,
         data=lambda seed: _data(seed, small),
         seeds=setting.seeds,
+        comparisons=setting.comparisons,
         resamples=1000 if small else 0,
         protocol=Protocol(("auroc", "fpr95")),
     )

@@ -10,6 +10,7 @@ from kedge.checks import between
 from kedge.data import ImageSet
 from kedge.detectors import Detector, TrainedDetector
 from kedge.errors import InputError
+from kedge.evaluation.paired import RESAMPLES
 from kedge.models import build
 from kedge.training import Recipe
 from kedge.transforms import Corruption, seeded
@@ -161,6 +162,7 @@ class Suite:
         data: Makes the sets for a seed.
         seeds: One run each.
         resamples: Of the bootstrap for intervals; 0 for none.
+        comparisons: Resamples of the paired bootstrap that tells which leads are beyond noise.
         protocol: How the metrics are taken.
         paper: The table of the paper that has the same rows and columns.
     """
@@ -172,6 +174,7 @@ class Suite:
     data: Callable[[int], SuiteData]
     seeds: tuple[int, ...] = (0,)
     resamples: int = 0
+    comparisons: int = RESAMPLES
     protocol: Protocol = Protocol()
     paper: PaperTable | None = None
 

@@ -34,6 +34,7 @@ def resizing(setting: Setting) -> Study:
             },
             data=_scaled(setting, known),
             seeds=setting.seeds,
+            comparisons=setting.comparisons,
             protocol=Protocol(("fpr95", "auroc")),
             paper=PaperTable("7", known, "resnet34-cifar"),
         )

@@ -50,6 +50,7 @@ def _suite(setting: Setting, known: str) -> Suite:
         },
         data=_data(setting, known),
         seeds=setting.seeds,
+        comparisons=setting.comparisons,
         protocol=Protocol(("fpr95", "auroc", "aupr_in", "aupr_out")),
         paper=PaperTable("10" if known == "cifar10" else "11", known, "resnet18-cifar"),
     )

@@ -7,6 +7,7 @@ from typing import Any
 
 from kedge.checks import one_of
 from kedge.detectors import AMP, MSP, ODIN, Energy
+from kedge.evaluation.paired import RESAMPLES
 from kedge.suites import sets
 from kedge.suites.plan import MethodPlan, NetworkPlan, Suite, SuiteData
 from kedge.training import Recipe, recipe
@@ -15,6 +16,7 @@ SCALES = ("full", "small", "smoke")
 SMOKE_IMAGES = 96
 SMOKE_SIDE = 16
 SMOKE_CLASSES = 4
+SMOKE_COMPARISONS = 20
 HELD_OUT = 0.1  # of the training images, to calibrate on
 
 CLASSES = {"cifar10": 10, "cifar100": 100, "imagenet": 1000}
@@ -41,6 +43,11 @@ class Setting:
 
     def __post_init__(self) -> None:
         one_of("scale", self.scale, SCALES)
+
+    @property
+    def comparisons(self) -> int:
+        """Resamples of the paired bootstrap: a few where nothing is to be learned from it."""
+        return SMOKE_COMPARISONS if self.scale == "smoke" else RESAMPLES
 
     def epochs(self, full: int, small: int = 6) -> int:
         """The number of epochs at this scale."""

@@ -1,0 +1,167 @@
+"""The studies of the paper: each runs from end to end on made images, and says what it could not find."""
+
+import json
+import re
+
+import pytest
+from typer.testing import CliRunner
+
+import kedge
+from kedge.cli import app
+from kedge.errors import NotReadyError
+from kedge.evaluation import Summary, evaluate
+from kedge.suites import STUDIES, MethodPlan, NetworkPlan, PaperTable, Protocol, Setting, Suite, sets
+from kedge.suites.ablation import ANCHORS, CUMULATIVE
+from kedge.suites.beside import beside_paper
+from kedge.suites.paper import AVERAGE, reported, tables
+from kedge.suites.study import smoke_data
+from kedge.training import Recipe
+from test_report import check
+
+
+def reproduce(*arguments):
+    return CliRunner(env={"COLUMNS": "200"}).invoke(app, ["reproduce", *map(str, arguments)])
+
+
+@pytest.mark.parametrize("name", STUDIES)
+def test_every_study_runs_at_the_smoke_scale(name, tmp_path):
+    result = reproduce(name, "--scale", "smoke", "--out", tmp_path)
+    assert result.exit_code == 0, result.output
+    study = STUDIES[name](Setting("smoke"))
+    for suite in study.suites:
+        folder = tmp_path / suite.name
+        check((folder / "report-0.html").read_text())
+        numbers = json.loads((folder / "metrics.json").read_text())
+        assert list(numbers["summary"]) == list(suite.methods)
+        for label, by_metric in numbers["summary"].items():
+            assert all(0 <= by_metric[metric]["mean"] <= 1 for metric in suite.protocol.metrics), label
+        text = (folder / "tables.md").read_text()
+        assert all(f"| {label}" in text for label in suite.methods)
+        assert r"\begin{tabular}" in (folder / "tables.tex").read_text()
+
+
+def test_a_study_goes_on_where_it_was(tmp_path):
+    first = reproduce("uncertainty", "--scale", "smoke", "--out", tmp_path)
+    assert "training plain" in first.output
+    again = reproduce("uncertainty", "--scale", "smoke", "--out", tmp_path)
+    assert again.exit_code == 0
+    assert "training" not in again.output
+
+
+def test_what_is_unknown_is_named():
+    result = reproduce("cifar")
+    assert result.exit_code != 0
+    assert "name must be one of 'methods', 'cifar-wrn'" in str(result.exception)
+    assert "scale must be one of 'full', 'small', 'smoke'" in str(reproduce("ablation", "--scale", "huge").exception)
+
+
+def test_without_its_data_a_study_says_how_to_get_it(tmp_path):
+    result = reproduce("cifar-wrn", "--data-dir", tmp_path / "empty", "--out", tmp_path)
+    assert isinstance(result.exception, NotReadyError)
+    said = re.sub(r"\s+", " ", result.output)
+    assert "cifar10 left out: cifar10 (train) is not in" in said
+    assert "run `kedge data get cifar100`" in said
+
+
+@pytest.mark.parametrize("scale", ["full", "small"])
+@pytest.mark.parametrize("name", [name for name in STUDIES if name != "methods"])
+def test_every_study_is_declared_at_every_scale(name, scale):
+    for suite in STUDIES[name](Setting(scale)).suites:
+        for plan in suite.networks.values():
+            described = plan.described()
+            if scale == "full":
+                assert described["recipe"]["epochs"] in (120, 200)
+                assert described["network"] != "compact"
+            else:
+                assert described["network"] == "compact"
+        assert set(suite.protocol.metrics) <= {"fpr95", "auroc", "aupr_in", "aupr_out", "dtacc"}
+
+
+def test_at_the_full_scale_rows_and_columns_are_those_of_the_paper():
+    known = {table.table: table for table in tables()}
+    for name in ("cifar-wrn", "cifar-resnet34", "near-ood", "imagenet-c", "scood", "resizing", "uncertainty"):
+        for suite in STUDIES[name](Setting("full")).suites:
+            table = known[suite.paper.table]
+            assert suite.paper.id_set in table.id_sets
+            assert suite.paper.network in table.networks
+            rows = {plan.paper for plan in suite.methods.values() if plan.paper is not None}
+            assert set(table.methods) <= rows, name
+            shown = {"tnr95" if m == "fpr95" and "tnr95" in table.metrics else m for m in suite.protocol.metrics}
+            assert set(table.metrics) <= shown
+
+
+def test_the_ablation_has_a_row_for_each_cell_of_the_paper_s_table():
+    (suite,) = STUDIES["ablation"](Setting("small")).suites
+    for row in CUMULATIVE:
+        for k in ANCHORS:
+            assert suite.methods[f"T: {row}, K = {k}"].options == {"k": k}
+    corruptions = {each.corruption for each in reported(table=8)}
+    rows = {tuple(sorted(name for name, on in switches.items() if on)) for switches in CUMULATIVE.values()}
+    assert {tuple(sorted(corruption)) for corruption in corruptions} == rows
+    assert {each.anchors for each in reported(table=8)} == set(ANCHORS)
+
+
+def test_a_suite_of_the_user_s_own_takes_a_few_lines(tmp_path):
+    mine = Suite(
+        name="mine",
+        title="Mine",
+        networks={"plain": NetworkPlan("compact", Recipe(epochs=1, batch=16, crop=0), {"width": 4, "classes": 4})},
+        methods={"MSP": MethodPlan(kedge.MSP, ("plain",)), "KNN": MethodPlan(kedge.KNN, ("plain",), {"k": 3})},
+        data=smoke_data,
+    )
+    (table,) = kedge.suites.SuiteRun(mine, tmp_path).run().values()
+    assert list(table.results) == ["MSP", "KNN"]
+
+
+# Beside the paper.
+
+
+def one_table(names, labels):
+    data = smoke_data(0)
+    renamed = [kedge.ImageSet(s.images, name=name) for s, name in zip(data.ood, names, strict=True)]
+    net = kedge.models.build("compact", width=4, classes=4)
+    detectors = {label: kedge.MSP(net).fit(data.train).calibrate(data.held_out) for label in labels}
+    return Summary({0: evaluate(detectors, data.test, renamed)})
+
+
+def declared(labels, table):
+    plan = {"plain": NetworkPlan("compact", Recipe(epochs=1), {})}
+    methods = {label: MethodPlan(kedge.MSP, ("plain",), paper=name) for label, name in labels.items()}
+    return Suite("a", "A", plan, methods, smoke_data, protocol=Protocol(), paper=table)
+
+
+def test_the_paper_s_value_stands_in_brackets_where_it_has_the_cell():
+    summary = one_table(["svhn", "street characters"], ["MSP", "mine"])
+    suite = declared({"MSP": "MSP", "mine": None}, PaperTable("2", "cifar10", "wrn-40-2"))
+    (theirs,) = reported(table=2, id_set="cifar10", method="MSP", ood_set="svhn", metric="fpr95")
+    table = beside_paper(summary, suite, "fpr95")
+    ours = summary.value("MSP", "fpr95", "svhn").words()
+    assert table.rows[0][1] == f"{ours} ({theirs.value:g})"
+    assert "(" not in table.rows[0][2]  # a set that stands in for another has its own name
+    assert "(" not in table.rows[0][3]  # the paper's mean is over other sets
+    assert "(" not in "".join(table.rows[1])
+    assert "Table 2" in table.caption
+
+
+def test_true_negative_rates_are_turned_and_slips_are_marked():
+    summary = one_table(["cifar100", "svhn"], ["ODIN", "AMP"])
+    suite = declared({"ODIN": "ODIN", "AMP": "AMP"}, PaperTable("12", "cifar10", "resnet34-cifar"))
+    (tnr,) = reported(table=12, id_set="cifar10", method="AMP", ood_set="svhn", metric="tnr95")
+    assert beside_paper(summary, suite, "fpr95").rows[1][2].endswith(f"({100 - tnr.value:.4g})")
+    slips = [each for each in reported(table=2) if each.slip and each.ood_set != AVERAGE]
+    near = declared({"ODIN": "ODIN"}, PaperTable("4", "cifar10", "resnet34-cifar"))
+    slipped = beside_paper(one_table(["cifar100", "svhn"], ["ODIN"]), near, "auroc").rows[0][1]
+    assert slipped.endswith("(88.2?)"), slips
+
+
+# Sets.
+
+
+def test_sets_are_found_or_named(tmp_path):
+    import numpy as np
+
+    np.savez(tmp_path / sets.FILES["scenes"], x=np.zeros((3, 32, 32, 3), np.uint8), y=np.arange(3))
+    found = sets.find(["scenes", "traffic signs", "svhn"], side=32, data_dir=tmp_path)
+    assert [(s.name, len(s), s.labels) for s in found.sets] == [("scenes", 3, None)]
+    assert set(found.missing) == {"traffic signs", "svhn"}
+    assert "put gtsrb_test_32.npz into" in found.missing["traffic signs"]
