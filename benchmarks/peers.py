@@ -61,7 +61,7 @@ from kedge.training import Recipe  # noqa: E402
 
 TOLERANCE = 1e-5  # of the largest score, in single precision
 EPSILON, K, DIM, SAMPLES, POWERS = 0.0014, 50, 64, 10, [1, 2, 3, 4]
-MEMORY_IMAGES = 10_000
+MEMORY_IMAGES = 5_000
 
 
 # --- the network and the images ---------------------------------------------------------------------------------------

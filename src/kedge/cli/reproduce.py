@@ -15,6 +15,7 @@ from kedge.data.sources import data_folder
 from kedge.errors import NotReadyError
 from kedge.evaluation import Summary
 from kedge.evaluation.protocol import redrawn
+from kedge.evaluation.summary import SHOWN
 from kedge.files import atomic
 from kedge.provenance import provenance
 from kedge.report import write_report
@@ -25,7 +26,7 @@ from kedge.suites.run import SuiteRun
 from kedge.suites.study import SCALES, Setting
 
 NTK = "ntk"
-WIDE = 130  # columns of a terminal that shows all metrics; the files have them anyway
+WIDE = 130  # columns of a terminal that shows all metrics side by side
 
 
 def reproduce(
@@ -92,8 +93,8 @@ def run_suite(suite: Suite, folder: Path, console: Console) -> bool:
         temporary.write_text("\n\n".join(table.markdown() for table in printed) + "\n", encoding="utf-8")
     with atomic(folder / "tables.tex") as temporary:
         temporary.write_text("\n\n".join(table.latex() for table in printed) + "\n", encoding="utf-8")
-    summary_table = summary.table() if console.width >= WIDE else summary.table(("accuracy", "auroc", "fpr95"))
-    for table in (summary_table, *beside):
+    halves = [SHOWN] if console.width >= WIDE else [SHOWN[:4], SHOWN[4:]]
+    for table in (*map(summary.table, halves), *beside):
         console.print(table.terminal())
     for name, how in missing.items():
         console.print(f"[yellow]missing {name}:[/] {how}", highlight=False)

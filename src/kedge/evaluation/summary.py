@@ -20,7 +20,7 @@ HEADS = {
     "ece": "ECE ↓",
     "aurc": "AURC ↓",
 }
-SHOWN = ("accuracy", "auroc", "fpr95", "aupr_in", "aupr_out", "dtacc", "ece", "aurc")
+SHOWN = ("accuracy", "auroc", "fpr95", "dtacc", "aupr_in", "aupr_out", "ece", "aurc")
 OF_CLASSIFIER = ("accuracy", "ece", "aurc")
 
 
@@ -95,8 +95,8 @@ class Summary:
             times = [e.results[label].milliseconds for e in self.evaluations.values()]
             rows.append((starred(label, result), *cells, passes(result), f"{statistics.fmean(times):.2f}"))
         caption = (
-            f"In distribution: {self.first.id_name}. In %, means over {self._sets()}{self._seeds()}. "
-            f"{STAR} passes: through the network for one image, forward + backward; ms: for one image, on this machine."
+            f"In distribution: {self.first.id_name}. In %, means over {self._sets()}{self._seeds()}. {self._star()}"
+            "passes: through the network for one image, forward + backward; ms: for one image, on this machine."
         )
         return Table(caption, ("method", *(HEADS[metric] for metric in metrics), "passes", "ms"), tuple(rows))
 
@@ -110,7 +110,7 @@ class Summary:
             )
             for label, result in self.first.results.items()
         ]
-        caption = f"{HEADS[metric]} in %, in distribution: {self.first.id_name}{self._seeds()}. {STAR}"
+        caption = f"{HEADS[metric]} in %, in distribution: {self.first.id_name}{self._seeds()}. {self._star()}".strip()
         return Table(caption, ("method", *self.first.ood_names, "mean"), tuple(rows))
 
     def as_dict(self) -> dict[str, Any]:
@@ -126,6 +126,9 @@ class Summary:
                 for label in self.first.results
             },
         }
+
+    def _star(self) -> str:
+        return f"{STAR} " if any(result.uses_outliers for result in self.first.results.values()) else ""
 
     def _sets(self) -> str:
         number = len(self.first.ood_names)
