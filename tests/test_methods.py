@@ -222,3 +222,40 @@ def test_networks_of_the_user_s_own_work_without_more_arguments(name, tmp_path):
         detector.save(tmp_path / "mine.kedge")
         again = kedge.load(tmp_path / "mine.kedge", model=mine())
         assert torch.equal(again.score(images(5, seed=2)), detector.score(images(5, seed=2)))
+
+
+def test_what_a_network_learned_from_is_not_forgotten_by_anchoring_or_training_again():
+    outliers, more = images(32, seed=9, name="outliers"), images(32, seed=10, name="more")
+    objective = kedge.OutlierExposure.objective
+    net = train(network("plain"), images(), RECIPE, objective=objective(), outliers=outliers)
+    net = train(net, images(), RECIPE, objective=objective(), outliers=more)
+    assert len(kedge.MSP(net).outliers) == 64
+    net = kedge.anchor(net)
+    assert net.record["data"]["name"] == "images"
+    amp = kedge.AMP(net).fit(images()).calibrate(images(80, seed=1))
+    test = images(20, seed=3, name="test")
+    for learned in (outliers, more):
+        with pytest.raises(InputError, match="among the training outliers"):
+            kedge.evaluate({"AMP": amp}, test, [learned])
+
+
+@pytest.mark.parametrize("name", ["outlier_exposure", "discrepancy", "udg"])
+def test_methods_that_need_outliers_are_marked_however_their_network_was_trained(name):
+    kind = DETECTORS[name]
+    detector = kind(kind.prepare(network("plain"), **PREPARE.get(name, {})))
+    detector.fit(images()).calibrate(images(80, seed=1))
+    table = kedge.evaluate({name: detector}, images(20, seed=3, name="test"), [images(20, seed=4, name="other")])
+    assert table.results[name].uses_outliers
+
+
+def test_the_half_that_a_method_learned_from_is_no_test_set_either():
+    held_out = images(80, seed=1)
+    detector = kedge.TemperatureScaling(network("plain")).fit(images()).calibrate(held_out)
+    for half in (held_out.subset(range(40), name="first"), held_out.subset(range(40, 80), name="second")):
+        with pytest.raises(InputError, match=f"40 of the images in '{half.name}' are among the calibration images"):
+            kedge.evaluate({"T": detector}, half, [images(20, seed=4, name="other")])
+
+
+def test_a_detector_that_is_not_fitted_cannot_be_evaluated():
+    with pytest.raises(NotReadyError, match="'AMP' is not fitted"):
+        kedge.evaluate({"AMP": kedge.AMP(network("anchored"))}, images(20, name="t"), [images(20, seed=4, name="o")])

@@ -121,3 +121,16 @@ def test_objective_network_and_outliers_must_fit_each_other():
         train(network(), data(), RECIPE, objective=OnOutliers(), outliers=small)
     with pytest.raises(InputError, match="outliers must be an ImageSet or a data set, got int"):
         train(network(), data(), RECIPE, objective=OnOutliers(), outliers=3)
+
+
+def test_a_data_loader_s_own_batch_counts_the_outliers():
+    seen = []
+
+    class Noting(OnOutliers):
+        def loss(self, step):
+            seen.append((len(step.x), len(step.outliers)))
+            return super().loss(step)
+
+    loader = torch.utils.data.DataLoader(data(), batch_size=6)
+    train(network(), loader, Recipe(epochs=1, batch=8), objective=Noting(), outliers=data(10, "outliers"))
+    assert seen == [(6, 12)] * 4

@@ -12,7 +12,8 @@ from torch import nn
 import kedge
 from kedge.anchoring.per_image import choose_per_image
 from kedge.detectors import DETECTORS, Cost
-from kedge.detectors.odin import EPSILONS, ODIN, ROWS
+from kedge.detectors.base import GRADIENT_ROWS
+from kedge.detectors.odin import EPSILONS, ODIN
 from kedge.errors import InputError, NotReadyError
 from kedge.models import build
 from kedge.transforms import seeded
@@ -187,7 +188,7 @@ def test_few_images_at_a_time_keep_their_activations(kind):
     detector = ODIN(network(kind), epsilon=0.01).fit(images())
     seen = rows_seen(detector.net.network.fc)
     detector.score(images(300), batch_size=300)
-    assert max(len(rows) for rows in seen) <= ROWS
+    assert max(len(rows) for rows in seen) <= GRADIENT_ROWS
 
 
 # The choice of epsilon.

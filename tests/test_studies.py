@@ -79,7 +79,7 @@ def test_every_study_is_declared_at_every_scale(name, scale):
 
 def test_at_the_full_scale_rows_and_columns_are_those_of_the_paper():
     known = {table.table: table for table in tables()}
-    for name in ("cifar-wrn", "cifar-resnet34", "near-ood", "imagenet-c", "scood", "resizing", "uncertainty"):
+    for name in ("cifar-wrn", "cifar-resnet34", "near-ood", "imagenet-c", "resizing", "uncertainty"):
         for suite in STUDIES[name](Setting("full")).suites:
             table = known[suite.paper.table]
             assert suite.paper.id_set in table.id_sets

@@ -8,7 +8,7 @@ import torch
 
 import kedge
 from kedge.detectors import AMP, MSP, Energy, OutlierExposure
-from kedge.errors import FileFormatError, InputError
+from kedge.errors import FileFormatError, InputError, NotReadyError
 from kedge.models import build
 from kedge.suites.plan import MethodPlan, NetworkPlan, Suite, SuiteData
 from kedge.suites.run import SuiteRun
@@ -170,3 +170,19 @@ def test_networks_of_the_user_s_own_are_made_by_a_function(tmp_path):
     networks = {"plain": NetworkPlan(mine, RECIPE, {"hidden": 5})}
     tables, _, _ = events(suite(networks=networks, methods={"MSP": MethodPlan(MSP, ("plain",))}), tmp_path)
     assert 0 <= tables[0].results["MSP"].mean("auroc") <= 1
+
+
+def test_without_ood_sets_nothing_is_trained(tmp_path):
+    alone = dataclasses.replace(data(0), ood=(), missing={"svhn": "get it there"})
+    with pytest.raises(NotReadyError, match="no OOD set is here: get it there"):
+        events(suite(data=lambda seed: alone), tmp_path)
+    assert not list(tmp_path.rglob("*.ckpt"))
+
+
+def test_without_outliers_the_methods_that_need_them_are_left_out(tmp_path):
+    without = {**suite().methods, "tuned": MethodPlan(kedge.Mahalanobis, ("plain",), outliers=True)}
+    tables, trained, _ = events(
+        suite(methods=without, data=lambda seed: dataclasses.replace(data(seed), outliers=None)), tmp_path
+    )
+    assert list(tables[0].results) == ["AMP", "MSP", "Energy"]
+    assert "exposed" not in trained

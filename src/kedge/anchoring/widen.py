@@ -58,7 +58,9 @@ def anchor(
     if isinstance(net, Anchored):
         raise InputError("net is anchored already; pass the network it was made from")
     options = AnchoringOptions(corruption=corruption, every=every, mask=mask, mask_target=mask_target, seed=seed)
+    kept: Classifier | None = None
     if isinstance(net, Classifier):
+        kept = net
         if mean is None and std is None and net.has_statistics:
             mean, std = net.mean, net.std
         net = net.network
@@ -76,6 +78,9 @@ def anchor(
     layers.check_untied(network, name)
     network.set_submodule(name, Stem(network.get_submodule(name), init, seed))
     anchored = Anchored(network, layer=name, sole_reader=layer is None, mean=mean, std=std, options=options)
+    if kept is not None:  # what the network has learned from does not change by being anchored
+        anchored.record = dict(kept.record)
+        anchored.outliers = None if kept.outliers is None else kept.outliers.clone()
     anchored.training = net.training  # not .train(), which would undo the modes of single modules
     return anchored
 

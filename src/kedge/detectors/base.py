@@ -20,6 +20,8 @@ from kedge.errors import InputError, NotReadyError
 from kedge.models.classifier import Classifier, evaluating
 from kedge.models.ensemble import Ensemble
 
+GRADIENT_ROWS = 128  # a gradient keeps every activation, so images times anchors go in pieces of so many
+
 
 @dataclass(frozen=True)
 class Cost:
@@ -72,7 +74,7 @@ class Detection:
 
 @dataclass(frozen=True)
 class Calibration:
-    """A threshold and what it was made of: the sorted scores of the calibration images, and their fingerprints."""
+    """A threshold and what it was made of: sorted scores, and the fingerprints of all images given to calibrate."""
 
     scores: Tensor
     fingerprints: Tensor
@@ -90,11 +92,13 @@ class Detector(ABC):
 
     Attributes:
         name: In files.
+        needs_outliers: Whether the method is always trained with outliers.
         learns_held_out: Whether the method learns from held-out images; `calibrate` then gives it half of them and
             sets the threshold on the other half, since a threshold holds for images that the method never saw.
     """
 
     name: ClassVar[str]
+    needs_outliers: ClassVar[bool] = False
     learns_held_out: bool = False
 
     def __init__(self, net: nn.Module) -> None:
@@ -199,7 +203,8 @@ class Detector(ABC):
             between("confidence", confidence, 0, 1, open_ends=True)
         outs, prints, labels = [], [], []
         if self.learns_held_out:
-            held_out = self._learn_from_half(held_out)
+            held_out, learned = self._learn_from_half(held_out)
+            prints.append(learned)  # a test set must not hold these either
         for out, x, y in self._run(held_out, batch_size):
             outs.append(out)
             prints.append(fingerprints(x))
@@ -273,8 +278,8 @@ class Detector(ABC):
             )
         return self.preprocess
 
-    def _learn_from_half(self, held_out: Any) -> list[tuple[Tensor, int]]:
-        """Let the method learn from half of the held-out images, and return the other half.
+    def _learn_from_half(self, held_out: Any) -> tuple[list[tuple[Tensor, int]], Tensor]:
+        """Let the method learn from half of the held-out images; return the other half, and the first's fingerprints.
 
         An image's half is chosen by its pixels, so it does not depend on the order; equal images come into one half.
         """
@@ -283,7 +288,8 @@ class Detector(ABC):
             images.append(x)
             labels.append(torch.full((len(x),), -1) if y is None else y)
             prints.append(fingerprints(x))
-        x, y, mine = torch.cat(images), torch.cat(labels), torch.cat(prints)[:, 0] % 2 == 0
+        x, y, marks = torch.cat(images), torch.cat(labels), torch.cat(prints)
+        mine = marks[:, 0] % 2 == 0
         if not 0 < int(mine.sum()) < len(mine):
             raise InputError(
                 f"held_out must have images enough for two halves, since {type(self).__name__} learns from one and "
@@ -291,7 +297,7 @@ class Detector(ABC):
             )
         with evaluating(self.net):
             self.fit_held_out(x[mine], y[mine])
-        return list(zip(x[~mine], y[~mine].tolist(), strict=True))
+        return list(zip(x[~mine], y[~mine].tolist(), strict=True)), marks[mine]
 
     def _run(
         self, images: Any, batch_size: int, progress: Callable[[int], None] | None = None

@@ -130,6 +130,7 @@ class ClassifierDiscrepancy(TrainedDetector):
     """
 
     name = "discrepancy"
+    needs_outliers = True
 
     def __init__(self, net: nn.Module) -> None:
         super().__init__(net)

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from kedge.checks import between, finite, one_of, shape_of
 from kedge.data import Preprocess, batches
 from kedge.data.leakage import fingerprints
-from kedge.detectors.base import Cost, Detector, Outputs, passes
+from kedge.detectors.base import GRADIENT_ROWS, Cost, Detector, Outputs, passes
 from kedge.detectors.gaussians import ROUNDING, ClassStatistics, Gaussians, squared_distances
 from kedge.detectors.logistic import logistic_regression
 from kedge.errors import InputError, NotReadyError
@@ -166,6 +166,12 @@ class Mahalanobis(Detector):
 
     def _distances(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Logits (B, C) of the images, and the squared distances (B, L) of the images or, with epsilon, moved ones."""
+        size = max(1, GRADIENT_ROWS // passes(self.net)) if self.epsilon > 0 else max(1, len(x))
+        parts = [self._distances_of(part) for part in x.split(size)]
+        return torch.cat([logits for logits, _ in parts]), torch.cat([found for _, found in parts])
+
+    def _distances_of(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """The same of a few images."""
         with torch.inference_mode(False), torch.set_grad_enabled(self.epsilon > 0):
             start = x.clone().requires_grad_(self.epsilon > 0)
             # A clone goes in: a layer that works in place must not write into the images or into a leaf.

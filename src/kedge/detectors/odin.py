@@ -9,14 +9,13 @@ from torch import Tensor, nn
 from kedge import scores
 from kedge.checks import at_least, between
 from kedge.data import Preprocess, choose
-from kedge.detectors.base import Cost, Detector, Outputs, passes
+from kedge.detectors.base import GRADIENT_ROWS, Cost, Detector, Outputs, passes
 from kedge.models.classifier import Classifier, evaluating
 
 # Up to the largest step of Generalized ODIN, 0.08 deviations, which is about 0.02 of the range of pixels. Larger ones
 # would often be chosen, since the step goes where probability rises, but they drown what tells images apart.
 EPSILONS = (0.0, 0.0005, 0.001, 0.0014, 0.002, 0.0024, 0.005, 0.01, 0.02)
 SAMPLE = 500  # training images that the size of the step is chosen on
-ROWS = 128  # a gradient keeps every activation, so images times anchors go in pieces of so many
 
 
 class ODIN(Detector):
@@ -105,7 +104,7 @@ class ODIN(Detector):
         return scores.msp(logits.double() / self.temperature)
 
     def _pieces(self, x: Tensor) -> tuple[Tensor, ...]:
-        pieces: tuple[Tensor, ...] = x.split(max(1, ROWS // passes(self.net)))
+        pieces: tuple[Tensor, ...] = x.split(max(1, GRADIENT_ROWS // passes(self.net)))
         return pieces
 
 

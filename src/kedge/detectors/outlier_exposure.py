@@ -66,6 +66,7 @@ class OutlierExposure(TrainedDetector):
     """
 
     name = "outlier_exposure"
+    needs_outliers = True
 
     def __init__(self, net: nn.Module, *, score: str = "msp") -> None:
         super().__init__(net)

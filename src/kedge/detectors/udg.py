@@ -247,9 +247,11 @@ class UDG(TrainedDetector):
     """
 
     name = "udg"
+    needs_outliers = True
 
     def __init__(self, net: nn.Module, *, score: str = "msp") -> None:
         super().__init__(net)
+        _head_of(self.net)
         self.score_by = one_of("score", score, tuple(scores.SCORES))
 
     @classmethod

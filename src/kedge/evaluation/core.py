@@ -157,6 +157,8 @@ def _refuse_leaks(detectors: Mapping[str, Detector], sets: Mapping[str, ImageSet
     """Raise if a set holds images that a detector was made with: its score there would say nothing about new images."""
     seen: dict[tuple[Preprocess | None, str], Tensor] = {}  # fingerprints of what a detector sees of a set
     for name, detector in detectors.items():
+        if detector.preprocess is None:
+            raise NotReadyError(f"{name!r} is not fitted: call fit(train_set) and calibrate(held_out) first")
         ours = {}
         if detector.calibration is not None:
             ours["calibration image"] = detector.calibration.fingerprints
@@ -175,7 +177,7 @@ def _refuse_leaks(detectors: Mapping[str, Detector], sets: Mapping[str, ImageSet
                 )
             for what, prints in ours.items():
                 key = (detector.preprocess, set_name)
-                if key not in seen and detector.preprocess is not None:
+                if key not in seen:
                     seen[key] = fingerprints(detector.preprocess.batch(images.images))
                 found = shared(prints, seen[key])
                 if len(found):
@@ -207,6 +209,6 @@ def _result(
         flagged={name: float(d.is_ood.double().mean()) for name, d in detections.items()},
         milliseconds=1000 * seconds / sum(map(len, detections.values())),
         cost=detector.cost,
-        uses_outliers=detector.outliers is not None,
+        uses_outliers=detector.needs_outliers or detector.outliers is not None,
         detections=detections,
     )

@@ -144,7 +144,7 @@ STAR = "* learned from outliers."
 
 def starred(label: str, result: Result) -> str:
     """A method's label, with a star where it learned from outliers."""
-    return f"{label} *" if result.uses_outliers else label
+    return f"{label.rstrip('* ')} *" if result.uses_outliers else label
 
 
 def words(spread: Spread | None) -> str:

@@ -59,7 +59,9 @@ def ablation(setting: Setting) -> Study:
         "Energy, plain twin, 5 flips and crops": MethodPlan(FlipsAndCrops, ("plain",), {"k": 5, "shift": 2}),
         "pixel statistics": MethodPlan(PixelStatistics, ("plain",)),
     }
-    methods |= {f"AMP, other anchors, draw {seed}": MethodPlan(AMP, (METHOD,), {"seed": seed}) for seed in (1, 2, 3)}
+    methods |= {
+        f"AMP, other anchors, draw {seed}": MethodPlan(AMP, (METHOD,), {"seed": seed}) for seed in (1001, 1002, 1003)
+    }
     suite = Suite(
         name="cifar10",
         title="What of anchoring matters",
@@ -79,6 +81,7 @@ def ablation(setting: Setting) -> Study:
 
 # Readings of the formula, all on the network of the last row.
 READINGS: dict[str, dict[str, Any]] = {
+    "as it is": {},
     "tau mean": {"tau": "mean"},
     "tau sum, plain": {"rescale": "plain"},
     "tau mean, plain": {"tau": "mean", "rescale": "plain"},

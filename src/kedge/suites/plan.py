@@ -7,7 +7,7 @@ from typing import Any
 from torch import nn
 
 from kedge.checks import between
-from kedge.data import ImageSet
+from kedge.data import ImageSet, StreamedSet
 from kedge.detectors import Detector, TrainedDetector
 from kedge.errors import InputError
 from kedge.evaluation.paired import RESAMPLES
@@ -117,8 +117,8 @@ class SuiteData:
         missing: What is not on this machine, with how to get it.
     """
 
-    train: ImageSet
-    held_out: ImageSet
+    train: ImageSet | StreamedSet
+    held_out: ImageSet | StreamedSet
     test: ImageSet
     ood: tuple[ImageSet, ...]
     outliers: ImageSet | None = None

@@ -12,8 +12,9 @@ from torch import Tensor
 
 from kedge import artifact
 from kedge.anchoring import anchor
+from kedge.data import ImageSet, Preprocess
 from kedge.detectors import Cost, Detection
-from kedge.errors import FileFormatError, InputError
+from kedge.errors import FileFormatError, InputError, NotReadyError
 from kedge.evaluation import Evaluation, Result, evaluate
 from kedge.metrics import Estimate
 from kedge.models.classifier import Classifier
@@ -54,7 +55,10 @@ class SuiteRun:
     def evaluation(self, seed: int) -> Evaluation:
         """The table of one seed: every method on the same sets."""
         data = self.suite.data(seed)
-        results = {label: self._cell(label, data, seed) for label in self.suite.methods}
+        if not data.ood:
+            raise NotReadyError("no OOD set is here: " + ("; ".join(data.missing.values()) or "the suite names none"))
+        left_out = {label for label in self.suite.methods if data.outliers is None and self._needs_outliers(label)}
+        results = {label: self._cell(label, data, seed) for label in self.suite.methods if label not in left_out}
         self._trained.clear()
         sets = {s.name: s for s in (data.test, *data.ood)}
         return Evaluation(results, sets, data.test.name, self.suite.resamples)
@@ -64,19 +68,25 @@ class SuiteRun:
         identity = self._identity(label, data, seed)
         if path.exists():
             return read_cell(path, identity)
-        method = self.suite.methods[label]
+        method, preprocess = self.suite.methods[label], Preprocess(tuple(data.test.images.shape[1:]))
         # A copy, since a detector may give a network other anchors.
         networks = [copy.deepcopy(self._network(name, data, seed)) for name in method.networks]
         detector = method.build(networks, data.outliers)
-        detector.fit(data.train).calibrate(data.held_out)
+        detector.fit(data.train, preprocess=preprocess).calibrate(data.held_out)
         report = None if self.on_scoring is None else _labelled(self.on_scoring, label)
         found = evaluate({label: detector}, data.test, data.ood, resamples=self.suite.resamples, progress=report)
         write_cell(path, found.results[label], identity)
         return found.results[label]
 
+    def _needs_outliers(self, label: str) -> bool:
+        """Whether a method, or the training of one of its networks, takes the suite's outliers."""
+        method = self.suite.methods[label]
+        kinds = [self.suite.networks[name].method for name in method.networks]
+        return method.outliers or any(kind is not None and kind.needs_outliers for kind in kinds)
+
     def _network(self, name: str, data: SuiteData, seed: int) -> Classifier:
         if (name, seed) not in self._trained:
-            plan = self.suite.networks[name]
+            plan, preprocess = self.suite.networks[name], Preprocess(tuple(data.test.images.shape[1:]))
             number = seed + plan.member
             net = plan.build(number)
             if plan.anchored:
@@ -92,6 +102,7 @@ class SuiteRun:
                 directory=self.directory / f"seed-{seed}" / "networks" / _file_name(name),
                 objective=objective,
                 outliers=data.outliers if objective is not None and objective.outliers_per_image else None,
+                preprocess=None if isinstance(data.train, ImageSet) else preprocess,
                 progress=None if self.on_training is None else _named(self.on_training, name),
             )
         return self._trained[name, seed]

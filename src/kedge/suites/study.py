@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from kedge.checks import one_of
+from kedge.data import ImageSet, StreamedSet, sources
 from kedge.detectors import AMP, MSP, ODIN, Energy
 from kedge.evaluation.paired import RESAMPLES
 from kedge.suites import sets
@@ -86,7 +87,11 @@ class Setting:
         def load(seed: int) -> SuiteData:
             if self.scale == "smoke":
                 return smoke_data(seed, outliers is not None)
-            train = sets.load(id_name, side=side, data_dir=self.data_dir, split="train")
+            train: ImageSet | StreamedSet
+            if id_name == "imagenet":  # too large for memory
+                train = sources.load(id_name, "train", data_dir=self.data_dir)
+            else:
+                train = sets.load(id_name, side=side, data_dir=self.data_dir, split="train")
             test = sets.load(id_name, side=side, data_dir=self.data_dir)
             part, held_out = train.split(1 - HELD_OUT, seed=seed)
             wanted = [*ood, *(sets.FILES if files and self.scale == "small" else ())]

@@ -40,6 +40,7 @@ class Feed(ABC):
     checksum: str | None
     images: int
     steps: int
+    batch: int  # images per step, of all processes together
     preprocess: Preprocess
 
     @abstractmethod
@@ -58,7 +59,7 @@ class MemoryFeed(Feed):
         assert data.labels is not None
         self.data, self.labels, self.recipe, self.seed = data, data.labels, recipe, seed
         self.name, self.checksum, self.images = data.name, data.checksum, len(data)
-        self.steps = len(data) // recipe.batch
+        self.steps, self.batch = len(data) // recipe.batch, recipe.batch
         self.preprocess = Preprocess(tuple(data.images.shape[1:]))
         share = recipe.batch // world
         self.rows = slice(rank * share, (rank + 1) * share)
@@ -83,7 +84,7 @@ class DatasetFeed(Feed):
         self.name = str(getattr(data, "name", type(data).__name__))
         self.checksum = getattr(data, "checksum", None)
         self.images = len(data)
-        self.steps = self.images // recipe.batch
+        self.steps, self.batch = self.images // recipe.batch, recipe.batch
 
     def epoch(self, epoch: int, start: int) -> Iterator[Batch]:
         """Read batch after batch; the data set's own transforms run in the workers."""
@@ -116,7 +117,8 @@ class LoaderFeed(Feed):
             raise InputError(
                 "data must have a length, so that its epochs can be counted; this loader has none"
             ) from error
-        self.images = self.steps * (loader.batch_size or 1)
+        self.batch = loader.batch_size or 1
+        self.images = self.steps * self.batch
 
     def epoch(self, epoch: int, start: int) -> Iterator[Batch]:
         """Go through the loader once."""

@@ -114,7 +114,7 @@ def _beside(
     if objective.plain_only and isinstance(net, Anchored):
         raise InputError(f"the objective {objective.name!r} trains plain networks; pass the network before anchoring")
     objective.check(net)
-    count = objective.outliers_per_image * recipe.batch
+    count = objective.outliers_per_image * feed.batch
     if (count > 0) != (outliers is not None):
         asked = "needs outliers" if count else "uses no outliers"
         raise InputError(
@@ -135,4 +135,7 @@ def _prepare(net: Classifier, data: Any, feed: Feed, outliers: OutlierFeed | Non
     if isinstance(net, Anchored) and net.anchors is None:
         net.set_anchors(choose(data, feed.preprocess, DEFAULT_K, "random", seed))
     if outliers is not None:
-        net.outliers = torch.cat([fingerprints(x) for x, _ in batches(outliers.data, feed.preprocess)])
+        prints = [fingerprints(x) for x, _ in batches(outliers.data, feed.preprocess)]
+        if net.outliers is not None:
+            prints.append(net.outliers.cpu())  # of an earlier training, or of the same one before it was resumed
+        net.outliers = torch.cat(prints).unique(dim=0).to(net.mean.device)
