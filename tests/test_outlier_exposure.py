@@ -400,6 +400,7 @@ def test_the_network_notes_outliers_at_the_size_that_it_sees_them():
     pictures = [Image.fromarray(rng.integers(0, 256, (16, 16), dtype=np.uint8)) for _ in range(6)]
     net = kedge.train(network(), labelled(), RECIPE, objective=OutlierExposure.objective(), outliers=pictures)
     rule = kedge.Preprocess((1, 8, 8))
-    assert net.outliers.equal(fingerprints(torch.stack([rule(picture) for picture in pictures])))
+    seen = fingerprints(torch.stack([rule(picture) for picture in pictures]))
+    assert net.outliers.equal(seen.unique(dim=0))
     assert copy.deepcopy(net).outliers.equal(net.outliers)
     assert net.record["outliers"] == {"name": "list", "images": 6, "sha256": None}
