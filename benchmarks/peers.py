@@ -94,15 +94,16 @@ def load(images: kedge.ImageSet, batch: int) -> DataLoader[Any]:
 
 
 def prepare() -> Data:
-    """Train the network."""
+    """Train the network on 3,000 digits, half of which the methods fit."""
     data = digits()
     order = torch.randperm(len(data), generator=torch.Generator().manual_seed(0))
-    train, held_out, test = (data.subset(part) for part in (order[:3000], order[3000:4000], order[4000:4500]))
+    cuts = ((0, 3000), (0, 1500), (3000, 3500), (4000, 4250))
+    whole, train, held_out, test = (data.subset(order[first:last]) for first, last in cuts)
     with torch.random.fork_rng():
         torch.manual_seed(0)
         net = build("compact", width=16, channels=1, dropout=0.3)
     recipe = Recipe(epochs=2, batch=64, nesterov=True, schedule="one-cycle", crop=0, flip=False)
-    return Data(kedge.train(net, train, recipe), train, held_out, test, letters(500))
+    return Data(kedge.train(net, whole, recipe), train, held_out, test, letters(250))
 
 
 class Normalise(nn.Module):
@@ -429,22 +430,19 @@ def ratio(times: dict[tuple[str, str], list[float]], what: str) -> float:
     return statistics.median(mine / its for mine, its in pairs)
 
 
-def table(rows: list[Row]) -> str:
-    """All methods, a line each, and the notes below."""
-    head = f"{'':20}{'rank':>9}{'largest':>11}{'allowed':>10}   {'fit, s':^24}   {'score, s':^24}"
-    names = f"{'method':20}{'corr.':>9}{'difference':>11}{'':>10}" + f"   {'kedge':>8}{'peer':>8}{'ratio':>8}" * 2
-    lines = [head, names]
-    for row in rows:
-        allowed = f"{TOLERANCE * row.scale:.1e}" if row.agrees else "differ"
-        verdict = "" if row.passed else "  NOT EQUAL"
-        fit = (
-            "".join(f"{s:8.3f}" for s in row.fit) + f"{row.fit_ratio:8.2f}" if row.fit else f"{'-':>8}{'-':>8}{'-':>8}"
-        )
-        score = "".join(f"{s:8.3f}" for s in row.score) + f"{row.score_ratio:8.2f}"
-        lines.append(
-            f"{row.name:20}{row.correlation:9.6f}{row.difference:11.1e}{allowed:>10}   {fit}   {score}{verdict}"
-        )
-    return "\n".join(lines + [f"  {row.name}: {row.note}" for row in rows if row.note])
+HEAD = (
+    f"{'':20}{'rank':>9}{'largest':>11}{'allowed':>10}   {'fit, s':^24}   {'score, s':^24}\n"
+    f"{'method':20}{'corr.':>9}{'difference':>11}{'':>10}" + f"   {'kedge':>8}{'peer':>8}{'ratio':>8}" * 2
+)
+
+
+def line(row: Row) -> str:
+    """A method's line of the table."""
+    allowed = f"{TOLERANCE * row.scale:.1e}" if row.agrees else "differ"
+    fit = f"{'-':>8}" * 3 if row.fit is None else f"{row.fit[0]:8.3f}{row.fit[1]:8.3f}{row.fit_ratio:8.2f}"
+    score = f"{row.score[0]:8.3f}{row.score[1]:8.3f}{row.score_ratio:8.2f}"
+    verdict = "" if row.passed else "  NOT EQUAL"
+    return f"{row.name:20}{row.correlation:9.6f}{row.difference:11.1e}{allowed:>10}   {fit}   {score}{verdict}"
 
 
 # --- memory -----------------------------------------------------------------------------------------------------------
@@ -597,25 +595,28 @@ def main() -> int:
     with threadpool_limits(options.threads):
         data = prepare()
         clock = time.process_time if options.cpu else time.perf_counter
-        rows = [compare(m, data, batch=options.batch, repeats=options.repeats, clock=clock) for m in chosen]
         print(
             f"pytorch-ood {pytorch_ood.__version__} and kedge on a compact network of width 16, images of 28 x 28: "
             f"{len(data.train)} fitted, {len(data.images)} scored, batch {options.batch}, {options.threads} threads, "
             f"{options.repeats} turns, {'processor' if options.cpu else 'wall-clock'} time; load of the machine before "
-            f"{load_before:.1f}\n"
+            f"{load_before:.1f}\n\n{HEAD}"
         )
-        print(table(rows))
+        rows = []
+        for method in chosen:
+            rows.append(compare(method, data, batch=options.batch, repeats=options.repeats, clock=clock))
+            print(line(rows[-1]), flush=True)
+        print(*(f"  {row.name}: {row.note}" for row in rows if row.note), sep="\n")
         memory = growth() if options.methods is None else {}
         if memory:
             print(f"\npeak memory of fit, MB: {MEMORY_IMAGES} images -> {4 * MEMORY_IMAGES} images (growth)")
         for method, sides in memory.items():
             texts = [f"{side} {low:.0f} -> {high:.0f} ({high - low:+.0f})" for side, (low, high) in sides.items()]
             print(f"  {method:12} {'   '.join(texts)}")
-        line = check_adapters(data, options.batch) if options.methods is None else ""
-        print(f"\n{line}" if line else "")
+        adapted = check_adapters(data, options.batch) if options.methods is None else ""
+        print(f"\n{adapted}" if adapted else "")
     if options.json:
         result = {"made with": provenance(), "repeats": options.repeats, "load": load_before}
-        result |= {"rows": [vars(row) for row in rows], "memory": memory, "adapters": line}
+        result |= {"rows": [vars(row) for row in rows], "memory": memory, "adapters": adapted}
         with atomic(options.json) as temporary:
             temporary.write_text(json.dumps(result, indent=1))
     return 0 if all(row.passed for row in rows) else 1

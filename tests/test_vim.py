@@ -303,3 +303,17 @@ def test_it_must_be_fitted_first():
     assert detector.state() == {}
     with pytest.raises(NotReadyError, match=r"call ViM\(net\)\.fit\(train_set\) first"):
         detector.score(images())
+
+
+def test_features_that_are_too_many_to_keep_are_computed_again(monkeypatch):
+    net = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(12, 8), torch.nn.ReLU(), torch.nn.Linear(8, 3))
+    net[-1].bias.data += 5
+    train = torch.rand(600, 3, 2, 2)
+    kept = ViM(net).fit(train)
+    reads = []
+    monkeypatch.setattr("kedge.detectors.vim.KEPT_BYTES", 100)
+    monkeypatch.setattr(ViM, "_read", lambda self, x, read=ViM._read: reads.append(len(x)) or read(self, x))
+    again = ViM(net).fit(train)
+    assert sum(reads) == 2 * 600
+    assert again.alpha == pytest.approx(kept.alpha, rel=1e-12)
+    assert torch.equal(again.score(train[:9]), kept.score(train[:9]))

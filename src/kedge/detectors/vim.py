@@ -14,6 +14,8 @@ from kedge.errors import InputError
 from kedge.models.classifier import evaluating
 from kedge.models.head import check_head, head_name
 
+KEPT_BYTES = 2**26  # of features that are kept instead of computed again
+
 
 class ViM(Detector):
     """Virtual-logit matching (Wang et al., CVPR 2022): what the features hold beside the training images' main space.
@@ -23,7 +25,7 @@ class ViM(Detector):
     logit, is a virtual logit for "none of the classes"; the score is that logit less the logsumexp of the others, of
     which the paper's virtual softmax probability is an increasing function. Use it on networks with many more features
     than classes: it sees both what is foreign to the features and what is foreign to the classes. Costs one forward
-    pass and a d x d matrix; `fit` reads the training set twice.
+    pass and a d x d matrix; `fit` reads a large training set twice.
 
     Args:
         net: A classifier, plain or anchored, that ends in a linear layer. With anchors, features and logits are means.
@@ -55,10 +57,11 @@ class ViM(Detector):
         self.alpha: float | None = None
 
     def fit_method(self, train_set: Any, preprocess: Preprocess) -> None:
-        """Find the main space in a first pass, and the scale of the residual in a second."""
+        """Find the main space, then the scale of the residual: in a second pass where the features were too many."""
         super().fit_method(train_set, preprocess)
         origin = origin_of(self._layer)
         moment, first = torch.zeros(len(origin), len(origin), dtype=torch.float64, device=origin.device), True
+        kept, largest = _Kept(), 0.0
         with evaluating(self.net), torch.no_grad():
             for x, _ in self.inputs(train_set, preprocess):
                 logits, z = self._read(x)
@@ -68,11 +71,12 @@ class ViM(Detector):
                     first = False
                 centred = z.double() - origin
                 moment += centred.T @ centred
-            residual = torch.linalg.eigh(moment).eigenvectors[:, : len(origin) - self.dim]  # of ascending eigenvalues
-            largest = norms = lengths = 0.0
-            for x, _ in self.inputs(train_set, preprocess):
-                logits, z = self._read(x)
                 largest += float(logits.double().amax(dim=1).sum())
+                kept.add(z)
+            residual = torch.linalg.eigh(moment).eigenvectors[:, : len(origin) - self.dim]  # of ascending eigenvalues
+            norms = lengths = 0.0
+            again = (self._read(x)[1] for x, _ in self.inputs(train_set, preprocess))
+            for z in again if kept.features is None else kept.features:
                 norms += float(residual_norm(z, origin, residual).sum())
                 lengths += float((z.double() - origin).norm(dim=1).sum())
         if norms <= 1e-6 * lengths:
@@ -121,6 +125,21 @@ class ViM(Detector):
         layer = f"{self.head}:in"
         logits, features = self.net.features(x, [layer])
         return logits, features[layer]
+
+
+class _Kept:
+    """Features of a first pass, as long as they take little memory; None from then on."""
+
+    def __init__(self) -> None:
+        self.features: list[Tensor] | None = []
+        self.bytes = 0
+
+    def add(self, z: Tensor) -> None:
+        self.bytes += z.numel() * z.element_size()
+        if self.features is not None:
+            self.features.append(z)
+        if self.bytes > KEPT_BYTES:
+            self.features = None
 
 
 def default_dim(features: int) -> int:
