@@ -25,6 +25,7 @@ SMALL = {
     "wrn": {"depth": 10, "width": 1, "dropout": 0.3},
     "wrn-16-2": {},
 }
+OF_LOGITS = ("msp", "max_logit", "entropy", "energy")  # the others are in tests/test_methods.py
 RECORD = {"recipe": {"epochs": 3, "milestones": [1, 2]}, "seed": 7, "final_loss": 0.25, "versions": {"torch": "2"}}
 
 
@@ -111,7 +112,7 @@ def test_a_larger_built_in_network_does_too(name, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("name", "anchored"), [(n, True) for n in DETECTORS] + [(n, False) for n in DETECTORS if n != "amp"]
+    ("name", "anchored"), [(n, True) for n in ("amp", *OF_LOGITS)] + [(n, False) for n in OF_LOGITS]
 )
 def test_every_detector_comes_back(name, anchored, tmp_path):
     detector = DETECTORS[name](network(anchored=anchored)).fit(labelled()).calibrate(labelled(seed=1))
@@ -230,7 +231,8 @@ def test_the_header_says_what_the_file_is(tmp_path):
         assert opened.get_tensor("calibration.scores").equal(detector.calibration.scores)
         assert opened.get_tensor("net.anchors").equal(detector.net.anchors)
     assert header["version"] == artifact.FORMAT_VERSION
-    assert header["network"]["spec"] == {"name": "compact", "arguments": {"width": 4, "classes": 3, "channels": 3}}
+    built = {"width": 4, "classes": 3, "channels": 3, "dropout": 0.0}
+    assert header["network"]["spec"] == {"name": "compact", "arguments": built}
     assert header["detector"]["name"] == "amp"
     assert header["preprocess"] == {"shape": [3, 8, 8], "resize": "bicubic", "fit": "crop"}
     assert header["calibration"]["threshold"] == detector.calibration.threshold
