@@ -594,7 +594,8 @@ def main() -> int:
             f"pytorch-ood {pytorch_ood.__version__} and kedge on a compact network of width 16, images of 28 x 28: "
             f"{len(data.train)} fitted, {len(data.images)} scored, batch {options.batch}, {options.threads} threads, "
             f"{options.repeats} turns, {'processor' if options.cpu else 'wall-clock'} time; load of the machine before "
-            f"{load_before:.1f}\n\n{HEAD}"
+            f"{load_before:.1f}\n\n{HEAD}",
+            flush=True,
         )
         rows = []
         for method in chosen:
