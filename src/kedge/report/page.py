@@ -33,7 +33,7 @@ READING = (
         "passes",
         "How often one image goes through all but the first layer of the network; after a plus sign, backwards.",
     ),
-    ("ms per image", "Wall time of this one run on the machine that made the report; good for orders of magnitude."),
+    ("ms", "Milliseconds per image in this run on the machine that made the report; good for orders of magnitude."),
 )
 
 

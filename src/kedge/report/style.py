@@ -43,7 +43,7 @@ table { border-collapse: separate; border-spacing: 0; min-width: 100%; font-size
   font-variant-numeric: tabular-nums; }
 caption { text-align: left; padding: 0 0 0.6rem; }
 caption span { position: sticky; left: 0; display: inline-block; max-width: min(44rem, calc(100vw - 2.2rem)); }
-th, td { padding: 0.5rem 0.65rem; text-align: right; vertical-align: baseline; white-space: nowrap; }
+th, td { padding: 0.5rem 0.5rem; text-align: right; vertical-align: baseline; white-space: nowrap; }
 thead th { border-bottom: 1px solid var(--fg); font-weight: 600; line-height: 1.3; vertical-align: bottom; }
 tbody th, tbody td { border-bottom: 1px solid var(--line); }
 th:first-child, .left { text-align: left; }

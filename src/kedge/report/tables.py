@@ -87,7 +87,7 @@ def finding(evaluation: Evaluation, best: Best) -> str:
 def headline(evaluation: Evaluation, best: Best) -> Html:
     """One row per detector."""
     heads = [tag("th", "Detector", scope="col"), *(_head(c.head, c.arrow) for c in COLUMNS)]
-    heads += [tag("th", words, scope="col") for words in ("ID flagged", "promised", "passes", "ms per image")]
+    heads += [tag("th", words, scope="col") for words in ("ID flagged", "promised", "passes", "ms")]
     rows = []
     for name, result in evaluation.results.items():
         cells = [tag("td", _marked(percent(c.of(result)), best.overall.get(c.metric) == name)) for c in COLUMNS]
