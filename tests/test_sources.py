@@ -886,7 +886,7 @@ def test_idx_files(tmp_path, unchecked, name, packed):
     x, y = pixels(4, 28, 28), np.array([3, 0, 9, 1], np.uint8)
     for kind, values in (("images-idx3", x), ("labels-idx1", y)):
         path = tmp_path / name / f"t10k-{kind}-ubyte{'.gz' if packed else ''}"
-        path.write_bytes(gzip.compress(idx_bytes(values)) if packed else idx_bytes(values))
+        path.write_bytes(gzip.compress(idx_bytes(values), mtime=0) if packed else idx_bytes(values))
     loaded = sources.load(name, data_dir=tmp_path)
     assert np.array_equal(loaded.images[:, 0].numpy(), x)
     assert loaded.labels.tolist() == [3, 0, 9, 1]
@@ -904,7 +904,7 @@ def test_idx_files(tmp_path, unchecked, name, packed):
         (idx_bytes(pixels(2, 28, 28)) + b"x", idx_bytes(np.array([1, 2], np.uint8)), "must hold 1568 values"),
         (b"\x00\x00\x08\x03\xff\xff\xff\xff\xff\xff\xff\xff\x00\x00\x00\x09", b"", "another number"),
         (b"\x00\x00\x0d\x03", b"", "no idx file of bytes"),
-        (gzip.compress(idx_bytes(pixels(2, 28, 28)))[:100], b"", "cannot be read"),
+        (gzip.compress(idx_bytes(pixels(2, 28, 28)), mtime=0)[:100], b"", "cannot be read"),
         (b"", b"", "no idx file"),
     ],
 )
