@@ -12,8 +12,10 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemaining
 from kedge import training
 from kedge.checks import one_of
 from kedge.data.sources import data_folder
+from kedge.detectors import AMP
 from kedge.errors import NotReadyError
 from kedge.evaluation import Summary
+from kedge.evaluation.noise import noise_table
 from kedge.evaluation.protocol import redrawn
 from kedge.evaluation.summary import SHOWN
 from kedge.files import atomic
@@ -40,6 +42,10 @@ def reproduce(
     ] = "small",
     seeds: Annotated[int, typer.Option(min=1, help="Trainings of everything, from seed 0 on.")] = 1,
     out: Annotated[Path | None, typer.Option(help="Folder for all it makes; runs/NAME-SCALE by default.")] = None,
+    networks: Annotated[
+        Path | None,
+        typer.Option(help="Folder of trained networks, which studies share; runs/networks, or OUT/networks."),
+    ] = None,
     data_dir: Annotated[Path | None, typer.Option(help="Where data sets are; KEDGE_DATA by default.")] = None,
 ) -> None:
     """Train, score, evaluate and report a study. Stopped at any moment, the same command goes on where it was.
@@ -56,18 +62,19 @@ def reproduce(
     """
     console = Console()
     folder = out or Path("runs") / f"{name}-{scale}"
+    networks = networks or (folder if out else folder.parent) / "networks"
     if one_of("name", name, (*STUDIES, NTK)) == NTK:
         run_ntk(folder)
         console.print(f"report    [bold]{folder / 'report.html'}[/]", highlight=False)
         return
     study = STUDIES[name](Setting(one_of("scale", scale, SCALES), tuple(range(seeds)), data_dir))
     console.print(f"[bold]{study.title}[/]\n{study.about}", highlight=False)
-    done = [run_suite(suite, folder / suite.name, console) for suite in study.suites]
+    done = [run_suite(suite, folder / suite.name, networks, console) for suite in study.suites]
     if not any(done):
         raise NotReadyError(f"nothing of {name} could be run: see above what is missing in {data_folder(data_dir)}")
 
 
-def run_suite(suite: Suite, folder: Path, console: Console) -> bool:
+def run_suite(suite: Suite, folder: Path, networks: Path, console: Console) -> bool:
     """Run one suite of a study, print its tables and write its report; False where its data is not here."""
     try:
         missing = suite.data(suite.seeds[0]).missing
@@ -76,7 +83,8 @@ def run_suite(suite: Suite, folder: Path, console: Console) -> bool:
             console=console,
         ) as bars:  # fmt: skip
             shown = Bars(bars)
-            tables = SuiteRun(suite, folder, on_training=shown.on_training, on_scoring=shown.on_scoring).run()
+            run = SuiteRun(suite, folder, networks=networks, on_training=shown.on_training, on_scoring=shown.on_scoring)
+            tables = run.run()
     except NotReadyError as error:
         console.print(f"[yellow]{suite.name} left out:[/] {error}", highlight=False)
         return False
@@ -86,7 +94,8 @@ def run_suite(suite: Suite, folder: Path, console: Console) -> bool:
     summary = Summary(tables)
     record = {"command": " ".join(["kedge", *sys.argv[1:]]), "missing": dict(missing), "made with": provenance()}
     beside = [beside_paper(summary, suite, metric) for metric in suite.protocol.metrics]
-    printed = [summary.table(), *beside]
+    noise = [noise_table(summary, suite.draws)] if suite.draws else []
+    printed = [summary.table(), *beside, *noise]
     with atomic(folder / "metrics.json") as temporary:
         temporary.write_text(json.dumps({"record": record, **summary.as_dict()}, indent=1))
     with atomic(folder / "tables.md") as temporary:
@@ -94,14 +103,24 @@ def run_suite(suite: Suite, folder: Path, console: Console) -> bool:
     with atomic(folder / "tables.tex") as temporary:
         temporary.write_text("\n\n".join(table.latex() for table in printed) + "\n", encoding="utf-8")
     halves = [SHOWN] if console.width >= WIDE else [SHOWN[:4], SHOWN[4:]]
-    for table in (*map(summary.table, halves), *beside):
+    for table in (*map(summary.table, halves), *beside, *noise):
         console.print(table.terminal())
     for name, how in missing.items():
         console.print(f"[yellow]missing {name}:[/] {how}", highlight=False)
     for seed, evaluation in tables.items():
         path = folder / f"report-{seed}.html"
         record_of = record | {"seed": seed}
-        write_report(path, evaluation, title=suite.title, record=record_of, resamples=suite.comparisons)
+        detector = run.detector(suite.shown[0], seed)
+        write_report(
+            path,
+            evaluation,
+            title=suite.title,
+            leads=suite.shown,
+            detector=detector if isinstance(detector, AMP) else None,
+            curves=suite.curves,
+            record=record_of,
+            resamples=suite.comparisons,
+        )
         console.print(f"report    [bold]{path}[/]", highlight=False)
     console.print(f"tables    {folder / 'tables.md'}, tables.tex, metrics.json", highlight=False)
     return True

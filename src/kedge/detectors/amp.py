@@ -12,7 +12,7 @@ from kedge.anchoring import DEFAULT_K, Anchored
 from kedge.checks import at_least, one_of, resolve, shape_of
 from kedge.data import Preprocess, choose
 from kedge.data.batches import CHOICES
-from kedge.detectors.base import Detector, Outputs
+from kedge.detectors.base import Detection, Detector, Outputs
 from kedge.errors import InputError, NotReadyError
 
 PLAIN_ABOVE = 200  # classes from which on the paper divides by tau itself
@@ -162,12 +162,33 @@ class AMP(Detector):
         if self._score is None:
             assert isinstance(self.score_by, str)
             return Outputs(logits, HYPOTHESIS_SCORES[self.score_by](hypotheses, tau), tau)
+        return Outputs(logits, self._rescored(self._score, logits, tau), tau)
+
+    @property
+    def rescores(self) -> bool:
+        """Whether the score is taken of logits that each image's own temperature divides."""
+        return self._score is not None and self.temperature == "image" and self.rescale != "none"
+
+    def with_temperature(self, said: Detection, temperature: Tensor) -> Detection:
+        """What the detector would have said if images (N,) had other temperatures, with the threshold as it is.
+
+        For controls: see ``controls`` of `kedge.evaluate`.
+        """
+        if self.calibration is None:
+            raise NotReadyError("the detector has no threshold yet: call calibrate(held_out) first")
+        if self._score is None:
+            raise InputError(f"score={self.score_by!r} is taken of the hypotheses, not of logits and a temperature")
+        if temperature.shape != said.score.shape:
+            raise InputError(f"temperature must be {tuple(said.score.shape)}, got {shape_of(temperature)}")
+        score = self._rescored(self._score, said.logits, temperature)
+        return self._decided(said.logits, score, temperature, self.calibration)
+
+    def _rescored(self, score_of: scores.Score, logits: Tensor, tau: Tensor) -> Tensor:
         rule = self.rescale or ("plain" if logits.shape[1] > PLAIN_ABOVE else "exp")
-        rescaled = logits if rule == "none" else scores.rescale(logits, self._divisor_of(tau), rule)
-        score = self._score(rescaled)
+        score = score_of(logits if rule == "none" else scores.rescale(logits, self._divisor_of(tau), rule))
         if not isinstance(score, Tensor) or score.shape != tau.shape:
             raise InputError(f"score must map logits (B, C) to (B,), {tuple(tau.shape)} here; got {shape_of(score)}")
-        return Outputs(logits, score, tau)
+        return score
 
     def _divisor_of(self, tau: Tensor) -> Tensor:
         """The temperature to divide by: the image's own, or the same for all."""

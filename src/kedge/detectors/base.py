@@ -229,14 +229,21 @@ class Detector(ABC):
                 "not trained on, or score(images) for scores alone"
             )
         outs = [out for out, _, _ in self._run(images, batch_size, progress)]
-        logits, score = torch.cat([o.logits for o in outs]), torch.cat([o.score for o in outs])
         temperatures = [o.temperature for o in outs if o.temperature is not None]
-        known = self.calibration
+        return self._decided(
+            torch.cat([o.logits for o in outs]),
+            torch.cat([o.score for o in outs]),
+            torch.cat(temperatures) if temperatures else None,
+            self.calibration,
+        )
+
+    @staticmethod
+    def _decided(logits: Tensor, score: Tensor, temperature: Tensor | None, known: Calibration) -> Detection:
         return Detection(
             label=logits.argmax(dim=1),
             logits=logits,
             probability=(logits / known.temperature).softmax(dim=1),
-            temperature=torch.cat(temperatures) if temperatures else None,
+            temperature=temperature,
             score=score,
             p_value=calibration.p_values(known.scores, score),
             is_ood=score.double() > known.threshold,

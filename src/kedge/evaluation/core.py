@@ -2,91 +2,19 @@
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from kedge.data import ImageSet, Preprocess, gather
-from kedge.data.leakage import fingerprints, shared
-from kedge.detectors import Cost, Detection, Detector
+from kedge.detectors import AMP, Detection, Detector
 from kedge.errors import InputError, NotReadyError
-from kedge.metrics import Estimate, accuracy, aurc, detection_metrics, ece
-from kedge.models.classifier import Classifier
+from kedge.evaluation.leaks import refuse_leaks
+from kedge.evaluation.result import Evaluation, Result, Shifted, inside_scores
+from kedge.metrics import accuracy, aurc, detection_metrics, ece
 
-METRICS = ("auroc", "fpr95", "aupr_in", "aupr_out", "dtacc", "fpr95_ood")
-
-
-@dataclass(frozen=True)
-class Result:
-    """One detector's results.
-
-    Attributes:
-        metrics: By OOD set, then by metric.
-        accuracy: On the in-distribution test set, or None without labels.
-        ece: Expected calibration error there, of the calibrated probabilities.
-        aurc: Area under the risk-coverage curve there: whether the score also tells when the classifier errs.
-        flagged: Share of each set that the threshold flags, the in-distribution set among them.
-        milliseconds: Wall time per image.
-        cost: Passes through the network per image.
-        uses_outliers: Whether network or method learned from outliers; the tables mark it with a star.
-        detections: What the detector said of each set.
-    """
-
-    metrics: dict[str, dict[str, Estimate]]
-    accuracy: float | None
-    ece: float | None
-    aurc: float | None
-    flagged: dict[str, float]
-    milliseconds: float
-    cost: Cost
-    uses_outliers: bool
-    detections: dict[str, Detection] = field(repr=False)
-
-    def mean(self, metric: str) -> float:
-        """The mean of a metric over the OOD sets."""
-        return sum(by_metric[metric].value for by_metric in self.metrics.values()) / len(self.metrics)
-
-
-@dataclass(frozen=True)
-class Evaluation:
-    """Results by detector, and the sets they were measured on, the in-distribution set first."""
-
-    results: dict[str, Result]
-    sets: dict[str, ImageSet]
-    id_name: str
-    resamples: int
-
-    @property
-    def ood_names(self) -> tuple[str, ...]:
-        """The names of the OOD sets, in the order given."""
-        return tuple(name for name in self.sets if name != self.id_name)
-
-    def as_dict(self) -> dict[str, Any]:
-        """Everything but the images and single scores, as plain data for JSON."""
-        return {
-            "id": self.id_name,
-            "sets": {name: {"images": len(s), "sha256": s.checksum} for name, s in self.sets.items()},
-            "resamples": self.resamples,
-            "results": {
-                name: {
-                    "accuracy": result.accuracy,
-                    "ece": result.ece,
-                    "aurc": result.aurc,
-                    "milliseconds_per_image": result.milliseconds,
-                    "passes_per_image": vars(result.cost),
-                    "uses_outliers": result.uses_outliers,
-                    "flagged": result.flagged,
-                    "mean": {metric: result.mean(metric) for metric in METRICS},
-                    "metrics": {
-                        ood: {metric: vars(estimate) for metric, estimate in by_metric.items()}
-                        for ood, by_metric in result.metrics.items()
-                    },
-                }
-                for name, result in self.results.items()
-            },
-        }
+PERMUTED = ", tau permuted"  # behind the name of the detector that a control belongs to
 
 
 def evaluate(
@@ -94,6 +22,9 @@ def evaluate(
     id_test: Any,
     ood_sets: Sequence[Any],
     *,
+    shifted: Sequence[ImageSet] = (),
+    known_in: Mapping[str, ImageSet] | None = None,
+    controls: bool = False,
     resamples: int = 0,
     seed: int = 0,
     progress: Callable[[int, int], None] | None = None,
@@ -106,8 +37,14 @@ def evaluate(
             found among them, or in an OOD set, are an error.
         ood_sets: Sets of out-of-distribution images. Each is an `ImageSet`, or a data set or loader whose ``name``, or
             else whose type, names it in the tables.
+        shifted: Labelled images of known classes in other conditions: how accurate is the classifier there, and does
+            the detector accept what it gets right?
+        known_in: By the name of an OOD set, images from the same source that show known classes. They count as in
+            distribution beside ``id_test`` when this set is measured.
+        controls: Add a row for every AMP detector with its temperatures permuted across all images: what is left of a
+            gain then does not come from the temperature of the single image.
         resamples: Of the bootstrap for intervals; 0 for none.
-        seed: Of the bootstrap.
+        seed: Of the bootstrap, and of the permutation.
         progress: Called with the number of images done and the number in all.
 
     Example:
@@ -126,12 +63,16 @@ def evaluate(
         raise InputError("detectors and ood_sets must each hold at least one; give evaluate something to compare")
     shape = next(iter(detectors.values())).preprocess
     id_test, *ood_sets = (_in_memory(s, shape) for s in (id_test, *ood_sets))
-    sets = {s.name: s for s in (id_test, *ood_sets)}
-    if len(sets) != 1 + len(ood_sets):
-        raise InputError(f"the sets must have different names, got {[id_test.name, *(s.name for s in ood_sets)]}")
-    _refuse_leaks(detectors, sets)
+    known = _checked_known(known_in or {}, ood_sets)
+    every = (id_test, *ood_sets, *_labelled(shifted), *known.values())
+    sets = {s.name: s for s in every}
+    if len(sets) != len(every):
+        raise InputError(f"the sets must have different names, got {[s.name for s in every]}")
+    refuse_leaks(detectors, sets)
+    table = Evaluation(
+        {}, sets, id_test.name, resamples, tuple(s.name for s in shifted), {ood: s.name for ood, s in known.items()}
+    )
     total, done = len(detectors) * sum(map(len, sets.values())), 0
-    results = {}
     for name, detector in detectors.items():
         detections, started = {}, time.perf_counter()
         for set_name, images in sets.items():
@@ -140,8 +81,38 @@ def evaluate(
             detections[set_name] = detector(images, progress=report)
             done += len(images)
         seconds = time.perf_counter() - started
-        results[name] = _result(detector, detections, id_test, seconds, resamples, seed)
-    return Evaluation(results, sets, id_test.name, resamples)
+        table.results[name] = _result(detector, detections, table, seconds, seed)
+        if controls and isinstance(detector, AMP) and detector.rescores:
+            permuted = _permuted(detector, detections, seed)
+            table.results[name + PERMUTED] = _result(detector, permuted, table, seconds, seed)
+    return table
+
+
+def _checked_known(known_in: Mapping[str, ImageSet], ood_sets: Sequence[ImageSet]) -> dict[str, ImageSet]:
+    names = [s.name for s in ood_sets]
+    unknown = [name for name in known_in if name not in names]
+    if unknown:
+        raise InputError(f"known_in must name OOD sets, some of {', '.join(names)}; got {', '.join(unknown)}")
+    return dict(known_in)
+
+
+def _labelled(shifted: Sequence[ImageSet]) -> Sequence[ImageSet]:
+    for images in shifted:
+        if not isinstance(images, ImageSet) or images.labels is None:
+            raise InputError(
+                "shifted must be a list of ImageSets with labels, such as kedge.data.corrupt gives; got "
+                f"{getattr(images, 'name', type(images).__name__)!r} without"
+            )
+    return shifted
+
+
+def _permuted(detector: AMP, detections: Mapping[str, Detection], seed: int) -> dict[str, Detection]:
+    """The detections that follow when the images of all sets have exchanged their temperatures."""
+    said = list(detections.values())
+    temperatures = torch.cat([d.temperature for d in said if d.temperature is not None])
+    order = torch.randperm(len(temperatures), generator=torch.Generator().manual_seed(seed))
+    parts = temperatures[order].split([len(d) for d in said])
+    return {name: detector.with_temperature(d, part) for (name, d), part in zip(detections.items(), parts, strict=True)}
 
 
 def _in_memory(images: Any, preprocess: Preprocess | None) -> ImageSet:
@@ -153,55 +124,24 @@ def _in_memory(images: Any, preprocess: Preprocess | None) -> ImageSet:
     return gather(images, preprocess)
 
 
-def _refuse_leaks(detectors: Mapping[str, Detector], sets: Mapping[str, ImageSet]) -> None:
-    """Raise if a set holds images that a detector was made with: its score there would say nothing about new images."""
-    seen: dict[tuple[Preprocess | None, str], Tensor] = {}  # fingerprints of what a detector sees of a set
-    for name, detector in detectors.items():
-        if detector.preprocess is None:
-            raise NotReadyError(f"{name!r} is not fitted: call fit(train_set) and calibrate(held_out) first")
-        ours = {}
-        if detector.calibration is not None:
-            ours["calibration image"] = detector.calibration.fingerprints
-        anchors = [net.anchors for net in detector.anchored if net.anchors is not None]
-        if anchors:
-            ours["anchor"] = torch.cat([fingerprints(images) for images in anchors])
-        if detector.outliers is not None:
-            ours["training outlier"] = detector.outliers
-        nets = (module for module in detector.net.modules() if isinstance(module, Classifier))
-        trained_on = {net.record.get("data", {}).get("sha256") for net in nets} - {None}
-        for set_name, images in sets.items():
-            if images.checksum in trained_on:
-                raise InputError(
-                    f"the set {set_name!r} is what the network of {name!r} was trained and its statistics taken on; "
-                    "evaluate on other images"
-                )
-            for what, prints in ours.items():
-                key = (detector.preprocess, set_name)
-                if key not in seen:
-                    seen[key] = fingerprints(detector.preprocess.batch(images.images))
-                found = shared(prints, seen[key])
-                if len(found):
-                    raise InputError(
-                        f"{len(found)} of the images in {set_name!r} are among the {what}s of {name!r} (the first is "
-                        f"number {int(found[0])}); leave them out of one or the other: set.subset(...)"
-                    )
-
-
 def _result(
     detector: Detector,
     detections: dict[str, Detection],
-    id_test: ImageSet,
+    table: Evaluation,
     seconds: float,
-    resamples: int,
     seed: int,
 ) -> Result:
-    inside = detections[id_test.name]
-    labels: Tensor | None = id_test.labels
+    inside = detections[table.id_name]
+    labels: Tensor | None = table.sets[table.id_name].labels
     return Result(
         metrics={
-            name: detection_metrics(inside.score, outside.score, resamples=resamples, seed=seed)
-            for name, outside in detections.items()
-            if name != id_test.name
+            ood: detection_metrics(
+                inside_scores(detections, table.id_name, table.known_in.get(ood)),
+                detections[ood].score,
+                resamples=table.resamples,
+                seed=seed,
+            )
+            for ood in table.ood_names
         },
         accuracy=None if labels is None else accuracy(inside.label, labels),
         ece=None if labels is None else ece(inside.probability, labels),
@@ -211,4 +151,16 @@ def _result(
         cost=detector.cost,
         uses_outliers=detector.needs_outliers or detector.outliers is not None,
         detections=detections,
+        shifted={name: _shifted(detections[name], table.sets[name]) for name in table.shifted_names},
+    )
+
+
+def _shifted(said: Detection, images: ImageSet) -> Shifted:
+    assert images.labels is not None
+    right = said.label == images.labels
+    accepted = right[~said.is_ood]
+    return Shifted(
+        accuracy=float(right.double().mean()),
+        accepted_accuracy=float(accepted.double().mean()) if len(accepted) else None,
+        aurc=aurc(said.score, right),
     )

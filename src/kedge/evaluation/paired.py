@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kedge.evaluation.core import METRICS, Evaluation
-from kedge.metrics import detection_metrics
+from kedge.evaluation.result import METRICS, Evaluation
+from kedge.metrics import Repeated
 
 RESAMPLES = 500
 LEVEL = 0.95
@@ -37,13 +37,21 @@ class Best:
     resamples: int = RESAMPLES
 
 
-def redraw(scores: Sequence[Sequence[NDArray[Any]]], *, resamples: int, seed: int = 0) -> NDArray[np.float64]:
+def redraw(
+    scores: Sequence[Sequence[NDArray[Any]]],
+    *,
+    resamples: int,
+    seed: int = 0,
+    pairs: Sequence[tuple[tuple[int, ...], int]] = (),
+) -> NDArray[np.float64]:
     """The detection metrics of every detector on the same redrawn images, again and again.
 
     Args:
-        scores: By detector, then by set, one score per image (N,); the in-distribution set comes first.
+        scores: By detector, then by set, one score per image (N,).
         resamples: How often every set's images are redrawn with replacement.
         seed: The same seed draws the same images.
+        pairs: For each OOD set the places of the sets that are in distribution beside it, and its own; by default the
+            first set is in distribution and all others are not.
 
     Returns:
         (resamples, detectors, OOD sets, metrics), the metrics in the order of `kedge.evaluation.METRICS`.
@@ -53,14 +61,20 @@ def redraw(scores: Sequence[Sequence[NDArray[Any]]], *, resamples: int, seed: in
         (3, 1, 1, 6)
     """
     rng = np.random.default_rng(seed)
-    drawn = np.empty((resamples, len(scores), len(scores[0]) - 1, len(METRICS)))
+    pairs = pairs or [((0,), place) for place in range(1, len(scores[0]))]
+    measures = [
+        [Repeated(np.concatenate([sets[place] for place in inside]), sets[outside]) for inside, outside in pairs]
+        for sets in scores
+    ]
+    drawn = np.empty((resamples, len(scores), len(pairs), len(METRICS)))
     for values in drawn:
-        picks = [rng.integers(len(images), size=len(images)) for images in scores[0]]
-        for detector, sets in enumerate(scores):
-            inside, *outsides = (images[pick] for images, pick in zip(sets, picks, strict=True))
-            for ood, outside in enumerate(outsides):
-                measured = detection_metrics(inside, outside)
-                values[detector, ood] = [measured[metric].value for metric in METRICS]
+        sizes = [len(images) for images in scores[0]]
+        times = [np.bincount(rng.integers(size, size=size), minlength=size) for size in sizes]  # how often each image
+        for place, (inside, outside) in enumerate(pairs):
+            repeats = np.concatenate([times[each] for each in inside]), times[outside]
+            for detector, by_pair in enumerate(measures):
+                measured = by_pair[place](*repeats)
+                values[detector, place] = [measured[metric] for metric in METRICS]
     return drawn
 
 
@@ -104,9 +118,9 @@ def best_beyond_noise(evaluation: Evaluation, *, resamples: int = RESAMPLES, see
         place = winner(values, drawn, BETTER[metric])
         return None if place is None else names[place]
 
-    order = (evaluation.id_name, *oods)
-    scores = [[result.detections[name].score.double().numpy() for name in order] for result in results]
-    drawn = redraw(scores, resamples=resamples, seed=seed)  # (resamples, detectors, OOD sets, metrics)
+    scores = [[result.detections[name].score.double().numpy() for name in evaluation.sets] for result in results]
+    # (resamples, detectors, OOD sets, metrics)
+    drawn = redraw(scores, resamples=resamples, seed=seed, pairs=evaluation.pairs())
     overall: dict[str, str | None] = {}
     by_set: dict[tuple[str, str], str | None] = {}
     for m, metric in enumerate(METRICS):

@@ -6,7 +6,7 @@ import numpy as np
 from torch import Tensor
 
 from kedge.checks import at_least, between
-from kedge.evaluation.core import Evaluation, Result
+from kedge.evaluation.result import Evaluation, Result
 from kedge.metrics import Estimate, detection_metrics
 
 
@@ -30,12 +30,14 @@ def redrawn(evaluation: Evaluation, *, ood_ratio: float, draws: int = 10, seed: 
         ood: [rng.permutation(len(evaluation.sets[ood]))[:number] for _ in range(draws)] for ood in evaluation.ood_names
     }
 
-    def again(result: Result) -> Result:
-        inside = result.detections[evaluation.id_name].score
-        metrics = {ood: _means(inside, result.detections[ood].score, each) for ood, each in picks.items()}
+    def again(label: str, result: Result) -> Result:
+        metrics = {
+            ood: _means(evaluation.inside(label, ood), result.detections[ood].score, each)
+            for ood, each in picks.items()
+        }
         return replace(result, metrics=metrics)
 
-    return replace(evaluation, results={label: again(result) for label, result in evaluation.results.items()})
+    return replace(evaluation, results={label: again(label, result) for label, result in evaluation.results.items()})
 
 
 def _means(

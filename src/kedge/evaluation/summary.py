@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kedge.errors import InputError
-from kedge.evaluation.core import Evaluation, Result
+from kedge.evaluation.result import Evaluation, Result
 from kedge.evaluation.table import Table
 
 HEADS = {

@@ -4,6 +4,7 @@ from kedge.metrics.arrays import Numbers
 from kedge.metrics.classification import accuracy, aurc, ece
 from kedge.metrics.detection import (
     Estimate,
+    Repeated,
     aupr_in,
     aupr_out,
     auroc,
@@ -17,6 +18,7 @@ from kedge.metrics.detection import (
 __all__ = [
     "Estimate",
     "Numbers",
+    "Repeated",
     "accuracy",
     "aupr_in",
     "aupr_out",

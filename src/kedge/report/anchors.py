@@ -3,12 +3,10 @@
 import torch
 from torch import Tensor
 
-from kedge.data import ImageSet, batches
 from kedge.detectors import AMP, Detection
 from kedge.errors import NotReadyError
 from kedge.evaluation import Evaluation
-from kedge.models.classifier import evaluating
-from kedge.report.gallery import class_name, number, picture, verdict
+from kedge.report.gallery import class_name, hypotheses, number, picture, verdict
 from kedge.report.markup import NOTHING, Html, section, table, tag
 
 SHOWN = 12  # anchors at most: as many as fit beside each other
@@ -66,7 +64,7 @@ def _table(detector: AMP, evaluation: Evaluation, lead: str, heads: list[Html]) 
         agreed = int(said.label[0])
         thumb = picture(one.images[0], f"Image {index} of {name}")
         head = tag("th", thumb, tag("small", f"{what}, {name}"), scope="row")
-        cells = [_cell(row, classes, agreed) for row in _probabilities(detector, one)[: len(heads)]]
+        cells = [_cell(row, classes, agreed) for row in hypotheses(detector, one)[: len(heads)]]
         rows.append(tag("tr", head, *cells, _cell(said.probability[0], classes, agreed), *_rest(said)))
     return table(
         "The class that each anchor predicts and its probability, marked where it differs from that of all anchors.",
@@ -74,18 +72,6 @@ def _table(detector: AMP, evaluation: Evaluation, lead: str, heads: list[Html]) 
         rows,
         label="Predictions by anchor",
     )
-
-
-def _probabilities(detector: AMP, one: ImageSet) -> Tensor:
-    """Calibrated probabilities of one image under each anchor, (K, C)."""
-    assert detector.preprocess is not None
-    assert detector.calibration is not None
-    x, _ = next(batches(one, detector.preprocess))
-    like = detector.net.mean
-    x = x.to(like) / 255 if x.dtype == torch.uint8 else x.to(like)
-    with evaluating(detector.net), torch.no_grad():
-        hypotheses = detector.net.hypotheses(x)[:, 0]  # (K, C)
-    return (hypotheses / detector.calibration.temperature).softmax(dim=-1).cpu()
 
 
 def _cell(probability: Tensor, classes: tuple[str, ...], agreed: int) -> Html:

@@ -123,6 +123,33 @@ def roc(name: str, pairs: Sequence[tuple[Array, Array]], *, label: str) -> Html:
     return render(name, (4.6, 3.5), (0.15, 0.13, 0.94, 0.97), label, draw)
 
 
+def lines(name: str, series: Sequence[tuple[Array, Array]], *, axis: str, value: str, label: str) -> Html:
+    """Shares along a number, in the colours of `legend`; the numbers stand as ticks.
+
+    Args:
+        name: Of the figure, different from all others of the page.
+        series: Numbers and shares of each line.
+        axis: What the numbers are.
+        value: What the shares are.
+        label: The figure in words.
+    """
+    ticks = sorted({float(x) for xs, _ in series for x in xs})
+
+    def draw(axes: Any) -> None:
+        for i, (xs, ys) in enumerate(series):
+            dashes = DASHES[i % len(DASHES)]
+            style = (0, tuple(map(float, dashes.split(",")))) if dashes else "solid"
+            axes.plot(xs, 100 * ys, color=CURVES[i % SERIES], linestyle=style, marker="o", markersize=3.5)
+        if ticks[0] > 0 and ticks[-1] / ticks[0] >= 8:
+            axes.set_xscale("log")
+        axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
+        axes.set_xticks([], minor=True)
+        axes.margins(y=0.15)
+        axes.set(xlabel=axis, ylabel=f"{value}, %")
+
+    return render(name, (4.6, 3.2), (0.15, 0.15, 0.96, 0.97), label, draw)
+
+
 def reliability(name: str, confidence: Array, right: Array, *, label: str) -> Html:
     """How often predictions are right against how sure they are; bars span the 95 % interval of each bin's share.
 

@@ -7,8 +7,11 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from kedge.detectors import Detection
+from kedge.data import ImageSet, batches
+from kedge.detectors import AMP, Detection
+from kedge.errors import NotReadyError
 from kedge.evaluation import Evaluation
+from kedge.models.classifier import evaluating
 from kedge.report.markup import Html, figure, join, section, tag
 
 SIDE = 96  # pixels of a thumbnail's longer side at most; a report of large photographs stays small
@@ -61,12 +64,13 @@ def verdict(is_ood: bool) -> str:
     return "flagged" if is_ood else "accepted"
 
 
-def galleries(evaluation: Evaluation, lead: str) -> Html:
+def galleries(evaluation: Evaluation, lead: str, detector: AMP | None = None) -> Html:
     """The in-distribution images that score highest and the OOD images that score lowest.
 
     Args:
         evaluation: What was measured.
         lead: The detector whose mistakes are shown.
+        detector: That detector, where it has anchors: the cards then tell what each of them predicts.
     """
     said, id_name = evaluation.results[lead].detections, evaluation.id_name
     inside = said[id_name]
@@ -74,7 +78,7 @@ def galleries(evaluation: Evaluation, lead: str) -> Html:
     flagged, n = int(inside.is_ood.sum()), len(inside)
     missed = {name: int((~said[name].is_ood).sum()) for name in evaluation.ood_names}
     misses = [
-        _card(evaluation, said[name], name, i)
+        _card(evaluation, said[name], name, i, detector)
         for name in evaluation.ood_names
         for i in said[name].score.argsort(stable=True)[:MISSES_PER_SET].tolist()
     ]
@@ -85,7 +89,7 @@ def galleries(evaluation: Evaluation, lead: str) -> Html:
         tag("p", f"Where {lead} errs most, or comes closest to it. p is the conformal p-value of a score."),
         tag("h3", "False alarms"),
         tag("p", f"The highest scores in {id_name}; {flagged} of its {n} images are flagged.", class_="note"),
-        tag("div", *(_card(evaluation, inside, id_name, i) for i in alarms), class_="gallery"),
+        tag("div", *(_card(evaluation, inside, id_name, i, detector) for i in alarms), class_="gallery"),
         tag("h3", "Misses"),
         tag(
             "p",
@@ -96,7 +100,27 @@ def galleries(evaluation: Evaluation, lead: str) -> Html:
     )
 
 
-def _card(evaluation: Evaluation, said: Detection, name: str, index: int) -> Html:
+def hypotheses(detector: AMP, one: ImageSet) -> Tensor:
+    """Calibrated probabilities of one image under each anchor, (K, C)."""
+    if detector.preprocess is None or detector.calibration is None:
+        raise NotReadyError("the detector has no anchors to show: call fit(train_set) and calibrate(held_out) first")
+    x, _ = next(batches(one, detector.preprocess))
+    with evaluating(detector.net), torch.no_grad():
+        logits = detector.net.hypotheses(detector.as_input(x))[:, 0]  # (K, C)
+    return (logits / detector.calibration.temperature).softmax(dim=-1).cpu()
+
+
+def _votes(detector: AMP, one: ImageSet, classes: tuple[str, ...]) -> str:
+    """What the anchors predict, the most common class first, each with its mean probability under those anchors."""
+    probability, label = hypotheses(detector, one).max(dim=1)
+    votes = {int(each): probability[label == each] for each in label.unique()}
+    order = sorted(votes, key=lambda each: (-len(votes[each]), each))
+    return "anchors: " + ", ".join(
+        f"{len(votes[each])} {class_name(classes, each)} ({100 * float(votes[each].mean()):.0f} %)" for each in order
+    )
+
+
+def _card(evaluation: Evaluation, said: Detection, name: str, index: int, detector: AMP | None) -> Html:
     images = evaluation.sets[name]
     classes = evaluation.sets[evaluation.id_name].classes
     label = class_name(classes, int(said.label[index]))
@@ -106,5 +130,7 @@ def _card(evaluation: Evaluation, said: Detection, name: str, index: int) -> Htm
         true = int(images.labels[index])
         predicted += ", rightly" if true == int(said.label[index]) else f", truly {class_name(classes, true)}"
     measured = f"score {number(float(said.score[index]))}, p {number(float(said.p_value[index]), 2)}"
-    lines = (tag("strong", name), predicted, measured, verdict(bool(said.is_ood[index])))
+    lines = [tag("strong", name), predicted, measured, verdict(bool(said.is_ood[index]))]
+    if detector is not None:
+        lines.append(_votes(detector, images.subset([index]), detector.classes or classes))
     return figure(picture(images.images[index], alt), join(lines, tag("br")))

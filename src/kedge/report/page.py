@@ -2,21 +2,23 @@
 
 import json
 import os
-from collections.abc import Mapping
-from importlib.metadata import version
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from kedge.detectors import AMP
 from kedge.errors import InputError
 from kedge.evaluation import Evaluation
+from kedge.evaluation.curve import Curve
 from kedge.evaluation.paired import RESAMPLES, best_beyond_noise
 from kedge.files import atomic
 from kedge.report import charts, figures
 from kedge.report.anchors import anchors
+from kedge.report.curves import curves
+from kedge.report.document import document
 from kedge.report.gallery import galleries
 from kedge.report.markup import Html, join, section, tag
-from kedge.report.style import CSS
+from kedge.report.shifted import shifted
 from kedge.report.tables import COLUMNS, by_set, data, finding, headline
 
 READING = (
@@ -46,7 +48,9 @@ def write_report(
     *,
     title: str,
     intro: str = "",
+    leads: Sequence[str] = (),
     detector: AMP | None = None,
+    curves: Sequence[Curve] = (),
     record: Mapping[str, Any] | None = None,
     resamples: int = RESAMPLES,
 ) -> Path:
@@ -56,10 +60,13 @@ def write_report(
 
     Args:
         path: Of the file; its folder is made where it is missing.
-        evaluation: From `kedge.evaluation.evaluate`. Figures and galleries show its first detector.
+        evaluation: From `kedge.evaluation.evaluate`.
         title: Of the page.
         intro: A few words before the tables; a blank line starts a new paragraph.
-        detector: The AMP detector of the first result, to show its anchors and what each of them predicts.
+        leads: Names of detectors whose scores are drawn, by default the first of the evaluation; of the first of them
+            the galleries show the mistakes.
+        detector: The AMP detector of the first lead, to show its anchors and what each of them predicts.
+        curves: To draw along a number, such as that of the anchors.
         record: How the run can be repeated: configuration, seeds, versions, command; plain data.
         resamples: Of the bootstrap that tells which leads are beyond noise.
 
@@ -82,50 +89,45 @@ def write_report(
     if detector is not None and not isinstance(detector, AMP):
         raise InputError(f"detector must be an AMP detector, which has anchors to show; got {type(detector).__name__}")
     figures.require()  # before the minutes that a large evaluation may take
-    text = _page(evaluation, title, intro, detector, record or {}, resamples)
+    unknown = [name for name in leads if name not in evaluation.results]
+    if unknown:
+        raise InputError(f"leads must name detectors of the evaluation; got {', '.join(map(repr, unknown))}")
+    leads = leads or [next(iter(evaluation.results))]
+    text = _page(evaluation, title, intro, leads, detector, curves, record or {}, resamples)
     with atomic(path) as temporary:
         temporary.write_text(text, encoding="utf-8", errors="replace", newline="\n")
     return Path(path)
 
 
 def _page(
-    evaluation: Evaluation, title: str, intro: str, detector: AMP | None, record: Mapping[str, Any], resamples: int
+    evaluation: Evaluation,
+    title: str,
+    intro: str,
+    leads: Sequence[str],
+    detector: AMP | None,
+    wanted: Sequence[Curve],
+    record: Mapping[str, Any],
+    resamples: int,
 ) -> str:
-    lead = next(iter(evaluation.results))
+    lead = leads[0]
     anchored = None if detector is None else anchors(detector, evaluation, lead)  # first: it fails if not fitted
     best = best_beyond_noise(evaluation, resamples=resamples)
     parts = (  # by the identifier of the section, for the links
         ("summary", "Summary", headline(evaluation, best)),
+        ("curves", "Curves", curves(evaluation, wanted)),
         ("sets", "Set by set", by_set(evaluation, best)),
-        ("scores", "Scores", charts.scores(evaluation, lead)),
-        ("roc", "ROC curves", charts.roc_curves(evaluation, lead)),
-        ("temperature", "Temperature", charts.temperatures(evaluation)),
-        ("reliability", "Reliability", charts.reliability(evaluation)),
-        ("images", "Images", galleries(evaluation, lead)),
+        ("shifted", "Shifted images", shifted(evaluation)),
+        ("scores", "Scores", charts.scores(evaluation, leads)),
+        ("roc", "ROC curves", charts.roc_curves(evaluation, leads)),
+        ("temperature", "Temperature", charts.temperatures(evaluation, leads)),
+        ("reliability", "Reliability", charts.reliability(evaluation, leads)),
+        ("images", "Images", galleries(evaluation, lead, detector)),
         ("anchors", "Anchors", anchored),
         ("reading", "How to read this", _reading()),
         ("record", "Record", _record(evaluation, record)),
     )
-    shown = [(identifier, name, part) for identifier, name, part in parts if part is not None]
-    links = (tag("li", tag("a", name, href=f"#{identifier}")) for identifier, name, _ in shown)
-    header = tag(
-        "header",
-        tag("h1", title),
-        tag("p", finding(evaluation, best), class_="finding"),
-        *(tag("p", paragraph.strip()) for paragraph in intro.split("\n\n") if paragraph.strip()),
-        tag("nav", tag("ul", *links), aria_label="Sections"),
-    )
-    head = tag(
-        "head",
-        tag("meta", charset="utf-8"),
-        tag("meta", name="viewport", content="width=device-width, initial-scale=1"),
-        tag("meta", name="color-scheme", content="light dark"),
-        tag("title", title),
-        tag("style", Html(CSS)),
-    )
-    footer = tag("footer", tag("p", f"Written by kedge {version('kedge')}. This file is complete: it loads nothing."))
-    body = tag("body", header, Html("\n"), tag("main", *(part for _, _, part in shown)), Html("\n"), footer)
-    return f"<!DOCTYPE html>\n{tag('html', head, Html(chr(10)), body, lang='en')}\n"
+    paragraphs = [paragraph.strip() for paragraph in intro.split("\n\n") if paragraph.strip()]
+    return document(title, finding(evaluation, best), paragraphs, parts)
 
 
 def _reading() -> Html:

@@ -73,15 +73,15 @@ def finding(evaluation: Evaluation, best: Best) -> str:
     if len(results) > 1:
         leads = " and ".join(_leader(evaluation, best, column) for column in (AUROC, FPR95))
         spans = " and ".join(_span(evaluation, column) for column in (AUROC, FPR95))
-        return _unbroken(f"Of {len(results)} detectors {over}, {leads}; {spans}.")
+        return f"Of {len(results)} detectors {over}, {leads}; {spans}."
     (name, result), *_ = results.items()
     text = f"{name} reaches an AUROC of {percent(result.mean('auroc'))} % and an FPR95 of "
     text += f"{percent(result.mean('fpr95'))} % {over}"
     if sets == 1:
-        return _unbroken(text + ".")
+        return text + "."
     order = sorted(result.metrics, key=lambda ood: result.metrics[ood]["auroc"].value)
     low, high = (f"{percent(result.metrics[ood]['auroc'].value)} % ({ood})" for ood in (order[0], order[-1]))
-    return _unbroken(f"{text} in the mean; from set to set the AUROC runs from {low} to {high}.")
+    return f"{text} in the mean; from set to set the AUROC runs from {low} to {high}."
 
 
 def headline(evaluation: Evaluation, best: Best) -> Html:
@@ -159,10 +159,6 @@ def _leader(evaluation: Evaluation, best: Best, column: Column) -> str:
 def _span(evaluation: Evaluation, column: Column) -> str:
     values = [result.mean(column.metric) for result in evaluation.results.values()]
     return f"{column.head} spans {percent(min(values))} to {percent(max(values))} %"
-
-
-def _unbroken(text: str) -> str:
-    return text.replace(" %", "\N{NO-BREAK SPACE}%")
 
 
 def _note(evaluation: Evaluation, best: Best) -> Html:

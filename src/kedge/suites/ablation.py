@@ -3,6 +3,7 @@
 from typing import Any
 
 from kedge.detectors import AMP, MSP, Energy, FlipsAndCrops, PixelStatistics
+from kedge.evaluation.curve import Curve
 from kedge.suites.plan import MethodPlan, NetworkPlan, Protocol, Suite
 from kedge.suites.study import CLASSES, Setting, Study
 from kedge.transforms import Corruption
@@ -23,6 +24,9 @@ SEPARATE: dict[str, dict[str, bool]] = {
     "crop": {"crop": True},
 }
 METHOD = "all five"
+AS_IT_IS = "AMP, as it is"
+DRAWS = (1001, 1002, 1003)  # seeds of other anchors for the same network
+SHIFTS = (("brightness", 3), ("gaussian_noise", 3))
 
 
 def ablation(setting: Setting) -> Study:
@@ -40,13 +44,13 @@ def ablation(setting: Setting) -> Study:
         return setting.network("wrn-40-2", classes, anchored=True, anchoring=anchoring)
 
     rows = CUMULATIVE if setting.scale != "full" else CUMULATIVE | SEPARATE
-    networks = {row: anchored(corruption=Corruption(**OFF | on) if on else None) for row, on in rows.items()}
+    networks = {row: anchored(**_corrupted(on)) for row, on in rows.items()}
     networks["plain"] = setting.network("wrn-40-2", classes)
     if setting.scale == "full":
         networks["corrupted in every batch"] = anchored(every=1)
         networks["masked, label"] = anchored(mask=0.25)
         networks["masked, uniform"] = anchored(mask=0.25, mask_target="uniform")
-    methods = {f"T: {row}, K = {k}": MethodPlan(AMP, (row,), {"k": k}, paper=None) for row in rows for k in ANCHORS}
+    methods = {_row(row, k): MethodPlan(AMP, (row,), {"k": k}) for row in rows for k in ANCHORS}
     for name in networks:
         if name not in rows and name != "plain":
             methods[f"AMP, {name}"] = MethodPlan(AMP, (name,))
@@ -60,23 +64,48 @@ def ablation(setting: Setting) -> Study:
         "pixel statistics": MethodPlan(PixelStatistics, ("plain",)),
     }
     methods |= {
-        f"AMP, other anchors, draw {seed}": MethodPlan(AMP, (METHOD,), {"seed": seed}) for seed in (1001, 1002, 1003)
+        "AMP, temperature permuted": MethodPlan(AMP, (METHOD,), permuted=True),
+        **{_draw(seed): MethodPlan(AMP, (METHOD,), {"seed": seed}) for seed in DRAWS},
     }
     suite = Suite(
         name="cifar10",
         title="What of anchoring matters",
         networks=networks,
         methods=methods,
-        data=setting.data("cifar10", OOD),
+        data=setting.data("cifar10", OOD, shifts=SHIFTS),
         seeds=setting.seeds,
         comparisons=setting.comparisons,
         resamples=0,
         protocol=Protocol(("fpr95", "auroc")),
+        leads=(AS_IT_IS,),
+        draws={AS_IT_IS: tuple(map(_draw, DRAWS))},
+        curves=(
+            Curve(
+                "The number of anchors",
+                "anchors",
+                {f"T: {row}": {k: (_row(row, k), None) for k in ANCHORS} for row in rows},
+            ),
+        ),
     )
     about = (
         "Which corruption of the anchors, how many anchors, which reading of the formula: what makes the difference?"
     )
     return Study("ablation", "What of anchoring matters (Table 8, Figure 1B)", about, (suite,))
+
+
+def _row(corruption: str, k: int) -> str:
+    return f"T: {corruption}, K = {k}"
+
+
+def _draw(seed: int) -> str:
+    return f"AMP, other anchors, draw {seed}"
+
+
+def _corrupted(on: dict[str, bool]) -> dict[str, Any]:
+    """The arguments of `kedge.anchor`; none for all corruptions, so that other studies have the same network."""
+    if all((OFF | on).values()):
+        return {}
+    return {"corruption": Corruption(**OFF | on) if on else None}
 
 
 # Readings of the formula, all on the network of the last row.

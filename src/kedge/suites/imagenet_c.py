@@ -6,11 +6,13 @@ from dataclasses import replace
 from kedge.data import ImageSet, corrupt
 from kedge.data.corruptions import SEVERITIES
 from kedge.detectors import AMP, MSP, SVI, DeepEnsemble, Energy, MCDropout, SVIAvUC, TemperatureScaling
+from kedge.evaluation.curve import Curve
 from kedge.suites.plan import MethodPlan, PaperTable, Protocol, Suite, SuiteData
 from kedge.suites.study import CLASSES, Setting, Study
 
 BLUR = "gaussian_blur"
 MEMBERS = 5
+SCORINGS = ("AMP", "AMP, entropy", "AMP, energy")  # the paper shows three scoring functions without their names
 
 
 def imagenet_c(setting: Setting) -> Study:
@@ -24,7 +26,8 @@ def imagenet_c(setting: Setting) -> Study:
     known, network = ("imagenet", "resnet50") if full else ("cifar10", "resnet18-cifar")
     classes, members = CLASSES[known], MEMBERS if full else 2
     networks = setting.twins(network, classes)
-    networks["anchored"] = replace(networks["anchored"], anchoring={"every": 10 if full else 5})
+    if full:
+        networks["anchored"] = replace(networks["anchored"], anchoring={"every": 10})
     names = ["plain"]
     for number in range(1, members):
         names.append(f"plain {number}")
@@ -32,6 +35,7 @@ def imagenet_c(setting: Setting) -> Study:
     networks["dropout"] = setting.network(network, classes, arguments={"dropout": 0.2})
     networks["svi"] = setting.network(network, classes, method=SVI)
     networks["svi-avuc"] = setting.network(network, classes, method=SVIAvUC)
+    clean = "made test" if setting.scale == "smoke" else known
     suite = Suite(
         name=known,
         title=f"{known} against its blurred images",
@@ -53,6 +57,14 @@ def imagenet_c(setting: Setting) -> Study:
         comparisons=setting.comparisons,
         protocol=Protocol(("auroc", "dtacc", "aupr_in", "aupr_out")),
         paper=PaperTable("5", "imagenet", "resnet50") if full else None,
+        leads=SCORINGS,
+        curves=(
+            Curve(
+                "The strength of the blur",
+                "level of the blur",
+                {label: {level: (label, _name(clean, level)) for level in SEVERITIES} for label in (*SCORINGS, "MSP")},
+            ),
+        ),
     )
     title = "ImageNet against its blurred images (Table 5, Figure 5)"
     return Study("imagenet-c", title, "How much blur does it take to be noticed?", (suite,))
@@ -64,12 +76,12 @@ def _with_levels(setting: Setting, known: str) -> Callable[[int], SuiteData]:
 
     def load(seed: int) -> SuiteData:
         data = base(seed)
-        blurred = tuple(_named(corrupt(data.test, BLUR, level), data.test, level) for level in SEVERITIES)
+        corrupted = [(level, corrupt(data.test, BLUR, level)) for level in SEVERITIES]
+        blurred = tuple(ImageSet(made.images, name=_name(data.test.name, level)) for level, made in corrupted)
         return replace(data, ood=blurred)
 
     return load
 
 
-def _named(images: ImageSet, clean: ImageSet, level: int) -> ImageSet:
-    name = f"imagenet-c/{BLUR}/{level}" if clean.name == "imagenet" else f"{clean.name} {BLUR} {level}"
-    return ImageSet(images.images, name=name)
+def _name(clean: str, level: int) -> str:
+    return f"imagenet-c/{BLUR}/{level}" if clean == "imagenet" else f"{clean} {BLUR} {level}"

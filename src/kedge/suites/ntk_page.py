@@ -1,13 +1,12 @@
 """The page that shows the study of the neural tangent kernel."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from importlib.metadata import version
 from itertools import pairwise
 from typing import Any
 
 from kedge.report import figures
+from kedge.report.document import document
 from kedge.report.markup import Html, figure, join, section, table, tag
-from kedge.report.style import CSS
 from kedge.suites import ntk_figures as draw
 from kedge.theory.approximation import COSINE
 from kedge.theory.disagreement import PER_ANCHOR, trained_with
@@ -32,7 +31,6 @@ def page(study: NTKStudy, findings: Sequence[str], record: Mapping[str, Any]) ->
         findings: The sentences at its head.
         record: How the run can be repeated.
     """
-    first, *others = (words.replace(" %", "\N{NO-BREAK SPACE}%") for words in findings)
     parts = {
         "figure": ("Spectra and decisions", _spectra(study)),
         "decisions": ("Anchor by anchor", _decisions(study)),
@@ -41,25 +39,7 @@ def page(study: NTKStudy, findings: Sequence[str], record: Mapping[str, Any]) ->
         "limits": ("Limits", _limits()),
         "record": ("Record", _record(study, record)),
     }
-    links = (tag("li", tag("a", name, href=f"#{key}")) for key, (name, _) in parts.items())
-    header = tag(
-        "header",
-        tag("h1", TITLE),
-        tag("p", first, class_="finding"),
-        *(tag("p", words) for words in others),
-        tag("nav", tag("ul", *links), aria_label="Sections"),
-    )
-    head = tag(
-        "head",
-        tag("meta", charset="utf-8"),
-        tag("meta", name="viewport", content="width=device-width, initial-scale=1"),
-        tag("meta", name="color-scheme", content="light dark"),
-        tag("title", TITLE),
-        tag("style", Html(CSS)),
-    )
-    footer = tag("footer", tag("p", f"Written by kedge {version('kedge')}. This file is complete: it loads nothing."))
-    body = tag("body", header, Html("\n"), tag("main", *(part for _, part in parts.values())), Html("\n"), footer)
-    return f"<!DOCTYPE html>\n{tag('html', head, Html(chr(10)), body, lang='en')}\n"
+    return document(TITLE, findings[0], findings[1:], ((key, name, part) for key, (name, part) in parts.items()))
 
 
 def _spectra(study: NTKStudy) -> Html:

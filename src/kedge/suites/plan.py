@@ -8,8 +8,9 @@ from torch import nn
 
 from kedge.checks import between
 from kedge.data import ImageSet, StreamedSet
-from kedge.detectors import Detector, TrainedDetector
+from kedge.detectors import AMP, Detector, TrainedDetector
 from kedge.errors import InputError
+from kedge.evaluation.curve import Curve
 from kedge.evaluation.paired import RESAMPLES
 from kedge.models import build
 from kedge.training import Recipe
@@ -77,6 +78,7 @@ class MethodPlan:
         networks: Names of networks in the suite; a detector on several gets them as a list.
         options: Arguments of the detector, plain data.
         outliers: Whether the detector itself takes the suite's outliers, as its argument ``outliers``.
+        permuted: The control: the same detector with its temperatures permuted across all images.
         paper: What the paper calls the row, as `kedge.suites.paper` has it.
 
     Example:
@@ -89,6 +91,7 @@ class MethodPlan:
     networks: tuple[str, ...]
     options: Mapping[str, Any] = field(default_factory=dict)
     outliers: bool = False
+    permuted: bool = False
     paper: str | None = None
 
     def build(self, networks: Sequence[nn.Module], outliers: ImageSet | None) -> Detector:
@@ -114,6 +117,8 @@ class SuiteData:
         test: Labelled images to test on.
         ood: What does not belong.
         outliers: For the methods that use some; never among, nor drawn from, ``ood``.
+        shifted: Labelled images of the known classes in other conditions.
+        known_in: By OOD set, images from its source that show known classes; see `kedge.evaluate`.
         missing: What is not on this machine, with how to get it.
     """
 
@@ -122,7 +127,14 @@ class SuiteData:
     test: ImageSet
     ood: tuple[ImageSet, ...]
     outliers: ImageSet | None = None
+    shifted: tuple[ImageSet, ...] = ()
+    known_in: Mapping[str, ImageSet] = field(default_factory=dict)
     missing: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def tested(self) -> dict[str, ImageSet]:
+        """All sets that are scored, by name, the in-distribution set first."""
+        return {s.name: s for s in (self.test, *self.ood, *self.shifted, *self.known_in.values())}
 
 
 @dataclass(frozen=True)
@@ -165,6 +177,9 @@ class Suite:
         comparisons: Resamples of the paired bootstrap that tells which leads are beyond noise.
         protocol: How the metrics are taken.
         paper: The table of the paper that has the same rows and columns.
+        leads: Labels of the methods that the report shows in detail; by default the first AMP, or the first method.
+        draws: By label, the labels of the same method with other anchors, for a table of noise.
+        curves: For the report.
     """
 
     name: str
@@ -177,6 +192,15 @@ class Suite:
     comparisons: int = RESAMPLES
     protocol: Protocol = Protocol()
     paper: PaperTable | None = None
+    leads: tuple[str, ...] = ()
+    draws: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    curves: tuple[Curve, ...] = ()
+
+    @property
+    def shown(self) -> tuple[str, ...]:
+        """The labels of the methods that the report shows in detail."""
+        amps = [label for label, method in self.methods.items() if method.kind is AMP]
+        return self.leads or tuple(amps or self.methods)[:1]
 
     def __post_init__(self) -> None:
         between("resamples", self.resamples, 0, float("inf"))

@@ -1,6 +1,7 @@
 """Running a suite: train what is needed, score every cell once, and put the cells together."""
 
 import copy
+import hashlib
 import json
 import re
 from collections.abc import Callable, Mapping
@@ -12,14 +13,15 @@ from torch import Tensor
 
 from kedge import artifact
 from kedge.anchoring import anchor
-from kedge.data import ImageSet, Preprocess
-from kedge.detectors import Cost, Detection
+from kedge.data import ImageSet, Preprocess, StreamedSet
+from kedge.detectors import Cost, Detection, Detector
 from kedge.errors import FileFormatError, InputError, NotReadyError
-from kedge.evaluation import Evaluation, Result, evaluate
+from kedge.evaluation import Evaluation, Result, Shifted, evaluate
+from kedge.evaluation.core import PERMUTED
 from kedge.metrics import Estimate
 from kedge.models.classifier import Classifier
 from kedge.provenance import provenance
-from kedge.suites.plan import Suite, SuiteData
+from kedge.suites.plan import NetworkPlan, Suite, SuiteData
 from kedge.training import Progress, train
 
 TrainingProgress = Callable[[str, Progress], None]
@@ -31,7 +33,9 @@ class SuiteRun:
 
     Args:
         suite: What to run.
-        directory: For networks and cells; one suite each.
+        directory: For the cells; one suite each.
+        networks: For the networks, which suites can share: one that is trained there already, from the same plan, seed
+            and images, is not trained again. By default a folder in ``directory``.
         on_training: Called with a network's name after every training step.
         on_scoring: Called with a method's label, the number of images scored and the number in all.
     """
@@ -41,10 +45,12 @@ class SuiteRun:
         suite: Suite,
         directory: str | Path,
         *,
+        networks: str | Path | None = None,
         on_training: TrainingProgress | None = None,
         on_scoring: ScoringProgress | None = None,
     ) -> None:
         self.suite, self.directory = suite, Path(directory)
+        self.networks = self.directory / "networks" if networks is None else Path(networks)
         self.on_training, self.on_scoring = on_training, on_scoring
         self._trained: dict[tuple[str, int], Classifier] = {}
 
@@ -60,23 +66,40 @@ class SuiteRun:
         left_out = {label for label in self.suite.methods if data.outliers is None and self._needs_outliers(label)}
         results = {label: self._cell(label, data, seed) for label in self.suite.methods if label not in left_out}
         self._trained.clear()
-        sets = {s.name: s for s in (data.test, *data.ood)}
-        return Evaluation(results, sets, data.test.name, self.suite.resamples)
+        shifted, known = tuple(s.name for s in data.shifted), {ood: s.name for ood, s in data.known_in.items()}
+        return Evaluation(results, data.tested, data.test.name, self.suite.resamples, shifted, known)
 
     def _cell(self, label: str, data: SuiteData, seed: int) -> Result:
         path = self.directory / f"seed-{seed}" / "cells" / f"{_file_name(label)}.cell"
         identity = self._identity(label, data, seed)
         if path.exists():
             return read_cell(path, identity)
+        report = None if self.on_scoring is None else _labelled(self.on_scoring, label)
+        permuted = self.suite.methods[label].permuted
+        found = evaluate(
+            {label: self._detector(label, data, seed)},
+            data.test,
+            data.ood,
+            shifted=data.shifted,
+            known_in=data.known_in,
+            controls=permuted,
+            resamples=self.suite.resamples,
+            progress=report,
+        )
+        result = found.results[label + PERMUTED if permuted else label]
+        write_cell(path, result, identity)
+        return result
+
+    def detector(self, label: str, seed: int) -> Detector:
+        """The detector behind a row, fitted and calibrated."""
+        return self._detector(label, self.suite.data(seed), seed)
+
+    def _detector(self, label: str, data: SuiteData, seed: int) -> Detector:
         method, preprocess = self.suite.methods[label], Preprocess(tuple(data.test.images.shape[1:]))
         # A copy, since a detector may give a network other anchors.
         networks = [copy.deepcopy(self._network(name, data, seed)) for name in method.networks]
         detector = method.build(networks, data.outliers)
-        detector.fit(data.train, preprocess=preprocess).calibrate(data.held_out)
-        report = None if self.on_scoring is None else _labelled(self.on_scoring, label)
-        found = evaluate({label: detector}, data.test, data.ood, resamples=self.suite.resamples, progress=report)
-        write_cell(path, found.results[label], identity)
-        return found.results[label]
+        return detector.fit(data.train, preprocess=preprocess).calibrate(data.held_out)
 
     def _needs_outliers(self, label: str) -> bool:
         """Whether a method, or the training of one of its networks, takes the suite's outliers."""
@@ -94,14 +117,15 @@ class SuiteRun:
             objective = None
             if plan.method is not None:
                 net, objective = plan.method.prepare(net, **plan.prepare), plan.method.objective(**plan.objective)
+            outliers = data.outliers if objective is not None and objective.outliers_per_image else None
             self._trained[name, seed] = train(
                 net,
                 data.train,
                 plan.recipe,
                 seed=number,
-                directory=self.directory / f"seed-{seed}" / "networks" / _file_name(name),
+                directory=self.networks / _network_name(plan, number, data.train, outliers),
                 objective=objective,
-                outliers=data.outliers if objective is not None and objective.outliers_per_image else None,
+                outliers=outliers,
                 preprocess=None if isinstance(data.train, ImageSet) else preprocess,
                 progress=None if self.on_training is None else _named(self.on_training, name),
             )
@@ -118,7 +142,7 @@ class SuiteRun:
             "training images": data.train.checksum,
             "held-out images": data.held_out.checksum,
             "outliers": None if data.outliers is None else data.outliers.checksum,
-            "test sets": {s.name: s.checksum for s in (data.test, *data.ood)},
+            "test sets": {name: s.checksum for name, s in data.tested.items()},
             "resamples": self.suite.resamples,
         }
         same: dict[str, Any] = json.loads(json.dumps(plain))  # as a file gives it back
@@ -142,6 +166,7 @@ def write_cell(path: Path, result: Result, identity: Mapping[str, Any]) -> None:
             "ece": result.ece,
             "aurc": result.aurc,
             "flagged": result.flagged,
+            "shifted": {name: vars(shifted) for name, shifted in result.shifted.items()},
             "milliseconds": result.milliseconds,
             "cost": vars(result.cost),
             "uses_outliers": result.uses_outliers,
@@ -165,6 +190,7 @@ def read_cell(path: Path, identity: Mapping[str, Any]) -> Result:
     kept = header["result"]
     kept["metrics"] = {ood: {m: Estimate(**e) for m, e in by.items()} for ood, by in kept["metrics"].items()}
     kept["cost"] = Cost(**kept["cost"])
+    kept["shifted"] = {name: Shifted(**values) for name, values in kept["shifted"].items()}
     detections = {name: _detection(artifact.part(tensors, f"{n}.")) for n, name in enumerate(header["sets"])}
     return Result(**kept, detections=detections)
 
@@ -172,6 +198,15 @@ def read_cell(path: Path, identity: Mapping[str, Any]) -> Result:
 def _detection(tensors: Mapping[str, Tensor]) -> Detection:
     values: dict[str, Any] = {f.name: tensors.get(f.name) for f in fields(Detection)}
     return Detection(**values)
+
+
+def _network_name(plan: NetworkPlan, seed: int, train: ImageSet | StreamedSet, outliers: ImageSet | None) -> str:
+    """A folder's name that only the very same training has."""
+    sets = [train.checksum, None if outliers is None else outliers.checksum]
+    made_of = {**plan.described(), "member": seed, "sets": sets}
+    digest = hashlib.sha256(json.dumps(made_of, sort_keys=True).encode()).hexdigest()
+    kind = "anchored" if plan.anchored else "plain"
+    return f"{_file_name(str(made_of['network']))}-{kind}-seed-{seed}-{digest[:12]}"
 
 
 def _file_name(label: str) -> str:

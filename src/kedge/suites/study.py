@@ -1,12 +1,14 @@
 """A study: the suites behind one table of the paper, one for each in-distribution set, and what they share."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from kedge.checks import one_of
-from kedge.data import ImageSet, StreamedSet, sources
+from kedge.data import ImageSet, StreamedSet, corrupt, sources
 from kedge.detectors import AMP, MSP, ODIN, Energy
 from kedge.evaluation.paired import RESAMPLES
 from kedge.suites import sets
@@ -19,6 +21,7 @@ SMOKE_SIDE = 16
 SMOKE_CLASSES = 4
 SMOKE_COMPARISONS = 20
 HELD_OUT = 0.1  # of the training images, to calibrate on
+SMALL_TEST, SMALL_OOD = 5_000, 2_000  # images of a set at the small scale, drawn from all of it
 
 CLASSES = {"cifar10": 10, "cifar100": 100, "imagenet": 1000}
 
@@ -80,13 +83,26 @@ class Setting:
         }
 
     def data(
-        self, id_name: str, ood: Sequence[str], *, side: int = 32, outliers: str | None = None, files: bool = True
+        self,
+        id_name: str,
+        ood: Sequence[str],
+        *,
+        side: int = 32,
+        outliers: str | None = None,
+        files: bool = True,
+        shifts: Sequence[tuple[str, int]] = (),
     ) -> Callable[[int], SuiteData]:
-        """A function that loads the sets for a seed; at the small scale the files at hand are added to the OOD sets."""
+        """A function that loads the sets for a seed; at the small scale the files at hand are added to the OOD sets.
+
+        ``shifts`` are corruptions with their severity; the test images so corrupted become sets of shifted images.
+        """
+
+        def shifted(data: SuiteData) -> SuiteData:
+            return replace(data, shifted=tuple(corrupt(data.test, name, severity) for name, severity in shifts))
 
         def load(seed: int) -> SuiteData:
             if self.scale == "smoke":
-                return smoke_data(seed, outliers is not None)
+                return shifted(smoke_data(seed, outliers is not None))
             train: ImageSet | StreamedSet
             if id_name == "imagenet":  # too large for memory
                 train = sources.load(id_name, "train", data_dir=self.data_dir)
@@ -98,9 +114,19 @@ class Setting:
             found = sets.find(wanted, side=side, data_dir=self.data_dir)
             beside = sets.find([outliers] if outliers else [], side=side, data_dir=self.data_dir)
             outside = beside.sets[0] if beside.sets else None
-            return SuiteData(part, held_out, test, found.sets, outside, {**found.missing, **beside.missing})
+            missing = {**found.missing, **beside.missing}
+            if self.scale == "full":
+                return shifted(SuiteData(part, held_out, test, found.sets, outside, missing=missing))
+            few = tuple(_some(images, SMALL_OOD) for images in found.sets)
+            return shifted(SuiteData(part, held_out, _some(test, SMALL_TEST), few, outside, missing=missing))
 
         return load
+
+
+def _some(images: ImageSet, n: int) -> ImageSet:
+    """So many images of a set, the same ones each time; all where there are no more."""
+    order = torch.randperm(len(images), generator=torch.Generator().manual_seed(0))
+    return images if len(images) <= n else images.subset(order[:n])
 
 
 def smoke_data(seed: int, outliers: bool = False) -> SuiteData:
