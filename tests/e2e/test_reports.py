@@ -1,0 +1,76 @@
+"""The reports in a real browser: nothing fails, nothing is fetched, nothing is cut off, everything is described."""
+
+import pytest
+import torch
+
+from kedge import AMP, MSP, ImageSet, anchor, evaluate
+from kedge.evaluation.curve import Curve
+from kedge.models import build
+from kedge.report import write_report
+from kedge.suites import run_ntk
+
+pytestmark = pytest.mark.e2e
+
+
+def greys(n, name, level, labels=False):
+    rng = torch.Generator().manual_seed(level)
+    images = (torch.randn(n, 3, 8, 8, generator=rng) * 30 + level).clamp(0, 255).to(torch.uint8)
+    return ImageSet(images, torch.arange(n) % 3 if labels else None, name, ("ant", "bee", "cow"))
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory):
+    train, held_out, test = (greys(60, name, 90 + i, True) for i, name in enumerate(("train", "held out", "test")))
+    torch.manual_seed(0)
+    net = build("compact", width=4, classes=3)
+    amp, msp = AMP(anchor(net, seed=0)), MSP(net)
+    for detector in (amp, msp):
+        detector.fit(train).calibrate(held_out)
+    shifted = greys(60, "brighter <&> shifted", 130, True)
+    oods = [
+        greys(40, "far away, with a name that is long enough to need a line of its own", 200),
+        greys(40, "near", 110),
+    ]
+    evaluation = evaluate({"AMP": amp, "MSP": msp}, test, oods, shifted=[shifted], controls=True, resamples=20)
+    curve = Curve("Rows", "row", {"near": {1: ("AMP", "near"), 2: ("MSP", "near")}})
+    return write_report(
+        tmp_path_factory.mktemp("report") / "report.html",
+        evaluation,
+        title="Greys",
+        detector=amp,
+        curves=[curve],
+        record={"seed": 0, "config": {"a": [1, 2]}},
+    )
+
+
+@pytest.fixture(scope="module")
+def ntk(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("ntk")
+    run_ntk(folder)
+    return folder / "report.html"
+
+
+@pytest.mark.parametrize("dark", [False, True])
+@pytest.mark.parametrize("width", [1280, 390])
+@pytest.mark.parametrize("which", ["report", "ntk"])
+def test_a_report_opens_without_errors_or_requests_at_any_width(which, width, dark, visit, request):
+    path = request.getfixturevalue(which)
+    seen = visit(path.as_uri(), width=width, dark=dark)
+    assert seen.errors == []
+    outside = [url for url in seen.requests if not url.startswith("data:")]
+    assert outside == [path.as_uri()]
+    page = seen.page
+    assert page.evaluate("document.documentElement.scrollWidth") <= width  # tables scroll within themselves
+    assert page.evaluate("[...document.images].filter(i => !i.complete || !i.naturalWidth || !i.alt).length") == 0
+    pictures = page.evaluate("[...document.querySelectorAll('svg[role=img]')].map(s => s.getAttribute('aria-label'))")
+    assert len(pictures) > 3
+    assert all(pictures)
+    for link in page.query_selector_all("nav a"):
+        assert page.query_selector(link.get_attribute("href")) is not None
+
+
+def test_its_colours_follow_the_reader(report, visit):
+    def background(dark):
+        return visit(report.as_uri(), dark=dark).page.evaluate("getComputedStyle(document.body).backgroundColor")
+
+    assert background(True) != background(False)
