@@ -3,7 +3,9 @@
 import json
 import re
 
+import numpy as np
 import pytest
+from PIL import Image
 from typer.testing import CliRunner
 
 import kedge
@@ -12,7 +14,7 @@ from kedge.errors import NotReadyError
 from kedge.evaluation import Summary, evaluate
 from kedge.suites import STUDIES, MethodPlan, NetworkPlan, PaperTable, Protocol, Setting, Suite, sets
 from kedge.suites.ablation import ANCHORS, CUMULATIVE
-from kedge.suites.beside import beside_paper
+from kedge.suites.beside import beside_paper, row
 from kedge.suites.paper import AVERAGE, reported, tables
 from kedge.suites.study import smoke_data
 from kedge.training import Recipe
@@ -79,7 +81,7 @@ def test_every_study_is_declared_at_every_scale(name, scale):
 
 def test_at_the_full_scale_rows_and_columns_are_those_of_the_paper():
     known = {table.table: table for table in tables()}
-    for name in ("cifar-wrn", "cifar-resnet34", "near-ood", "imagenet-c", "resizing", "uncertainty"):
+    for name in ("cifar-wrn", "cifar-resnet34", "near-ood", "imagenet-c", "scood", "resizing", "uncertainty"):
         for suite in STUDIES[name](Setting("full")).suites:
             table = known[suite.paper.table]
             assert suite.paper.id_set in table.id_sets
@@ -92,13 +94,45 @@ def test_at_the_full_scale_rows_and_columns_are_those_of_the_paper():
 
 def test_the_ablation_has_a_row_for_each_cell_of_the_paper_s_table():
     (suite,) = STUDIES["ablation"](Setting("small")).suites
-    for row in CUMULATIVE:
+    for name in CUMULATIVE:
         for k in ANCHORS:
-            assert suite.methods[f"T: {row}, K = {k}"].options == {"k": k}
+            assert suite.methods[f"T: {name}, K = {k}"].options == {"k": k}
     corruptions = {each.corruption for each in reported(table=8)}
     rows = {tuple(sorted(name for name, on in switches.items() if on)) for switches in CUMULATIVE.values()}
     assert {tuple(sorted(corruption)) for corruption in corruptions} == rows
     assert {each.anchors for each in reported(table=8)} == set(ANCHORS)
+    assert {row(each) for each in reported(table=8)} == {plan.paper for plan in suite.methods.values()} - {None}
+
+
+def scood_files(home):
+    """SCOOD's folders with a few images; of three in each OOD list the second shows a known class, save in SVHN's."""
+    rng = np.random.default_rng(0)
+    lists = home / "data" / "imglist" / "benchmark_cifar10"
+    lists.mkdir(parents=True)
+    labels = {"train_cifar10": range(10), "train_tin": (-1, 3, -1), "test_cifar10": range(4), "test_svhn": (-1, -1)}
+    labels |= {f"test_{name}": (-1, 8, -1) for name in ("texture", "tin", "lsun", "places365", "cifar100")}
+    for name, meant in labels.items():
+        lines = []
+        for number, label in enumerate(meant):
+            file = f"{name}/{number}.png"
+            (home / "data" / "images" / name).mkdir(parents=True, exist_ok=True)
+            Image.fromarray(rng.integers(0, 256, (32, 32, 3), np.uint8)).save(home / "data" / "images" / file)
+            lines.append(f"{file} " + json.dumps({"label": -1, "sc_label": label}))
+        (lists / f"{name}.txt").write_text("\n".join(lines))
+
+
+def test_in_scood_a_list_s_known_images_count_as_known_against_that_list_alone(tmp_path):
+    scood_files(tmp_path / "scood")
+    data = STUDIES["scood"](Setting("small", data_dir=tmp_path)).suites[0].data(0)
+    assert (data.test.name, data.test.labels.tolist()) == ("scood/cifar10", [0, 1, 2, 3])
+    assert len(data.train) + len(data.held_out) == 10
+    assert {s.name: len(s) for s in data.ood} == {
+        f"scood/{name}": 2 for name in ("texture", "svhn", "tin", "lsun", "places365", "cifar100")
+    }
+    assert {ood: (s.name, s.labels.tolist()) for ood, s in data.known_in.items()} == {
+        f"scood/{name}": (f"scood/{name} (known)", [8]) for name in ("texture", "tin", "lsun", "places365", "cifar100")
+    }
+    assert len(data.outliers) == 3
 
 
 def test_a_suite_of_the_user_s_own_takes_a_few_lines(tmp_path):

@@ -3,8 +3,9 @@
 import json
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
+import torch
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
@@ -46,6 +47,11 @@ def reproduce(
         Path | None,
         typer.Option(help="Folder of trained networks, which studies share; runs/networks, or OUT/networks."),
     ] = None,
+    accelerator: Annotated[
+        str, typer.Option(help="cpu, gpu, ... as Fabric names it; auto: a GPU if there is one.")
+    ] = "auto",
+    precision: Annotated[str | None, typer.Option(help="To train in: bf16-mixed, 16-mixed, ...")] = None,
+    workers: Annotated[int, typer.Option(min=0, help="Processes that read images of ImageNet's size.")] = 2,
     data_dir: Annotated[Path | None, typer.Option(help="Where data sets are; KEDGE_DATA by default.")] = None,
 ) -> None:
     """Train, score, evaluate and report a study. Stopped at any moment, the same command goes on where it was.
@@ -69,21 +75,31 @@ def reproduce(
         return
     study = STUDIES[name](Setting(one_of("scale", scale, SCALES), tuple(range(seeds)), data_dir))
     console.print(f"[bold]{study.title}[/]\n{study.about}", highlight=False)
-    done = [run_suite(suite, folder / suite.name, networks, console) for suite in study.suites]
+    if accelerator == "auto" and torch.cuda.is_available():
+        accelerator = "gpu"
+    how = {"accelerator": accelerator, "precision": precision, "workers": workers}
+    done = [run_suite(suite, folder / suite.name, networks, how, console) for suite in study.suites]
     if not any(done):
         raise NotReadyError(f"nothing of {name} could be run: see above what is missing in {data_folder(data_dir)}")
 
 
-def run_suite(suite: Suite, folder: Path, networks: Path, console: Console) -> bool:
+def run_suite(suite: Suite, folder: Path, networks: Path, how: dict[str, Any], console: Console) -> bool:
     """Run one suite of a study, print its tables and write its report; False where its data is not here."""
     try:
-        missing = suite.data(suite.seeds[0]).missing
         with Progress(
             TextColumn("{task.description:<32}"), BarColumn(), TimeRemainingColumn(), TextColumn("{task.fields[note]}"),
             console=console,
         ) as bars:  # fmt: skip
             shown = Bars(bars)
-            run = SuiteRun(suite, folder, networks=networks, on_training=shown.on_training, on_scoring=shown.on_scoring)
+            run = SuiteRun(
+                suite,
+                folder,
+                networks=networks,
+                training=how,
+                on_training=shown.on_training,
+                on_scoring=shown.on_scoring,
+            )
+            missing = run.data(suite.seeds[0]).missing
             tables = run.run()
     except NotReadyError as error:
         console.print(f"[yellow]{suite.name} left out:[/] {error}", highlight=False)
@@ -105,8 +121,8 @@ def run_suite(suite: Suite, folder: Path, networks: Path, console: Console) -> b
     halves = [SHOWN] if console.width >= WIDE else [SHOWN[:4], SHOWN[4:]]
     for table in (*map(summary.table, halves), *beside, *noise):
         console.print(table.terminal())
-    for name, how in missing.items():
-        console.print(f"[yellow]missing {name}:[/] {how}", highlight=False)
+    for name, hint in missing.items():
+        console.print(f"[yellow]missing {name}:[/] {hint}", highlight=False)
     for seed, evaluation in tables.items():
         path = folder / f"report-{seed}.html"
         record_of = record | {"seed": seed}

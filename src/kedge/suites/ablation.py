@@ -4,7 +4,7 @@ from typing import Any
 
 from kedge.detectors import AMP, MSP, Energy, FlipsAndCrops, PixelStatistics
 from kedge.evaluation.curve import Curve
-from kedge.suites.plan import MethodPlan, NetworkPlan, Protocol, Suite
+from kedge.suites.plan import MethodPlan, NetworkPlan, PaperTable, Protocol, Suite
 from kedge.suites.study import CLASSES, Setting, Study
 from kedge.transforms import Corruption
 
@@ -50,7 +50,11 @@ def ablation(setting: Setting) -> Study:
         networks["corrupted in every batch"] = anchored(every=1)
         networks["masked, label"] = anchored(mask=0.25)
         networks["masked, uniform"] = anchored(mask=0.25, mask_target="uniform")
-    methods = {_row(row, k): MethodPlan(AMP, (row,), {"k": k}) for row in rows for k in ANCHORS}
+    methods = {
+        _row(row, k): MethodPlan(AMP, (row,), {"k": k}, paper=f"AMP, {_row(', '.join(on) or 'none', k)}")
+        for row, on in rows.items()
+        for k in ANCHORS
+    }
     for name in networks:
         if name not in rows and name != "plain":
             methods[f"AMP, {name}"] = MethodPlan(AMP, (name,))
@@ -77,6 +81,7 @@ def ablation(setting: Setting) -> Study:
         comparisons=setting.comparisons,
         resamples=0,
         protocol=Protocol(("fpr95", "auroc")),
+        paper=PaperTable("8", "cifar10", "wrn-40-2"),
         leads=(AS_IT_IS,),
         draws={AS_IT_IS: tuple(map(_draw, DRAWS))},
         curves=(

@@ -43,7 +43,19 @@ def _cells(suite: Suite, metric: str) -> dict[tuple[str, str], Reported]:
     found = reported(table=suite.paper.table, id_set=suite.paper.id_set)
     if metric == "fpr95":
         found = [each.as_fpr95() if each.metric == "tnr95" else each for each in found]
-    return {(each.method, each.ood_set): each for each in found if each.metric == metric and each.ood_set is not None}
+    return {(row(each), each.ood_set): each for each in found if each.metric == metric and each.ood_set is not None}
+
+
+def row(each: Reported) -> str:
+    """What `MethodPlan.paper` calls a row of the paper: the method, and in the ablation its corruption and anchors.
+
+    Example:
+        >>> row(reported(table=8)[0])
+        'AMP, T: none, K = 2'
+    """
+    if each.anchors is None:
+        return each.method
+    return f"{each.method}, T: {', '.join(each.corruption or ()) or 'none'}, K = {each.anchors}"
 
 
 def _both(ours: str, theirs: Reported | None) -> str:

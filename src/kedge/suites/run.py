@@ -36,6 +36,7 @@ class SuiteRun:
         directory: For the cells; one suite each.
         networks: For the networks, which suites can share: one that is trained there already, from the same plan, seed
             and images, is not trained again. By default a folder in ``directory``.
+        training: More arguments of `kedge.train`: ``accelerator``, ``precision``, ``workers``.
         on_training: Called with a network's name after every training step.
         on_scoring: Called with a method's label, the number of images scored and the number in all.
     """
@@ -46,13 +47,16 @@ class SuiteRun:
         directory: str | Path,
         *,
         networks: str | Path | None = None,
+        training: Mapping[str, Any] | None = None,
         on_training: TrainingProgress | None = None,
         on_scoring: ScoringProgress | None = None,
     ) -> None:
         self.suite, self.directory = suite, Path(directory)
         self.networks = self.directory / "networks" if networks is None else Path(networks)
         self.on_training, self.on_scoring = on_training, on_scoring
+        self.training = dict(training or {})
         self._trained: dict[tuple[str, int], Classifier] = {}
+        self._data: tuple[int, SuiteData] | None = None  # of the last seed: reading it can take minutes
 
     def run(self) -> dict[int, Evaluation]:
         """Run what is missing, and return the table of each seed."""
@@ -60,7 +64,7 @@ class SuiteRun:
 
     def evaluation(self, seed: int) -> Evaluation:
         """The table of one seed: every method on the same sets."""
-        data = self.suite.data(seed)
+        data = self.data(seed)
         if not data.ood:
             raise NotReadyError("no OOD set is here: " + ("; ".join(data.missing.values()) or "the suite names none"))
         left_out = {label for label in self.suite.methods if data.outliers is None and self._needs_outliers(label)}
@@ -92,7 +96,13 @@ class SuiteRun:
 
     def detector(self, label: str, seed: int) -> Detector:
         """The detector behind a row, fitted and calibrated."""
-        return self._detector(label, self.suite.data(seed), seed)
+        return self._detector(label, self.data(seed), seed)
+
+    def data(self, seed: int) -> SuiteData:
+        """The sets of a seed, read once."""
+        if self._data is None or self._data[0] != seed:
+            self._data = (seed, self.suite.data(seed))
+        return self._data[1]
 
     def _detector(self, label: str, data: SuiteData, seed: int) -> Detector:
         method, preprocess = self.suite.methods[label], Preprocess(tuple(data.test.images.shape[1:]))
@@ -128,6 +138,7 @@ class SuiteRun:
                 outliers=outliers,
                 preprocess=None if isinstance(data.train, ImageSet) else preprocess,
                 progress=None if self.on_training is None else _named(self.on_training, name),
+                **self.training,
             )
         return self._trained[name, seed]
 

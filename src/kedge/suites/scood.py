@@ -72,7 +72,7 @@ def _data(setting: Setting, known: str) -> Callable[[int], SuiteData]:
         home = sources.data_folder(setting.data_dir) / "scood"
         train, _ = _lists(known, known, "train", home)
         part, held_out = train.split(1 - HELD_OUT, seed=seed)
-        test, _ = _lists(known, known, "test", home)
+        test = replace(_lists(known, known, "test", home)[0], name=f"scood/{known}")
         ood, known_in = [], {}
         for name in (*LISTS, OTHER[known]):
             coherent, strange = _lists(known, name, "test", home)
