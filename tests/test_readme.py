@@ -26,7 +26,17 @@ def test_a_new_user_needs_fewer_than_fifteen_lines():
     assert len([line for line in own_loop.splitlines() if line.strip()]) < 15
 
 
-@pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md", "docs/concepts.md"])
+def test_the_suite_of_one_s_own_runs(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (code,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs/suites/README.md").read_text(), flags=re.DOTALL)
+    exec(compile(code, "docs/suites/README.md", "exec"), {})
+    assert "AMP" in (tmp_path / "runs/digits/tables.md").read_text()
+
+
+PAGES = ["README.md", "CONTRIBUTING.md", *(str(page.relative_to(ROOT)) for page in sorted(ROOT.glob("docs/**/*.md")))]
+
+
+@pytest.mark.parametrize("page", PAGES)
 def test_every_local_link_leads_to_a_file(page):
     text = (ROOT / page).read_text()
     for target in re.findall(r"\]\(([^)#]+)\)", text):

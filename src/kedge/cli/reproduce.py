@@ -1,6 +1,5 @@
 """``kedge reproduce``: a study of the paper, end to end."""
 
-import json
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -13,18 +12,11 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemaining
 from kedge import training
 from kedge.checks import one_of
 from kedge.data.sources import data_folder
-from kedge.detectors import AMP
 from kedge.errors import NotReadyError
-from kedge.evaluation import Summary
-from kedge.evaluation.noise import noise_table
-from kedge.evaluation.protocol import redrawn
 from kedge.evaluation.summary import SHOWN
-from kedge.files import atomic
-from kedge.provenance import provenance
-from kedge.report import write_report
 from kedge.suites import STUDIES, run_ntk
-from kedge.suites.beside import beside_paper
 from kedge.suites.plan import Suite
+from kedge.suites.publish import publish
 from kedge.suites.run import SuiteRun
 from kedge.suites.study import SCALES, Setting
 
@@ -104,39 +96,14 @@ def run_suite(suite: Suite, folder: Path, networks: Path, how: dict[str, Any], c
     except NotReadyError as error:
         console.print(f"[yellow]{suite.name} left out:[/] {error}", highlight=False)
         return False
-    if suite.protocol.ood_ratio is not None:
-        ratio, draws = suite.protocol.ood_ratio, suite.protocol.draws
-        tables = {seed: redrawn(table, ood_ratio=ratio, draws=draws, seed=seed) for seed, table in tables.items()}
-    summary = Summary(tables)
-    record = {"command": " ".join(["kedge", *sys.argv[1:]]), "missing": dict(missing), "made with": provenance()}
-    beside = [beside_paper(summary, suite, metric) for metric in suite.protocol.metrics]
-    noise = [noise_table(summary, suite.draws)] if suite.draws else []
-    printed = [summary.table(), *beside, *noise]
-    with atomic(folder / "metrics.json") as temporary:
-        temporary.write_text(json.dumps({"record": record, **summary.as_dict()}, indent=1))
-    with atomic(folder / "tables.md") as temporary:
-        temporary.write_text("\n\n".join(table.markdown() for table in printed) + "\n", encoding="utf-8")
-    with atomic(folder / "tables.tex") as temporary:
-        temporary.write_text("\n\n".join(table.latex() for table in printed) + "\n", encoding="utf-8")
+    published = publish(run, tables, command=" ".join(["kedge", *sys.argv[1:]]))
+    summary = published.summary
     halves = [SHOWN] if console.width >= WIDE else [SHOWN[:4], SHOWN[4:]]
-    for table in (*map(summary.table, halves), *beside, *noise):
+    for table in (*map(summary.table, halves), *published.tables):
         console.print(table.terminal())
     for name, hint in missing.items():
         console.print(f"[yellow]missing {name}:[/] {hint}", highlight=False)
-    for seed, evaluation in tables.items():
-        path = folder / f"report-{seed}.html"
-        record_of = record | {"seed": seed}
-        detector = run.detector(suite.shown[0], seed)
-        write_report(
-            path,
-            evaluation,
-            title=suite.title,
-            leads=suite.shown,
-            detector=detector if isinstance(detector, AMP) else None,
-            curves=suite.curves,
-            record=record_of,
-            resamples=suite.comparisons,
-        )
+    for path in published.reports:
         console.print(f"report    [bold]{path}[/]", highlight=False)
     console.print(f"tables    {folder / 'tables.md'}, tables.tex, metrics.json", highlight=False)
     return True

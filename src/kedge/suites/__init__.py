@@ -8,6 +8,7 @@ from kedge.suites.imagenet_c import imagenet_c
 from kedge.suites.methods import methods
 from kedge.suites.ntk import run_ntk
 from kedge.suites.plan import MethodPlan, NetworkPlan, PaperTable, Protocol, Suite, SuiteData
+from kedge.suites.publish import Published, publish
 from kedge.suites.resizing import resizing
 from kedge.suites.run import SuiteRun
 from kedge.suites.scood import scood
@@ -19,11 +20,13 @@ __all__ = [
     "NetworkPlan",
     "PaperTable",
     "Protocol",
+    "Published",
     "Setting",
     "Study",
     "Suite",
     "SuiteData",
     "SuiteRun",
+    "publish",
     "run_ntk",
 ]
 
