@@ -15,6 +15,7 @@ from kedge import metrics
 from kedge.errors import InputError
 from kedge.metrics import (
     Estimate,
+    Repeated,
     accuracy,
     aupr_in,
     aupr_out,
@@ -285,6 +286,51 @@ def test_one_score_each_has_an_interval_of_one_point():
 def test_bad_bootstrap_settings_are_refused_by_name(bad):
     with pytest.raises(InputError, match=next(iter(bad))):
         detection_metrics([1.0], [2.0], **bad)
+
+
+# Images that stand several times, or not at all.
+
+
+def standing(score):
+    """Scores with how often each stands, at least one of them once."""
+    return st.lists(st.tuples(score, st.integers(0, 3)), min_size=1, max_size=25).filter(lambda p: any(n for _, n in p))
+
+
+few = standing(st.sampled_from([-INF, -1.0, 0.0, 1.0, 2.0, INF]))
+many = standing(st.floats(allow_nan=False, width=32))
+
+
+@pytest.mark.parametrize("name", NAMES)
+@given(inside=few | many, outside=few | many)
+@quick
+def test_an_image_that_stands_n_times_counts_n_times(name, inside, outside):
+    (id_scores, id_times), (ood_scores, ood_times) = (map(np.array, zip(*p, strict=True)) for p in (inside, outside))
+    expected = getattr(metrics, name)(np.repeat(id_scores, id_times), np.repeat(ood_scores, ood_times))
+    assert Repeated(id_scores, ood_scores)(id_times, ood_times)[name] == pytest.approx(expected, abs=1e-12)
+
+
+def test_repeats_by_hand():
+    measured = Repeated([5, 1, 2], [3, 2])  # not in order
+    once = measured(np.array([1, 1, 1]), np.array([1, 1]))
+    assert list(once) == NAMES
+    assert once["auroc"] == pytest.approx((2 + 1.5) / 6)  # 3 beats 1 and 2; 2 beats 1 and ties with 2
+    weighed = measured(np.array([0, 3, 1]), np.array([2, 1]))  # 1 1 1 2 against 3 3 2
+    assert weighed["auroc"] == pytest.approx((4 + 4 + 3.5) / 12)
+    assert weighed["fpr95"] == pytest.approx(1 / 3)
+    assert measured(np.array([1, 1, 1]), np.array([1, 1])) == once  # one sample leaves the next alone
+
+
+@pytest.mark.parametrize("convert", [list, tuple, torch.tensor, lambda v: np.array(v, dtype=np.float32)])
+def test_repeats_of_lists_arrays_and_tensors_give_the_same(convert):
+    inside, outside, times = [3, 1, 4, 1, 5], [9, 2, 6], (np.array([2, 0, 1, 1, 1]), np.array([1, 0, 2]))
+    assert Repeated(convert(inside), convert(outside))(*times) == Repeated(np.array(inside), np.array(outside))(*times)
+
+
+def test_bad_scores_to_repeat_are_refused_by_name():
+    with pytest.raises(InputError, match=r"id_scores.*NaN"):
+        Repeated([1.0, math.nan], [1.0])
+    with pytest.raises(InputError, match=r"ood_scores.*at least one"):
+        Repeated([1.0], [])
 
 
 # Accuracy and calibration error.

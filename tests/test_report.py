@@ -1,7 +1,7 @@
 """The report: a page that is sound, safe, complete and honest, on a made-up evaluation."""
 
 import base64
-import functools
+import dataclasses
 import io
 import itertools
 import re
@@ -18,22 +18,24 @@ from torch import nn
 from kedge import AMP, Detection, ImageSet, anchor, calibration
 from kedge.detectors import Cost
 from kedge.errors import InputError, NotReadyError
-from kedge.evaluation import METRICS, Evaluation, Result
+from kedge.evaluation import METRICS, Evaluation, Result, Shifted
+from kedge.evaluation.curve import Curve
 from kedge.evaluation.paired import best_beyond_noise, redraw, winner
 from kedge.metrics import accuracy, aurc, detection_metrics, ece
-from kedge.report import figures, page, write_report
+from kedge.report import charts, figures, write_report
 from kedge.report.charts import threshold
-from kedge.report.gallery import SIDE, picture
+from kedge.report.curves import curves
+from kedge.report.document import document
+from kedge.report.gallery import SIDE, galleries, picture
+from kedge.report.markup import tag
+from kedge.report.shifted import shifted
 from kedge.report.tables import finding, promised
 
 EVIL = "<script>alert(1)</script>"
 VOID = {"br", "img", "meta"}
 
 
-@pytest.fixture(autouse=True)
-def fewer_resamples(monkeypatch):
-    """Pages need not have the last digit; whether marks are right is tested on `best_beyond_noise` itself."""
-    monkeypatch.setattr(page, "best_beyond_noise", functools.partial(best_beyond_noise, resamples=60))
+FEWER = 60  # resamples: pages need not have the last digit; whether marks are right is tested on `best_beyond_noise`
 
 
 def detection(scores, calibrated, *, tpr=0.95, classes=3, temperatures=True, seed=0):
@@ -186,7 +188,7 @@ def check(text):
 
 
 def written(tmp_path, evaluation, **options):
-    path = write_report(tmp_path / "report.html", evaluation, **{"title": "A title"} | options)
+    path = write_report(tmp_path / "report.html", evaluation, **{"title": "A title", "resamples": FEWER} | options)
     assert [p.name for p in tmp_path.iterdir()] == ["report.html"]
     return path.read_text(encoding="utf-8")
 
@@ -210,7 +212,9 @@ def test_a_whole_report_is_sound_and_shows_everything(tmp_path):
         estimate = evaluation.results["second"].metrics["near"][metric.lower()]
         assert f"{100 * estimate.value:.1f} {100 * estimate.low:.1f} to {100 * estimate.high:.1f}" in read.text
     assert evaluation.sets["far"].checksum in read.text
-    assert finding(evaluation, best_beyond_noise(evaluation)).replace("\N{NO-BREAK SPACE}", " ") in read.text
+    best = best_beyond_noise(evaluation, resamples=FEWER)
+    assert finding(evaluation, best).replace("\N{NO-BREAK SPACE}", " ") in read.text
+    assert "from 60 paired resamples of the same images" in read.text
 
 
 def test_the_same_arguments_give_the_same_bytes(tmp_path):
@@ -443,3 +447,371 @@ def test_rounding_makes_figures_small_and_leaves_tick_labels_alone():
     assert "font-family" not in svg
     assert not re.search(r"\d\.\d{3}", re.sub(r">[^<]*<", "><", svg))
     assert len(svg) < 12_000
+
+
+# --- sections that stand only where there is something ----------------------------------------------------------------
+
+
+def moved(evaluation, name, found, count=30):
+    """The evaluation with a shifted set, of which each detector has found something."""
+    rng = torch.Generator().manual_seed(7)
+    images = torch.randint(256, (count, 1, 6, 6), generator=rng, dtype=torch.uint8)
+    results = {}
+    for label, one in evaluation.results.items():
+        said = detection(torch.randn(count, generator=rng), torch.randn(99, generator=rng))
+        results[label] = dataclasses.replace(
+            one,
+            detections={**one.detections, name: said},
+            flagged={**one.flagged, name: float(said.is_ood.double().mean())},
+            shifted={**one.shifted, name: found},
+        )
+    return dataclasses.replace(
+        evaluation,
+        results=results,
+        sets={**evaluation.sets, name: ImageSet(images, torch.zeros(count, dtype=torch.int64), name)},
+        shifted_names=(*evaluation.shifted_names, name),
+    )
+
+
+def known(evaluation, ood, name, scores):
+    """The evaluation with known images in the source of an OOD set, which every detector scores the same."""
+    images = torch.randint(256, (len(scores), 1, 6, 6), dtype=torch.uint8)
+    results = {}
+    for label, one in evaluation.results.items():
+        said = {**one.detections, name: detection(scores, torch.randn(99))}
+        inside = torch.cat([said["inside"].score, scores])
+        metrics = {**one.metrics, ood: detection_metrics(inside, said[ood].score)}
+        flagged = {**one.flagged, name: float(said[name].is_ood.double().mean())}
+        results[label] = dataclasses.replace(one, detections=said, metrics=metrics, flagged=flagged)
+    sets = {**evaluation.sets, name: ImageSet(images, name=name)}
+    return dataclasses.replace(evaluation, results=results, sets=sets, known_in={ood: name})
+
+
+def rows(text):
+    """The rows of all tables in a piece of a page: words of the head, then of the cells."""
+    return [
+        [re.sub(r"<[^>]*>", "", cell) for cell in re.findall(r"<t[hd][^>]*>(.*?)</t[hd]>", row)]
+        for row in re.findall(r"<tr>(.*?)</tr>", text)
+    ]
+
+
+def labels_of(text):
+    """The text alternatives of the figures in a piece of a page."""
+    return [attrs["aria-label"] for attrs in Page(text).all("svg") if "role" in attrs]
+
+
+def test_curves_and_shifted_images_have_sections_only_where_there_are_some(tmp_path):
+    evaluation = made(("first", "second"), resamples=0)
+    nothing = Curve("Gone", "K", {"gone": {1: ("third", None)}})
+    links = [attrs["href"] for attrs in check(written(tmp_path, evaluation, curves=[nothing])).all("a")]
+    assert "#curves" not in links
+    assert "#shifted" not in links
+    both = moved(evaluation, "turned", Shifted(0.5, 0.75, 0.3))
+    something = Curve("Here", "K", {"it": {1: ("first", None), 2: ("second", None)}})
+    read = check(written(tmp_path, both, curves=[nothing, something]))
+    links = [attrs["href"] for attrs in read.all("a")]
+    assert links[:5] == ["#summary", "#curves", "#sets", "#shifted", "#scores"]
+    assert [attrs["id"] for attrs in read.all("section")] == [link[1:] for link in links]
+    assert "Here" in read.text
+    assert "Gone" not in read.text
+    assert curves(evaluation, []) is curves(evaluation, [nothing]) is shifted(evaluation) is None
+
+
+def test_shifted_images_are_told_in_percent(tmp_path):
+    evaluation = moved(made(resamples=0), "turned", Shifted(0.625, 0.9, 0.1234))
+    evaluation = moved(evaluation, "blurred", Shifted(0.25, None, 0.75), count=12)
+    results = dict(evaluation.results)
+    results["second"] = dataclasses.replace(results["second"], uses_outliers=True)
+    text = shifted(dataclasses.replace(evaluation, results=results))
+    flagged = [[f"{100 * results[d].flagged[s]:.1f}" for d in results] for s in ("turned", "blurred")]
+    head = ["Detector", "accuracy", "flagged", "accuracy of accepted", "AURC"]
+    assert rows(text) == [
+        head,
+        ["first", "62.5", flagged[0][0], "90.0", "12.3"],
+        ["second *", "62.5", flagged[0][1], "90.0", "12.3"],
+        head,
+        ["first", "25.0", flagged[1][0], "\N{EN DASH}", "75.0"],
+        ["second *", "25.0", flagged[1][1], "\N{EN DASH}", "75.0"],
+    ]
+    assert "turned, 30 images, in percent." in text
+    assert "blurred, 12 images, in percent." in text
+    read = check(written(tmp_path, evaluation))
+    assert read.text.count("turned, 30 images") == 1
+    assert "turned" not in re.search(r"Of 2 detectors .*?\.", read.text)[0]  # what is shifted is no OOD set
+
+
+def test_a_curve_s_text_alternative_holds_its_numbers():
+    evaluation = made(("a", "b", "c"), resamples=0)
+    asked = [
+        Curve("Effect of K", "anchors", {"AMP": {10: ("b", None), 2.5: ("a", None)}, "other": {7: ("c", "near")}}),
+        Curve("Strength", "severity", {"AMP": {1: ("a", "far"), 2: ("gone", "far")}}, metric="fpr95"),
+    ]
+    text = curves(evaluation, asked)
+    first, second = labels_of(text)
+
+    def percent(label, metric, *oods):
+        values = [evaluation.results[label].metrics[ood][metric].value for ood in oods]
+        return f"{100 * sum(values) / len(values):.1f} %"
+
+    means = [percent(label, "auroc", "near", "far") for label in ("a", "b")]
+    assert first == (
+        f"AUROC by anchors. AMP: {means[0]} at 2.5, {means[1]} at 10; other: {percent('c', 'auroc', 'near')} at 7."
+    )
+    assert second == f"FPR95 by severity. AMP: {percent('a', 'fpr95', 'far')} at 1."
+    captions = [re.sub(r"<[^>]*>", " ", c) for c in re.findall(r"<figcaption>(.*?)</figcaption>", text)]
+    assert "mean over sets; higher is better" in captions[0]
+    assert "FPR95; lower is better" in captions[1]
+    assert captions[0].split()[-2:] == ["AMP", "other"]  # the legend
+
+
+@pytest.mark.parametrize(
+    "metric",
+    METRICS,
+)
+def test_every_metric_can_be_drawn_along_a_number(metric):
+    evaluation = made(resamples=0)
+    (label,) = labels_of(curves(evaluation, [Curve("C", "K", {"s": {1: ("first", "near")}}, metric)]))
+    assert f"{100 * evaluation.results['first'].metrics['near'][metric].value:.1f} % at 1" in label
+
+
+def test_points_of_a_curve_stand_as_ticks():
+    series = {"s": {1: ("a", None), 3: ("b", None)}, "t": {20: ("a", "far")}}
+    text = curves(made(("a", "b"), resamples=0), [Curve("C", "K", series)])
+    assert {"1", "3", "20", "K", "AUROC, %"} <= set(re.findall(r"<text[^>]*>([^<]*)</text>", text))
+
+
+def test_names_in_the_new_sections_are_escaped(tmp_path):
+    evaluation = made((EVIL, "b"), ("near",), resamples=0, classes=(EVIL, "</td>", "&lt;"))
+    evaluation = moved(evaluation, f"moved {EVIL}", Shifted(0.5, 0.5, 0.5))
+    evil = Curve(f"title {EVIL}", f"axis {EVIL}", {f"series {EVIL}": {1: (EVIL, None), 2: ("b", "near")}})
+    read = check(
+        written(tmp_path, evaluation, curves=[evil], leads=("b", EVIL), detector=trained_on_labels(), title="T")
+    )
+    for words in ("title ", "series ", "moved "):
+        assert f"{words}{EVIL}" in read.text
+    assert any(f"axis {EVIL}" in attrs.get("aria-label", "") for attrs in read.all("svg"))
+    assert any(f"series {EVIL}" in attrs.get("aria-label", "") for attrs in read.all("svg"))
+    assert re.search(rf"anchors: .*\d {re.escape(EVIL)} \(\d+ %\)", read.text)
+
+
+# --- leads ------------------------------------------------------------------------------------------------------------
+
+
+def test_leads_must_be_detectors_of_the_evaluation(tmp_path):
+    with pytest.raises(InputError, match=r"leads must name detectors of the evaluation; got 'nobody', 'none'"):
+        write_report(tmp_path / "a.html", made(resamples=0), title="", leads=("first", "nobody", "none"))
+    assert list(tmp_path.iterdir()) == []
+
+
+def quantiles(values):
+    """Median and the ends of the middle 90 %, by linear interpolation between the sorted values."""
+    found, ordered = [], sorted(values)
+    for share in (0.5, 0.05, 0.95):
+        place = share * (len(ordered) - 1)
+        low = ordered[int(place)]
+        found.append(low + (place - int(place)) * (ordered[min(int(place) + 1, len(ordered) - 1)] - low))
+    return "median {:.3g}, 90 % from {:.3g} to {:.3g}".format(*found)
+
+
+def test_the_scores_of_every_lead_are_drawn_with_their_numbers():
+    evaluation = made(("first", "second", "third"), resamples=0)
+    text = charts.scores(evaluation, ("third", "first"))
+    assert re.findall(r"<h3>(.*?)</h3>", text) == ["third", "first"]
+    drawn = iter(labels_of(text))
+    for lead in ("third", "first"):
+        one = evaluation.results[lead]
+        for ood in ("near", "far"):
+            label = next(drawn)
+            assert f"inside: {quantiles(one.detections['inside'].score.double().tolist())};" in label
+            assert f"{ood}: {quantiles(one.detections[ood].score.double().tolist())}." in label
+            auroc = 100 * one.metrics[ood]["auroc"].value
+            assert label.endswith(f"{100 * one.flagged[ood]:.1f} % flagged, AUROC {auroc:.1f} %.")
+    assert next(drawn, None) is None
+    alone = charts.scores(evaluation, ("second",))
+    assert "Scores of second" in alone
+    assert "<h3>" not in alone
+
+
+def test_without_leads_the_first_detector_leads(tmp_path):
+    evaluation = made(("first", "second"), ("only",), **PLAIN)
+    default, first, second = (written(tmp_path, evaluation, leads=leads) for leads in ((), ("first",), ("second",)))
+    assert default == first != second
+
+
+def cards(text):
+    """(Set, number, words) of every card."""
+    found = re.findall(r'<figure><img [^>]*alt="Image (\d+) of (\w+),[^>]*><figcaption>(.*?)</figcaption>', text)
+    return [(name, int(number), re.sub(r"<br>", "\n", words)) for number, name, words in found]
+
+
+def test_the_galleries_show_the_mistakes_of_the_first_lead():
+    evaluation = made(("first", "second"), noise=3.0, resamples=0)
+    for lead in ("first", "second"):
+        shown = [(name, number) for name, number, _ in cards(galleries(evaluation, lead))]
+        said = {name: d.score.tolist() for name, d in evaluation.results[lead].detections.items()}
+        expected = [("inside", i) for i in sorted(range(60), key=lambda i: -said["inside"][i])[:12]]
+        for ood in ("near", "far"):
+            expected += [(ood, i) for i in sorted(range(40), key=lambda i, ood=ood: said[ood][i])[:4]]
+        assert shown == expected
+
+
+def test_known_images_are_on_the_in_distribution_side_of_their_set(monkeypatch):
+    strange = torch.linspace(50, 60, 25)  # far beyond all other scores
+    evaluation = known(made(("first", "second"), resamples=0), "near", "near, known", strange)
+    near, far = labels_of(charts.scores(evaluation, ("first",)))
+    said = evaluation.results["first"].detections
+    inside = said["inside"].score.double().tolist()
+    assert quantiles(inside + strange.double().tolist()) in near
+    assert quantiles(inside) in far
+    by_set, by_detector = labels_of(charts.roc_curves(evaluation, ("first",)))
+    area = np.mean(
+        [(o > i) + (o == i) / 2 for o in said["near"].score.tolist() for i in inside + strange.double().tolist()]
+    )
+    assert f"near {100 * area:.1f} %;" in by_set
+    assert by_detector.startswith("ROC curves on near, one per detector.")  # the hardest, because of them
+    drawn = []
+    monkeypatch.setattr(figures, "roc", lambda name, pairs, *, label: drawn.append(pairs) or tag("svg"))
+    charts.roc_curves(evaluation, ("first",))
+    assert [[len(side) for side in pair] for pair in drawn[0]] == [[60 + 25, 40], [60, 40]]
+    assert [[len(side) for side in pair] for pair in drawn[1]] == [[60 + 25, 40], [60 + 25, 40]]
+
+
+# --- not too much at once ---------------------------------------------------------------------------------------------
+
+MANY = tuple(f"detector {c}" for c in "abcdefgh")
+
+
+def many(n=8):
+    """Detectors that are the worse the later they come."""
+    evaluation = made(MANY[:n], ("near", "far"), resamples=0)
+    rng = torch.Generator().manual_seed(3)
+    results = {}
+    for number, (label, one) in enumerate(evaluation.results.items()):
+        said = {}
+        for name, d in one.detections.items():
+            noisy = d.score + number * torch.randn(len(d.score), generator=rng)
+            said[name] = dataclasses.replace(d, score=noisy)
+        results[label] = result(said, evaluation.sets["inside"].labels)
+    return dataclasses.replace(evaluation, results=results)
+
+
+def test_of_many_detectors_six_have_their_roc_curve_drawn_leads_among_them():
+    evaluation = many()
+    leads = (MANY[7], MANY[6])
+    text = charts.roc_curves(evaluation, leads)
+    by_set, by_detector = labels_of(text)
+    area = {d: {ood: m["auroc"].value for ood, m in r.metrics.items()} for d, r in evaluation.results.items()}
+    hardest = min(("near", "far"), key=lambda ood: sum(by[ood] for by in area.values()))
+    told = dict(re.findall(r"(detector \w) ([\d.]+) %", by_detector))
+    others = sorted(MANY[:6], key=lambda d: -area[d][hardest])[:4]
+    assert set(told) == {*leads, *others}
+    assert told == {d: f"{100 * area[d][hardest]:.1f}" for d in told}
+    assert f"The best 6 of 8 detectors, leads included, on the hardest set, {hardest}" in text
+    assert f"ROC curves of {MANY[7]}, one per OOD set." in by_set
+    assert all(f"{ood} {100 * area[MANY[7]][ood]:.1f} %" in by_set for ood in ("near", "far"))
+
+
+def test_up_to_six_detectors_are_all_drawn():
+    text = charts.roc_curves(many(6), (MANY[0],))
+    assert "Each detector on the hardest set" in text
+    assert "The best" not in text
+    assert all(name in labels_of(text)[1] for name in MANY[:6])
+    assert len(labels_of(charts.roc_curves(many(1), (MANY[0],)))) == 1  # nothing to compare
+
+
+def test_of_many_classifiers_six_have_their_reliability_drawn_leads_first():
+    evaluation = many()
+    text = charts.reliability(evaluation, (MANY[7],))
+    drawn = labels_of(text)
+    assert [re.search(r"detector \w", label)[0] for label in drawn] == [MANY[7], *MANY[:5]]
+    assert "Shown are 6 of 8 classifiers, leads first." in text
+    labels = evaluation.sets["inside"].labels
+    for label in drawn:
+        said = evaluation.results[re.search(r"detector \w", label)[0]].detections["inside"]
+        sure = sum(float(max(row)) for row in said.probability.tolist()) / 60
+        right = sum(int(a == b) for a, b in zip(said.label.tolist(), labels.tolist(), strict=True)) / 60
+        assert f"mean confidence {100 * sure:.1f} %, accuracy {100 * right:.1f} %" in label
+        assert f"ECE {100 * ece(said.probability, labels):.1f} %" in label
+    assert "Shown are" not in charts.reliability(many(6), (MANY[0],))
+
+
+def test_detectors_of_one_classifier_share_its_diagram():
+    evaluation = many(8)
+    one = evaluation.results[MANY[0]].detections["inside"].probability
+    results = {}
+    for label, r in evaluation.results.items():
+        inside = dataclasses.replace(r.detections["inside"], probability=one)
+        results[label] = dataclasses.replace(r, detections={**r.detections, "inside": inside})
+    text = charts.reliability(dataclasses.replace(evaluation, results=results), (MANY[0],))
+    (label,) = labels_of(text)
+    assert ", ".join(MANY) in label
+    assert "Shown are" not in text
+
+
+# --- what the anchors say of an image ---------------------------------------------------------------------------------
+
+
+def trained_on_labels(**options):
+    """An AMP detector with a temperature of its probabilities that is not one."""
+    rng = torch.Generator().manual_seed(1)
+    held_out = torch.randint(256, (60, 1, 6, 6), generator=rng, dtype=torch.uint8)
+    net = anchor(nn.Sequential(nn.Flatten(), nn.Linear(36, 3)), init="fresh", seed=0)
+    train = torch.rand(40, 1, 6, 6, generator=rng)
+    return AMP(net, **options).fit(train).calibrate(ImageSet(held_out, torch.arange(60) % 3))
+
+
+def test_cards_tell_the_votes_of_the_anchors():
+    evaluation, detector = made(("amp",), resamples=0), trained_on_labels(k=7)
+    temperature = detector.calibration.temperature
+    assert abs(temperature - 1) > 0.1
+    names, divided = ("ant", "bee", "cow"), 0
+    shown = cards(galleries(evaluation, "amp", detector))
+    assert len(shown) == 12 + 4 + 4
+    for name, number, words in shown:
+        (line,) = re.findall(r"anchors: (.*)", words)
+        votes = [(int(n), c, int(p)) for n, c, p in re.findall(r"(\d+) (\w+) \((\d+) %\)", line)]
+        assert sum(n for n, _, _ in votes) == 7
+        with torch.no_grad():
+            each = detector.net.eval().hypotheses(evaluation.sets[name].images[number][None] / 255)[:, 0].tolist()
+        said = {}
+        for logits in each:
+            place = logits.index(max(logits))
+            share = 1 / sum(np.exp((other - logits[place]) / temperature) for other in logits)
+            said.setdefault(names[place], []).append(100 * share)
+        assert {c: n for n, c, _ in votes} == {c: len(shares) for c, shares in said.items()}
+        assert all(abs(p - np.mean(said[c])) < 0.51 for _, c, p in votes)
+        assert [n for n, _, _ in votes] == sorted((n for n, _, _ in votes), reverse=True)
+        divided += len(votes) > 1
+    assert 0 < divided < len(shown)  # on some images the anchors agree, on some they do not
+
+
+def test_votes_are_of_the_anchors_that_each_image_draws():
+    detector = trained_on_labels(variant="authors", k=3, pool=20)
+    for _, _, words in cards(galleries(made(("amp",), ("only",), **PLAIN), "amp", detector)):
+        assert sum(map(int, re.findall(r"(\d+) \w+ \(", words.split("anchors: ")[1]))) == 3
+
+
+def test_without_a_detector_cards_tell_no_votes():
+    shown = cards(galleries(made(("amp",), resamples=0), "amp"))
+    assert len(shown) == 20
+    assert not any("anchors" in words for _, _, words in shown)
+
+
+# --- the frame --------------------------------------------------------------------------------------------------------
+
+
+def test_a_document_links_to_the_sections_that_it_has():
+    parts = [
+        ("one", "First <b>", tag("p", "1", id="one")),
+        ("two", "Second", None),
+        ("three", "3rd", tag("p", id="three")),
+    ]
+    text = document(EVIL, "It is 5 % of <all>.", ["Para & graph", "10 % more"], parts)
+    read = check(text)
+    assert [attrs["href"] for attrs in read.all("a")] == ["#one", "#three"]
+    assert "Second" not in read.text
+    assert "First <b>" in read.text
+    assert read.text.count(EVIL) == 2  # in the window's title and in the heading
+    assert "It is 5\N{NO-BREAK SPACE}% of <all>." in "".join(read.words)
+    assert "10\N{NO-BREAK SPACE}% more" in "".join(read.words)
+    assert text.index('id="one"') < text.index('id="three"')

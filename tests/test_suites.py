@@ -50,12 +50,13 @@ def suite(**changes) -> Suite:
     return Suite(**declared | changes)
 
 
-def events(suite, folder):
+def events(suite, folder, **options):
     """Run a suite; give its tables, the networks that were trained and the methods that were scored."""
     trained, scored = [], []
     run = SuiteRun(
         suite,
         folder,
+        **options,
         on_training=lambda name, p: trained.append(name),
         on_scoring=lambda label, done, total: scored.append(label),
     )
@@ -186,3 +187,218 @@ def test_without_outliers_the_methods_that_need_them_are_left_out(tmp_path):
     )
     assert list(tables[0].results) == ["AMP", "MSP", "Energy"]
     assert "exposed" not in trained
+
+
+# Networks that suites share.
+
+ONLY = {"MSP": MethodPlan(MSP, ("plain",))}
+EXPOSED = {"OE": MethodPlan(OutlierExposure, ("exposed",))}
+
+
+def shared(suite, folder):
+    """Run a suite in a folder of its own, with the networks of all of them."""
+    return events(suite, folder, networks=folder.parent / "networks")
+
+
+def changed(**parts):
+    """The sets of every seed, those of seed 0 with some others in their place."""
+    return lambda seed: dataclasses.replace(data(0), **parts)
+
+
+def test_suites_that_share_their_networks_train_an_equal_plan_once(tmp_path):
+    _, trained, _ = shared(suite(methods=ONLY), tmp_path / "one")
+    assert trained == ["plain"]
+    renamed = {"base": suite().networks["plain"], "own": suite().networks["anchored"]}
+    methods = {"Energy": MethodPlan(Energy, ("base",)), "AMP": MethodPlan(AMP, ("own",), {"k": 3})}
+    tables, trained, scored = shared(suite(networks=renamed, methods=methods), tmp_path / "two")
+    assert trained == ["own"]  # the other one is there, under another name
+    assert scored == ["Energy", "AMP"]
+    alone, trained, _ = events(suite(networks=renamed, methods=methods), tmp_path / "three")
+    assert trained == ["base", "own"]
+    assert plain(tables[0]) == plain(alone[0])
+
+
+def test_two_names_of_one_plan_in_a_suite_are_one_network(tmp_path):
+    networks = {"plain": suite().networks["plain"], "again": suite().networks["plain"]}
+    methods = {"MSP": MethodPlan(MSP, ("plain",)), "MSP again": MethodPlan(MSP, ("again",))}
+    tables, trained, _ = events(suite(networks=networks, methods=methods), tmp_path)
+    assert trained == ["plain"]
+    one, two = tables[0].results.values()
+    assert torch.equal(one.detections["test"].logits, two.detections["test"].logits)
+
+
+PLAN = suite().networks["plain"]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"seeds": (1,), "data": changed()},
+        {"networks": {"plain": dataclasses.replace(PLAN, member=1)}},
+        {"networks": {"plain": dataclasses.replace(PLAN, recipe=dataclasses.replace(RECIPE, lr=0.04))}},
+        {"networks": {"plain": dataclasses.replace(PLAN, arguments=SIZE | {"width": 6})}},
+        {"networks": {"plain": dataclasses.replace(PLAN, anchored=True)}},
+        {"networks": {"plain": dataclasses.replace(PLAN, method=OutlierExposure)}},
+        {"data": changed(train=images(48, "train", 5))},
+        {"data": changed(train=kedge.ImageSet(data(0).train.images, (torch.arange(48) + 1) % 3, "train"))},
+    ],
+    ids=["seed", "member", "recipe", "size", "anchored", "method", "training images", "training labels"],
+)
+def test_a_network_of_other_making_is_not_shared(tmp_path, changes):
+    shared(suite(methods=ONLY), tmp_path / "one")
+    tables, trained, _ = shared(suite(**{"methods": ONLY} | changes), tmp_path / "two")
+    assert trained == ["plain"]
+    again, trained, _ = shared(suite(methods=ONLY), tmp_path / "three")
+    assert trained == []  # and the first is still there
+    logits = [t.results["MSP"].detections["test"].logits for table in (tables, again) for t in table.values()]
+    assert not torch.equal(*logits)
+
+
+def test_other_outliers_make_another_network_of_what_learns_from_them(tmp_path):
+    both = {**ONLY, **EXPOSED}
+    _, trained, _ = shared(suite(methods=both), tmp_path / "one")
+    assert trained == ["plain", "exposed"]
+    others = changed(outliers=images(32, "outliers", 5))
+    _, trained, _ = shared(suite(methods=both, data=others), tmp_path / "two")
+    assert trained == ["exposed"]
+
+
+def test_what_a_network_is_tested_on_does_not_make_it_another(tmp_path):
+    shared(suite(methods=ONLY), tmp_path / "one")
+    others = changed(held_out=images(40, "x"), test=images(30, "y"), ood=(images(30, "z"),))
+    _, trained, scored = shared(suite(methods=ONLY, data=others), tmp_path / "two")
+    assert (trained, scored) == ([], ["MSP"])
+
+
+def test_networks_lie_in_the_suite_s_folder_unless_another_is_given(tmp_path):
+    events(suite(methods=ONLY), tmp_path / "own")
+    assert len(list((tmp_path / "own").rglob("*.ckpt"))) == len(list(tmp_path.rglob("*.ckpt"))) == 1
+    shared(suite(methods=ONLY), tmp_path / "one")
+    assert len(list((tmp_path / "networks").rglob("*.ckpt"))) == 1
+    assert [path.suffix for path in (tmp_path / "one").rglob("*") if path.is_file()] == [".cell"]
+
+
+def test_a_training_set_of_another_name_is_another_training(tmp_path):
+    shared(suite(methods=ONLY), tmp_path / "one")
+    renamed = changed(train=dataclasses.replace(data(0).train, name="training"))
+    _, trained, _ = shared(suite(methods=ONLY, data=renamed), tmp_path / "two")
+    assert trained == ["plain"]
+
+
+def test_functions_of_the_same_name_that_make_different_networks_share_nothing(tmp_path):
+    def maker(activation):
+        def mine():
+            return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 5), activation(), torch.nn.Linear(5, 3))
+
+        return mine
+
+    for folder, activation in (("one", torch.nn.ReLU), ("two", torch.nn.Tanh)):
+        networks = {"plain": NetworkPlan(maker(activation), RECIPE)}
+        _, trained, _ = shared(suite(networks=networks, methods=ONLY), tmp_path / folder)
+        assert trained == ["plain"]
+
+
+# Controls, shifted images and known images.
+
+AMPS = {
+    "AMP": MethodPlan(AMP, ("anchored",), {"k": 3}),
+    "AMP, exchanged": MethodPlan(AMP, ("anchored",), {"k": 3}, permuted=True),
+}
+FULL = changed(shifted=(images(30, "turned"), images(26, "blurred")), known_in={"more": images(24, "more, known")})
+
+
+def test_a_permuted_method_is_the_control_of_the_plain_one(tmp_path):
+    tables, trained, scored = events(suite(methods=AMPS, data=FULL), tmp_path)
+    assert list(tables[0].results) == scored == ["AMP", "AMP, exchanged"]
+    assert trained == ["anchored"]
+    own, permuted = tables[0].results.values()
+    everywhere = {}
+    for field in ("label", "logits", "temperature", "score"):
+        everywhere[field] = [torch.cat([getattr(d, field) for d in r.detections.values()]) for r in (own, permuted)]
+    assert torch.equal(*everywhere["label"])
+    assert torch.equal(*everywhere["logits"])
+    assert not torch.equal(*everywhere["score"])
+    before, after = everywhere["temperature"]
+    assert not torch.equal(before, after)
+    assert torch.equal(before.sort().values, after.sort().values)
+    assert (own.accuracy, own.ece) == (permuted.accuracy, permuted.ece)
+
+
+def test_a_method_that_becomes_permuted_is_not_read_from_its_old_cell(tmp_path):
+    events(suite(methods={"AMP": AMPS["AMP"]}), tmp_path)
+    with pytest.raises(InputError, match=r"amp\.cell was made with other method than"):
+        events(suite(methods={"AMP": AMPS["AMP, exchanged"]}), tmp_path)
+
+
+def test_shifted_and_known_sets_reach_the_evaluation(tmp_path):
+    run = SuiteRun(suite(methods=AMPS, data=FULL), tmp_path)
+    table, sets = run.run()[0], FULL(0)
+    assert table.ood_names == ("other", "more")
+    assert table.shifted_names == ("turned", "blurred")
+    assert table.known_in == {"more": "more, known"}
+    direct = kedge.evaluate(
+        {"AMP": run.detector("AMP", 0)}, sets.test, sets.ood, shifted=sets.shifted, known_in=sets.known_in
+    )
+    assert list(table.sets) == list(direct.sets)
+    ours, expected = table.results["AMP"], direct.results["AMP"]
+    assert ours.metrics == expected.metrics
+    assert ours.shifted == expected.shifted
+    assert set(ours.shifted) == {"turned", "blurred"}
+    assert ours.flagged == expected.flagged
+    inside = torch.cat([ours.detections[name].score for name in ("test", "more, known")])
+    assert torch.equal(table.inside("AMP", "more"), inside)
+    assert ours.metrics["more"]["auroc"].value == kedge.metrics.auroc(inside, ours.detections["more"].score)
+
+
+def test_they_read_back_from_the_cells(tmp_path):
+    before, _, _ = events(suite(methods=AMPS, data=FULL), tmp_path)
+    after, trained, scored = events(suite(methods=AMPS, data=FULL), tmp_path)
+    assert trained == scored == []
+    assert plain(before[0]) == plain(after[0])
+    for name in ("ood_names", "shifted_names", "known_in"):
+        assert getattr(before[0], name) == getattr(after[0], name)
+    for label in AMPS:
+        assert before[0].results[label].shifted == after[0].results[label].shifted
+        assert torch.equal(before[0].inside(label, "more"), after[0].inside(label, "more"))
+
+
+@pytest.mark.parametrize(
+    "roles",
+    [
+        {"known_in": {"other": images(24, "more, known")}},
+        {"shifted": (images(24, "more, known"),)},
+        {"ood": (*data(0).ood, images(24, "more, known"))},
+    ],
+    ids=["of another set", "shifted", "out of distribution"],
+)
+def test_a_cell_whose_sets_had_other_roles_is_refused(tmp_path, roles):
+    events(suite(methods=ONLY, data=changed(known_in={"more": images(24, "more, known")})), tmp_path)
+    with pytest.raises(InputError, match=r"msp\.cell was made with other"):
+        events(suite(methods=ONLY, data=changed(**roles)), tmp_path)
+
+
+def test_the_detector_behind_a_row_gives_its_scores(tmp_path):
+    run = SuiteRun(suite(), tmp_path)
+    table, sets = run.run()[0], data(0)
+    for label, result in table.results.items():
+        detector = run.detector(label, 0)
+        for images_of in (sets.test, *sets.ood):
+            said = detector(images_of)
+            assert torch.equal(said.score, result.detections[images_of.name].score), label
+            assert torch.equal(said.is_ood, result.detections[images_of.name].is_ood), label
+
+
+def test_the_detector_behind_a_row_is_there_without_a_run(tmp_path):
+    detector = SuiteRun(suite(methods=ONLY), tmp_path / "a").detector("MSP", 0)
+    tables, _, _ = events(suite(methods=ONLY), tmp_path / "b")
+    assert torch.equal(detector.score(data(0).test), tables[0].results["MSP"].detections["test"].score)
+
+
+def test_the_sets_of_a_seed_are_read_once(tmp_path):
+    read = []
+    run = SuiteRun(suite(methods=ONLY, seeds=(0, 1), data=lambda seed: read.append(seed) or data(seed)), tmp_path)
+    run.run()
+    assert read == [0, 1]
+    run.detector("MSP", 1)
+    assert read == [0, 1]
+    assert run.data(0).train.checksum == data(0).train.checksum

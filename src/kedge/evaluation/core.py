@@ -90,6 +90,9 @@ def evaluate(
 
 def _checked_known(known_in: Mapping[str, ImageSet], ood_sets: Sequence[ImageSet]) -> dict[str, ImageSet]:
     names = [s.name for s in ood_sets]
+    wrong = [name for name, images in known_in.items() if not isinstance(images, ImageSet)]
+    if wrong:
+        raise InputError(f"known_in must hold ImageSets by the name of an OOD set; that of {wrong[0]!r} is none")
     unknown = [name for name in known_in if name not in names]
     if unknown:
         raise InputError(f"known_in must name OOD sets, some of {', '.join(names)}; got {', '.join(unknown)}")
@@ -101,7 +104,7 @@ def _labelled(shifted: Sequence[ImageSet]) -> Sequence[ImageSet]:
         if not isinstance(images, ImageSet) or images.labels is None:
             raise InputError(
                 "shifted must be a list of ImageSets with labels, such as kedge.data.corrupt gives; got "
-                f"{getattr(images, 'name', type(images).__name__)!r} without"
+                + (f"{images.name!r} without" if isinstance(images, ImageSet) else type(images).__name__)
             )
     return shifted
 

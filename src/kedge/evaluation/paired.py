@@ -110,7 +110,7 @@ def best_beyond_noise(evaluation: Evaluation, *, resamples: int = RESAMPLES, see
         seed: Of the bootstrap.
     """
     names, results, oods = list(evaluation.results), list(evaluation.results.values()), evaluation.ood_names
-    enough = min(len(images) for images in evaluation.sets.values()) >= FEWEST
+    enough = min(len(evaluation.sets[name]) for name in (evaluation.id_name, *oods)) >= FEWEST
     if len(names) < 2 or not enough:
         return Best({}, {}, enough, resamples)
 

@@ -108,6 +108,8 @@ class Evaluation:
             "id": self.id_name,
             "sets": {name: {"images": len(s), "sha256": s.checksum} for name, s in self.sets.items()},
             "resamples": self.resamples,
+            "shifted": list(self.shifted_names),
+            "known in": self.known_in,
             "results": {
                 name: {
                     "accuracy": result.accuracy,

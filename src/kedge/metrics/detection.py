@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kedge.checks import at_least, between
-from kedge.metrics.arrays import Numbers, sorted_scores
+from kedge.metrics.arrays import Numbers, as_array, sorted_scores
 
 
 @dataclass(frozen=True)
@@ -194,7 +194,10 @@ class Repeated:
 
     def __init__(self, id_scores: Numbers, ood_scores: Numbers) -> None:
         self._counts = _count(id_scores, ood_scores)
-        self._orders = tuple(np.argsort(np.asarray(scores), kind="stable") for scores in (id_scores, ood_scores))
+        self._orders = tuple(
+            np.argsort(as_array(name, scores), kind="stable")
+            for name, scores in (("id_scores", id_scores), ("ood_scores", ood_scores))
+        )
 
     def __call__(self, id_times: NDArray[np.int64], ood_times: NDArray[np.int64]) -> dict[str, float]:
         """The metrics when each image stands so many times; at least one on either side must."""

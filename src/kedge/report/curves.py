@@ -19,7 +19,7 @@ def curves(evaluation: Evaluation, wanted: Sequence[Curve]) -> Html | None:
         values = curve.values(evaluation)
         if not values:
             continue
-        named, better = HEADS[curve.metric].split()
+        named, better = HEADS[curve.metric].rsplit(" ", 1)
         lines = [(np.array(list(points)), np.array(list(points.values()))) for points in values.values()]
         said = "; ".join(
             f"{name}: {', '.join(f'{percent(y)} % at {x:g}' for x, y in points.items())}"

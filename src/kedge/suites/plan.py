@@ -1,5 +1,6 @@
 """A suite as a declaration: the networks to train, the methods to compare, and the sets to compare them on."""
 
+import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
@@ -58,10 +59,15 @@ class NetworkPlan:
                 return build(self.network, **self.arguments)
             return self.network(**self.arguments)
 
+    def _made(self) -> str:
+        """A function's name and a digest of the layers that it gives, since two functions may have one name."""
+        assert not isinstance(self.network, str)
+        return f"{self.network.__qualname__} {hashlib.sha256(repr(self.build()).encode()).hexdigest()[:8]}"
+
     def described(self) -> dict[str, Any]:
         """The plan as plain data."""
         plain = {f.name: getattr(self, f.name) for f in fields(self)} | {"recipe": asdict(self.recipe)}
-        plain["network"] = self.network if isinstance(self.network, str) else self.network.__qualname__
+        plain["network"] = self.network if isinstance(self.network, str) else self._made()
         plain["method"] = None if self.method is None else self.method.name
         corruption = self.anchoring.get("corruption")
         if isinstance(corruption, Corruption):
@@ -93,6 +99,10 @@ class MethodPlan:
     outliers: bool = False
     permuted: bool = False
     paper: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.permuted and self.kind is not AMP:
+            raise InputError("permuted is a control of AMP's temperatures; the method is another")
 
     def build(self, networks: Sequence[nn.Module], outliers: ImageSet | None) -> Detector:
         """The detector on its networks, not yet fitted."""

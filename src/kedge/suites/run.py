@@ -14,7 +14,7 @@ from torch import Tensor
 from kedge import artifact
 from kedge.anchoring import anchor
 from kedge.data import ImageSet, Preprocess, StreamedSet
-from kedge.detectors import Cost, Detection, Detector
+from kedge.detectors import AMP, Cost, Detection, Detector
 from kedge.errors import FileFormatError, InputError, NotReadyError
 from kedge.evaluation import Evaluation, Result, Shifted, evaluate
 from kedge.evaluation.core import PERMUTED
@@ -35,7 +35,7 @@ class SuiteRun:
         suite: What to run.
         directory: For the cells; one suite each.
         networks: For the networks, which suites can share: one that is trained there already, from the same plan, seed
-            and images, is not trained again. By default a folder in ``directory``.
+            and sets, is not trained again. By default a folder in ``directory``.
         training: More arguments of `kedge.train`: ``accelerator``, ``precision``, ``workers``.
         on_training: Called with a network's name after every training step.
         on_scoring: Called with a method's label, the number of images scored and the number in all.
@@ -79,9 +79,11 @@ class SuiteRun:
         if path.exists():
             return read_cell(path, identity)
         report = None if self.on_scoring is None else _labelled(self.on_scoring, label)
-        permuted = self.suite.methods[label].permuted
+        detector, permuted = self._detector(label, data, seed), self.suite.methods[label].permuted
+        if permuted and not (isinstance(detector, AMP) and detector.rescores):
+            raise InputError(f"the score of {label!r} rests on no temperature of the single image to permute")
         found = evaluate(
-            {label: self._detector(label, data, seed)},
+            {label: detector},
             data.test,
             data.ood,
             shifted=data.shifted,
@@ -133,7 +135,7 @@ class SuiteRun:
                 data.train,
                 plan.recipe,
                 seed=number,
-                directory=self.networks / _network_name(plan, number, data.train, outliers),
+                directory=self.networks / self._network_name(plan, number, data.train, outliers),
                 objective=objective,
                 outliers=outliers,
                 preprocess=None if isinstance(data.train, ImageSet) else preprocess,
@@ -141,6 +143,16 @@ class SuiteRun:
                 **self.training,
             )
         return self._trained[name, seed]
+
+    def _network_name(
+        self, plan: NetworkPlan, seed: int, train: ImageSet | StreamedSet, outliers: ImageSet | None
+    ) -> str:
+        """A folder's name that only the very same training has."""
+        sets = [(s.name, s.checksum) for s in (train, outliers) if s is not None]
+        made_of = {**plan.described(), "member": seed, "sets": sets, "precision": self.training.get("precision")}
+        digest = hashlib.sha256(json.dumps(made_of, sort_keys=True).encode()).hexdigest()
+        kind = "anchored" if plan.anchored else "plain"
+        return f"{_file_name(str(made_of['network']))}-{kind}-seed-{seed}-{digest[:12]}"
 
     def _identity(self, label: str, data: SuiteData, seed: int) -> dict[str, Any]:
         """What a finished cell must have been made of to count for this suite."""
@@ -154,6 +166,8 @@ class SuiteRun:
             "held-out images": data.held_out.checksum,
             "outliers": None if data.outliers is None else data.outliers.checksum,
             "test sets": {name: s.checksum for name, s in data.tested.items()},
+            "known in": {ood: s.name for ood, s in data.known_in.items()},
+            "shifted": [s.name for s in data.shifted],
             "resamples": self.suite.resamples,
         }
         same: dict[str, Any] = json.loads(json.dumps(plain))  # as a file gives it back
@@ -209,15 +223,6 @@ def read_cell(path: Path, identity: Mapping[str, Any]) -> Result:
 def _detection(tensors: Mapping[str, Tensor]) -> Detection:
     values: dict[str, Any] = {f.name: tensors.get(f.name) for f in fields(Detection)}
     return Detection(**values)
-
-
-def _network_name(plan: NetworkPlan, seed: int, train: ImageSet | StreamedSet, outliers: ImageSet | None) -> str:
-    """A folder's name that only the very same training has."""
-    sets = [train.checksum, None if outliers is None else outliers.checksum]
-    made_of = {**plan.described(), "member": seed, "sets": sets}
-    digest = hashlib.sha256(json.dumps(made_of, sort_keys=True).encode()).hexdigest()
-    kind = "anchored" if plan.anchored else "plain"
-    return f"{_file_name(str(made_of['network']))}-{kind}-seed-{seed}-{digest[:12]}"
 
 
 def _file_name(label: str) -> str:
