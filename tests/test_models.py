@@ -9,12 +9,17 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+import kedge
 from kedge import models
 from kedge.errors import InputError
 from kedge.models import Spec, build, names, read_features
 
-SIZE = {"wrn": {"depth": 10, "width": 2}, "compact": {"width": 4}}  # the smallest that show everything
-SMALL = ("wrn", "resnet18-cifar", "resnet18", "compact")  # every class and stem
+SIZE = {
+    "wrn": {"depth": 10, "width": 2},
+    "compact": {"width": 4},
+    "airbench": {"width": 4},
+}  # the smallest that show everything
+SMALL = ("wrn", "resnet18-cifar", "resnet18", "compact", "airbench")  # every class and stem
 
 
 def built(name: str, **arguments: int | float) -> models.Network:
@@ -203,7 +208,8 @@ def test_gradient_reaches_every_parameter(name):
     net = built(name)
     side = 64 if name == "resnet18" else 16  # what leaves the batch norms of the last stage more than one value
     net(torch.randn(2, 3, side, side)).square().sum().backward()
-    without = [key for key, p in net.named_parameters() if p.grad is None or not p.grad.any()]
+    trained = {key: p for key, p in net.named_parameters() if p.requires_grad}  # airbench's norms have no scale
+    without = [key for key, p in trained.items() if p.grad is None or not p.grad.any()]
     assert without == []
 
 
@@ -289,7 +295,7 @@ def test_spec_holds_what_was_asked_for():
 @pytest.mark.parametrize(
     ("name", "arguments", "message"),
     [
-        ("vgg", {}, "name must be one of 'wrn', 'wrn-40-2'.*'compact'; got 'vgg'"),
+        ("vgg", {}, "name must be one of 'wrn', 'wrn-40-2'.*'compact', 'airbench'; got 'vgg'"),
         ("wrn", {}, "'wrn' also needs depth, width"),
         ("wrn", {"depth": 16}, "'wrn' also needs width"),
         ("wrn-40-2", {"depth": 28}, "takes the arguments classes, channels, dropout; got depth"),
@@ -321,6 +327,59 @@ def test_resnet_names_its_depths_and_stems():
         models.resnet(20)
     with pytest.raises(InputError, match="stem must be one of 'cifar', 'imagenet'; got 'mnist'"):
         models.resnet(18, "mnist")
+
+
+# --- airbench ----------------------------------------------------------------------------------------------------
+
+
+def correlated(n=300, channels=3, side=10) -> Tensor:
+    """Images whose neighbouring pixels and channels resemble each other."""
+    images = torch.randn(n, channels, side, side, generator=torch.Generator().manual_seed(0))
+    return images.cumsum(dim=2).cumsum(dim=3) / 5 + images[:, :1]
+
+
+def patches(images: Tensor) -> Tensor:
+    """Every patch of two by two pixels as a row, taken by a loop."""
+    rows = []
+    for i in range(images.shape[2] - 1):
+        for j in range(images.shape[3] - 1):
+            rows.append(images[:, :, i : i + 2, j : j + 2].flatten(1))
+    return torch.cat(rows)
+
+
+def test_the_first_layer_whitens_patches_and_has_every_filter_in_both_signs():
+    net, images = build("airbench", width=4), correlated()
+    net.prepare(images)
+    weight = net.stem.weight.detach().flatten(1)
+    assert weight.shape == (24, 12)
+    assert weight[:12].equal(-weight[12:])
+    values = patches(images) @ weight[:12].T
+    second = values.T @ values / len(values)
+    assert (second - torch.diag(second.diag())).abs().max() < 0.02  # uncorrelated
+    assert second.diag().max() <= 1.01
+    assert second.diag().min() > 0.9  # but for the ridge of unit variance
+
+
+def test_an_anchored_first_layer_gets_the_filters_for_both_halves():
+    plain, anchored = build("airbench", width=4), kedge.anchor(build("airbench", width=4))
+    plain.prepare(correlated())
+    anchored.network.prepare(correlated())
+    assert anchored.stem.weight.equal(torch.cat([plain.stem.weight] * 2, dim=1))
+
+
+def test_a_network_that_is_whitened_stays_as_it_is_when_trained_on():
+    net = build("airbench", width=4)
+    net.prepare(correlated())
+    again = build("airbench", width=4)
+    again.load_state_dict(net.state_dict())
+    again.prepare(10 * correlated(side=7))
+    assert again.stem.weight.equal(net.stem.weight)
+
+
+def test_its_convolutions_first_pass_their_input_on():
+    weight = build("airbench", width=32).group1.conv1.weight.detach()  # 24 -> 32
+    x = torch.randn(1, 24, 6, 6)
+    assert torch.nn.functional.conv2d(x, weight[:24], padding=1).allclose(x)
 
 
 # --- features ----------------------------------------------------------------------------------------------------

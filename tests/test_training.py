@@ -17,7 +17,7 @@ import kedge
 from kedge.errors import InputError, KedgeError
 from kedge.models import build
 from kedge.training import RECIPES, Recipe, recipe, statistics, train
-from kedge.training.augment import crop_and_flip, uniforms
+from kedge.training.augment import augment, crop_and_flip, uniforms
 from kedge.transforms import seeded
 
 quick = settings(max_examples=60, derandomize=True, deadline=None)
@@ -273,7 +273,7 @@ def test_one_cycle_rises_for_a_fifth_and_falls_to_zero():
         ({"epochs": 1.5}, "epochs must be a whole number of at least 1; got 1.5"),
         ({"batch": 1}, "batch must be a whole number of at least 2; got 1"),
         ({"crop": -1}, "crop must be a whole number of at least 0; got -1"),
-        ({"schedule": "cosine"}, "schedule must be one of 'steps', 'one-cycle'; got 'cosine'"),
+        ({"schedule": "cosine"}, "schedule must be one of 'steps', 'one-cycle', 'linear'; got 'cosine'"),
         ({"lr": 0}, r"lr must lie in \(0, inf\); got 0"),
         ({"lr": math.nan}, r"lr must lie in \(0, inf\); got nan"),
         ({"momentum": 1.5}, r"momentum must lie in \[0, 1\]; got 1.5"),
@@ -359,6 +359,28 @@ def test_crops_reach_both_borders_and_no_further():
     assert result[0, 0].tolist() == [[0] * 4, [0] * 4, [0, 0, 1, 1], [0, 0, 1, 1]]
     assert result[1, 0].tolist() == [[1, 1, 0, 0], [1, 1, 0, 0], [0] * 4, [0] * 4]
     assert crop_and_flip(images, edge, padding=0, flip=False).equal(images)
+
+
+def test_a_mirrored_border_moves_in_where_the_recipe_says_so():
+    images = torch.tensor([[[[1, 2, 3], [4, 5, 6], [7, 8, 9]]]], dtype=torch.uint8)
+    corner = torch.tensor([[0.0, 0.0, 0.9]])
+    assert crop_and_flip(images, corner, padding=1, flip=True, pad="reflect")[0, 0].tolist() == [
+        [5, 4, 5],
+        [2, 1, 2],
+        [5, 4, 5],
+    ]
+
+
+def test_alternating_flips_show_each_side_in_every_other_epoch():
+    images = torch.arange(40 * 9, dtype=torch.float32).view(40, 1, 3, 3)
+    how, index = Recipe(epochs=4, crop=0, alternate=True), torch.arange(40)
+    epochs = [augment(images, how, 7, epoch, index) for epoch in range(4)]
+    flipped = [(made != images).flatten(1).any(dim=1) for made in epochs]
+    assert flipped[0].equal(flipped[2])
+    assert flipped[1].equal(~flipped[0])
+    assert flipped[3].equal(flipped[1])
+    assert 8 < int(flipped[0].sum()) < 32  # about half of them begin so
+    assert epochs[0][flipped[0]].equal(images[flipped[0]].flip(3))
 
 
 @given(

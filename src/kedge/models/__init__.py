@@ -7,6 +7,7 @@ from typing import Any
 
 from kedge.checks import one_of
 from kedge.errors import InputError
+from kedge.models.airbench import Airbench, airbench
 from kedge.models.base import Network, Spec
 from kedge.models.compact import Compact, compact
 from kedge.models.features import read_features
@@ -14,11 +15,13 @@ from kedge.models.resnet import ResNet, resnet
 from kedge.models.wrn import WideResNet, wrn
 
 __all__ = [
+    "Airbench",
     "Compact",
     "Network",
     "ResNet",
     "Spec",
     "WideResNet",
+    "airbench",
     "build",
     "compact",
     "names",
@@ -39,6 +42,7 @@ _BUILDERS: dict[str, Callable[..., Network]] = {
     "resnet34": partial(resnet, 34, "imagenet"),
     "resnet50": partial(resnet, 50, "imagenet"),
     "compact": compact,
+    "airbench": airbench,
 }
 
 
@@ -58,7 +62,7 @@ def build(name: str, **arguments: Any) -> Network:
     Args:
         name: One of ``names()``. "wrn" needs ``depth`` and ``width``.
         **arguments: Arguments of the builder: ``classes`` and ``channels`` everywhere, ``dropout`` for the wide
-            networks, ``width`` for "compact".
+            networks, ``width`` for "compact" and "airbench".
 
     Returns:
         A network with freshly drawn weights.

@@ -29,14 +29,15 @@ def uniforms(seed: int, epoch: int, indices: Tensor, n: int) -> Tensor:
     return torch.from_numpy((keys >> np.uint64(11)).astype(np.float64) / 2**53)
 
 
-def crop_and_flip(images: Tensor, draws: Tensor, *, padding: int, flip: bool) -> Tensor:
-    """Shift each image by up to ``padding`` pixels, zeros moving in, and mirror half of them.
+def crop_and_flip(images: Tensor, draws: Tensor, *, padding: int, flip: bool, pad: str = "zeros") -> Tensor:
+    """Shift each image by up to ``padding`` pixels, and mirror those with a last draw below one half.
 
     Args:
         images: (B, D, H, W).
         draws: Uniform numbers, (B, 3): row, column, mirror.
         padding: Pixels on each side.
         flip: Whether to mirror.
+        pad: What moves in: ``"zeros"``, or the mirrored image, ``"reflect"``.
 
     Example:
         >>> crop_and_flip(torch.ones(2, 1, 4, 4), torch.zeros(2, 3), padding=0, flip=False).sum()
@@ -48,7 +49,11 @@ def crop_and_flip(images: Tensor, draws: Tensor, *, padding: int, flip: bool) ->
     columns = torch.arange(width, device=images.device) + (draws[:, 1:2] * (2 * padding + 1)).long()  # (B, W)
     if flip:
         columns = torch.where(draws[:, 2:3] < 0.5, columns.flip(1), columns)
-    padded = F.pad(images, (padding,) * 4) if padding else images
+    if padding and pad == "reflect":
+        # reflect does not take uint8
+        padded = F.pad(images.float(), (padding,) * 4, mode="reflect").to(images.dtype)
+    else:
+        padded = F.pad(images, (padding,) * 4) if padding else images
     batch = torch.arange(len(images), device=images.device)[:, None, None]
     cropped = padded.permute(0, 2, 3, 1)[batch, rows[:, :, None], columns[:, None, :]]  # (B, H, W, D)
     return cropped.permute(0, 3, 1, 2)
@@ -64,7 +69,11 @@ def augment(images: Tensor, recipe: Recipe, seed: int, epoch: int, index: Tensor
     """
     if not (recipe.crop or recipe.flip) or images.ndim != 4:
         return images
-    return crop_and_flip(images, uniforms(seed, epoch, index, 3), padding=recipe.crop, flip=recipe.flip)
+    draws = uniforms(seed, epoch, index, 3)
+    if recipe.alternate:
+        first = uniforms(seed, 0, index, 3)[:, 2]  # its side in the first epoch; then the other one, and so on
+        draws[:, 2] = first if epoch % 2 == 0 else 1 - first
+    return crop_and_flip(images, draws, padding=recipe.crop, flip=recipe.flip, pad=recipe.pad)
 
 
 def random_resized_crop(image: Image.Image, preprocess: Preprocess, draws: Tensor) -> Image.Image:

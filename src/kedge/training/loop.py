@@ -20,7 +20,7 @@ from kedge.training.outliers import OutlierFeed
 from kedge.training.recipe import Recipe
 from kedge.training.recipe import recipe as named_recipe
 from kedge.training.run import Progress, Run
-from kedge.training.statistics import statistics
+from kedge.training.statistics import sample, statistics
 from kedge.transforms import mix_seed
 
 
@@ -132,6 +132,9 @@ def _prepare(net: Classifier, data: Any, feed: Feed, outliers: OutlierFeed | Non
     torch.manual_seed(mix_seed(seed))  # for random transforms of a data set's own
     if not net.has_statistics:
         net.set_statistics(*statistics(data, feed.preprocess, seed=seed))
+    prepare = getattr(net.network, "prepare", None)
+    if prepare is not None:  # a network that looks at normalised images before its training
+        prepare(net.normalise(sample(data, feed.preprocess, seed=seed).to(net.mean.device)))
     if isinstance(net, Anchored) and net.anchors is None:
         net.set_anchors(choose(data, feed.preprocess, DEFAULT_K, "random", seed))
     if outliers is not None:

@@ -6,27 +6,34 @@ from typing import Any
 from kedge.checks import at_least, between, one_of
 from kedge.errors import InputError
 
-SCHEDULES = ("steps", "one-cycle")
+SCHEDULES = ("steps", "one-cycle", "linear")
+OPTIMISERS = ("sgd", "muon")
+PADDINGS = ("zeros", "reflect")
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """How to train: SGD, cross-entropy, random crops and flips.
+    """How to train: the optimiser, cross-entropy, random crops and flips.
 
     Args:
         epochs: Passes over the data.
         batch: Images per step.
         lr: The highest learning rate.
-        momentum: Of SGD.
+        optimiser: ``"sgd"``, or ``"muon"`` for networks whose convolutions are followed by norms: steps of the same
+            relative size in every direction of a weight, and Adam for the first and the last layer, biases and norms.
+        momentum: Of SGD, or of Muon.
         nesterov: Whether the momentum is Nesterov's.
-        weight_decay: Of SGD, on weights; biases and normalisation layers are decayed too, as in the paper's setup.
+        weight_decay: Of SGD, biases and normalisation layers included, as in the paper's setup; Muon keeps its weights
+            at one size instead.
         schedule: ``"steps"`` multiplies the rate by ``gamma`` at each of ``milestones``; ``"one-cycle"`` warms up
-            linearly over the first fifth and falls linearly to zero.
+            linearly over the first fifth and falls linearly to zero; ``"linear"`` falls from the first step on.
         milestones: Epochs.
         gamma: Factor at each milestone.
         label_smoothing: Of the cross-entropy.
         crop: Pixels of padding before a random crop; 0 for none.
+        pad: What moves in at the border: ``"zeros"``, or the image mirrored, ``"reflect"``.
         flip: Whether to flip images horizontally at random.
+        alternate: Whether to flip an image in every other epoch instead, so that two epochs show both sides of each.
         resized_crop: Whether to train on random parts of large images, scaled to the network's size (ImageNet).
         ema: Decay of an exponential moving average of the weights, which is what training then returns; None for none.
 
@@ -38,6 +45,7 @@ class Recipe:
     epochs: int
     batch: int = 128
     lr: float = 0.1
+    optimiser: str = "sgd"
     momentum: float = 0.9
     nesterov: bool = False
     weight_decay: float = 5e-4
@@ -46,7 +54,9 @@ class Recipe:
     gamma: float = 0.2
     label_smoothing: float = 0.0
     crop: int = 4
+    pad: str = "zeros"
     flip: bool = True
+    alternate: bool = False
     resized_crop: bool = False
     ema: float | None = None
 
@@ -55,6 +65,8 @@ class Recipe:
         at_least("batch", self.batch, 2)
         at_least("crop", self.crop, 0)
         one_of("schedule", self.schedule, SCHEDULES)
+        one_of("optimiser", self.optimiser, OPTIMISERS)
+        one_of("pad", self.pad, PADDINGS)
         between("lr", self.lr, 0, float("inf"), open_ends=True)
         between("momentum", self.momentum, 0, 1)
         if self.nesterov and self.momentum == 0:
@@ -74,7 +86,7 @@ class Recipe:
         """
         if self.schedule == "steps":
             return float(self.lr * self.gamma ** sum(epoch >= milestone for milestone in self.milestones))
-        peak = self.epochs / 5
+        peak = 0.0 if self.schedule == "linear" else self.epochs / 5
         return self.lr * (epoch / peak if epoch < peak else (self.epochs - epoch) / (self.epochs - peak))
 
 

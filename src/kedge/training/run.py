@@ -27,6 +27,7 @@ from kedge.training.checkpoint import Position
 from kedge.training.engine import Engine
 from kedge.training.feed import Batch, Feed
 from kedge.training.history import History
+from kedge.training.optimiser import make_optimiser
 from kedge.training.outliers import OutlierFeed
 from kedge.training.recipe import Recipe
 from kedge.transforms import mix_seed
@@ -65,13 +66,7 @@ class Run:
     ) -> None:
         self.net, self.feed, self.recipe, self.seed, self.engine = net, feed, recipe, seed, engine
         self.data, self.outliers, self.objective = data, outliers, objective
-        self.optimiser = torch.optim.SGD(
-            net.parameters(),
-            lr=recipe.lr,
-            momentum=recipe.momentum,
-            weight_decay=recipe.weight_decay,
-            nesterov=recipe.nesterov,
-        )
+        self.optimiser = make_optimiser(net, recipe)
         if feed.preprocess.is_image:
             net.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self.module, self.stepper = engine.setup(net, self.optimiser)
@@ -135,7 +130,7 @@ class Run:
             position.loss_sum, position.right, position.seen = 0.0, 0, 0
         torch.manual_seed(mix_seed(self.seed, position.step, self.engine.rank))  # for dropout
         for group in self.optimiser.param_groups:
-            group["lr"] = self.recipe.rate((position.step + 0.5) / steps)  # in the middle of the step
+            group["lr"] = group["scale"] * self.recipe.rate((position.step + 0.5) / steps)  # in the middle of the step
         device = self.net.mean.device
         y, anchored = batch.y.to(device), isinstance(self.net, Anchored)
         step = Step(

@@ -36,6 +36,23 @@ def statistics(data: Any, preprocess: Preprocess | None = None, *, seed: int = 0
     return mean, variance.clamp_min(1e-12).sqrt()
 
 
+def sample(data: Any, preprocess: Preprocess, *, seed: int = 0) -> Tensor:
+    """Up to 5,000 images as the network takes them, (N, D, ...): drawn from a set, or the first of a data loader.
+
+    Example:
+        >>> images = ImageSet(torch.zeros(6, 3, 4, 4, dtype=torch.uint8))
+        >>> sample(images, Preprocess((3, 4, 4))).shape
+        torch.Size([6, 3, 4, 4])
+    """
+    found, seen = [], 0
+    for x, _ in batches(_sample(data, seed), preprocess):
+        found.append(x)
+        seen += len(x)
+        if seen >= SAMPLE:
+            break
+    return torch.cat(found)[:SAMPLE]
+
+
 def _sample(data: Any, seed: int) -> Any:
     if isinstance(data, DataLoader):
         return data
