@@ -144,6 +144,8 @@ def train_forward(net, images, T=None, weight=None):
     draw, inputs = net.draw, normalise(images)
     c = images[draw.permutation]
     A = normalise(T(c)) if draw.corrupted else normalise(c)
+    if draw.spread is not None:  # T acts on some pairs of every batch
+        A = torch.where(draw.spread[:, None, None, None], A, normalise(c))
     A = torch.where(draw.masked[:, None, None, None], torch.zeros_like(A), A)
     D = inputs - normalise(c)
     return f_a(net, torch.cat([A, D], dim=1), weight)
@@ -775,6 +777,26 @@ def test_the_corruption_comes_on_every_fifth_batch_or_as_asked(options, corrupte
     assert seen == corrupted
 
 
+def test_spread_the_corruption_acts_on_that_share_of_the_pairs_of_every_batch():
+    net, shares = anchored(corruption=negative, every=4, spread=True).train(), []
+    for number in range(40):
+        x = images(12, seed=number)
+        y = net(x)
+        assert net.draw.corrupted == bool(net.draw.spread.any())
+        assert_close(y, train_forward(net, x, negative))
+        shares.append(float(net.draw.spread.double().mean()))
+    assert 0.2 < sum(shares) / len(shares) < 0.3  # 480 pairs at one in four: three deviations are 0.06
+    assert len(set(shares)) > 3
+
+
+def test_spread_a_random_corruption_is_repeated_by_the_seed():
+    runs = []
+    for _ in range(2):
+        net = anchored(corruption=lambda c: c + 0.1 * torch.rand_like(c), every=2, spread=True, seed=5).train()
+        runs.append(torch.stack([net(images(6, seed=n)) for n in range(3)]))
+    assert torch.equal(*runs)
+
+
 def test_batches_seen_in_evaluation_do_not_count():
     net = anchored(corruption=negative, every=2)
     net.set_anchors(images(5, seed=3))
@@ -799,7 +821,7 @@ def test_a_corrupted_batch_does_not_look_like_a_clean_one():
     x = images(6, seed=2)
     net = anchored(corruption=negative, every=1).train()
     y = net(x)
-    clean = SimpleNamespace(permutation=net.draw.permutation, corrupted=False, masked=net.draw.masked)
+    clean = SimpleNamespace(permutation=net.draw.permutation, corrupted=False, masked=net.draw.masked, spread=None)
     pretend = SimpleNamespace(draw=clean, training=True, network=net.network, stem=net.stem)
     assert differ(train_forward(pretend, x), y)
 

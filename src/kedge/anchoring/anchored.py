@@ -189,18 +189,27 @@ class Anchored(Classifier):
         generator = torch.Generator().manual_seed(seed)
         permutation = torch.randperm(len(among), generator=generator).to(x.device)
         masked = (torch.rand(len(among), generator=generator) < self.options.mask).to(x.device)
-        corruption = self._corruption(x) if self.batches_seen % self.options.every == 0 else None
+        spread = None
+        if self.options.spread:
+            spread = (torch.rand(len(among), generator=generator) < 1 / self.options.every).to(x.device)
+        turn = bool(spread.any()) if spread is not None else self.batches_seen % self.options.every == 0
+        corruption = self._corruption(x) if turn else None
         rows = slice(first, first + len(x))
-        self.draw = Draw(permutation[rows], corruption is not None, masked[rows])
+        self.draw = Draw(
+            permutation[rows], corruption is not None, masked[rows], None if spread is None else spread[rows]
+        )
         job = Pair(self.draw.permutation, masked=self.draw.masked if self.options.mask > 0 else None)
         if len(among) != len(x):
             job.clean = self._at_stem(self._in_unit_range(among[self.draw.permutation]))
         if corruption is not None:
             anchors = self._in_unit_range(among[permutation])
+            chosen = anchors if spread is None else anchors[spread]
             with seeded(seed):
-                corrupted = corruption(anchors)
-            if shape_of(corrupted) != shape_of(anchors):
-                raise InputError(f"corruption must keep the shape {shape_of(anchors)}, got {shape_of(corrupted)}")
+                corrupted = corruption(chosen)
+            if shape_of(corrupted) != shape_of(chosen):
+                raise InputError(f"corruption must keep the shape {shape_of(chosen)}, got {shape_of(corrupted)}")
+            if spread is not None:
+                corrupted = anchors.index_put((spread,), corrupted.to(anchors.dtype))
             job.corrupted = self._at_stem(corrupted[rows])
         with self.stem.doing(job):
             logits = logits_of(self.network(self.normalise(x)))

@@ -20,6 +20,7 @@ class AnchoringOptions:
         corruption: T of consistency training: ``"default"`` for the five corruptions (images only), a `Corruption`, a
             function of your own on batches of anchors, or None for no consistency.
         every: T acts on every so-manieth batch (5 for CIFAR, 10 for ImageNet).
+        spread: Whether T acts on that share of the pairs of each batch instead, so that no batch is unlike the others.
         mask: Probability of reference masking: the anchor's half is zero, the residual stays.
         mask_target: What a masked pair is trained towards, its ``"label"`` or the ``"uniform"`` distribution.
         seed: Of permutations, corruptions and masks; the draw depends on it and the number of the batch alone.
@@ -31,6 +32,7 @@ class AnchoringOptions:
 
     corruption: str | Transform | None = "default"
     every: int = 5
+    spread: bool = False
     mask: float = 0.0
     mask_target: str = "label"
     seed: int = 0
@@ -47,8 +49,12 @@ class AnchoringOptions:
 
 @dataclass(frozen=True)
 class Draw:
-    """What the last training batch drew: image i had ``x[permutation[i]]`` as its anchor."""
+    """What the last training batch drew: image i had ``x[permutation[i]]`` as its anchor.
+
+    ``corrupted`` says whether T acted on the batch, and ``spread`` on which pairs of it, where not on all.
+    """
 
     permutation: Tensor
     corrupted: bool
     masked: Tensor
+    spread: Tensor | None = None

@@ -24,6 +24,7 @@ def anchor(
     std: float | Sequence[float] | Tensor | None = None,
     corruption: str | Transform | None = "default",
     every: int = 5,
+    spread: bool = False,
     mask: float = 0.0,
     mask_target: str = "label",
     seed: int = 0,
@@ -41,6 +42,7 @@ def anchor(
         std: The same for the deviation.
         corruption: See `AnchoringOptions`, as for the rest.
         every: See there.
+        spread: See there.
         mask: See there.
         mask_target: See there.
         seed: See there.
@@ -57,7 +59,9 @@ def anchor(
         raise InputError(f"net must be a torch.nn.Module, got {type(net).__name__}")
     if isinstance(net, Anchored):
         raise InputError("net is anchored already; pass the network it was made from")
-    options = AnchoringOptions(corruption=corruption, every=every, mask=mask, mask_target=mask_target, seed=seed)
+    options = AnchoringOptions(
+        corruption=corruption, every=every, spread=spread, mask=mask, mask_target=mask_target, seed=seed
+    )
     kept: Classifier | None = None
     if isinstance(net, Classifier):
         kept = net
