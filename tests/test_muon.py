@@ -73,13 +73,14 @@ def test_every_weight_has_its_group_and_its_rate(anchored):
     classifier = kedge.anchor(net) if anchored else Classifier(net)
     groups = make_optimiser(classifier, HOW).param_groups
     names = {p: name.removeprefix("network.") for name, p in classifier.named_parameters()}
-    inner, flat, stem, head = ([names[p] for p in group["params"]] for group in groups)
-    assert inner == [f"group{i}.conv{j}.weight" for i in (1, 2, 3) for j in (1, 2)]
-    assert stem == ["stem.weight"]
-    assert head == ["fc.weight"]
-    assert sorted(flat) == sorted(set(names.values()) - {*inner, *stem, *head})
-    inputs = 24 if anchored else 12
-    assert [group["scale"] for group in groups] == pytest.approx([1, 1 / 12, 1 / 12 / inputs**0.5, 10 / 12 / 8**0.5])
+    inner = [f"group{i}.conv{j}.weight" for i in (1, 2, 3) for j in (1, 2)]
+    assert [names[p] for p in groups[0]["params"]] == inner
+    assert [group["muon"] for group in groups] == [True] + [False] * (len(groups) - 1)
+    scales = {names[p]: group["scale"] for group in groups for p in group["params"]}
+    assert sorted(scales) == sorted(names.values())
+    expected = dict.fromkeys(scales, 1 / 12) | dict.fromkeys(inner, 1)
+    expected |= {"stem.weight": 1 / 12 / (24 if anchored else 12) ** 0.5, "fc.weight": 10 / 12 / 8**0.5}
+    assert scales == pytest.approx(expected)
 
 
 def pictures(n=64) -> kedge.ImageSet:

@@ -402,3 +402,45 @@ def test_the_sets_of_a_seed_are_read_once(tmp_path):
     run.detector("MSP", 1)
     assert read == [0, 1]
     assert run.data(0).train.checksum == data(0).train.checksum
+
+
+# A network that goes on from another.
+
+
+def test_a_network_starts_from_the_trained_weights_of_another(tmp_path):
+    still = Recipe(epochs=1, batch=16, lr=1e-12, momentum=0.0, weight_decay=0.0, crop=0)
+    networks = {
+        "plain": NetworkPlan("compact", RECIPE, SIZE),
+        "tuned": NetworkPlan("compact", still, SIZE, anchored=True, start="plain"),
+    }
+    methods = {
+        "MSP": MethodPlan(MSP, ("plain",)),
+        "of the tuned": MethodPlan(MSP, ("tuned",)),
+    }
+    declared = suite(networks=networks, methods=methods)
+    tables, trained, _ = events(declared, tmp_path)
+    assert trained == ["plain", "tuned"]
+    plain, tuned = (SuiteRun(declared, tmp_path).detector(label, 0).net for label in methods)
+    assert isinstance(tuned, kedge.Anchored)
+    assert torch.allclose(tuned.stem.weight[:, :1], plain.network.prep[0].weight, atol=1e-6)  # preserved, hardly moved
+    assert torch.allclose(tuned.network.fc.weight, plain.network.fc.weight, atol=1e-6)
+    assert list(tables[0].results) == list(methods)
+
+
+def test_another_start_is_another_network(tmp_path):
+    def declared(epochs):
+        first = NetworkPlan("compact", dataclasses.replace(RECIPE, epochs=epochs), SIZE)
+        networks = {"plain": first, "tuned": NetworkPlan("compact", RECIPE, SIZE, anchored=True, start="plain")}
+        return suite(networks=networks, methods={"AMP": MethodPlan(AMP, ("tuned",), {"k": 2})})
+
+    assert shared(declared(1), tmp_path / "one")[1] == ["plain", "tuned"]
+    assert shared(declared(2), tmp_path / "two")[1] == ["plain", "tuned"]
+    assert shared(declared(1), tmp_path / "three")[1] == []
+
+
+def test_a_start_must_be_a_network_from_scratch():
+    tuned = NetworkPlan("compact", RECIPE, SIZE, start="plain")
+    with pytest.raises(InputError, match="'tuned' must start from one that is trained from scratch; got 'plain'"):
+        suite(networks={**suite().networks, "plain": dataclasses.replace(tuned, start="anchored"), "tuned": tuned})
+    with pytest.raises(InputError, match="neither method nor member goes with it"):
+        NetworkPlan("compact", RECIPE, SIZE, start="plain", member=1)

@@ -5,9 +5,10 @@ from typing import ClassVar
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.utils import parametrize
 
 from kedge.checks import at_least
-from kedge.models.base import Network, Spec, conv3x3
+from kedge.models.base import Network, Spec, conv3x3, share
 
 PATCH = 2  # pixels of a side of the patches that the first layer whitens
 PATCHES = 200_000  # to take their covariance of
@@ -39,12 +40,13 @@ class Airbench(Network):
     feature_layers: ClassVar[tuple[str, ...]] = ("group1", "group2", "group3", "flatten")
     whitened: Tensor
 
-    def __init__(self, *, width: int = 64, classes: int = 10, channels: int = 3) -> None:
+    def __init__(self, *, width: int = 64, classes: int = 10, channels: int = 3, dropout: float = 0.0) -> None:
         super().__init__()
         at_least("width", width, 1)
         at_least("classes", classes, 2)
         at_least("channels", channels, 1)
-        self.channels = channels
+        share("dropout", dropout)
+        self.channels, self.shrink = channels, (4 * width) ** -0.5
         self.stem = nn.Conv2d(channels, 2 * channels * PATCH**2, PATCH)
         nn.init.zeros_(self.stem.bias)  # type: ignore[arg-type]
         self.act = nn.GELU()
@@ -52,10 +54,13 @@ class Airbench(Network):
         self.group2 = _Group(width, 4 * width)
         self.group3 = _Group(4 * width, 4 * width)
         self.flatten = nn.Flatten()
+        self.dropout = nn.Dropout(dropout) if dropout else nn.Identity()
         self.fc = nn.Linear(4 * width, classes, bias=False)
-        nn.init.normal_(self.fc.weight, std=self.fc.in_features**-0.5)
+        nn.init.normal_(self.fc.weight, std=self.shrink)
         self.register_buffer("whitened", torch.tensor(False))
-        self.spec = Spec("airbench", {"width": width, "classes": classes, "channels": channels})
+        self.spec = Spec(
+            "airbench", {"width": width, "classes": classes, "channels": channels, "dropout": float(dropout)}
+        )
 
     def prepare(self, images: Tensor) -> None:
         """Set the first layer to whiten the patches of normalised training images (N, D, H, W), unless it does already.
@@ -66,7 +71,8 @@ class Airbench(Network):
         if bool(self.whitened):
             return
         filters = whitening(images)
-        weight = self.stem.weight
+        drawn = parametrize.is_parametrized(self.stem, "weight")  # then the filters are the mean of what is drawn
+        weight: Tensor = self.stem.parametrizations.weight.original if drawn else self.stem.weight  # type: ignore
         with torch.no_grad():
             weight.copy_(filters.repeat(1, weight.shape[1] // self.channels, 1, 1).to(weight))
             self.whitened.fill_(True)
@@ -75,8 +81,8 @@ class Airbench(Network):
         """Return the logits of a batch of images, (B, D, H, W) -> (B, C)."""
         x = self.group3(self.group2(self.group1(self.act(self.stem(x)))))  # (B, 4 width, about H/8, W/8)
         # The maxima of all features add up to large logits, which would be sure of themselves from the first step on.
-        x = self.flatten(x.amax(dim=(2, 3), keepdim=True) / self.fc.in_features**0.5)  # (B, 4 width)
-        logits: Tensor = self.fc(x)
+        x = self.flatten(x.amax(dim=(2, 3), keepdim=True) * self.shrink)  # (B, 4 width)
+        logits: Tensor = self.fc(self.dropout(x))
         return logits
 
 
@@ -97,13 +103,14 @@ def whitening(images: Tensor) -> Tensor:
     return torch.cat([filters, -filters]).to(images.dtype)
 
 
-def airbench(*, width: int = 64, classes: int = 10, channels: int = 3) -> Airbench:
-    """Build the network, for images of at least 9x9; train it by the recipe ``"fast"``.
+def airbench(*, width: int = 64, classes: int = 10, channels: int = 3, dropout: float = 0.0) -> Airbench:
+    """Build the network, for images of at least 9x9; train it by the recipe of that name.
 
     Args:
         width: Channels of the first group; the other two have four times as many.
         classes: Number of classes.
         channels: Number of image channels.
+        dropout: Probability of dropping a value before the last layer, in training.
 
     Returns:
         A network with freshly drawn weights, whose first layer `kedge.train` sets from the training images.
@@ -115,7 +122,7 @@ def airbench(*, width: int = 64, classes: int = 10, channels: int = 3) -> Airben
         >>> sum(p.numel() for p in airbench(width=32).parameters())
         498104
     """
-    return Airbench(width=width, classes=classes, channels=channels)
+    return Airbench(width=width, classes=classes, channels=channels, dropout=dropout)
 
 
 def _conv(inputs: int, outputs: int) -> nn.Conv2d:

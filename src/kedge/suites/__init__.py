@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 from kedge.suites.ablation import ablation
 from kedge.suites.cifar import cifar_resnet34, cifar_wrn, near_ood, uncertainty
+from kedge.suites.cifar10_fast import cifar10_fast
 from kedge.suites.imagenet_c import imagenet_c
 from kedge.suites.methods import methods
 from kedge.suites.ntk import run_ntk
@@ -40,4 +41,5 @@ STUDIES: dict[str, Callable[[Setting], Study]] = {
     "resizing": resizing,
     "ablation": ablation,
     "uncertainty": uncertainty,
+    "cifar10-fast": cifar10_fast,
 }

@@ -32,6 +32,7 @@ class NetworkPlan:
         prepare: Arguments of the method's `prepare`.
         objective: Arguments of the method's `objective`.
         member: Added to the seed, for members of an ensemble.
+        start: The name of a network of the suite whose trained weights it begins with, instead of ``network``'s own.
 
     Example:
         >>> NetworkPlan("compact", Recipe(epochs=1), arguments={"width": 8}).build().spec.arguments["width"]
@@ -47,8 +48,11 @@ class NetworkPlan:
     prepare: Mapping[str, Any] = field(default_factory=dict)
     objective: Mapping[str, Any] = field(default_factory=dict)
     member: int = 0
+    start: str | None = None
 
     def __post_init__(self) -> None:
+        if self.start is not None and (self.method is not None or self.member):
+            raise InputError("start is a trained network to go on with, so neither method nor member goes with it")
         if self.method is None and (self.prepare or self.objective):
             raise InputError("prepare and objective are arguments of a method's; pass method= too")
 
@@ -214,6 +218,11 @@ class Suite:
 
     def __post_init__(self) -> None:
         between("resamples", self.resamples, 0, float("inf"))
+        for name, plan in self.networks.items():
+            if plan.start is not None and (plan.start not in self.networks or self.networks[plan.start].start):
+                raise InputError(
+                    f"the network {name!r} must start from one that is trained from scratch; got {plan.start!r}"
+                )
         for label, method in self.methods.items():
             unknown = [name for name in method.networks if name not in self.networks]
             if unknown or not method.networks:

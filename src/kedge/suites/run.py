@@ -21,7 +21,7 @@ from kedge.evaluation.core import PERMUTED
 from kedge.metrics import Estimate
 from kedge.models.classifier import Classifier
 from kedge.provenance import provenance
-from kedge.suites.plan import NetworkPlan, Suite, SuiteData
+from kedge.suites.plan import Suite, SuiteData
 from kedge.training import Progress, train
 
 TrainingProgress = Callable[[str, Progress], None]
@@ -123,7 +123,10 @@ class SuiteRun:
         if (name, seed) not in self._trained:
             plan, preprocess = self.suite.networks[name], Preprocess(tuple(data.test.images.shape[1:]))
             number = seed + plan.member
-            net = plan.build(number)
+            if plan.start is None:
+                net = plan.build(number)
+            else:
+                net = copy.deepcopy(self._network(plan.start, data, seed))
             if plan.anchored:
                 net = anchor(net, seed=number, **plan.anchoring)
             objective = None
@@ -135,7 +138,7 @@ class SuiteRun:
                 data.train,
                 plan.recipe,
                 seed=number,
-                directory=self.networks / self._network_name(plan, number, data.train, outliers),
+                directory=self.networks / self._network_name(name, number, data.train, outliers),
                 objective=objective,
                 outliers=outliers,
                 preprocess=None if isinstance(data.train, ImageSet) else preprocess,
@@ -144,14 +147,17 @@ class SuiteRun:
             )
         return self._trained[name, seed]
 
-    def _network_name(
-        self, plan: NetworkPlan, seed: int, train: ImageSet | StreamedSet, outliers: ImageSet | None
-    ) -> str:
+    def _described(self, name: str) -> dict[str, Any]:
+        """A network's plan as plain data, with the plan that it starts from."""
+        plan = self.suite.networks[name]
+        return plan.described() | ({} if plan.start is None else {"start": self._described(plan.start)})
+
+    def _network_name(self, name: str, seed: int, train: ImageSet | StreamedSet, outliers: ImageSet | None) -> str:
         """A folder's name that only the very same training has."""
         sets = [(s.name, s.checksum) for s in (train, outliers) if s is not None]
-        made_of = {**plan.described(), "member": seed, "sets": sets, "precision": self.training.get("precision")}
+        made_of = {**self._described(name), "member": seed, "sets": sets, "precision": self.training.get("precision")}
         digest = hashlib.sha256(json.dumps(made_of, sort_keys=True).encode()).hexdigest()
-        kind = "anchored" if plan.anchored else "plain"
+        kind = "anchored" if self.suite.networks[name].anchored else "plain"
         return f"{_file_name(str(made_of['network']))}-{kind}-seed-{seed}-{digest[:12]}"
 
     def _identity(self, label: str, data: SuiteData, seed: int) -> dict[str, Any]:
@@ -161,7 +167,7 @@ class SuiteRun:
             "label": label,
             "seed": seed,
             "method": method.described(),
-            "networks": {name: self.suite.networks[name].described() for name in method.networks},
+            "networks": {name: self._described(name) for name in method.networks},
             "training images": data.train.checksum,
             "held-out images": data.held_out.checksum,
             "outliers": None if data.outliers is None else data.outliers.checksum,

@@ -62,7 +62,7 @@ class Setting:
         if self.scale == "full":
             return recipe(full)
         if self.scale == "small":
-            return recipe("fast", epochs=self.epochs(200), label_smoothing=0.0)
+            return Recipe(epochs=self.epochs(200), lr=0.2, nesterov=True, schedule="one-cycle")
         return Recipe(epochs=1, batch=16, lr=0.02, crop=1)
 
     def network(self, full: str, classes: int, **plan: Any) -> NetworkPlan:

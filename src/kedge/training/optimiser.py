@@ -1,11 +1,12 @@
 """The optimiser that a recipe asks for."""
 
+from typing import Any
+
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from kedge.anchoring import Anchored
 from kedge.models.classifier import Classifier
-from kedge.models.head import head_name
 from kedge.training.muon import Muon
 from kedge.training.recipe import Recipe
 
@@ -16,8 +17,8 @@ HEAD = 10.0  # times that, for the last layer, which starts far from where it en
 def make_optimiser(net: Classifier, recipe: Recipe) -> torch.optim.Optimizer:
     """SGD for all weights, or Muon. Every group's ``scale`` says how its rate relates to the recipe's.
 
-    Muon takes the weights between the first and the last layer; these two, biases and the parameters of norms go by
-    Adam, with rates that fall with the square root of a layer's inputs, as the size of its weights does.
+    Muon takes the weights of convolutions and linear layers but the first and the last. All others go by Adam, with
+    rates that fall with the square root of a layer's inputs, as the size of its weights does.
     """
     if recipe.optimiser == "sgd":
         return torch.optim.SGD(
@@ -27,21 +28,15 @@ def make_optimiser(net: Classifier, recipe: Recipe) -> torch.optim.Optimizer:
             weight_decay=recipe.weight_decay,
             nesterov=recipe.nesterov,
         )
-    layer = net.network.get_submodule(head_name(net.network))
-    assert isinstance(layer, nn.Linear)
-    head = layer.weight
-    wide = [p for p in net.parameters() if p.ndim > 1]
-    stem = net.stem.weight if isinstance(net, Anchored) else wide[0]
-    inner = [p for p in wide if p is not stem and p is not head]
-    groups = [
-        {"params": inner, "scale": 1.0, "muon": True},
-        {"params": [p for p in net.parameters() if p.ndim <= 1], "scale": REST},
-        {"params": [stem], "scale": REST / _inputs(stem) ** 0.5},
-        {"params": [] if head is stem else [head], "scale": HEAD * REST / _inputs(head) ** 0.5},
-    ]
+    kinds = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Linear)
+    # Only weights that are parameters: one that is drawn from a distribution (SVI) has others behind it.
+    layers = [m for m in net.modules() if isinstance(m, kinds) and "weight" in m._parameters]
+    stem = net.stem if isinstance(net, Anchored) else next(iter(layers), None)
+    head = next((layer for layer in reversed(layers) if isinstance(layer, nn.Linear) and layer is not stem), None)
+    inner = [layer.weight for layer in layers if layer is not stem and layer is not head]
+    own = {id(weight) for weight in inner}
+    groups: list[dict[str, Any]] = [{"params": inner, "scale": 1.0, "muon": True}]
+    for weight in (p for p in net.parameters() if id(p) not in own):
+        scale = REST if weight.ndim < 2 else REST / weight[0].numel() ** 0.5
+        groups.append({"params": [weight], "scale": HEAD * scale if head and weight is head.weight else scale})
     return Muon([group for group in groups if group["params"]], lr=recipe.lr, momentum=recipe.momentum)
-
-
-def _inputs(weight: Tensor) -> int:
-    """How many numbers each output of a layer is a sum of."""
-    return weight[0].numel()

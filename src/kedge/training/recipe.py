@@ -94,8 +94,21 @@ RECIPES = {
     # The paper's settings.
     "cifar": Recipe(epochs=200, milestones=(60, 120, 160), gamma=0.2),
     "imagenet": Recipe(epochs=120, weight_decay=1e-4, milestones=(30, 60, 90), gamma=0.1, crop=0, resized_crop=True),
-    # For two cores and an hour.
+    # For any network on two cores.
     "fast": Recipe(epochs=16, lr=0.2, nesterov=True, schedule="one-cycle", label_smoothing=0.1),
+    # For the network of that name: within the hour on two cores.
+    "airbench": Recipe(
+        epochs=8,
+        batch=500,
+        lr=0.24,
+        optimiser="muon",
+        momentum=0.6,
+        schedule="linear",
+        label_smoothing=0.2,
+        crop=2,
+        pad="reflect",
+        alternate=True,
+    ),
     # For a trained network that was anchored with init="preserve".
     "tune": Recipe(epochs=5, lr=0.02, nesterov=True, schedule="one-cycle"),
     # For 28 x 28 digits, which must not be flipped.

@@ -1,0 +1,118 @@
+"""CIFAR-10 on two cores: every method without outliers, on twins that train in minutes."""
+
+from dataclasses import replace
+
+from kedge.detectors import (
+    AMP,
+    DEUP,
+    DUQ,
+    KNN,
+    MSP,
+    ODIN,
+    SVI,
+    DeepEnsemble,
+    Detector,
+    Energy,
+    Entropy,
+    FlipsAndCrops,
+    Gram,
+    Mahalanobis,
+    MaxLogit,
+    MCDropout,
+    PixelStatistics,
+    ReAct,
+    SVIAvUC,
+    TemperatureScaling,
+    TrainedDetector,
+    ViM,
+)
+from kedge.suites.plan import MethodPlan, NetworkPlan, Protocol, Suite
+from kedge.suites.study import SMOKE_CLASSES, Setting, Study
+from kedge.training import Recipe, recipe
+
+WIDTH, EPOCHS = 32, 8
+TUNED = 1  # epochs of tuning, about a tenth of a training
+MEMBERS = 3  # of the ensemble
+DRAWS = (1001, 1002, 1003)  # seeds of other anchors for the same network
+SHIFTS = (("brightness", 3), ("gaussian_noise", 3))
+ON_PLAIN: tuple[type[Detector], ...] = (
+    MSP, MaxLogit, Entropy, Energy, TemperatureScaling, ODIN, Mahalanobis, Gram, KNN, ViM, ReAct, DEUP,
+)  # fmt: skip
+LEAD = "AMP"
+
+
+def cifar10_fast(setting: Setting) -> Study:
+    """Twins of the airbench network on CIFAR-10 against six sets of other images, at one scale but for the smoke scale.
+
+    Example:
+        >>> sorted(cifar10_fast(Setting("smoke")).suites[0].networks)[:3]
+        ['anchored', 'dropout', 'duq']
+    """
+    how = _recipe(setting, EPOCHS)
+
+    def network(method: type[TrainedDetector] | None = None, **plan: object) -> NetworkPlan:
+        more = plan.pop("arguments", {})
+        size = {"width": WIDTH if setting.scale != "smoke" else 2}
+        size["classes"] = 10 if setting.scale != "smoke" else SMOKE_CLASSES
+        return NetworkPlan("airbench", how, size | more, method=method, **plan)  # type: ignore[operator, arg-type]
+
+    networks = {
+        "plain": network(),
+        "anchored": network(anchored=True, anchoring={"spread": True}),
+        "dropout": network(arguments={"dropout": 0.2}),
+        "svi": network(SVI),
+        "svi-avuc": network(SVIAvUC),
+        "duq": network(DUQ),
+        "tuned": replace(
+            network(anchored=True, anchoring={"spread": True}), start="plain", recipe=_recipe(setting, TUNED, lr=0.06)
+        ),
+    }
+    for number in range(1, MEMBERS):
+        networks[f"plain {number}"] = network(member=1000 * number)
+    rows: dict[str, MethodPlan] = {
+        LEAD: MethodPlan(AMP, ("anchored",)),
+        "AMP, tau mean": MethodPlan(AMP, ("anchored",), {"tau": "mean"}),
+        "AMP, energy": MethodPlan(AMP, ("anchored",), {"score": "energy"}),
+        "AMP, authors": MethodPlan(AMP, ("anchored",), {"variant": "authors"}),
+        "AMP, tuned": MethodPlan(AMP, ("tuned",)),
+        "Energy (anchored)": MethodPlan(Energy, ("anchored",)),
+        "MSP (anchored)": MethodPlan(MSP, ("anchored",)),
+    }
+    rows |= {kind.__name__: MethodPlan(kind, ("plain",)) for kind in ON_PLAIN}
+    rows |= {
+        "DeepEnsemble": MethodPlan(DeepEnsemble, ("plain", *(f"plain {n}" for n in range(1, MEMBERS)))),
+        "MCDropout": MethodPlan(MCDropout, ("dropout",)),
+        "SVI": MethodPlan(SVI, ("svi",)),
+        "SVIAvUC": MethodPlan(SVIAvUC, ("svi-avuc",)),
+        "DUQ": MethodPlan(DUQ, ("duq",)),
+        "AMP, temperature permuted": MethodPlan(AMP, ("anchored",), permuted=True),
+        "AMP, one temperature for all": MethodPlan(AMP, ("anchored",), {"temperature": "global"}),
+        "Energy, 5 flips and crops": MethodPlan(FlipsAndCrops, ("plain",), {"k": 5, "shift": 2}),
+        "pixel statistics": MethodPlan(PixelStatistics, ("plain",)),
+    }
+    rows |= {_draw(seed): MethodPlan(AMP, ("anchored",), {"seed": seed}) for seed in DRAWS}
+    suite = Suite(
+        name="cifar10",
+        title="CIFAR-10 on two cores",
+        networks=networks,
+        methods=rows,
+        data=setting.data("cifar10", (), shifts=SHIFTS),
+        seeds=setting.seeds,
+        comparisons=setting.comparisons,
+        resamples=0 if setting.scale == "smoke" else 500,
+        protocol=Protocol(("auroc", "fpr95", "aupr_in", "aupr_out", "dtacc")),
+        leads=(LEAD,),
+        draws={LEAD: tuple(map(_draw, DRAWS))},
+    )
+    about = "Every method without outliers, on networks that two cores train in minutes."
+    return Study("cifar10-fast", "CIFAR-10 on two cores", about, (suite,))
+
+
+def _recipe(setting: Setting, epochs: int, **changes: float) -> Recipe:
+    if setting.scale == "smoke":
+        return recipe("airbench", epochs=1, batch=32)
+    return recipe("airbench", epochs=epochs, **changes)
+
+
+def _draw(seed: int) -> str:
+    return f"AMP, other anchors, draw {seed}"
