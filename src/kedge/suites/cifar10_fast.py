@@ -31,6 +31,7 @@ from kedge.suites.study import SMOKE_CLASSES, Setting, Study
 from kedge.training import Recipe, recipe
 
 WIDTH, EPOCHS = 32, 8
+MOST = (5_000, 2_000)  # ID images to test on, and of any other set
 TUNED = 1  # epochs of tuning, about a tenth of a training
 MEMBERS = 3  # of the ensemble
 DRAWS = (1001, 1002, 1003)  # seeds of other anchors for the same network
@@ -96,7 +97,7 @@ def cifar10_fast(setting: Setting) -> Study:
         title="CIFAR-10 on two cores",
         networks=networks,
         methods=rows,
-        data=setting.data("cifar10", (), shifts=SHIFTS),
+        data=setting.data("cifar10", (), shifts=SHIFTS, most=MOST),
         seeds=setting.seeds,
         comparisons=setting.comparisons,
         resamples=0 if setting.scale == "smoke" else 500,

@@ -21,7 +21,7 @@ SMOKE_SIDE = 16
 SMOKE_CLASSES = 4
 SMOKE_COMPARISONS = 20
 HELD_OUT = 0.1  # of the training images, to calibrate on
-SMALL_TEST, SMALL_OOD = 5_000, 2_000  # images of a set at the small scale, drawn from all of it
+SMALL_TEST, SMALL_OOD = 2_500, 1_000  # images of a set at the small scale, drawn from all of it
 
 CLASSES = {"cifar10": 10, "cifar100": 100, "imagenet": 1000}
 
@@ -91,14 +91,17 @@ class Setting:
         outliers: str | None = None,
         files: bool = True,
         shifts: Sequence[tuple[str, int]] = (),
+        most: tuple[int, int] = (SMALL_TEST, SMALL_OOD),
     ) -> Callable[[int], SuiteData]:
         """A function that loads the sets for a seed; at the small scale the files at hand are added to the OOD sets.
 
-        ``shifts`` are corruptions with their severity; the test images so corrupted become sets of shifted images.
+        ``shifts`` are corruptions with their severity; test images so corrupted become sets of shifted images.
+        ``most`` are the ID images to test on, and to calibrate on, and those of any other set, at the small scale.
         """
 
         def shifted(data: SuiteData) -> SuiteData:
-            return replace(data, shifted=tuple(corrupt(data.test, name, severity) for name, severity in shifts))
+            clean = _some(data.test, most[1]) if self.scale == "small" else data.test
+            return replace(data, shifted=tuple(corrupt(clean, name, severity) for name, severity in shifts))
 
         def load(seed: int) -> SuiteData:
             if self.scale == "smoke":
@@ -117,8 +120,9 @@ class Setting:
             missing = {**found.missing, **beside.missing}
             if self.scale == "full":
                 return shifted(SuiteData(part, held_out, test, found.sets, outside, missing=missing))
-            few = tuple(_some(images, SMALL_OOD) for images in found.sets)
-            return shifted(SuiteData(part, held_out, _some(test, SMALL_TEST), few, outside, missing=missing))
+            few = tuple(_some(images, most[1]) for images in found.sets)
+            kept = _some(held_out, most[0]) if isinstance(held_out, ImageSet) else held_out
+            return shifted(SuiteData(part, kept, _some(test, most[0]), few, outside, missing=missing))
 
         return load
 
