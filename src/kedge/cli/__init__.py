@@ -8,8 +8,11 @@ from rich.console import Console
 from rich.markup import escape
 
 from kedge import __version__
+from kedge.cli.calibrate import calibrate
 from kedge.cli.data import data
 from kedge.cli.demo import demo
+from kedge.cli.evaluate import evaluate
+from kedge.cli.info import info
 from kedge.cli.reproduce import reproduce
 from kedge.cli.train import train
 from kedge.errors import KedgeError
@@ -23,6 +26,9 @@ app = typer.Typer(
 )
 app.command()(demo)
 app.command()(train)
+app.command()(calibrate)
+app.command()(evaluate)
+app.command()(info)
 app.command()(reproduce)
 app.add_typer(data, name="data")
 

@@ -1,0 +1,74 @@
+"""``kedge evaluate``: how well saved detectors tell images apart."""
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+from kedge.data import sources
+from kedge.detectors import AMP, load
+from kedge.errors import InputError
+from kedge.evaluation import Summary
+from kedge.evaluation import evaluate as evaluate_detectors
+from kedge.provenance import provenance
+from kedge.report import write_report
+
+
+def evaluate(
+    files: Annotated[list[Path], typer.Argument(help="Calibrated detectors that kedge saved.")],
+    test: Annotated[str, typer.Option(help="In-distribution test images: a name, folder:PATH, npz:PATH.")],
+    ood: Annotated[list[str], typer.Option(help="Out-of-distribution images, in the same way; may be repeated.")],
+    controls: Annotated[bool, typer.Option("--controls", help="Add AMP with its temperatures permuted.")] = False,
+    resamples: Annotated[int, typer.Option(min=0, help="Of the bootstrap for intervals; 0 for none.")] = 1000,
+    seed: Annotated[int, typer.Option(help="Of the bootstrap.")] = 0,
+    report: Annotated[Path | None, typer.Option(help="Write an HTML report here.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead, for programs.")] = False,
+    data_dir: Annotated[Path | None, typer.Option(help="Where data sets are; KEDGE_DATA by default.")] = None,
+) -> None:
+    """Measure how well detectors tell in-distribution from out-of-distribution images.
+
+    Test sets that hold images which a detector was made with are refused.
+
+    For example:
+
+        kedge evaluate runs/train/detector.kedge --test cifar10 --ood svhn --ood textures --report report.html
+
+        kedge evaluate amp.kedge energy.kedge --test folder:known/ --ood folder:strange/ --json | jq .results
+    """
+    console = Console(stderr=as_json)
+    detectors = {file.stem if len({f.stem for f in files}) == len(files) else str(file): load(file) for file in files}
+    if len(detectors) != len(files):
+        raise InputError(f"files must be different detectors; got {', '.join(map(str, files))}")
+    sets = [sources.load(name, data_dir=data_dir) for name in (test, *ood)]
+    with Progress(
+        TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn(), console=console
+    ) as bars:  # fmt: skip
+        task = bars.add_task("scoring")
+        found = evaluate_detectors(
+            detectors,
+            sets[0],
+            sets[1:],
+            controls=controls,
+            resamples=resamples,
+            seed=seed,
+            progress=lambda done, total: bars.update(task, completed=done, total=total),
+        )
+    if as_json:
+        typer.echo(json.dumps(found.as_dict(), indent=1))
+    else:
+        console.print(Summary({seed: found}).table().terminal())
+    if report is not None:
+        lead = next(iter(detectors.values()))
+        record = {"command": " ".join(["kedge", *sys.argv[1:]]), "made with": provenance()}
+        written = write_report(
+            report,
+            found,
+            title=f"{found.id_name} and what is not",
+            detector=lead if isinstance(lead, AMP) else None,
+            record=record,
+        )
+        console.print(f"report    [bold]{written}[/]", highlight=False)

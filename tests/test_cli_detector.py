@@ -1,0 +1,112 @@
+"""``kedge info``, ``kedge calibrate`` and ``kedge evaluate``: what is done with a saved detector."""
+
+import json
+import re
+
+import numpy as np
+import pytest
+import torch
+from typer.testing import CliRunner
+
+import kedge
+from kedge.cli import app
+from kedge.errors import FileFormatError, InputError
+from kedge.models import build
+from kedge.transforms import seeded
+from test_report import check
+
+
+def run(*arguments):
+    return CliRunner(env={"COLUMNS": "160"}).invoke(app, [str(argument) for argument in arguments])
+
+
+def greys(level, seed, n=60):
+    rng = np.random.default_rng(seed)
+    return np.clip(rng.normal(level, 25, (n, 10, 10, 3)), 0, 255).astype(np.uint8)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Detectors, and sets of images as files."""
+    home = tmp_path_factory.mktemp("detectors")
+    for name, level, seed in (("held", 100, 1), ("fresh", 100, 2), ("test", 100, 3), ("bright", 220, 4)):
+        np.savez(home / f"{name}.npz", x=greys(level, seed), y=np.arange(60) % 3)
+    train = kedge.ImageSet.from_arrays(greys(100, 0), np.arange(60) % 3, name="greys", classes=("ant", "bee", "cow"))
+    held = kedge.ImageSet.from_arrays(greys(100, 1), np.arange(60) % 3)
+    with seeded(0):
+        net = build("compact", width=4, classes=3)
+    anchored = kedge.train(kedge.anchor(net), train, kedge.training.Recipe(epochs=1, batch=20, lr=0.01, crop=0), seed=5)
+    kedge.AMP(anchored, k=4).fit(train).calibrate(held, tpr=0.9).save(home / "amp.kedge")
+    kedge.MSP(net).fit(train).calibrate(held).save(home / "msp.kedge")
+    return home
+
+
+def test_info_tells_what_a_detector_is(folder):
+    told = json.loads(run("info", folder / "amp.kedge", "--json").output)
+    detector = kedge.load(folder / "amp.kedge")
+    assert told["method"] == "amp"
+    assert (told["network"], told["anchors"], told["input"]) == ("compact", 4, "3 x 10 x 10")
+    assert told["classes"] == ["ant", "bee", "cow"]
+    assert (told["accepts"], told["calibration_images"]) == (0.9, 60)
+    assert told["threshold"] == detector.calibration.threshold
+    assert (told["trained_on"], told["training_images"], told["epochs"], told["seed"]) == ("greys", 60, 1, 5)
+    assert told["bytes"] == (folder / "amp.kedge").stat().st_size
+    plain = json.loads(run("info", folder / "msp.kedge", "--json").output)
+    assert (plain["method"], plain["anchors"], plain["epochs"]) == ("msp", None, None)
+
+
+def test_info_is_readable_too(folder):
+    said = run("info", folder / "amp.kedge").output
+    assert re.search(r"method\s+amp", said)
+    assert re.search(r"classes\s+ant, bee, cow", said)
+
+
+def test_info_needs_no_network_that_is_not_kedge_s_own(tmp_path):
+    images = torch.rand(30, 3, 4, 4)
+    kedge.MSP(torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(48, 2))).fit(images).save(tmp_path / "a.kedge")
+    told = json.loads(run("info", tmp_path / "a.kedge", "--json").output)
+    assert (told["network"], told["threshold"]) == ("Sequential", None)
+
+
+def test_info_of_another_file_is_an_error_that_says_so(tmp_path):
+    (tmp_path / "a.kedge").write_bytes(b"no detector")
+    assert isinstance(run("info", tmp_path / "a.kedge").exception, FileFormatError)
+    kedge.artifact.write(tmp_path / "b.kedge", {"something": "else"}, {})
+    with pytest.raises(FileFormatError, match="not of a detector"):
+        raise run("info", tmp_path / "b.kedge").exception
+
+
+def test_calibrate_sets_the_threshold_anew(folder, tmp_path):
+    done = run("calibrate", folder / "amp.kedge", f"npz:{folder / 'fresh.npz'}", "--tpr", 0.8, "--out", tmp_path / "b")
+    assert done.exit_code == 0, done.output
+    before, after = kedge.load(folder / "amp.kedge"), kedge.load(tmp_path / "b")
+    fresh = kedge.ImageSet.from_arrays(greys(100, 2), np.arange(60) % 3)
+    assert after.calibration.threshold == before.calibrate(fresh, tpr=0.8).calibration.threshold
+    assert kedge.load(folder / "amp.kedge").calibration.tpr == 0.9  # the first file is as it was
+
+
+def test_evaluate_prints_what_the_function_gives(folder, tmp_path):
+    sets = ["--test", f"npz:{folder / 'test.npz'}", "--ood", f"npz:{folder / 'bright.npz'}"]
+    files = [folder / "amp.kedge", folder / "msp.kedge"]
+    options = ["--controls", "--resamples", 20, "--json", "--report", tmp_path / "report.html"]
+    done = CliRunner().invoke(app, [str(a) for a in ("evaluate", *files, *sets, *options)])
+    assert done.exit_code == 0, done.output
+    told = json.loads(done.stdout)
+    assert list(told["results"]) == ["amp", "amp, tau permuted", "msp"]
+    test, bright = (kedge.data.sources.load(f"npz:{folder / name}") for name in ("test.npz", "bright.npz"))
+    again = kedge.evaluate({"msp": kedge.load(folder / "msp.kedge")}, test, [bright], resamples=20)
+    assert told["results"]["msp"]["metrics"] == json.loads(json.dumps(again.as_dict()))["results"]["msp"]["metrics"]
+    check((tmp_path / "report.html").read_text())
+
+
+def test_evaluate_refuses_images_that_a_detector_was_calibrated_on(folder):
+    done = run(
+        "evaluate",
+        folder / "msp.kedge",
+        "--test",
+        f"npz:{folder / 'held.npz'}",
+        "--ood",
+        f"npz:{folder / 'bright.npz'}",
+    )
+    assert isinstance(done.exception, InputError)
+    assert "calibration image" in str(done.exception)
