@@ -1,6 +1,7 @@
 """The command line."""
 
 import sys
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -9,6 +10,7 @@ from rich.markup import escape
 
 from kedge import __version__
 from kedge.cli.calibrate import calibrate
+from kedge.cli.config import read_config
 from kedge.cli.data import data
 from kedge.cli.demo import demo
 from kedge.cli.evaluate import evaluate
@@ -35,11 +37,18 @@ app.add_typer(data, name="data")
 
 @app.callback(invoke_without_command=True)
 def _options(
+    context: typer.Context,
+    config: Annotated[
+        Path | None,
+        typer.Option(envvar="KEDGE_CONFIG", help="A TOML file with options by command: [train], epochs = 8, ..."),
+    ] = None,
     version: Annotated[bool, typer.Option("--version", help="Print the version and stop.", is_eager=True)] = False,
 ) -> None:
     if version:
         Console().print(__version__, highlight=False)
         raise typer.Exit
+    if config is not None:
+        context.default_map = read_config(config, context.command)
 
 
 def main() -> None:
