@@ -17,7 +17,8 @@ LAYERS = [
     {"objective"},
     {"training", "detectors"},
     {"evaluation", "theory", "adapters"},
-    {"report", "serving", "export"},  # what people look at or call
+    {"report"},  # what people look at
+    {"scoring", "serving", "export"},  # detectors at work
     {"suites"},  # whole studies, down to their report
     {"cli"},
     {"__main__"},

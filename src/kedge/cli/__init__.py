@@ -16,6 +16,7 @@ from kedge.cli.demo import demo
 from kedge.cli.evaluate import evaluate
 from kedge.cli.info import info
 from kedge.cli.reproduce import reproduce
+from kedge.cli.score import score
 from kedge.cli.train import train
 from kedge.errors import KedgeError
 
@@ -31,6 +32,7 @@ app.command()(train)
 app.command()(calibrate)
 app.command()(evaluate)
 app.command()(info)
+app.command()(score)
 app.command()(reproduce)
 app.add_typer(data, name="data")
 

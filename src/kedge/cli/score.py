@@ -1,0 +1,103 @@
+"""``kedge score``: a row for each image, of any number of them."""
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from kedge.detectors import load
+from kedge.files import atomic
+from kedge.scoring import FORMATS, read_rows, score_files, summarise
+from kedge.scoring.inputs import SHARD
+from kedge.scoring.page import page
+
+FLAGGED = 3  # the exit code with --fail-on-ood
+
+
+def score(
+    inputs: Annotated[list[str], typer.Argument(help="Images, folders, globs, lists (.txt), tars, parquet files.")],
+    detector: Annotated[Path, typer.Option(help="A calibrated detector.")],
+    out: Annotated[Path | None, typer.Option("--out", "-o", help=f"The rows: .{', .'.join(FORMATS)}.")] = None,
+    kind: Annotated[str | None, typer.Option("--format", help="Of --out, where its name does not tell.")] = None,
+    column: Annotated[str | None, typer.Option(help="Of parquet inputs: where the images are.")] = None,
+    batch: Annotated[int, typer.Option(min=1, help="Images that the network sees at a time.")] = 256,
+    workers: Annotated[int, typer.Option(min=1, help="Threads that read images.")] = 2,
+    shard: Annotated[int, typer.Option(min=1, help="Images that are written together.")] = SHARD,
+    summary: Annotated[bool, typer.Option(help="Write a page with shares, a plot and the most suspicious.")] = True,
+    top: Annotated[int, typer.Option(min=0, help="How many of the most suspicious to show.")] = 20,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Write over --out.")] = False,
+    fail_on_ood: Annotated[bool, typer.Option("--fail-on-ood", help="End with exit code 3 if any is flagged.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON: the summary, or the rows.")] = False,
+) -> None:
+    """Say of each image what it is, and whether it is anything like what the network has learned.
+
+    A few images are printed; with --out a row is written for each. Killed at any moment, the same command goes on where
+    it was, and every image is in the file exactly once. Files that are no images become rows with an error.
+
+    For example:
+
+        kedge score --detector detector.kedge photo.jpg
+
+        kedge score --detector detector.kedge photos/ 'more/*.png' -o out.parquet
+
+        kedge score --detector detector.kedge shard-{000..099}.tar -o out.csv --fail-on-ood
+    """
+    console = Console(stderr=as_json)
+    target = out or Path(_temporary())
+    columns = (
+        TextColumn("scoring"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[rate]}"),
+        TimeElapsedColumn(), TimeRemainingColumn(),
+    )  # fmt: skip
+    with Progress(*columns, console=console, transient=out is None) as bars:
+        task = bars.add_task("scoring", total=None, rate="")
+
+        def on_progress(done: int, total: int) -> None:
+            speed = bars.tasks[task].speed
+            bars.update(task, completed=done, total=total, rate="" if speed is None else f"{speed:,.0f} images/s")
+
+        score_files(
+            detector, inputs, target, kind=kind, shard=shard, column=column, batch=batch, workers=workers,
+            overwrite=overwrite, progress=on_progress,
+        )  # fmt: skip
+    found = summarise(read_rows(target, kind), top=top)
+    if out is None:
+        for row in read_rows(target):
+            if as_json:
+                typer.echo(json.dumps(row))
+            else:
+                console.print(_line(row), highlight=False, markup=False)
+        target.unlink()
+    else:
+        if summary:
+            known = load(detector).calibration
+            assert known is not None
+            written = out.with_name(f"{out.stem}.html")
+            with atomic(written) as temporary:
+                text = page(found, title=f"Scores of {out.name}", calibration=known.scores.double().numpy())
+                temporary.write_text(text, encoding="utf-8", errors="replace")
+            console.print(f"summary   [bold]{written}[/]", highlight=False)
+        if as_json:
+            typer.echo(json.dumps(found.as_dict(), indent=1))
+        console.print(
+            f"{found.images:,} images, {found.flagged:,} flagged ({found.share:.1%}), {found.errors:,} unreadable  "
+            f"[bold]{out}[/]",
+            highlight=False,
+        )
+    if fail_on_ood and found.flagged:
+        raise typer.Exit(FLAGGED)
+
+
+def _line(row: dict[str, object]) -> str:
+    if row["error"]:
+        return f"{row['path']}: {row['error']}"
+    verdict = "OUT OF DISTRIBUTION" if row["is_ood"] else "in distribution"
+    return f"{row['path']}: {row['label']} ({row['probability']:.0%}), {verdict}, p {row['p_value']:.2g}"
+
+
+def _temporary() -> str:
+    import tempfile
+
+    return str(Path(tempfile.mkdtemp(prefix="kedge-")) / "rows.jsonl")

@@ -1,0 +1,236 @@
+"""Where images come from: files, folders, globs, lists, tars and parquet files, cut into shards of a few hundred."""
+
+import glob
+import io
+import os
+import tarfile
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from PIL import Image
+
+from kedge.data.preprocess import open_image
+from kedge.errors import FileFormatError, InputError, NotReadyError
+
+IMAGES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm")
+LISTS = (".txt", ".lst")
+COLUMNS = ("image", "img", "bytes", "jpg", "png")  # of a parquet file, where none is named
+SHARD = 512  # images, the most that are scored twice when a job is killed
+
+
+@dataclass(frozen=True)
+class Shard:
+    """A piece of work, as plain data.
+
+    Attributes:
+        kind: ``"files"``, ``"tar"`` or ``"parquet"``.
+        source: The tar or the parquet file; empty for files.
+        items: For files their paths; for a tar (name, offset, size) of its members; for parquet row numbers.
+        column: Of a parquet file.
+    """
+
+    kind: str
+    source: str
+    items: tuple[Any, ...]
+    column: str = ""
+
+    def names(self) -> list[str]:
+        """What the rows call the images."""
+        if self.kind == "files":
+            return list(self.items)
+        if self.kind == "tar":
+            return [f"{self.source}/{name}" for name, _, _ in self.items]
+        return [f"{self.source}#{row}" for row in self.items]
+
+    def openers(self) -> Iterator["Opener"]:
+        """A function for each image, that reads it or raises an `InputError`."""
+        if self.kind == "parquet":
+            yield from self._rows()
+        for item in self.items if self.kind != "parquet" else ():
+            if self.kind == "files":
+                yield Opener(item)
+            else:
+                name, offset, size = item
+                yield Opener(self.source, name, offset, size)
+
+    def _rows(self) -> Iterator["Opener"]:
+        values = ParquetRows(self.source).take_column(self.items, self.column)
+        for row, value in zip(self.items, values, strict=True):
+            name = f"{self.source}#{row}"
+            if isinstance(value, dict):  # as Hugging Face's datasets keep images
+                value = value.get("bytes") or value.get("path")
+            yield Opener(value, name) if isinstance(value, str) else Opener(io.BytesIO(value or b""), name)
+
+
+@dataclass(frozen=True)
+class Opener:
+    """Reads one image when it is called."""
+
+    source: str | BinaryIO
+    name: str = ""
+    offset: int = 0
+    size: int | None = None
+
+    def __call__(self) -> Image.Image:
+        """The image, whole."""
+        if self.size is None:
+            return open_image(self.source, name=self.name or None)
+        assert isinstance(self.source, str)
+        with open(self.source, "rb") as tar:
+            tar.seek(self.offset)
+            return open_image(io.BytesIO(tar.read(self.size)), name=f"{self.source}/{self.name}")
+
+
+def plan(inputs: Sequence[str | os.PathLike[str]], *, shard: int = SHARD, column: str | None = None) -> Iterator[Shard]:
+    """Cut inputs into shards, in an order that is the same each time.
+
+    Args:
+        inputs: Image files, folders (with all below them), globs, lists of paths (.txt, a path a line, relative to the
+            list), tars of images (webdataset), parquet files.
+        shard: Images in a shard at most.
+        column: Of parquet files: where the images are, as bytes, paths, or as Hugging Face's datasets keep them.
+
+    Example:
+        >>> list(plan(["no-such-folder"]))
+        Traceback (most recent call last):
+        kedge.errors.InputError: inputs must be there; no-such-folder is not, and as a glob it matches nothing
+    """
+    if not inputs:
+        raise InputError("inputs must name at least one image, folder, glob, list, tar or parquet file; got none")
+    waiting: list[str] = []  # single files, until they fill a shard
+    for path in _expanded(inputs):
+        suffix = path.suffix.lower()
+        if suffix == ".tar" or suffix == ".parquet":
+            members: Iterable[Any] = _members(path) if suffix == ".tar" else range(ParquetRows(str(path)).rows)
+            kind, where = suffix[1:], "" if suffix == ".tar" else ParquetRows(str(path)).image_column(column)
+            for items in _cut(members, shard):
+                yield Shard(kind, str(path), items, where)
+            continue
+        waiting.append(str(path))
+        if len(waiting) == shard:
+            yield Shard("files", "", tuple(waiting))
+            waiting = []
+    if waiting:
+        yield Shard("files", "", tuple(waiting))
+
+
+def _expanded(inputs: Sequence[str | os.PathLike[str]]) -> Iterator[Path]:
+    for given in inputs:
+        path = Path(given)
+        if path.is_dir():
+            yield from _below(path)
+        elif path.suffix.lower() in LISTS and path.is_file():
+            yield from _listed(path)
+        elif path.exists():
+            yield path
+        else:
+            matched = sorted(glob.glob(str(given), recursive=True))
+            if not matched:
+                raise InputError(f"inputs must be there; {given} is not, and as a glob it matches nothing")
+            for each in matched:
+                yield from _below(Path(each)) if Path(each).is_dir() else [Path(each)]
+
+
+def _below(folder: Path) -> Iterator[Path]:
+    """Every image, tar and parquet file below a folder, in order; links to folders are not followed."""
+    for home, folders, files in os.walk(folder):
+        folders.sort()
+        for name in sorted(files):
+            if name.lower().endswith((*IMAGES, ".tar", ".parquet")) and not name.startswith("."):
+                yield Path(home) / name
+
+
+def _listed(path: Path) -> Iterator[Path]:
+    try:
+        with path.open(encoding="utf-8") as lines:
+            for line in lines:
+                name = line.strip()
+                if name and not name.startswith("#"):
+                    yield path.parent / name
+    except UnicodeDecodeError as error:
+        raise FileFormatError(f"{path} must be a list of paths in UTF-8, one a line: {error}") from error
+
+
+def _members(path: Path) -> Iterator[tuple[str, int, int]]:
+    """Name, place and size of each image in a tar; nothing is unpacked."""
+    try:
+        with tarfile.open(path, "r:") as tar:  # uncompressed, so that a member can be read by its place
+            for member in tar:
+                if member.isfile() and member.name.lower().endswith(IMAGES):
+                    yield member.name, member.offset_data, member.size
+                tar.members = []  # type: ignore[attr-defined]  # or it keeps every header it has seen
+    except tarfile.TarError as error:
+        raise FileFormatError(
+            f"{path} must be an uncompressed tar: {error}; unpack it, or repack it without"
+        ) from error
+
+
+class ParquetRows:
+    """The rows of a parquet file."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self.file = parquet_module().ParquetFile(path)
+        self.rows: int = self.file.metadata.num_rows
+
+    def image_column(self, wanted: str | None) -> str:
+        """The column with the images."""
+        names = list(self.file.schema_arrow.names)
+        found = [wanted] if wanted else [name for name in COLUMNS if name in names]
+        if not found or found[0] not in names:
+            raise InputError(
+                f"column must be one of {self.path}'s, {', '.join(names)}; "
+                + (f"got {wanted!r}" if wanted else f"none of {', '.join(COLUMNS)} is there: name it")
+            )
+        return found[0]
+
+    def take_column(self, rows: Sequence[int], column: str) -> list[Any]:
+        """The values of consecutive rows; only the groups of rows that hold them are read."""
+        first, last, seen, values = rows[0], rows[-1], 0, []
+        for group in range(self.file.num_row_groups):
+            size = self.file.metadata.row_group(group).num_rows
+            if seen <= last and seen + size > first:
+                held = self.file.read_row_group(group, columns=[column]).column(0)
+                low, high = max(first - seen, 0), min(last + 1 - seen, size)
+                values += held.slice(low, high - low).to_pylist()
+            seen += size
+        return values
+
+
+def parquet_module() -> Any:
+    """pyarrow.parquet; where it is missing, an error that says how to get it."""
+    try:
+        import pyarrow.parquet
+    except ImportError as error:
+        raise NotReadyError("parquet files need pyarrow, which is missing: pip install 'kedge[score]'") from error
+    return pyarrow.parquet
+
+
+def _cut(items: Iterable[Any], size: int) -> Iterator[tuple[Any, ...]]:
+    """Items in tuples of so many."""
+    held: list[Any] = []
+    for item in items:
+        held.append(item)
+        if len(held) == size:
+            yield tuple(held)
+            held = []
+    if held:
+        yield tuple(held)
+
+
+def open_named(name: str) -> Image.Image:
+    """Read an image by the name that its row has."""
+    if not Path(name).exists():
+        if ".tar/" in name:
+            source, member = name.split(".tar/", 1)
+            for shard in plan([f"{source}.tar"]):
+                for item in shard.items:
+                    if item[0] == member:
+                        return Opener(f"{source}.tar", *item)()
+        source, _, row = name.rpartition("#")
+        if source.endswith(".parquet") and row.isdigit():
+            column = ParquetRows(source).image_column(None)
+            return next(Shard("parquet", source, (int(row),), column).openers())()
+    return open_image(name)

@@ -1,0 +1,251 @@
+"""A scoring job: shard by shard, each written whole or not at all, so that it can be killed and started again."""
+
+import fcntl
+import hashlib
+import json
+import shutil
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kedge.data import Preprocess
+from kedge.detectors import Detector, load
+from kedge.errors import InputError, KedgeError, NotReadyError
+from kedge.files import atomic, remove_leftovers
+from kedge.scoring import inputs
+from kedge.scoring.inputs import SHARD, Opener, Shard
+from kedge.scoring.rows import Row, batched, format_of, read_rows, rows_of, writing
+
+Report = Callable[[int, int], None]
+BATCH = 256
+
+
+@dataclass(frozen=True)
+class Job:
+    """What is to be scored, and where its rows go.
+
+    Args:
+        detector: A calibrated detector's file.
+        sources: See `kedge.scoring.plan`.
+        out: The file of rows.
+        kind: Its format; by default what its name says.
+        shard: Images in a shard.
+        column: Of parquet files.
+        batch: Images that the network sees at a time.
+        workers: Threads that read images.
+    """
+
+    detector: Path
+    sources: tuple[str, ...]
+    out: Path
+    kind: str
+    shard: int = SHARD
+    column: str | None = None
+    batch: int = BATCH
+    workers: int = 2
+
+    @property
+    def folder(self) -> Path:
+        """Where the shards that are done lie until all are."""
+        return self.out.with_name(f"{self.out.name}.parts")
+
+    def part(self, number: int) -> Path:
+        """The rows of one shard."""
+        return self.folder / f"part-{number:08}.{self.kind}"
+
+    def identity(self) -> dict[str, Any]:
+        """What a job that was begun must have in common with this one to be gone on with."""
+        digest = hashlib.sha256(self.detector.read_bytes()).hexdigest()
+        return {
+            "detector": digest,
+            "inputs": list(self.sources),
+            "shard": self.shard,
+            "column": self.column,
+            "format": self.kind,
+        }
+
+    def shards(self) -> Iterator[Shard]:
+        """The shards as they were planned when the job was begun."""
+        with (self.folder / "plan.jsonl").open(encoding="utf-8") as lines:
+            for line in lines:
+                plain = json.loads(line)
+                items = tuple(tuple(item) if isinstance(item, list) else item for item in plain["items"])
+                yield Shard(plain["kind"], plain["source"], items, plain["column"])
+
+
+def score_files(
+    detector: str | Path,
+    sources: Sequence[str],
+    out: str | Path,
+    *,
+    kind: str | None = None,
+    shard: int = SHARD,
+    column: str | None = None,
+    batch: int = BATCH,
+    workers: int = 2,
+    overwrite: bool = False,
+    engine: Callable[[Job, list[int], Report], None] | None = None,
+    progress: Report | None = None,
+) -> Path:
+    """Score images of any number into a file with a row for each.
+
+    Killed at any moment and called again with the same arguments, it goes on; every image is in the file exactly once.
+
+    Args:
+        detector: A calibrated detector's file.
+        sources: Image files, folders, globs, lists, tars and parquet files.
+        out: The file to write.
+        kind: ``"parquet"``, ``"csv"`` or ``"jsonl"``; by default what the name of ``out`` says.
+        shard: Images that are written together.
+        column: Of parquet files: where the images are.
+        batch: Images that the network sees at a time.
+        workers: Threads that read images.
+        overwrite: Whether to write over ``out``, and over a job for it that was begun with other arguments.
+        engine: What runs the shards of these numbers; by default this process.
+        progress: Called with the number of images done and the number in all.
+
+    Returns:
+        The path written.
+    """
+    job = Job(
+        Path(detector), tuple(map(str, sources)), Path(out), format_of(Path(out), kind), shard, column, batch, workers
+    )
+    if job.out.exists() and not (overwrite or job.folder.exists()):
+        raise InputError(f"out must not be there yet; {job.out} is: choose another name, or overwrite it")
+    with _locked(job):
+        total = _begin(job, overwrite)
+        sizes = [len(shard.items) for shard in job.shards()]
+        waiting = [number for number in range(len(sizes)) if not job.part(number).exists()]
+        done = total - sum(sizes[number] for number in waiting)
+        report = progress or (lambda done, total: None)
+        report(done, total)
+        (engine or run_here)(job, waiting, lambda more, _: report(done + more, total))
+        _finish(job, len(sizes))
+    shutil.rmtree(job.folder)
+    return job.out
+
+
+def run_here(job: Job, waiting: Sequence[int], report: Report) -> None:
+    """Run shards one after the other in this process."""
+    scorer, wanted, done = Scorer(job), set(waiting), 0
+    for number, shard in enumerate(job.shards()):
+        if number in wanted:
+            scorer(number, shard)
+            done += len(shard.items)
+            report(done, 0)
+
+
+class Scorer:
+    """Scores shards of a job and writes their rows."""
+
+    def __init__(self, job: Job) -> None:
+        self.job, self.detector = job, load(job.detector)
+        if self.detector.preprocess is None or self.detector.calibration is None:
+            raise NotReadyError(f"{job.detector} has no threshold yet; run kedge calibrate on it first")
+
+    def __call__(self, number: int, shard: Shard) -> None:
+        """Score one shard; its rows appear whole or not at all."""
+        rows = score_shard(self.detector, shard, batch=self.job.batch, workers=self.job.workers)
+        with atomic(self.job.part(number)) as temporary, writing(temporary, self.job.kind) as write:
+            write(rows)
+
+
+def score_shard(detector: Detector, shard: Shard, *, batch: int = BATCH, workers: int = 2) -> list[Row]:
+    """A row for each image of a shard; images that cannot be read get one with an error."""
+    assert detector.preprocess is not None
+    rows: list[Row] = []
+    names = shard.names()
+    with ThreadPoolExecutor(workers) as pool:
+        found = _decoded(shard, detector.preprocess, pool, ahead=2 * batch)
+        for start in range(0, len(names), batch):
+            part = names[start : start + batch]
+            read = [next(found) for _ in part]
+            places = [place for place, image in enumerate(read) if isinstance(image, Tensor)]
+            errors = {place: image for place, image in enumerate(read) if isinstance(image, str)}
+            images = [image for image in read if isinstance(image, Tensor)]
+            said = detector(torch.stack(images), batch_size=batch) if images else None
+            rows += rows_of(part, said, places, errors, detector.classes)
+    return rows
+
+
+def _decoded(shard: Shard, preprocess: Preprocess, pool: ThreadPoolExecutor, ahead: int) -> Iterator[Tensor | str]:
+    """Images as the network takes them, in order, or why one cannot be read; threads read some ahead."""
+    running: deque[Future[Tensor | str]] = deque()
+    for opener in shard.openers():
+        running.append(pool.submit(_decode, opener, preprocess))
+        if len(running) >= ahead:
+            yield running.popleft().result()
+    while running:
+        yield running.popleft().result()
+
+
+def _decode(opener: Opener, preprocess: Preprocess) -> Tensor | str:
+    try:
+        return preprocess(opener())
+    except InputError as error:
+        return str(error)
+    except (OSError, ValueError, MemoryError) as error:  # a disk that fails, or an image too large for what is left
+        return f"{type(error).__name__}: {error}"
+
+
+@contextmanager
+def _locked(job: Job) -> Iterator[None]:
+    """Keep others out; the system lets go of the lock when the process ends, however it ends."""
+    try:
+        job.folder.mkdir(parents=True, exist_ok=True)
+        lock = (job.folder / "lock").open("w")
+    except OSError as error:
+        raise InputError(f"out must be writable; {job.out} is not: {error.strerror or error}") from error
+    with lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise InputError(f"another process is writing {job.out}; wait for it, or choose another name") from error
+        yield
+
+
+def _begin(job: Job, overwrite: bool) -> int:
+    """Plan the job, or take up one that was begun; return the number of images."""
+    remove_leftovers(job.folder)
+    head, identity = job.folder / "job.json", job.identity()
+    if head.exists():
+        begun = json.loads(head.read_text())
+        if begun["identity"] == identity:
+            return int(begun["images"])
+        changed = [key for key, value in identity.items() if begun["identity"].get(key) != value]
+        if not overwrite:
+            raise InputError(
+                f"{job.folder} holds a job that was begun with other {', '.join(changed)}; finish it as it was, choose "
+                "another name, or overwrite it"
+            )
+        head.unlink()
+    for old in job.folder.glob("part-*"):
+        old.unlink()
+    images = 0
+    with atomic(job.folder / "plan.jsonl") as temporary, temporary.open("w", encoding="utf-8") as lines:
+        for shard in inputs.plan(job.sources, shard=job.shard, column=job.column):
+            lines.write(json.dumps(asdict(shard)) + "\n")
+            images += len(shard.items)
+    if images == 0:
+        raise InputError(f"inputs must hold images; none was found in {', '.join(job.sources)}")
+    with atomic(head) as temporary:  # last: a job with a head is planned
+        temporary.write_text(json.dumps({"identity": identity, "images": images}))
+    return images
+
+
+def _finish(job: Job, shards: int) -> None:
+    """Put the shards together, in order."""
+    missing = [number for number in range(shards) if not job.part(number).exists()]
+    if missing:
+        raise KedgeError(f"{len(missing)} of {shards} shards were not scored; run the same command again")
+    with atomic(job.out) as temporary, writing(temporary, job.kind) as write:
+        for number in range(shards):
+            for rows in batched(read_rows(job.part(number), job.kind)):
+                write(rows)

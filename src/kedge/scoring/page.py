@@ -1,0 +1,81 @@
+"""The summary of a scoring job as a page: shares, a plot, and a contact sheet of the most suspicious images."""
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from kedge.errors import KedgeError
+from kedge.report import figures
+from kedge.report.document import document
+from kedge.report.gallery import number, picture
+from kedge.report.markup import Html, figure, join, section, table, tag
+from kedge.report.tables import percent
+from kedge.scoring.inputs import open_named
+from kedge.scoring.summary import Summary
+
+SIDE = 192  # pixels of a thumbnail that is read anew
+
+
+def page(summary: Summary, *, title: str, calibration: NDArray[np.float64] | None = None) -> str:
+    """The whole page, which loads nothing.
+
+    Args:
+        summary: Of the rows.
+        title: Of the page.
+        calibration: The detector's calibration scores, to draw beside those of the images.
+    """
+    read = summary.images - summary.errors
+    finding = f"{summary.flagged:,} of {read:,} images are flagged as out of distribution, {percent(summary.share)} %."
+    unread = [f"{summary.errors:,} files could not be read as images; their rows say why."] if summary.errors else []
+    parts = (
+        ("scores", "Scores", _scores(summary, calibration)),
+        ("classes", "Classes", _classes(summary)),
+        ("suspicious", "Most suspicious", _contact_sheet(summary)),
+    )
+    return document(title, finding, unread, parts)
+
+
+def _scores(summary: Summary, calibration: NDArray[np.float64] | None) -> Html | None:
+    if not len(summary.scores) or calibration is None:
+        return None
+    edges = figures.edges([calibration, summary.scores])
+    low, middle, high = np.quantile(summary.scores, [0.05, 0.5, 0.95])
+    label = f"Histogram of scores. Of these images 90 % score from {low:.3g} to {high:.3g}, the median is {middle:.3g}."
+    drawn = figures.histograms("scores", calibration, summary.scores, edges, axis="score", label=label)
+    words = (
+        "In blue the scores that the detector was calibrated on, in orange those of these images: further right is "
+        "further out."
+    )
+    return section("scores", "Scores", tag("p", words), tag("div", figure(drawn, label), class_="pair"))
+
+
+def _classes(summary: Summary) -> Html:
+    heads = [tag("th", words, scope="col") for words in ("Predicted class", "images", "flagged", "share, %")]
+    rows = [
+        tag("tr", tag("th", name, scope="row"), *(tag("td", cell) for cell in (f"{n:,}", f"{m:,}", percent(m / n))))
+        for name, (n, m) in summary.by_class.items()
+    ]
+    return section("classes", "By predicted class", table("", heads, rows, label="Flagged by class"))
+
+
+def _contact_sheet(summary: Summary) -> Html:
+    cards = []
+    for row in summary.suspicious:
+        words = (
+            tag("strong", row["path"]),
+            f"{row['label']} ({100 * row['probability']:.0f} %)",
+            f"score {number(row['score'])}, p {number(row['p_value'], 2)}",
+            "flagged" if row["is_ood"] else "accepted",
+        )
+        cards.append(figure(_thumbnail(row["path"]), join(words, tag("br"))))
+    note = tag("p", "The images with the highest scores, the highest first.")
+    return section("suspicious", "The most suspicious images", note, tag("div", *cards, class_="gallery"))
+
+
+def _thumbnail(name: str) -> Html:
+    try:
+        image = open_named(name).convert("RGB")
+    except KedgeError:  # it may be gone by now
+        return tag("p", "no longer there", class_="note")
+    image.thumbnail((SIDE, SIDE))
+    return picture(torch.from_numpy(np.array(image)).permute(2, 0, 1), f"{name}")

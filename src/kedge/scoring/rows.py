@@ -1,0 +1,139 @@
+"""Rows: what is said of each image, as parquet, CSV or JSON lines."""
+
+import csv
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Protocol
+
+from kedge.detectors import Detection
+from kedge.errors import InputError
+from kedge.scoring.inputs import parquet_module
+
+Row = Mapping[str, Any]
+FORMATS = ("parquet", "csv", "jsonl")
+COLUMNS = {
+    "path": str,
+    "label": str,
+    "probability": float,
+    "score": float,
+    "temperature": float,
+    "p_value": float,
+    "is_ood": bool,
+    "error": str,
+}
+BATCH = 4096  # rows held at a time
+
+
+def format_of(path: Path, asked: str | None = None) -> str:
+    """The format that a file's name, or the user, asks for.
+
+    Example:
+        >>> format_of(Path("out.jsonl"))
+        'jsonl'
+    """
+    found = asked or path.suffix.removeprefix(".").lower()
+    if found not in FORMATS:
+        raise InputError(f"format must be one of {', '.join(FORMATS)}; got {found!r} for {path}: name it with --format")
+    return found
+
+
+def rows_of(names: Sequence[str], said: Detection | None, places: Sequence[int], errors: Mapping[int, str],
+            classes: Sequence[str]) -> list[Row]:  # fmt: skip
+    """A row for each image: what the detector said of it, or why it could not be read.
+
+    Args:
+        names: Of all images.
+        said: Of those that could be read; None if none could.
+        places: Which of ``names`` these are.
+        errors: By place, for the others.
+        classes: Names of the classes, where they have any.
+    """
+    rows: list[dict[str, Any]] = [dict.fromkeys(COLUMNS) | {"path": name} for name in names]
+    for place, error in errors.items():
+        rows[place]["error"] = error
+    if said is not None:
+        labels, sure = said.label.tolist(), said.probability.amax(dim=1).tolist()
+        temperatures = [None] * len(said) if said.temperature is None else said.temperature.tolist()
+        values = zip(places, labels, sure, said.score.tolist(), temperatures, said.p_value.tolist(),
+                     said.is_ood.tolist(), strict=True)  # fmt: skip
+        for place, label, probability, score, temperature, p_value, is_ood in values:
+            rows[place] |= {
+                "label": classes[label] if label < len(classes) else str(label),
+                "probability": probability,
+                "score": score,
+                "temperature": temperature,
+                "p_value": p_value,
+                "is_ood": is_ood,
+            }
+    return list(rows)
+
+
+class Writer(Protocol):
+    """Takes rows."""
+
+    def __call__(self, rows: Sequence[Row]) -> None:
+        """Write a few."""
+
+
+@contextmanager
+def writing(path: Path, kind: str) -> Iterator[Writer]:
+    """Open a file to write rows to."""
+    if kind == "parquet":
+        parquet = parquet_module()
+        import pyarrow
+
+        types = {str: pyarrow.string(), float: pyarrow.float64(), bool: pyarrow.bool_()}
+        schema = pyarrow.schema([(name, types[of]) for name, of in COLUMNS.items()])
+        with parquet.ParquetWriter(path, schema) as writer:
+            yield lambda rows: writer.write_table(pyarrow.Table.from_pylist([dict(row) for row in rows], schema))
+    elif kind == "csv":
+        with path.open("w", encoding="utf-8", newline="") as file:
+            table = csv.DictWriter(file, list(COLUMNS))
+            table.writeheader()
+            yield lambda rows: table.writerows(map(_csv, rows))
+    else:
+        with path.open("w", encoding="utf-8", newline="\n") as file:
+            yield lambda rows: file.writelines(json.dumps(dict(row), ensure_ascii=False) + "\n" for row in rows)
+
+
+def read_rows(path: str | Path, kind: str | None = None) -> Iterator[dict[str, Any]]:
+    """The rows of a file, one after the other, with the types that they were written with."""
+    file = Path(path)
+    found = format_of(file, kind)
+    if found == "parquet":
+        for batch in parquet_module().ParquetFile(file).iter_batches(BATCH):
+            yield from batch.to_pylist()
+        return
+    with file.open(encoding="utf-8", newline="") as lines:
+        if found == "csv":
+            for row in csv.DictReader(lines):
+                yield {name: _typed(row[name], COLUMNS.get(name, str)) for name in row}
+        else:
+            for line in lines:
+                yield json.loads(line)
+
+
+def batched(rows: Iterable[Row], size: int = BATCH) -> Iterator[list[Row]]:
+    """Rows in lists of so many."""
+    held: list[Row] = []
+    for row in rows:
+        held.append(row)
+        if len(held) == size:
+            yield held
+            held = []
+    if held:
+        yield held
+
+
+def _csv(row: Row) -> dict[str, Any]:
+    return {name: "" if value is None else value for name, value in row.items()}
+
+
+def _typed(text: str, kind: type) -> Any:
+    if text == "" and kind is not str:
+        return None
+    if kind is bool:
+        return text == "True"
+    return (text or None) if kind is str else kind(text)

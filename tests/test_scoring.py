@@ -1,0 +1,307 @@
+"""Scoring files: every input exactly once, in order, whatever is broken and however often the job is killed."""
+
+import csv
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+import tarfile
+import time
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from typer.testing import CliRunner
+
+import kedge
+from kedge.cli import app
+from kedge.errors import FileFormatError, InputError, NotReadyError
+from kedge.models import build
+from kedge.scoring import plan, read_rows, score_files, summarise
+from kedge.scoring.inputs import open_named
+from kedge.transforms import seeded
+from test_report import check
+
+KINDS = ("parquet", "csv", "jsonl")
+
+
+def picture(seed, side=12):
+    return Image.fromarray(np.random.default_rng(seed).integers(0, 256, (side, side, 3), np.uint8))
+
+
+def encoded(seed):
+    target = io.BytesIO()
+    picture(seed).save(target, format="png")
+    return target.getvalue()
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory):
+    """Thirty images in folders, two files that are none, the same images in a tar and in a parquet file; a detector."""
+    import pyarrow
+    import pyarrow.parquet
+
+    home = tmp_path_factory.mktemp("scoring")
+    for number in range(30):
+        file = home / "photos" / f"{number % 3}" / f"{number:02}.png"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        picture(number).save(file)
+    (home / "photos" / "0" / "broken.jpg").write_bytes(b"\xff\xd8\xff no more than a start")
+    (home / "photos" / "1" / "empty.png").write_bytes(b"")
+    (home / "photos" / "notes.md").write_text("no image, and not named like one")
+    with tarfile.open(home / "shard.tar", "w") as tar:
+        for number in range(30):
+            for name, data in ((f"{number:02}.png", encoded(number)), (f"{number:02}.cls", b"1")):
+                entry = tarfile.TarInfo(name)
+                entry.size = len(data)
+                tar.addfile(entry, io.BytesIO(data))
+    table = {"image": [{"bytes": encoded(number), "path": None} for number in range(30)], "id": list(range(30))}
+    pyarrow.parquet.write_table(pyarrow.table(table), home / "rows.parquet", row_group_size=7)
+    train = kedge.ImageSet(torch.randint(0, 256, (40, 3, 12, 12), dtype=torch.uint8), torch.arange(40) % 3)
+    with seeded(0):
+        net = kedge.anchor(build("compact", width=4, classes=3), init="fresh", seed=0)
+    kedge.AMP(net, k=3).fit(train).calibrate(torch.rand(50, 3, 12, 12)).save(home / "detector.kedge")
+    return home
+
+
+def scored(home, sources, out, **options):
+    score_files(home / "detector.kedge", list(map(str, sources)), out, **options)
+    return list(read_rows(out))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("shard", [1, 4, 512])
+def test_a_row_for_each_image_says_what_the_detector_says(home, tmp_path, kind, shard):
+    rows = scored(home, [home / "photos"], tmp_path / f"out.{kind}", shard=shard, batch=5)
+    files = sorted(p for p in (home / "photos").rglob("*") if p.suffix in (".png", ".jpg"))
+    assert [row["path"] for row in rows] == list(map(str, files))
+    detector = kedge.load(home / "detector.kedge")
+    for file, row in zip(files, rows, strict=True):
+        if file.stem in ("broken", "empty"):
+            assert "cannot be read as an image" in row["error"]
+            assert row["score"] is row["label"] is row["is_ood"] is None
+            continue
+        said = detector([file])
+        assert row["error"] is None
+        assert row["label"] == str(int(said.label[0]))
+        for name in ("score", "temperature", "p_value"):
+            assert row[name] == pytest.approx(float(getattr(said, name)[0]), rel=1e-4, abs=1e-6)  # float32 logits
+        assert row["probability"] == pytest.approx(float(said.probability[0].max()), rel=1e-4)
+        assert row["is_ood"] == bool(said.is_ood[0])
+    assert not (tmp_path / f"out.{kind}.parts").exists()
+
+
+@pytest.mark.parametrize("source", ["shard.tar", "rows.parquet"])
+def test_tars_and_parquet_files_give_the_rows_of_their_images(home, tmp_path, source):
+    files = sorted(p for p in (home / "photos").rglob("??.png"))
+    by_number = {int(p.stem): p for p in files}
+    expected = scored(home, [by_number[n] for n in range(30)], tmp_path / "files.jsonl", shard=8)
+    rows = scored(home, [home / source], tmp_path / "out.jsonl", shard=8)
+    assert len(rows) == 30
+    separator = "/00.png" if source == "shard.tar" else "#0"
+    assert rows[0]["path"] == f"{home / source}{separator}"
+    for row, same in zip(rows, expected, strict=True):
+        assert row | {"path": ""} == same | {"path": ""}
+        assert np.array(open_named(row["path"])).tolist() == np.array(open_named(same["path"])).tolist()
+
+
+def test_inputs_are_files_folders_globs_and_lists_in_the_order_given(home, tmp_path):
+    listed = home / "some.txt"
+    listed.write_text("# two of them\nphotos/2/05.png\n\nphotos/2/02.png\n")
+    given = [home / "photos" / "0" / "03.png", home / "photos" / "1" / "*.png", listed]
+    names = [name for shard in plan(list(map(str, given)), shard=3) for name in shard.names()]
+    ones = sorted(str(p) for p in (home / "photos" / "1").glob("*.png"))
+    assert names == [str(given[0]), *ones, str(home / "photos/2/05.png"), str(home / "photos/2/02.png")]
+
+
+def test_a_column_of_another_name_is_asked_for(home, tmp_path):
+    import pyarrow
+    import pyarrow.parquet
+
+    pyarrow.parquet.write_table(pyarrow.table({"pixels": [encoded(1), None]}), tmp_path / "a.parquet")
+    with pytest.raises(InputError, match=r"column must be one of .*, pixels; none of image, .* is there: name it"):
+        scored(home, [tmp_path / "a.parquet"], tmp_path / "out.csv")
+    rows = scored(home, [tmp_path / "a.parquet"], tmp_path / "out2.csv", column="pixels")
+    assert [bool(row["error"]) for row in rows] == [False, True]
+
+
+@pytest.mark.parametrize(
+    ("sources", "message"),
+    [
+        ([], "inputs must name at least one"),
+        (["nowhere"], "inputs must be there; nowhere is not"),
+        (["empty"], "inputs must hold images; none was found in .*empty"),
+    ],
+)
+def test_without_images_there_is_nothing_to_do(home, tmp_path, sources, message):
+    (tmp_path / "empty").mkdir()
+    given = [tmp_path / name if name == "empty" else name for name in sources]
+    with pytest.raises(InputError, match=message):
+        scored(home, given, tmp_path / "out.csv")
+
+
+def test_a_compressed_or_broken_tar_is_named(home, tmp_path):
+    (tmp_path / "a.tar").write_bytes(b"no tar at all" * 100)
+    with pytest.raises(FileFormatError, match=r"a\.tar must be an uncompressed tar"):
+        scored(home, [tmp_path / "a.tar"], tmp_path / "out.csv")
+
+
+def test_what_is_there_is_not_written_over_unless_asked_for(home, tmp_path):
+    out = tmp_path / "out.csv"
+    scored(home, [home / "photos" / "0"], out)
+    before = out.read_bytes()
+    with pytest.raises(InputError, match="out must not be there yet"):
+        scored(home, [home / "photos" / "1"], out)
+    assert out.read_bytes() == before
+    assert len(scored(home, [home / "photos" / "1"], out, overwrite=True)) == 11
+    with pytest.raises(InputError, match="format must be one of parquet, csv, jsonl; got 'xlsx'"):
+        scored(home, [home / "photos"], tmp_path / "out.xlsx")
+
+
+def test_a_detector_without_a_threshold_is_an_error(home, tmp_path):
+    net = kedge.anchor(build("compact", width=4, classes=3))
+    kedge.AMP(net).fit(torch.rand(20, 3, 12, 12)).save(tmp_path / "bare.kedge")
+    with pytest.raises(NotReadyError, match="has no threshold yet; run kedge calibrate"):
+        score_files(tmp_path / "bare.kedge", [str(home / "photos")], tmp_path / "out.csv")
+
+
+class Stopped(Exception):  # noqa: N818
+    pass
+
+
+def stop_after(images):
+    def stop(done, total):
+        if done >= images:
+            raise Stopped
+
+    return stop
+
+
+def test_a_job_goes_on_where_it_was_with_the_inputs_that_it_was_planned_with(home, tmp_path):
+    for number in range(9):
+        picture(number).save(tmp_path / f"{number}.png")
+    out, options = tmp_path / "out.jsonl", {"shard": 2}
+    with pytest.raises(Stopped):
+        scored(home, [tmp_path / "*.png"], out, progress=stop_after(4), **options)
+    parts = sorted((tmp_path / "out.jsonl.parts").glob("part-*"))
+    written = [part.stat().st_mtime_ns for part in parts]
+    assert len(parts) == 2
+    picture(99).save(tmp_path / "0-new.png")  # after the job was planned, so it is not part of it
+    rows = scored(home, [tmp_path / "*.png"], out, **options)
+    assert [os.path.basename(row["path"]) for row in rows] == [f"{n}.png" for n in range(9)]
+    assert len(written) == 2
+
+
+def test_a_job_begun_with_other_arguments_is_not_mixed_with_this_one(home, tmp_path):
+    out = tmp_path / "out.csv"
+    with pytest.raises(Stopped):
+        scored(home, [home / "photos"], out, progress=stop_after(4), shard=4)
+    with pytest.raises(InputError, match="begun with other inputs, shard"):
+        scored(home, [home / "photos" / "1"], out, shard=5)
+    assert len(scored(home, [home / "photos" / "1"], out, shard=5, overwrite=True)) == 11
+
+
+def test_two_processes_do_not_write_one_file(home, tmp_path):
+    out = tmp_path / "out.csv"
+
+    def second(done, total):
+        with pytest.raises(InputError, match="another process is writing"):
+            scored(home, [home / "photos"], out)
+        raise Stopped
+
+    with pytest.raises(Stopped):
+        scored(home, [home / "photos"], out, progress=second)
+
+
+def test_killed_again_and_again_it_ends_with_every_image_once(home, tmp_path):
+    many = tmp_path / "many"
+    many.mkdir()
+    for number in range(400):
+        picture(number).save(many / f"{number:03}.png")
+    (many / "150-broken.png").write_bytes(b"broken")
+    whole = scored(home, [many], tmp_path / "whole.parquet", shard=16)
+    out = tmp_path / "out.parquet"
+    command = [sys.executable, "-m", "kedge", "score", "--detector", str(home / "detector.kedge"), str(many)]
+    command += ["-o", str(out), "--shard", "16", "--no-summary"]
+    env = os.environ | {"OMP_NUM_THREADS": "1"}
+    kills = 0
+    for moment in (0.0, 0.02, 0.1, 0.25, 0.5):
+        life = subprocess.Popen(command, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        started, parts = time.monotonic(), tmp_path / "out.parquet.parts"
+        while not parts.exists() and time.monotonic() - started < 60 and life.poll() is None:
+            time.sleep(0.005)  # the interpreter needs seconds to start; then the job is under way
+        time.sleep(moment)
+        life.send_signal(signal.SIGKILL)
+        life.wait(timeout=30)
+        kills += life.returncode == -signal.SIGKILL
+    assert kills >= 3
+    subprocess.run(command, env=env, check=out.exists() is False, timeout=120, capture_output=True)
+    rows = list(read_rows(out))
+    assert [row["path"] for row in rows] == [row["path"] for row in whole]
+    assert len({row["path"] for row in rows}) == 401
+    assert rows == whole
+
+
+# The summary.
+
+
+def row(label, score, is_ood, path="a.png", error=None):
+    return {"path": path, "label": label, "score": score, "is_ood": is_ood, "error": error}
+
+
+def test_a_summary_counts_flags_by_class_and_keeps_the_highest_scores():
+    rows = [row("cat", 1.0, False), row("dog", 9.0, True, "b.png"), row("cat", 5.0, True, "c.png")]
+    rows += [row(None, None, None, "d.png", "broken"), row("cat", 9.0, True, "e.png")]
+    found = summarise(rows, top=2)
+    assert (found.images, found.errors, found.flagged, found.share) == (5, 1, 3, 0.75)
+    assert found.by_class == {"cat": (3, 2), "dog": (1, 1)}
+    assert [r["path"] for r in found.suspicious] == ["b.png", "e.png"]  # of equal scores the earlier first
+    assert found.scores.tolist() == [1, 9, 5, 9]
+    assert found.is_ood.tolist() == [False, True, True, True]
+    json.dumps(found.as_dict())
+    assert summarise([]).share == 0
+
+
+def test_of_very_many_scores_the_plot_gets_a_fair_sample():
+    found = summarise(row("cat", float(n), False) for n in range(150_000))
+    assert len(found.scores) == 50_000
+    assert len(set(found.scores)) == 50_000
+    assert found.scores.mean() == pytest.approx(75_000, abs=3 * 43_301 / 50_000**0.5)  # three standard errors
+
+
+# The command.
+
+
+def run(*arguments):
+    return CliRunner(env={"COLUMNS": "200"}).invoke(app, [str(argument) for argument in arguments])
+
+
+def test_a_few_images_are_told_at_once(home):
+    done = run("score", "--detector", home / "detector.kedge", home / "photos/0/03.png", home / "photos/0/broken.jpg")
+    assert done.exit_code == 0, done.output
+    assert "03.png: " in done.output
+    assert "distribution, p " in done.output
+    assert "broken.jpg: " in done.output
+
+
+def test_the_command_writes_rows_and_a_page(home, tmp_path):
+    out = tmp_path / "out.csv"
+    done = run("score", "--detector", home / "detector.kedge", home / "photos", "-o", out)
+    assert done.exit_code == 0, done.output
+    with out.open(newline="") as file:
+        assert len(list(csv.DictReader(file))) == 32
+    read = check((tmp_path / "out.html").read_text())
+    assert sum(1 for attributes in read.all("img")) == 20
+    assert "2 files could not be read" in read.text
+
+
+def test_exit_codes_and_json_are_for_programs(home, tmp_path):
+    base = ["score", "--detector", home / "detector.kedge", home / "photos", "-o"]
+    told = json.loads(run(*base, tmp_path / "a.jsonl", "--json", "--no-summary").stdout)
+    assert (told["images"], told["errors"]) == (32, 2)
+    code = run(*base, tmp_path / "b.jsonl", "--fail-on-ood").exit_code
+    assert code == (3 if told["flagged"] else 0)
+    assert run(*base, tmp_path / "b.jsonl").exit_code == 1  # the file is there
