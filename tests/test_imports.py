@@ -11,7 +11,7 @@ import kedge
 LAYERS = [
     {"errors"},
     {"checks", "files", "provenance"},
-    {"scores", "metrics", "calibration", "transforms"},  # pure functions on tensors
+    {"scores", "metrics", "calibration", "drift", "transforms"},  # pure functions on tensors, and streams of scores
     {"data", "models", "artifact"},
     {"anchoring"},
     {"objective"},

@@ -17,6 +17,7 @@ from kedge.cli.evaluate import evaluate
 from kedge.cli.info import info
 from kedge.cli.reproduce import reproduce
 from kedge.cli.score import score
+from kedge.cli.serve import serve
 from kedge.cli.train import train
 from kedge.errors import KedgeError
 
@@ -33,6 +34,7 @@ app.command()(calibrate)
 app.command()(evaluate)
 app.command()(info)
 app.command()(score)
+app.command()(serve)
 app.command()(reproduce)
 app.add_typer(data, name="data")
 

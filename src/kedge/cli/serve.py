@@ -1,0 +1,61 @@
+"""``kedge serve``: a detector over HTTP."""
+
+import signal
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from kedge.detectors import load
+from kedge.errors import NotReadyError
+
+
+def serve(
+    file: Annotated[Path, typer.Argument(help="A calibrated detector.")],
+    host: Annotated[str, typer.Option(help="0.0.0.0 lets other machines in.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535)] = 8000,
+    token: Annotated[str | None, typer.Option(envvar="KEDGE_TOKEN", help="What clients must send as a bearer.")] = None,
+    max_batch: Annotated[int, typer.Option(min=1, help="Images that the network sees at a time.")] = 64,
+    max_delay: Annotated[float, typer.Option(min=0, max=10, help="Seconds an image waits for others.")] = 0.005,
+    max_queue: Annotated[int, typer.Option(min=1, help="Images that may wait; beyond it the answer is 503.")] = 512,
+    max_images: Annotated[int, typer.Option(min=1, help="In one request.")] = 64,
+    max_bytes: Annotated[int, typer.Option(min=1, help="Of one request.")] = 20_000_000,
+    max_pixels: Annotated[int, typer.Option(min=1, help="Of one image.")] = 50_000_000,
+    timeout: Annotated[float, typer.Option(help="Seconds until a request is given up.")] = 30.0,
+    readers: Annotated[int, typer.Option(min=1, help="Threads that decode images.")] = 2,
+) -> None:
+    """Serve a detector over HTTP; /docs describes it, and SIGTERM ends it once all that was taken is answered.
+
+    For example:
+
+        kedge serve detector.kedge
+
+        curl --data-binary @photo.jpg -H 'Content-Type: image/jpeg' localhost:8000/v1/score
+
+        curl -F images=@a.png -F images=@b.png localhost:8000/v1/score
+
+        KEDGE_TOKEN=secret kedge serve detector.kedge --host 0.0.0.0 --port 80
+    """
+    try:
+        import uvicorn
+
+        from kedge.serving import Settings, create_app
+    except ImportError as error:
+        raise NotReadyError(f"serving needs {error.name}, which is missing: pip install 'kedge[serve]'") from error
+    settings = Settings(
+        max_batch=max_batch,
+        max_delay=max_delay,
+        max_queue=max_queue,
+        max_images=max_images,
+        max_bytes=max_bytes,
+        max_pixels=max_pixels,
+        timeout=timeout,
+        readers=readers,
+        token=token or None,
+    )
+    app = create_app(load(file), settings)
+    Console(stderr=True).print(f"serving   [bold]http://{host}:{port}[/]  docs at /docs", highlight=False)
+    # uvicorn finishes what it took on SIGTERM and then raises the signal again; to stop so is a success.
+    signal.signal(signal.SIGTERM, lambda *_: None)
+    uvicorn.run(app, host=host, port=port, log_level="warning", timeout_graceful_shutdown=int(timeout) + 1)

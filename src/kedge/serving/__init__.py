@@ -1,0 +1,7 @@
+"""A service: images over HTTP, batched together, with limits, metrics and a page of its own."""
+
+from kedge.serving.app import create_app
+from kedge.serving.batcher import Batcher, Busy
+from kedge.serving.settings import Settings
+
+__all__ = ["Batcher", "Busy", "Settings", "create_app"]

@@ -1,0 +1,135 @@
+"""Requests that come close together share a batch: one thread runs the network, a queue of bounded length waits."""
+
+import asyncio
+import contextlib
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kedge.errors import KedgeError
+
+Answer = Any
+
+
+class Busy(KedgeError):  # noqa: N818 -- a state, not a fault
+    """The queue is full, or the service is stopping."""
+
+
+@dataclass
+class _Waiting:
+    images: Sequence[Tensor]
+    answers: list[Answer] = field(default_factory=list)
+    future: "asyncio.Future[list[Answer]]" = field(default_factory=lambda: asyncio.get_running_loop().create_future())
+
+
+class Batcher:
+    """Runs a function on batches of images that several callers gave.
+
+    Args:
+        run: Takes images (B, D, ...) and gives one answer for each; called in one thread of its own.
+        max_batch: Images at a time.
+        max_delay: Seconds to wait for more while there are fewer.
+        max_queue: Images that may wait.
+    """
+
+    def __init__(
+        self, run: Callable[[Tensor], Sequence[Answer]], *, max_batch: int, max_delay: float, max_queue: int
+    ) -> None:
+        self.run, self.max_batch, self.max_delay, self.max_queue = run, max_batch, max_delay, max_queue
+        self.queued = 0
+        self._queue: deque[_Waiting] = deque()
+        self._more = asyncio.Event()
+        self._stopping = False
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="kedge-network")
+        self._loop: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Begin to work."""
+        self._loop = asyncio.create_task(self._work())
+
+    async def stop(self) -> None:
+        """Take no more, finish what was taken, and end."""
+        self._stopping = True
+        self._more.set()
+        if self._loop is not None:
+            await self._loop
+        self._thread.shutdown()
+
+    async def submit(self, images: Sequence[Tensor]) -> list[Answer]:
+        """The answers to these images, in order.
+
+        Raises:
+            Busy: There is no room for them.
+        """
+        if self._stopping:
+            raise Busy("the service is stopping")
+        if self.queued + len(images) > self.max_queue:
+            raise Busy(f"{self.queued} images are waiting, and {self.max_queue} may")
+        waiting = _Waiting(images)
+        self._queue.append(waiting)
+        self.queued += len(images)
+        self._more.set()
+        return await waiting.future
+
+    async def _work(self) -> None:
+        while True:
+            if not self._queue:
+                if self._stopping:
+                    return
+                self._more.clear()
+                await self._more.wait()
+                continue
+            if self.queued < self.max_batch and self.max_delay and not self._stopping:
+                await self._for_more()
+            batch = self._take()
+            images = torch.stack([image for waiting, first, last in batch for image in waiting.images[first:last]])
+            try:
+                answers = await asyncio.get_running_loop().run_in_executor(self._thread, self.run, images)
+            except Exception as error:  # the callers' to handle; the service goes on
+                for waiting, _, _ in batch:
+                    if not waiting.future.done():
+                        waiting.future.set_exception(error)
+                        self._drop(waiting)
+                continue
+            self._answer(batch, list(answers))
+
+    async def _for_more(self) -> None:
+        """Wait for a full batch, but not for long."""
+        loop = asyncio.get_running_loop()
+        end = loop.time() + self.max_delay
+        while self.queued < self.max_batch and not self._stopping and (left := end - loop.time()) > 0:
+            self._more.clear()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._more.wait(), left)
+
+    def _take(self) -> list[tuple[_Waiting, int, int]]:
+        """The next images: of the first request what is left of it, and of those behind it as many as fit."""
+        batch, room = [], self.max_batch
+        for waiting in self._queue:
+            first = len(waiting.answers)
+            last = min(len(waiting.images), first + room)
+            batch.append((waiting, first, last))
+            room -= last - first
+            if room == 0:
+                break
+        return batch
+
+    def _answer(self, batch: list[tuple[_Waiting, int, int]], answers: list[Answer]) -> None:
+        for waiting, first, last in batch:
+            count = last - first
+            waiting.answers += answers[:count]
+            answers = answers[count:]
+            self.queued -= count
+            if len(waiting.answers) == len(waiting.images):
+                self._queue.remove(waiting)
+                if not waiting.future.done():  # its caller may have given up
+                    waiting.future.set_result(waiting.answers)
+
+    def _drop(self, waiting: _Waiting) -> None:
+        self._queue.remove(waiting)
+        self.queued -= len(waiting.images) - len(waiting.answers)

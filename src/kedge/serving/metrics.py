@@ -1,0 +1,38 @@
+"""What a service counts, for Prometheus."""
+
+import numpy as np
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from torch import Tensor
+
+LATENCIES = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
+SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+QUANTILES = (0.01, 0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99, 0.999)  # of the calibration scores
+
+
+class Metrics:
+    """Counters of one service, in a registry of its own.
+
+    Args:
+        calibration: The detector's calibration scores, whose quantiles are the buckets of the histogram of scores.
+    """
+
+    def __init__(self, calibration: Tensor) -> None:
+        self.registry = CollectorRegistry()
+        edges = sorted({float(edge) for edge in np.quantile(calibration.double().numpy(), QUANTILES)})
+        own = self.registry
+        self.requests = Counter("kedge_requests", "Requests answered, by status code.", ["code"], registry=own)
+        self.latency = Histogram("kedge_request_seconds", "Time to answer.", buckets=LATENCIES, registry=own)
+        self.images = Counter("kedge_images", "Images scored.", registry=own)
+        self.flagged = Counter("kedge_images_flagged", "Images flagged as out of distribution.", registry=own)
+        self.scores = Histogram(
+            "kedge_score",
+            "Scores; buckets end at quantiles of the calibration scores.",
+            buckets=edges,
+            registry=own,
+        )
+        self.batches = Histogram("kedge_batch_images", "Images in a batch.", buckets=SIZES, registry=own)
+        self.queue = Gauge("kedge_queue_images", "Images that wait.", registry=own)
+
+    def text(self) -> bytes:
+        """As Prometheus reads it."""
+        return generate_latest(self.registry)

@@ -1,0 +1,45 @@
+"""The limits of a service."""
+
+from dataclasses import dataclass
+
+from kedge.checks import at_least, between
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How much a service takes on.
+
+    Args:
+        max_batch: Images that the network sees at a time.
+        max_delay: Seconds that an image waits for others to share its batch.
+        max_queue: Images that may wait; beyond it the answer is 503.
+        max_images: In one request.
+        max_bytes: Of one request.
+        max_pixels: Of one image.
+        timeout: Seconds until a request that was not answered gets 504, or one that was not received in whole 408.
+        readers: Threads that decode images.
+        token: What clients must send as ``Authorization: Bearer TOKEN``; None for none.
+        recent: Decisions that the page remembers; images are not kept.
+
+    Example:
+        >>> Settings(max_batch=8).max_queue
+        512
+    """
+
+    max_batch: int = 64
+    max_delay: float = 0.005
+    max_queue: int = 512
+    max_images: int = 64
+    max_bytes: int = 20_000_000
+    max_pixels: int = 50_000_000
+    timeout: float = 30.0
+    readers: int = 2
+    token: str | None = None
+    recent: int = 20
+
+    def __post_init__(self) -> None:
+        for name in ("max_batch", "max_images", "max_bytes", "max_pixels", "readers"):
+            at_least(name, getattr(self, name), 1)
+        at_least("max_queue", self.max_queue, self.max_images)
+        between("max_delay", self.max_delay, 0, 10)
+        between("timeout", self.timeout, 0, 3600, open_ends=True)
