@@ -5,13 +5,13 @@ import contextlib
 import hmac
 import json
 import time
-from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from importlib.resources import files
 from typing import Any
 
 from fastapi import FastAPI, Request
-from fastapi.responses import JSONResponse, Response
+from fastapi.responses import HTMLResponse, JSONResponse, Response
 from starlette.datastructures import Headers, UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
 from torch import Tensor
@@ -21,12 +21,13 @@ from kedge.detectors import Detector
 from kedge.errors import InputError, KedgeError, NotReadyError
 from kedge.serving.batcher import Batcher, Busy
 from kedge.serving.decode import decode, from_base64
+from kedge.serving.explain import address, background, by_anchor
 from kedge.serving.metrics import Metrics
 from kedge.serving.schema import BODY, Answer, Info, Problem
 from kedge.serving.settings import Settings
 
 RETRY_AFTER = 1  # seconds
-OPEN = ("/healthz", "/readyz")  # without a token
+OPEN = ("/", "/healthz", "/readyz")  # without a token: the page asks for it
 
 
 class Refused(Exception):  # noqa: N818 -- an answer, not a fault
@@ -45,7 +46,6 @@ class Service:
         self.detector, self.settings = detector, settings
         self.preprocess = detector.preprocess
         self.metrics = Metrics(detector.calibration.scores)
-        self.recent: deque[dict[str, Any]] = deque(maxlen=settings.recent)
         self.readers = ThreadPoolExecutor(settings.readers, thread_name_prefix="kedge-reader")
         self.batcher: Batcher | None = None
 
@@ -68,23 +68,35 @@ class Service:
         """Whether there is room for a request."""
         return self.batcher is not None and self.batcher.queued < self.settings.max_queue
 
-    async def score(self, files: Sequence[bytes]) -> list[dict[str, Any]]:
+    async def score(self, given: Sequence[bytes]) -> list[dict[str, Any]]:
         """An answer for each image."""
-        if not files:
+        return await self._submit(await self._decode(given))
+
+    async def explain(self, file: bytes) -> dict[str, Any]:
+        """An answer for one image, and what each anchor makes of it."""
+        (image,) = await self._decode([file])
+        (result,) = await self._submit([image])
+        by = await asyncio.get_running_loop().run_in_executor(self.readers, by_anchor, self.detector, image)
+        return {"result": result, "hypotheses": by, "image": address(image)}
+
+    async def _decode(self, given: Sequence[bytes]) -> list[Tensor]:
+        if not given:
             raise InputError("images must hold at least one image; got none")
-        if len(files) > self.settings.max_images:
-            raise Refused(413, f"images must be at most {self.settings.max_images}; got {len(files)}")
+        if len(given) > self.settings.max_images:
+            raise Refused(413, f"images must be at most {self.settings.max_images}; got {len(given)}")
         assert self.batcher is not None
-        if self.batcher.queued + len(files) > self.settings.max_queue:  # before the work of decoding them
+        if self.batcher.queued + len(given) > self.settings.max_queue:  # before the work of decoding them
             raise Busy("the queue is full")
         loop = asyncio.get_running_loop()
         reads = [
             loop.run_in_executor(self.readers, decode, data, place, self.preprocess, self.settings.max_pixels)
-            for place, data in enumerate(files)
+            for place, data in enumerate(given)
         ]
-        answers = await self.batcher.submit(await asyncio.gather(*reads))
-        self.recent.extendleft(answers)
-        return answers
+        return list(await asyncio.gather(*reads))
+
+    async def _submit(self, images: Sequence[Tensor]) -> list[dict[str, Any]]:
+        assert self.batcher is not None
+        return await self.batcher.submit(images)
 
     def _run(self, images: Tensor) -> list[dict[str, Any]]:
         said = self.detector(images, batch_size=len(images))
@@ -149,6 +161,23 @@ def _add_routes(app: FastAPI, service: Service) -> None:
         """Classify one image or several, and say which of them are out of distribution."""
         images = await _images(request, service.settings)
         return {"results": await service.score(images)}
+
+    @app.post("/v1/explain", include_in_schema=False)
+    async def explain(request: Request) -> dict[str, Any]:
+        images = await _images(request, service.settings)
+        if len(images) != 1:
+            raise Refused(422, f"one image at a time is explained; got {len(images)}")
+        return await service.explain(images[0])
+
+    @app.get("/v1/background", include_in_schema=False)
+    async def behind() -> dict[str, Any]:
+        return background(service.detector)
+
+    @app.get("/", include_in_schema=False)
+    async def page() -> Response:
+        text = files("kedge.serving").joinpath("page.html").read_text(encoding="utf-8")
+        policy = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data: blob:; "
+        return HTMLResponse(text, headers={"Content-Security-Policy": policy + "connect-src 'self' data:"})
 
     @app.get("/v1/info", response_model=Info)
     async def info() -> dict[str, Any]:

@@ -19,7 +19,6 @@ class Settings:
         timeout: Seconds until a request that was not answered gets 504, or one that was not received in whole 408.
         readers: Threads that decode images.
         token: What clients must send as ``Authorization: Bearer TOKEN``; None for none.
-        recent: Decisions that the page remembers; images are not kept.
 
     Example:
         >>> Settings(max_batch=8).max_queue
@@ -35,7 +34,6 @@ class Settings:
     timeout: float = 30.0
     readers: int = 2
     token: str | None = None
-    recent: int = 20
 
     def __post_init__(self) -> None:
         for name in ("max_batch", "max_images", "max_bytes", "max_pixels", "readers"):
