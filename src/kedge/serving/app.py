@@ -7,6 +7,7 @@ import json
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from importlib.metadata import version
 from importlib.resources import files
 from typing import Any
 
@@ -16,7 +17,6 @@ from starlette.datastructures import Headers, UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
 from torch import Tensor
 
-from kedge import __version__
 from kedge.detectors import Detector
 from kedge.errors import InputError, KedgeError, NotReadyError
 from kedge.serving.batcher import Batcher, Busy
@@ -141,7 +141,7 @@ def create_app(detector: Detector, settings: Settings | None = None) -> FastAPI:
 
     app = FastAPI(
         title="kedge",
-        version=__version__,
+        version=version("kedge"),
         description="What is this image, and is it anything like what the network has learned?",
         lifespan=lifespan,
     )
@@ -192,7 +192,7 @@ def _add_routes(app: FastAPI, service: Service) -> None:
             "threshold": known.threshold,
             "calibration_images": len(known.scores),
             "passes_per_image": service.detector.cost.forward,
-            "version": __version__,
+            "version": version("kedge"),
         }
 
     @app.get("/healthz")
