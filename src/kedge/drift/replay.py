@@ -1,0 +1,91 @@
+"""Both instruments over a whole array of scores, for a plot."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from kedge.drift.arrays import Floats, Numbers, as_scores
+from kedge.drift.martingale import Martingale
+from kedge.drift.twosample import Ints
+from kedge.drift.window import WindowTest
+
+
+@dataclass(frozen=True)
+class History:
+    """What `Martingale` and `WindowTest` made of a stream of H images and T windows.
+
+    Attributes:
+        log_wealth: Of the martingale after each image, (H,).
+        p_values: Smoothed conformal p-value of each image, (H,).
+        wealth_since: The image at which the martingale raised the alarm, or None.
+        log_limit: The log-wealth that raises it.
+        windows: Last image of each window, (T,).
+        p_any: P-value of each window for any change, (T,).
+        p_up: P-value of each window for a shift upwards, (T,).
+        window_since: The last image of the first window to raise the alarm, or None.
+        threshold: The p-value at or below which a window raises it.
+    """
+
+    log_wealth: Floats
+    p_values: Floats
+    wealth_since: int | None
+    log_limit: float
+    windows: Ints
+    p_any: Floats
+    p_up: Floats
+    window_since: int | None
+    threshold: float
+
+
+def history(
+    scores: Numbers,
+    calibration: Numbers,
+    *,
+    window: int = 100,
+    every: int | None = None,
+    horizon: int | None = None,
+    alpha: float = 0.01,
+    seed: int = 0,
+) -> History:
+    """Run a `Martingale` and a `WindowTest` over the scores of a stream, in the order they came.
+
+    Each of the two raises a false alarm with chance at most ``alpha``, so either does with at most twice that.
+
+    Args:
+        scores: One score per image of the stream.
+        calibration: One score per held-out in-distribution image, at least 20.
+        window: Number of newest scores that are tested.
+        every: Images from one test to the next; a quarter of the window if not given.
+        horizon: Images over which the promise of the windows holds; the whole array if not given.
+        alpha: Chance of a false alarm, for each.
+        seed: Of all randomness.
+
+    Example:
+        >>> rng = np.random.default_rng(0)
+        >>> stream = np.append(rng.normal(size=300), rng.normal(loc=1, size=200))
+        >>> h = history(stream, rng.normal(size=500), window=40)
+        >>> h.log_wealth.shape, h.p_any.shape, h.wealth_since, h.window_since
+        ((500,), (47,), 336, 329)
+    """
+    stream = as_scores("scores", scores)
+    test = WindowTest(
+        calibration,
+        window=window,
+        every=every,
+        horizon=max(len(stream), window) if horizon is None else horizon,
+        alpha=alpha,
+        seed=seed,
+    )
+    martingale = Martingale(calibration, alpha=alpha, seed=seed)
+    bets, compared = martingale.update(stream), test.update(stream)
+    return History(
+        log_wealth=np.array([bet.log_wealth for bet in bets]),
+        p_values=np.array([bet.p_value for bet in bets]),
+        wealth_since=martingale.since,
+        log_limit=-float(np.log(alpha)),
+        windows=np.array([c.index for c in compared], dtype=np.int64),
+        p_any=np.array([c.p_any for c in compared]),
+        p_up=np.array([c.p_up for c in compared]),
+        window_since=test.since,
+        threshold=test.threshold,
+    )

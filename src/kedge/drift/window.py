@@ -1,0 +1,179 @@
+"""The newest scores of a stream against the calibration scores, tested again and again."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Self
+
+import numpy as np
+
+from kedge.checks import at_least, between
+from kedge.drift.arrays import Floats, Numbers, as_scores, known_state
+from kedge.drift.twosample import MOST_SKEW, Ints, p_any, p_up, p_up_permuted, ranks
+from kedge.errors import InputError
+
+FEWEST = 20  # scores on either side: from here on the normal tail of the rank sum is on the safe side
+TOGETHER = 64  # windows ranked at once: bounds the memory of a long batch
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """One window against the calibration scores.
+
+    Attributes:
+        index: The window's last image, counted from 0 in the stream.
+        ks: Largest distance of the two distribution functions (Kolmogorov-Smirnov).
+        auroc: Chance that a score of the window is above a calibration score (Mann-Whitney); a tie counts one half.
+        p_any: P-value of ``ks``, for a change of any kind: exact.
+        p_up: One-sided p-value of ``auroc``, for a shift upwards: normal, or by permutations where ties skew it (after
+            an alarm by fewer of them, down to 1e-4).
+        alarm: Whether an alarm has been raised by now, by this window or one before.
+    """
+
+    index: int
+    ks: float
+    auroc: float
+    p_any: float
+    p_up: float
+    alarm: bool
+
+    @property
+    def p(self) -> float:
+        """The smaller p-value; at or below the threshold of its `WindowTest` it raises the alarm."""
+        return min(self.p_any, self.p_up)
+
+
+class WindowTest:
+    """Tests the last ``window`` scores of a stream against calibration scores, anew after ``every`` images.
+
+    Each test is a Kolmogorov-Smirnov test, for any change, and a Mann-Whitney test, for a shift upwards. The alarm is
+    raised by a p-value of at most ``threshold = alpha / (2 * tests)``, so the chance of any false alarm in a stretch of
+    ``horizon`` images is at most ``alpha``, on average over calibration sets. The tests are far from independent: they
+    share the calibration scores, windows overlap, and both statistics see the same ranks. The union bound holds for any
+    dependence and any ties, and at p-values this small it wastes little unless the calibration set is as small as the
+    window (tests/test_drift.py measures how much). ``p_any`` is exact. ``p_up`` is normal, corrected for ties, and on
+    the safe side without them; where ties skew it, it comes from seeded permutations, at most a million: with a
+    threshold below 1e-6, only ``p_any`` raises the alarm then.
+
+    A window notices shifts; a change of the spread alone moves the distance little and takes larger windows, or the
+    `Martingale`.
+
+    Args:
+        calibration: One score per held-out in-distribution image, at least 20.
+        window: Number of newest scores that are tested, at least 20.
+        every: Images from one test to the next; a quarter of the window if not given.
+        horizon: Images over which the promise holds.
+        alpha: Chance of any false alarm over the horizon.
+        seed: Of permutations.
+
+    Example:
+        >>> rng = np.random.default_rng(0)
+        >>> test = WindowTest(rng.normal(size=500), window=40, horizon=1000)
+        >>> len(test.update(rng.normal(size=200))), test.alarm
+        (17, False)
+        >>> for score in rng.normal(loc=1, size=100):
+        ...     states = test.update(score)  # one comparison after every ten images, otherwise none
+        >>> test.alarm, test.since
+        (True, 229)
+    """
+
+    def __init__(
+        self,
+        calibration: Numbers,
+        *,
+        window: int = 100,
+        every: int | None = None,
+        horizon: int = 10_000,
+        alpha: float = 0.01,
+        seed: int = 0,
+    ) -> None:
+        self._calibration = np.sort(as_scores("calibration", calibration, fewest=FEWEST))
+        self.window = at_least("window", window, FEWEST)
+        self.every = at_least("every", every, 1) if every is not None else window // 4
+        self.horizon = at_least("horizon", horizon, 1)
+        if horizon < window:
+            raise InputError(
+                f"horizon must be at least the window, {window}; got {horizon}: no test would ever be made"
+            )
+        self.alpha = between("alpha", alpha, 0, 1, open_ends=True)
+        self.seed = at_least("seed", seed, 0)
+        self.seen = 0
+        self.since: int | None = None
+        self._recent = np.empty(0)
+
+    @property
+    def tests(self) -> int:
+        """How many tests a stretch of ``horizon`` images holds at most."""
+        return (self.horizon - self.window) // self.every + 1
+
+    @property
+    def threshold(self) -> float:
+        """The p-value at or below which a test raises the alarm."""
+        return self.alpha / (2 * self.tests)
+
+    @property
+    def alarm(self) -> bool:
+        """Whether any window so far raised the alarm; ``since`` is the last image of the first that did."""
+        return self.since is not None
+
+    def update(self, scores: Numbers) -> list[Comparison]:
+        """Take the next scores, one or many, and return the comparisons that came due."""
+        known = np.concatenate([self._recent, as_scores("scores", scores)])
+        first = self.seen - len(self._recent)  # the image of known[0]; windows start at multiples of `every`
+        starts = np.arange(-first % self.every, len(known) - self.window + 1, self.every)
+        compared = []
+        for part in np.split(starts, range(TOGETHER, len(starts), TOGETHER)):
+            compared += self._compare(known[part[:, None] + np.arange(self.window)], first + part + self.window - 1)
+        self.seen = first + len(known)
+        self._recent = known[max(0, len(known) - self.window + 1) :]  # every window to come ends in a new score
+        return compared
+
+    def _compare(self, windows: Floats, indices: Ints) -> list[Comparison]:
+        """Compare windows (T, m) whose last images have these indices."""
+        r = ranks(windows, self._calibration)
+        any_change, up = p_any(r.distance, r.n, r.m, r.ends), p_up(r.wins, r.deviation, r.n, r.m)
+        compared = []
+        for t, index in enumerate(indices.tolist()):
+            if abs(r.skew[t]) > MOST_SKEW:
+                up[t] = self._permuted(windows[t], index)
+            if self.since is None and min(any_change[t], up[t]) <= self.threshold:
+                self.since = index
+            numbers = {"ks": r.ks[t], "auroc": r.auroc[t], "p_any": any_change[t], "p_up": up[t]}
+            compared.append(Comparison(index, alarm=self.alarm, **{k: float(v) for k, v in numbers.items()}))
+        return compared
+
+    def _permuted(self, window: Floats, index: int) -> float:
+        """P-value by permutations; before an alarm there are enough of them to raise one."""
+        rng = np.random.Generator(np.random.PCG64([self.seed, index]))  # the same in any batch
+        draws = 9_999 if self.alarm else math.ceil(min(5 / self.threshold, 1e6))
+        return p_up_permuted(window, self._calibration, draws, rng)
+
+    def state(self) -> dict[str, Any]:
+        """Everything, as plain data for JSON; `restore` goes on from it as if nothing had happened.
+
+        Example:
+            >>> test = WindowTest(np.arange(50.0), window=20, every=1, horizon=100)
+            >>> _ = test.update(np.arange(30.0))
+            >>> twin = WindowTest.restore(test.state())
+            >>> twin.update(31.0) == test.update(31.0)
+            True
+        """
+        return {
+            "calibration": self._calibration.tolist(),
+            **{name: getattr(self, name) for name in _SETTINGS},
+            "seen": self.seen,
+            "since": self.since,
+            "recent": self._recent.tolist(),
+        }
+
+    @classmethod
+    def restore(cls, state: Mapping[str, Any]) -> Self:
+        """Make a test from what `state` returned."""
+        known_state(state, ["calibration", *_SETTINGS, "seen", "since", "recent"])
+        test = cls(state["calibration"], **{name: state[name] for name in _SETTINGS})
+        test.seen, test.since = state["seen"], state["since"]
+        test._recent = as_scores("recent", state["recent"])
+        return test
+
+
+_SETTINGS = ("window", "every", "horizon", "alpha", "seed")

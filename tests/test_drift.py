@@ -1,0 +1,521 @@
+"""Drift: ranks and p-values against SciPy and naive loops; the promises about false alarms, by simulation."""
+
+import itertools
+import json
+import math
+from dataclasses import astuple
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import stats
+from scipy.integrate import quad
+
+from kedge.drift import Bet, Comparison, Martingale, WindowTest, history
+from kedge.drift.martingale import JUMPS, first_shares, payoffs, play
+from kedge.drift.twosample import ENOUGH, MOST_SKEW, p_any, p_up, p_up_permuted, ranks
+from kedge.errors import InputError
+
+INF, NAN = math.inf, math.nan
+
+tied = st.lists(st.integers(0, 4).map(float), min_size=2, max_size=12)
+spread = st.lists(st.floats(-10, 10), min_size=2, max_size=12)
+quick = settings(max_examples=60, derandomize=True, deadline=None)
+
+
+def normal(rng, size):
+    return rng.normal(size=size)
+
+
+def rounded(rng, size):
+    return np.round(rng.normal(size=size))
+
+
+def saturated(rng, size):
+    return np.maximum(rng.normal(size=size), 0.5)  # the lower 69 % tie, which skews the rank sum
+
+
+def standard_error(share, runs):
+    return math.sqrt(share * (1 - share) / runs)
+
+
+def one(window, calibration):
+    return ranks(np.array([window], dtype=float), np.sort(calibration).astype(float))
+
+
+def every_order(window, calibration):
+    """Each choice of the window out of the pooled scores, with the rest."""
+    pooled = [*window, *calibration]
+    for chosen in itertools.combinations(range(len(pooled)), len(window)):
+        rest = set(range(len(pooled))) - set(chosen)
+        yield [pooled[i] for i in chosen], [pooled[i] for i in rest]
+
+
+# --- ranks and their p-values ---------------------------------------------------------------------------------------
+
+
+@given(window=tied | spread, calibration=tied | spread)
+@quick
+def test_statistics_and_the_normal_p_value_are_scipys(window, calibration):
+    r = one(window, calibration)
+    assert r.ks[0] == pytest.approx(stats.ks_2samp(window, calibration).statistic, abs=1e-12)
+    reference = stats.mannwhitneyu(window, calibration, alternative="greater", method="asymptotic")
+    assert r.wins[0] == reference.statistic
+    expected = 1.0 if len({*window, *calibration}) == 1 else reference.pvalue  # SciPy divides by 0
+    assert p_up(r.wins, r.deviation, r.n, r.m)[0] == pytest.approx(expected, rel=1e-9)
+
+
+@pytest.mark.parametrize("values", [2, 3, 5, 1000])
+def test_p_values_and_moments_are_those_of_all_orders(values):
+    rng = np.random.default_rng(values)
+    for _ in range(4):
+        window, calibration = rng.integers(values, size=4), rng.integers(values, size=6)
+        r = one(window, calibration)
+        orders = [one(a, b) for a, b in every_order(window, calibration)]  # 210
+        distances, wins = (np.array([getattr(o, name)[0] for o in orders]) for name in ("distance", "wins"))
+        p = p_any(r.distance, r.n, r.m, r.ends)[0]
+        assert p == pytest.approx(np.mean(distances >= r.distance[0]), rel=1e-9)
+        assert r.deviation[0] == pytest.approx(wins.std())
+        assert r.skew[0] == pytest.approx(stats.skew(wins) if wins.std() else 0, abs=1e-9)
+
+
+@pytest.mark.parametrize(("n", "m"), [(20, 20), (100, 30), (97, 41)])
+def test_without_ties_p_any_is_scipys_exact_one(n, m):
+    rng = np.random.default_rng(n)
+    for shift in (0, 0.5, 1.5):
+        window, calibration = rng.normal(loc=shift, size=m), rng.normal(size=n)
+        r = one(window, calibration)
+        expected = stats.ks_2samp(window, calibration, method="exact").pvalue
+        assert p_any(r.distance, n, m, r.ends)[0] == pytest.approx(expected, rel=1e-7)
+        assert p_any(r.distance, n, m)[0] == pytest.approx(expected, rel=1e-7)
+
+
+def test_far_tails_keep_their_digits():
+    r = one(np.arange(100.0) + 1000, np.arange(900.0))
+    assert p_any(r.distance, r.n, r.m, r.ends)[0] == pytest.approx(2 / math.comb(1000, 100), rel=1e-9)  # 1e-140
+
+
+@pytest.mark.parametrize(("n", "m", "most"), [(20, 20, 2.1), (100, 40, 1.25), (400, 100, 1.15)])
+def test_without_ties_the_normal_tail_is_on_the_safe_side(n, m, most):
+    deviation = math.sqrt(n * m * (n + m + 1) / 12)
+    for z in (2.0, 3.0, 3.5):
+        wins = round(n * m / 2 + z * deviation)
+        a, b = stats.mannwhitneyu(*separated(n, m, wins), alternative="greater", method="exact")
+        assert a == wins
+        assert 1 <= p_up(np.array([float(wins)]), np.array([deviation]), n, m)[0] / b < most
+
+
+def separated(n, m, wins):
+    """A window of m scores that wins exactly so many pairs against n calibration scores, without ties."""
+    places = np.full(m, wins // m)
+    places[: wins % m] += 1
+    return places - 0.5 + np.linspace(0, 0.4, m), np.arange(n)
+
+
+def test_permutations_find_the_hypergeometric_tail():
+    window, calibration = np.array([1.0] * 4 + [0.0] * 36), np.array([1.0] * 6 + [0.0] * 154)
+    exact = stats.hypergeom.sf(3, 200, 10, 40)  # at least 4 of the 10 ones among 40 of 200
+    draws = 200 * math.ceil(ENOUGH / exact)
+    found = [p_up_permuted(window, calibration, draws, np.random.default_rng(seed)) for seed in range(40)]
+    relative = 1 / math.sqrt(ENOUGH * len(found))  # waiting for the 50th hit: negative binomial
+    assert np.mean(found) == pytest.approx(exact, rel=3 * relative + 1 / ENOUGH)
+    few = p_up_permuted(window, calibration, 99, np.random.default_rng(0))
+    assert (few * 100) == pytest.approx(round(few * 100))
+    assert few >= 0.01  # never below 1 / (draws + 1)
+
+
+def test_permutations_rank_ties_by_their_middle():
+    window, calibration = np.array([1.0, 1.0, 3.0, 0.0]), np.array([0.0, 0.0, 0.0, 0.0, 1.0, 2.0, 3.0])
+    wins = np.array([one(a, b).wins[0] for a, b in every_order(window, calibration)])  # 330
+    exact = np.mean(wins >= one(window, calibration).wins[0])
+    found = [p_up_permuted(window, calibration, 9999, np.random.default_rng(seed)) for seed in range(60)]
+    assert np.mean(found) == pytest.approx(exact, rel=3 / math.sqrt(ENOUGH * len(found)) + 1 / ENOUGH)
+
+
+@pytest.mark.parametrize("draws", [19, 400])  # without and with an early stop
+def test_permuted_p_values_are_valid(draws):
+    rng, runs = np.random.default_rng(0), 1000
+    p = np.array([p_up_permuted(saturated(rng, 20), saturated(rng, 30), draws, rng) for _ in range(runs)])
+    for level in (0.05, 0.2):
+        assert np.mean(p <= level) <= level + 3 * standard_error(level, runs)
+        assert np.mean(p <= level) >= level / 2
+
+
+def test_ties_that_skew_the_rank_sum_are_told_from_those_that_do_not():
+    rng = np.random.default_rng(0)
+    calibration, window = normal(rng, 1000), normal(rng, 100)
+    assert abs(one(window, calibration).skew[0]) < 1e-9
+    assert abs(one(np.round(window), np.round(calibration)).skew[0]) < MOST_SKEW
+    assert one(saturated(rng, 100), saturated(rng, 1000)).skew[0] > MOST_SKEW
+
+
+# --- windows --------------------------------------------------------------------------------------------------------
+
+
+def test_each_comparison_is_scipys_of_that_window():
+    rng = np.random.default_rng(0)
+    calibration, stream = np.round(normal(rng, 150), 1), np.round(normal(rng, 100), 1)
+    compared = WindowTest(calibration, window=30, every=7, horizon=100).update(stream)
+    assert [c.index for c in compared] == [29, 36, 43, 50, 57, 64, 71, 78, 85, 92, 99]
+    for c in compared:
+        window = stream[c.index - 29 : c.index + 1]
+        up = stats.mannwhitneyu(window, calibration, alternative="greater", method="asymptotic")
+        assert c.ks == pytest.approx(stats.ks_2samp(window, calibration).statistic)
+        assert c.auroc == pytest.approx(up.statistic / (30 * 150))
+        assert c.p_up == pytest.approx(up.pvalue)
+        assert c.p == min(c.p_any, c.p_up)
+
+
+def test_where_ties_skew_the_rank_sum_the_p_value_is_that_of_permutations():
+    calibration = np.array([0.0] * 97 + [1.0] * 3)
+    (compared,) = WindowTest(calibration, window=20, horizon=20).update([0.0] * 17 + [1.0] * 3)
+    exact = stats.hypergeom.sf(2, 120, 6, 20)  # 3 of the 6 ones; the normal tail is a tenth of it
+    assert compared.p_up == pytest.approx(exact, rel=3 / math.sqrt(ENOUGH))
+
+
+def test_the_threshold_shares_alpha_among_the_tests_of_the_horizon():
+    test = WindowTest(range(20), window=40, every=10, horizon=100, alpha=0.07)
+    assert test.tests == len(test.update(range(100))) == 7
+    assert test.threshold == pytest.approx(0.07 / 14)
+    assert WindowTest(range(20)).every == 25
+    assert WindowTest(range(20)).tests == 397
+
+
+def test_the_alarm_is_raised_by_the_first_small_p_value_and_stays():
+    rng = np.random.default_rng(0)
+    stream = np.concatenate([normal(rng, 200), 2 + normal(rng, 60), normal(rng, 200)])
+    test = WindowTest(normal(rng, 200), window=40, every=10, horizon=1000)
+    compared = test.update(stream)
+    small = [c.p <= test.threshold for c in compared]
+    assert not small[-1]  # over by now
+    assert test.since == compared[small.index(True)].index
+    assert [c.alarm for c in compared] == [c.index >= test.since for c in compared]
+    assert test.alarm
+
+
+@pytest.mark.parametrize(("draw", "n", "least"), [(normal, 200, 0.4), (rounded, 200, 0.2), (normal, 40, 0.1)])
+def test_any_false_alarm_over_the_horizon_has_chance_alpha(draw, n, least):
+    alpha, horizon, runs = 0.2, 400, 150
+    alarms = 0
+    for run in range(runs):
+        rng = np.random.default_rng([run, n])
+        test = WindowTest(draw(rng, n), window=40, horizon=horizon, alpha=alpha)  # 37 tests, each sharing 30 scores
+        test.update(draw(rng, horizon))
+        alarms += test.alarm
+    assert alarms / runs <= alpha + 3 * standard_error(alpha, runs)
+    assert alarms / runs >= least * alpha  # the bound is not idle, though it is looser for few calibration scores
+
+
+def test_skewed_ties_raise_no_more_false_alarms():
+    alpha, runs = 0.3, 100
+    alarms = 0
+    for run in range(runs):
+        rng = np.random.default_rng(run)
+        test = WindowTest(saturated(rng, 100), window=40, every=20, horizon=200, alpha=alpha)
+        assert test.update(saturated(rng, 200))
+        alarms += test.alarm
+    assert alarms / runs <= alpha + 3 * standard_error(alpha, runs)
+
+
+def test_windows_notice_a_shift_of_one_deviation_within_75_images():
+    delays = []
+    for run in range(30):
+        rng = np.random.default_rng(run)
+        test = WindowTest(normal(rng, 500))  # 100 images, every 25, alpha = 0.01 over 10,000
+        test.update(np.append(normal(rng, 200), 1 + normal(rng, 100)))
+        delays.append(INF if test.since is None else test.since - 199)
+    assert np.mean(np.array(delays) <= 75) >= 0.95
+    assert min(delays) > 0
+
+
+def test_only_the_distance_notices_scores_that_narrow_or_fall():
+    rng = np.random.default_rng(0)
+    calibration = normal(rng, 500)
+    for drifted in (normal(rng, 100) / 4, normal(rng, 100) - 1):
+        (compared,) = WindowTest(calibration).update(drifted)
+        assert compared.alarm
+        assert compared.p_up > 0.1
+    (compared,) = WindowTest(calibration).update(normal(rng, 100) + 0.75)
+    assert compared.p_up < compared.p_any  # and a shift upwards is what the rank sum is for
+
+
+# --- the martingale -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("draw", [normal, rounded])
+def test_p_values_and_wealth_are_those_of_the_definition(draw):
+    rng, smoothing = np.random.default_rng(1), np.random.Generator(np.random.PCG64(5))
+    past, stream = draw(rng, 30).tolist(), draw(rng, 60).tolist()
+    bets = Martingale(past, seed=5).update(stream)
+    money = {(j, b): 1 / 24 for j in JUMPS.ravel().tolist() for b in range(6)}
+    for score, bet in zip(stream, bets, strict=True):
+        theta = 1 - smoothing.random()
+        p = (sum(s > score for s in past) + theta * (1 + sum(s == score for s in past))) / (len(past) + 1)
+        past.append(score)
+        assert bet.p_value == pytest.approx(p, rel=1e-12)
+        factors = [1, 2 * (1 - p), 0.5 * p**-0.5, 2 * p, 6 * p * (1 - p), 3 * (1 - 2 * p) ** 2]
+        paid = {(j, b): money[j, b] * factors[b] for j, b in money}
+        money = {(j, b): (1 - j) * paid[j, b] + j / 6 * sum(paid[j, c] for c in range(6)) for j, b in paid}
+        assert bet.log_wealth == pytest.approx(math.log(sum(money.values())), abs=1e-9)
+
+
+def test_every_bet_is_fair():
+    for bet in range(6):
+        mean, _ = quad(lambda p, bet=bet: payoffs(np.array([p]))[0, bet], 0, 1)
+        assert mean == pytest.approx(1)
+    assert (payoffs(np.linspace(1e-9, 1, 1001)) >= 0).all()
+
+
+def p_values_of(calibration, stream, seed):
+    martingale = Martingale(calibration, seed=seed)
+    return np.array([martingale._p_value(score) for score in stream])  # what `update` bets on
+
+
+@pytest.mark.parametrize("draw", [normal, rounded])
+def test_p_values_are_uniform_and_independent(draw):
+    runs, length = 2500, 4
+    p = np.empty((runs, length))
+    for run in range(runs):
+        scores = draw(np.random.default_rng([run, 1]), 3 + length)
+        p[run] = p_values_of(scores[:3], scores[3:], seed=run)
+    assert stats.kstest(p.ravel(), "uniform").pvalue > 0.001
+    for a, b in itertools.combinations(range(length), 2):
+        cells = np.histogram2d(p[:, a], p[:, b], bins=4, range=[[0, 1], [0, 1]])[0]
+        assert stats.chisquare(cells.ravel()).pvalue > 0.001  # 1/16 each: uniform and independent at once
+
+
+def test_p_values_against_one_fixed_calibration_set_would_cry_wolf():
+    """Why the past is part of the comparison: the fixed set's accidents look like drift, the longer the surer."""
+    runs, level, rejected = 100, 0.05, np.zeros(2)
+    for run in range(runs):
+        rng = np.random.default_rng(run)
+        calibration, stream = normal(rng, 100), normal(rng, 400)
+        above = 100 - np.searchsorted(np.sort(calibration), stream)
+        fixed = (above + rng.random(400)) / 101
+        for i, p in enumerate((fixed, p_values_of(calibration, stream, seed=run))):
+            rejected[i] += stats.kstest(p, "uniform").pvalue <= level
+    fixed, growing = rejected / runs
+    assert fixed > 0.35  # not 0.05
+    assert growing <= level + 3 * standard_error(level, runs)
+
+
+def test_the_wealth_ever_reaches_1_over_alpha_with_chance_alpha():
+    games, rounds = 1500, 1000
+    rng = np.random.default_rng(0)
+    shares, log_wealth, highest = np.stack([first_shares()] * games), np.zeros(games), np.zeros(games)
+    for _ in range(rounds):
+        shares, growth = play(shares, 1 - rng.random(games))
+        log_wealth += np.log(growth)
+        highest = np.maximum(highest, log_wealth)
+    assert shares.sum(axis=(1, 2)) == pytest.approx(1)
+    for alpha in (0.2, 0.05):
+        reached = np.mean(highest >= -math.log(alpha))
+        assert alpha / 3 <= reached <= alpha + 3 * standard_error(alpha, games)
+
+
+@pytest.mark.parametrize("draw", [normal, saturated])
+def test_a_stream_without_drift_rarely_raises_the_alarm(draw):
+    alpha, runs, alarms = 0.2, 80, 0
+    for run in range(runs):
+        rng = np.random.default_rng([run, 2])
+        martingale = Martingale(draw(rng, 20), alpha=alpha, seed=run)
+        martingale.update(draw(rng, 100))
+        alarms += martingale.alarm
+    assert alarms / runs <= alpha + 3 * standard_error(alpha, runs)
+
+
+@pytest.mark.parametrize(
+    ("drift", "clean", "within"),
+    [
+        (lambda x: x + 1, 0, 60),
+        (lambda x: x + 1, 1000, 75),
+        (lambda x: x + 3, 300, 12),
+        (lambda x: x - 1, 300, 80),
+        (lambda x: x / 3, 300, 110),
+        (lambda x: x * 3, 300, 60),
+    ],
+)
+def test_the_martingale_notices_drift_within_some_images(drift, clean, within):
+    noticed, runs = 0, 12
+    for run in range(runs):
+        rng = np.random.default_rng([run, 3])
+        martingale = Martingale(normal(rng, 1000), seed=run)
+        martingale.update(np.append(normal(rng, clean), drift(normal(rng, within))))
+        noticed += martingale.alarm and martingale.since >= clean
+    assert noticed >= 11
+
+
+def test_wealth_is_a_float_of_any_size():
+    martingale = Martingale(np.zeros(10_000))
+    (*_, last) = martingale.update(np.arange(1, 1001))  # each a new record
+    assert 800 < last.log_wealth < INF  # e to that power is no float
+    assert martingale.since < 5
+
+
+def test_the_smallest_draw_of_the_smoothing_does_not_pay_without_end():
+    class Zero:
+        def random(self):
+            return 0.0
+
+    martingale = Martingale([1.0, 2.0])
+    martingale._rng = Zero()
+    assert [bet.p_value for bet in martingale.update([0.0, 9.0])] == [1.0, 0.25]
+
+
+# --- both -----------------------------------------------------------------------------------------------------------
+
+
+def instruments(calibration):
+    return [WindowTest(calibration, window=30, every=4, horizon=200, seed=3), Martingale(calibration, seed=3)]
+
+
+@pytest.mark.parametrize("draw", [normal, saturated])  # of which the latter takes permutations
+def test_batches_of_any_size_give_the_same_states(draw):
+    rng = np.random.default_rng(0)
+    calibration, stream = draw(rng, 60), np.append(draw(rng, 60), 1 + draw(rng, 60))
+    for whole, single, parts in zip(*(instruments(calibration) for _ in range(3)), strict=True):
+        states = whole.update(stream)
+        assert [state for score in stream for state in single.update(score)] == states
+        assert [s for part in np.split(stream, [0, 7, 7, 50, 113]) for s in parts.update(part)] == states
+        assert whole.alarm
+        assert whole.since == single.since == parts.since
+        assert whole.seen == single.seen == parts.seen == 120
+        assert json.loads(json.dumps(whole.state())) == single.state() == parts.state()
+
+
+@pytest.mark.parametrize("at", [0, 10, 29, 30, 90, 120])
+def test_a_saved_state_goes_on_as_if_nothing_had_happened(at):
+    rng = np.random.default_rng(0)
+    calibration, stream = saturated(rng, 60), np.append(saturated(rng, 60), 1 + saturated(rng, 60))
+    for whole, stopped in zip(*(instruments(calibration) for _ in range(2)), strict=True):
+        states = whole.update(stream)
+        before = stopped.update(stream[:at])
+        restored = type(stopped).restore(json.loads(json.dumps(stopped.state())))
+        assert before + restored.update(stream[at:]) == states
+        assert (restored.alarm, restored.since, restored.seen) == (whole.alarm, whole.since, whole.seen)
+        assert restored.state() == whole.state()
+
+
+def test_states_are_plain_data():
+    rng = np.random.default_rng(0)
+    (compared,), (bet, *_) = WindowTest(range(30)).update(normal(rng, 100)), Martingale([1]).update([2])
+    assert [type(v) for v in astuple(compared)] == [int, float, float, float, float, bool]
+    assert [type(v) for v in astuple(bet)] == [int, float, float, bool]
+    assert (type(compared), type(bet)) == (Comparison, Bet)
+
+
+def test_equal_scores_are_no_drift():
+    test, martingale = WindowTest(np.ones(50)), Martingale(np.ones(50))
+    for c in test.update(np.ones(300)):
+        assert (c.ks, c.auroc, c.p_any, c.p_up) == (0, 0.5, pytest.approx(1), 1)
+    p = [bet.p_value for bet in martingale.update(np.ones(300))]
+    assert stats.kstest(p, "uniform").pvalue > 0.01  # all chance
+    assert not test.alarm
+    assert not martingale.alarm
+
+
+def test_history_is_both_instruments():
+    rng = np.random.default_rng(0)
+    calibration, stream = normal(rng, 200), np.append(normal(rng, 100), 1 + normal(rng, 100))
+    h = history(stream, calibration, window=40, every=5, alpha=0.02, seed=4)
+    test = WindowTest(calibration, window=40, every=5, horizon=200, alpha=0.02, seed=4)
+    martingale = Martingale(calibration, alpha=0.02, seed=4)
+    compared, bets = test.update(stream), martingale.update(stream)
+    assert h.log_wealth.tolist() == [b.log_wealth for b in bets]
+    assert h.p_values.tolist() == [b.p_value for b in bets]
+    assert h.windows.tolist() == [c.index for c in compared]
+    assert h.p_any.tolist() == [c.p_any for c in compared]
+    assert h.p_up.tolist() == [c.p_up for c in compared]
+    assert (h.threshold, h.window_since, h.wealth_since) == (test.threshold, test.since, martingale.since)
+    assert h.window_since is not None
+    assert h.log_wealth[h.wealth_since] >= h.log_limit > h.log_wealth[h.wealth_since - 1]
+    assert history(stream, calibration, window=40, horizon=1000).threshold == 0.01 / 2 / 97
+
+
+@pytest.mark.parametrize("length", [0, 1, 99])
+def test_a_stream_shorter_than_the_window_is_not_tested(length):
+    h = history(np.zeros(length), np.zeros(30))
+    assert (len(h.log_wealth), len(h.windows), h.window_since, h.wealth_since) == (length, 0, None, None)
+    assert h.windows.dtype == np.int64
+
+
+def test_tensors_lists_and_whole_numbers_are_scores():
+    scores = torch.arange(40, dtype=torch.float32).requires_grad_()
+    for make in (lambda c: WindowTest(c, window=20, horizon=50), Martingale):
+        states = make(list(range(40))).update(scores.detach().numpy())
+        assert make(scores).update(scores) == states
+        assert make(scores.bfloat16()).update(range(40)) == states
+
+
+def test_the_callers_arrays_are_left_alone():
+    calibration, stream = np.arange(30.0)[::-1].copy(), np.arange(25.0)
+    test, twin = (WindowTest(calibration, window=20, every=1, horizon=100) for _ in range(2))
+    test.update(stream)
+    twin.update(stream)
+    stream[:] = 99
+    assert test.update(1) == twin.update(1)
+    assert calibration[0] == 29
+
+
+BAD = [
+    ([0.0, NAN], "must be finite; 1 of 2"),
+    ([INF, -INF], "must be finite; 2 of 2"),
+    (np.zeros((2, 2)), r"must be \(N,\).*got \(2, 2\)"),
+    (["a"], "must hold real numbers"),
+    ([[1.0], [1.0, 2.0]], "must be"),
+]
+
+
+@pytest.mark.parametrize(("scores", "message"), BAD)
+def test_bad_scores_are_refused_and_change_nothing(scores, message):
+    for instrument in instruments(range(40)):
+        before = instrument.state()
+        with pytest.raises(InputError, match=f"scores {message}"):
+            instrument.update(scores)
+        assert instrument.state() == before
+        with pytest.raises(InputError, match=f"calibration {message}"):
+            type(instrument)(scores)
+    with pytest.raises(InputError, match=f"scores {message}"):
+        history(scores, range(40))
+    with pytest.raises(InputError, match=f"calibration {message}"):
+        history([1.0], scores)
+
+
+def test_too_few_calibration_scores_are_refused():
+    for make, fewest in ((WindowTest, 20), (Martingale, 1)):
+        with pytest.raises(InputError, match=f"calibration must hold at least {fewest} scores, got {fewest - 1}"):
+            make(np.zeros(fewest - 1))
+        make(np.zeros(fewest))
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"window": 19}, "window must be a whole number of at least 20"),
+        ({"every": 0}, "every must be"),
+        ({"horizon": 99}, "horizon must be at least the window, 100; got 99"),
+        ({"alpha": 0}, "alpha must lie in"),
+        ({"alpha": 1.0}, "alpha must lie in"),
+        ({"seed": -1}, "seed must be"),
+    ],
+)
+def test_bad_settings_are_refused(settings, message):
+    with pytest.raises(InputError, match=message):
+        WindowTest(range(30), **settings)
+    if settings.keys() & {"alpha", "seed"}:
+        with pytest.raises(InputError, match=message):
+            Martingale(range(30), **settings)
+
+
+def test_a_foreign_state_is_refused():
+    test, martingale = instruments(range(40))
+    with pytest.raises(InputError, match=r"state must be what state\(\)"):
+        WindowTest.restore(martingale.state())
+    with pytest.raises(InputError, match="past is missing or unknown"):
+        Martingale.restore({k: v for k, v in martingale.state().items() if k != "past"})
+    with pytest.raises(InputError, match="recent must be finite"):
+        WindowTest.restore(test.state() | {"recent": [NAN]})
+    with pytest.raises(InputError, match="start anew"):
+        Martingale.restore(martingale.state() | {"shares": [[1.0]]})
