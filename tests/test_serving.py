@@ -167,7 +167,7 @@ def test_metrics_count_what_was_answered(detector):
     assert value(text, "kedge_request_seconds_count") == 2
 
 
-def test_a_detector_that_fails_is_not_shown_to_the_client(detector, monkeypatch):
+def test_a_detector_that_fails_is_told_to_the_log_and_not_to_the_client(detector, monkeypatch, caplog):
     app = create_app(detector)
     monkeypatch.setattr(app.state.service, "_run", lambda images: 1 / 0)
     with TestClient(app, raise_server_exceptions=False) as http:
@@ -175,6 +175,7 @@ def test_a_detector_that_fails_is_not_shown_to_the_client(detector, monkeypatch)
     assert answer.status_code == 500
     assert "ZeroDivision" not in answer.text
     assert "division" not in answer.text
+    assert "ZeroDivisionError" in caplog.text
 
 
 def test_a_detector_must_have_a_threshold_and_limits_must_make_sense(detector):

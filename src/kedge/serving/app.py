@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import hmac
 import json
+import logging
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -27,6 +28,7 @@ from kedge.serving.schema import BODY, Answer, Info, Problem
 from kedge.serving.settings import Settings
 
 RETRY_AFTER = 1  # seconds
+log = logging.getLogger(__name__)
 OPEN = ("/", "/healthz", "/readyz")  # without a token: the page asks for it
 
 
@@ -234,7 +236,8 @@ def _add_guards(app: FastAPI, service: Service) -> None:
             return await asyncio.wait_for(call_next(request), settings.timeout)
         except TimeoutError:
             return _problem(504, f"no answer within {settings.timeout:g} seconds")
-        except Exception:  # the log has it; the client must not
+        except Exception:  # for the log, not for the client
+            log.exception("no answer to %s %s", request.method, request.url.path)
             return _problem(500, "the service failed to answer; its log says why")
 
     @app.exception_handler(Refused)
