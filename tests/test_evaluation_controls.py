@@ -270,6 +270,11 @@ def together(result, field) -> torch.Tensor:
     return torch.cat([getattr(d, field) for d in result.detections.values()])
 
 
+def test_a_control_never_takes_the_place_of_a_detector():
+    with pytest.raises(InputError, match="no detector may be called 'amp, tau permuted'; rename it"):
+        controlled({"amp": amp(), "amp, tau permuted": amp()})
+
+
 def test_only_scores_that_rest_on_the_image_s_own_temperature_have_a_control():
     detectors = {
         "AMP": amp(),

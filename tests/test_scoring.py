@@ -161,6 +161,17 @@ def test_what_is_there_is_not_written_over_unless_asked_for(home, tmp_path):
         scored(home, [home / "photos"], tmp_path / "out.xlsx")
 
 
+def test_a_broken_parquet_file_and_a_missing_detector_are_named(home, tmp_path):
+    (tmp_path / "a.parquet").write_bytes(b"no parquet")
+    with pytest.raises(FileFormatError, match=r"a\.parquet cannot be read as a parquet file"):
+        scored(home, [tmp_path / "a.parquet"], tmp_path / "out.csv")
+    (tmp_path / "out.csv").write_text("of somebody else")  # what the failed job left must not open the way to it
+    with pytest.raises(InputError, match="out must not be there yet"):
+        scored(home, [home / "photos"], tmp_path / "out.csv")
+    with pytest.raises(InputError, match="detector must be a readable file"):
+        score_files(tmp_path / "none.kedge", [str(home / "photos")], tmp_path / "out2.csv")
+
+
 def test_a_detector_without_a_threshold_is_an_error(home, tmp_path):
     net = kedge.anchor(build("compact", width=4, classes=3))
     kedge.AMP(net).fit(torch.rand(20, 3, 12, 12)).save(tmp_path / "bare.kedge")
@@ -186,13 +197,14 @@ def test_a_job_goes_on_where_it_was_with_the_inputs_that_it_was_planned_with(hom
     out, options = tmp_path / "out.jsonl", {"shard": 2}
     with pytest.raises(Stopped):
         scored(home, [tmp_path / "*.png"], out, progress=stop_after(4), **options)
-    parts = sorted((tmp_path / "out.jsonl.parts").glob("part-*"))
-    written = [part.stat().st_mtime_ns for part in parts]
-    assert len(parts) == 2
+    assert len(list((tmp_path / "out.jsonl.parts").glob("part-*"))) == 2
+    reports = []
     picture(99).save(tmp_path / "0-new.png")  # after the job was planned, so it is not part of it
-    rows = scored(home, [tmp_path / "*.png"], out, **options)
+    rows = scored(
+        home, [tmp_path / "*.png"], out, progress=lambda done, total: reports.append((done, total)), **options
+    )
+    assert reports == [(4, 9), (6, 9), (8, 9), (9, 9)]  # the first four are not scored again
     assert [os.path.basename(row["path"]) for row in rows] == [f"{n}.png" for n in range(9)]
-    assert len(written) == 2
 
 
 def test_a_job_begun_with_other_arguments_is_not_mixed_with_this_one(home, tmp_path):
@@ -285,6 +297,9 @@ def test_a_few_images_are_told_at_once(home):
     assert "03.png: " in done.output
     assert "distribution, p " in done.output
     assert "broken.jpg: " in done.output
+    assert (
+        run("score", "--detector", home / "detector.kedge", home / "photos/0/03.png", "--format", "csv").exit_code == 0
+    )
 
 
 def test_the_command_writes_rows_and_a_page(home, tmp_path):

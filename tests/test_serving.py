@@ -276,6 +276,29 @@ def test_a_failure_reaches_those_who_asked_and_nobody_else():
     together(main())
 
 
+def test_a_failing_batch_whose_caller_gave_up_is_not_run_again():
+    calls, go = [], threading.Event()
+
+    def run(images):
+        calls.append(len(images))
+        go.wait(10)
+        raise ValueError("bad batch")
+
+    async def main():
+        batcher = Batcher(run, max_batch=4, max_delay=0.0, max_queue=50)
+        await batcher.start()
+        gone = asyncio.create_task(batcher.submit(ones(1)))
+        await asyncio.sleep(0.05)
+        gone.cancel()
+        await asyncio.sleep(0)
+        go.set()
+        await asyncio.sleep(0.1)
+        assert (calls, batcher.queued) == ([1], 0)
+        await batcher.stop()
+
+    together(main())
+
+
 def test_a_caller_that_gives_up_leaves_no_trace():
     async def main():
         batcher = Batcher(lambda images: [float(x) for x in images], max_batch=4, max_delay=0.2, max_queue=50)

@@ -1,8 +1,9 @@
 """``kedge score``: a row for each image, of any number of them."""
 
 import json
+import tempfile
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -10,7 +11,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from kedge.detectors import load
 from kedge.files import atomic
-from kedge.scoring import FORMATS, read_rows, score_files, summarise
+from kedge.scoring import FORMATS, Summary, read_rows, score_files, summarise
 from kedge.scoring.inputs import SHARD
 from kedge.scoring.page import page
 
@@ -46,39 +47,16 @@ def score(
         kedge score --detector detector.kedge shard-{000..099}.tar -o out.csv --fail-on-ood
     """
     console = Console(stderr=as_json)
-    target = out or Path(_temporary())
-    columns = (
-        TextColumn("scoring"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[rate]}"),
-        TimeElapsedColumn(), TimeRemainingColumn(),
-    )  # fmt: skip
-    with Progress(*columns, console=console, transient=out is None) as bars:
-        task = bars.add_task("scoring", total=None, rate="")
-
-        def on_progress(done: int, total: int) -> None:
-            speed = bars.tasks[task].speed
-            bars.update(task, completed=done, total=total, rate="" if speed is None else f"{speed:,.0f} images/s")
-
-        score_files(
-            detector, inputs, target, kind=kind, shard=shard, column=column, batch=batch, workers=workers,
-            overwrite=overwrite, progress=on_progress,
-        )  # fmt: skip
-    found = summarise(read_rows(target, kind), top=top)
-    if out is None:
-        for row in read_rows(target):
-            if as_json:
-                typer.echo(json.dumps(row))
-            else:
-                console.print(_line(row), highlight=False, markup=False)
-        target.unlink()
-    else:
+    with tempfile.TemporaryDirectory(prefix="kedge-") as temporary:
+        target, form = (Path(temporary) / "rows.jsonl", None) if out is None else (out, kind)
+        options = {"shard": shard, "column": column, "batch": batch, "workers": workers, "overwrite": overwrite}
+        _run(console, detector, inputs, target, kind=form, **options)
+        found = summarise(read_rows(target, form), top=top)
+        if out is None:
+            _print_rows(console, target, as_json)
+    if out is not None:
         if summary:
-            known = load(detector).calibration
-            assert known is not None
-            written = out.with_name(f"{out.stem}.html")
-            with atomic(written) as temporary:
-                text = page(found, title=f"Scores of {out.name}", calibration=known.scores.double().numpy())
-                temporary.write_text(text, encoding="utf-8", errors="replace")
-            console.print(f"summary   [bold]{written}[/]", highlight=False)
+            console.print(f"summary   [bold]{_write_page(found, out, detector)}[/]", highlight=False)
         if as_json:
             typer.echo(json.dumps(found.as_dict(), indent=1))
         console.print(
@@ -90,14 +68,42 @@ def score(
         raise typer.Exit(FLAGGED)
 
 
+def _run(console: Console, detector: Path, inputs: list[str], target: Path, **options: Any) -> None:
+    """Score with a progress bar."""
+    columns = (
+        TextColumn("scoring"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[rate]}"),
+        TimeElapsedColumn(), TimeRemainingColumn(),
+    )  # fmt: skip
+    with Progress(*columns, console=console, transient=True) as bars:
+        task = bars.add_task("scoring", total=None, rate="")
+
+        def on_progress(done: int, total: int) -> None:
+            speed = bars.tasks[task].speed
+            bars.update(task, completed=done, total=total, rate="" if speed is None else f"{speed:,.0f} images/s")
+
+        score_files(detector, inputs, target, progress=on_progress, **options)
+
+
+def _print_rows(console: Console, target: Path, as_json: bool) -> None:
+    for row in read_rows(target):
+        if as_json:
+            typer.echo(json.dumps(row))
+        else:
+            console.print(_line(row), highlight=False, markup=False)
+
+
+def _write_page(found: Summary, out: Path, detector: Path) -> Path:
+    known = load(detector).calibration
+    assert known is not None
+    written = out.with_name(f"{out.stem}.html")
+    with atomic(written) as temporary:
+        text = page(found, title=f"Scores of {out.name}", calibration=known.scores.double().numpy())
+        temporary.write_text(text, encoding="utf-8", errors="replace")
+    return written
+
+
 def _line(row: dict[str, object]) -> str:
     if row["error"]:
         return f"{row['path']}: {row['error']}"
     verdict = "OUT OF DISTRIBUTION" if row["is_ood"] else "in distribution"
     return f"{row['path']}: {row['label']} ({row['probability']:.0%}), {verdict}, p {row['p_value']:.2g}"
-
-
-def _temporary() -> str:
-    import tempfile
-
-    return str(Path(tempfile.mkdtemp(prefix="kedge-")) / "rows.jsonl")

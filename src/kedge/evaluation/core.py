@@ -63,6 +63,9 @@ def evaluate(
         raise InputError("detectors and ood_sets must each hold at least one; give evaluate something to compare")
     shape = next(iter(detectors.values())).preprocess
     id_test, *ood_sets = (_in_memory(s, shape) for s in (id_test, *ood_sets))
+    twice = [name for name in detectors if controls and name + PERMUTED in detectors]
+    if twice:
+        raise InputError(f"with controls no detector may be called {twice[0] + PERMUTED!r}; rename it")
     known = _checked_known(known_in or {}, ood_sets)
     every = (id_test, *ood_sets, *_labelled(shifted), *known.values())
     sets = {s.name: s for s in every}

@@ -72,7 +72,7 @@ class Airbench(Network):
             return
         filters = whitening(images)
         drawn = parametrize.is_parametrized(self.stem, "weight")  # then the filters are the mean of what is drawn
-        weight: Tensor = self.stem.parametrizations.weight.original if drawn else self.stem.weight  # type: ignore
+        weight: Tensor = self.stem.parametrizations.weight.original if drawn else self.stem.weight  # type: ignore[assignment, union-attr]
         with torch.no_grad():
             weight.copy_(filters.repeat(1, weight.shape[1] // self.channels, 1, 1).to(weight))
             self.whitened.fill_(True)

@@ -105,7 +105,7 @@ def plan(inputs: Sequence[str | os.PathLike[str]], *, shard: int = SHARD, column
         if suffix == ".tar" or suffix == ".parquet":
             members: Iterable[Any] = _members(path) if suffix == ".tar" else range(ParquetRows(str(path)).rows)
             kind, where = suffix[1:], "" if suffix == ".tar" else ParquetRows(str(path)).image_column(column)
-            for items in _cut(members, shard):
+            for items in cut(members, shard):
                 yield Shard(kind, str(path), items, where)
             continue
         waiting.append(str(path))
@@ -162,9 +162,7 @@ def _members(path: Path) -> Iterator[tuple[str, int, int]]:
                     yield member.name, member.offset_data, member.size
                 tar.members = []  # type: ignore[attr-defined]  # or it keeps every header it has seen
     except tarfile.TarError as error:
-        raise FileFormatError(
-            f"{path} must be an uncompressed tar: {error}; unpack it, or repack it without"
-        ) from error
+        raise FileFormatError(f"{path} must be an uncompressed tar: {error}; unpack it") from error
 
 
 class ParquetRows:
@@ -172,7 +170,11 @@ class ParquetRows:
 
     def __init__(self, path: str) -> None:
         self.path = path
-        self.file = parquet_module().ParquetFile(path)
+        parquet = parquet_module()
+        try:
+            self.file = parquet.ParquetFile(path)
+        except (OSError, ValueError) as error:  # pyarrow's own errors are of these kinds
+            raise FileFormatError(f"{path} cannot be read as a parquet file: {error}") from error
         self.rows: int = self.file.metadata.num_rows
 
     def image_column(self, wanted: str | None) -> str:
@@ -208,7 +210,7 @@ def parquet_module() -> Any:
     return pyarrow.parquet
 
 
-def _cut(items: Iterable[Any], size: int) -> Iterator[tuple[Any, ...]]:
+def cut(items: Iterable[Any], size: int) -> Iterator[tuple[Any, ...]]:
     """Items in tuples of so many."""
     held: list[Any] = []
     for item in items:

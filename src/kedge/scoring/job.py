@@ -20,8 +20,8 @@ from kedge.detectors import Detector, load
 from kedge.errors import InputError, KedgeError, NotReadyError
 from kedge.files import atomic, remove_leftovers
 from kedge.scoring import inputs
-from kedge.scoring.inputs import SHARD, Opener, Shard
-from kedge.scoring.rows import Row, batched, format_of, read_rows, rows_of, writing
+from kedge.scoring.inputs import SHARD, Opener, Shard, cut
+from kedge.scoring.rows import ROWS, Row, format_of, read_rows, rows_of, writing
 
 Report = Callable[[int, int], None]
 BATCH = 256
@@ -62,9 +62,12 @@ class Job:
 
     def identity(self) -> dict[str, Any]:
         """What a job that was begun must have in common with this one to be gone on with."""
-        digest = hashlib.sha256(self.detector.read_bytes()).hexdigest()
+        try:
+            content = self.detector.read_bytes()
+        except OSError as error:
+            raise InputError(f"detector must be a readable file; {self.detector} is not: {error.strerror}") from error
         return {
-            "detector": digest,
+            "detector": hashlib.sha256(content).hexdigest(),
             "inputs": list(self.sources),
             "shard": self.shard,
             "column": self.column,
@@ -117,7 +120,8 @@ def score_files(
     job = Job(
         Path(detector), tuple(map(str, sources)), Path(out), format_of(Path(out), kind), shard, column, batch, workers
     )
-    if job.out.exists() and not (overwrite or job.folder.exists()):
+    begun = (job.folder / "job.json").exists()
+    if job.out.exists() and not (overwrite or begun):
         raise InputError(f"out must not be there yet; {job.out} is: choose another name, or overwrite it")
     with _locked(job):
         total = _begin(job, overwrite)
@@ -247,5 +251,5 @@ def _finish(job: Job, shards: int) -> None:
         raise KedgeError(f"{len(missing)} of {shards} shards were not scored; run the same command again")
     with atomic(job.out) as temporary, writing(temporary, job.kind) as write:
         for number in range(shards):
-            for rows in batched(read_rows(job.part(number), job.kind)):
+            for rows in cut(read_rows(job.part(number), job.kind), ROWS):
                 write(rows)

@@ -75,7 +75,7 @@ def _contact_sheet(summary: Summary) -> Html:
 def _thumbnail(name: str) -> Html:
     try:
         image = open_named(name).convert("RGB")
-    except KedgeError:  # it may be gone by now
-        return tag("p", "no longer there", class_="note")
+    except KedgeError:  # it may be gone by now, or in a column of another name
+        return tag("p", "cannot be shown", class_="note")
     image.thumbnail((SIDE, SIDE))
     return picture(torch.from_numpy(np.array(image)).permute(2, 0, 1), f"{name}")

@@ -2,7 +2,7 @@
 
 import csv
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
@@ -23,7 +23,7 @@ COLUMNS = {
     "is_ood": bool,
     "error": str,
 }
-BATCH = 4096  # rows held at a time
+ROWS = 4096  # held at a time
 
 
 def format_of(path: Path, asked: str | None = None) -> str:
@@ -103,7 +103,7 @@ def read_rows(path: str | Path, kind: str | None = None) -> Iterator[dict[str, A
     file = Path(path)
     found = format_of(file, kind)
     if found == "parquet":
-        for batch in parquet_module().ParquetFile(file).iter_batches(BATCH):
+        for batch in parquet_module().ParquetFile(file).iter_batches(ROWS):
             yield from batch.to_pylist()
         return
     with file.open(encoding="utf-8", newline="") as lines:
@@ -113,18 +113,6 @@ def read_rows(path: str | Path, kind: str | None = None) -> Iterator[dict[str, A
         else:
             for line in lines:
                 yield json.loads(line)
-
-
-def batched(rows: Iterable[Row], size: int = BATCH) -> Iterator[list[Row]]:
-    """Rows in lists of so many."""
-    held: list[Row] = []
-    for row in rows:
-        held.append(row)
-        if len(held) == size:
-            yield held
-            held = []
-    if held:
-        yield held
 
 
 def _csv(row: Row) -> dict[str, Any]:

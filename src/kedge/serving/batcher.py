@@ -20,7 +20,7 @@ class Busy(KedgeError):  # noqa: N818 -- a state, not a fault
     """The queue is full, or the service is stopping."""
 
 
-@dataclass
+@dataclass(eq=False)
 class _Waiting:
     images: Sequence[Tensor]
     answers: list[Answer] = field(default_factory=list)
@@ -92,9 +92,9 @@ class Batcher:
                 answers = await asyncio.get_running_loop().run_in_executor(self._thread, self.run, images)
             except Exception as error:  # the callers' to handle; the service goes on
                 for waiting, _, _ in batch:
+                    self._drop(waiting)
                     if not waiting.future.done():
                         waiting.future.set_exception(error)
-                        self._drop(waiting)
                 continue
             self._answer(batch, list(answers))
 

@@ -5,7 +5,7 @@ from typing import Any
 from kedge.detectors import AMP, MSP, Energy, FlipsAndCrops, PixelStatistics
 from kedge.evaluation.curve import Curve
 from kedge.suites.plan import MethodPlan, NetworkPlan, PaperTable, Protocol, Suite
-from kedge.suites.study import CLASSES, Setting, Study
+from kedge.suites.study import CLASSES, DRAWS, SHIFTS, Setting, Study, draw_label
 from kedge.transforms import Corruption
 
 ANCHORS = (2, 5, 10, 20)
@@ -25,8 +25,6 @@ SEPARATE: dict[str, dict[str, bool]] = {
 }
 METHOD = "all five"
 AS_IT_IS = "AMP, as it is"
-DRAWS = (1001, 1002, 1003)  # seeds of other anchors for the same network
-SHIFTS = (("brightness", 3), ("gaussian_noise", 3))
 
 
 def ablation(setting: Setting) -> Study:
@@ -69,7 +67,7 @@ def ablation(setting: Setting) -> Study:
     }
     methods |= {
         "AMP, temperature permuted": MethodPlan(AMP, (METHOD,), permuted=True),
-        **{_draw(seed): MethodPlan(AMP, (METHOD,), {"seed": seed}) for seed in DRAWS},
+        **{draw_label(seed): MethodPlan(AMP, (METHOD,), {"seed": seed}) for seed in DRAWS},
     }
     suite = Suite(
         name="cifar10",
@@ -83,7 +81,7 @@ def ablation(setting: Setting) -> Study:
         protocol=Protocol(("fpr95", "auroc")),
         paper=PaperTable("8", "cifar10", "wrn-40-2"),
         leads=(AS_IT_IS,),
-        draws={AS_IT_IS: tuple(map(_draw, DRAWS))},
+        draws={AS_IT_IS: tuple(map(draw_label, DRAWS))},
         curves=(
             Curve(
                 "The number of anchors",
@@ -100,10 +98,6 @@ def ablation(setting: Setting) -> Study:
 
 def _row(corruption: str, k: int) -> str:
     return f"T: {corruption}, K = {k}"
-
-
-def _draw(seed: int) -> str:
-    return f"AMP, other anchors, draw {seed}"
 
 
 def _corrupted(on: dict[str, bool]) -> dict[str, Any]:

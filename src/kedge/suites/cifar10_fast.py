@@ -27,15 +27,13 @@ from kedge.detectors import (
     ViM,
 )
 from kedge.suites.plan import MethodPlan, NetworkPlan, Protocol, Suite
-from kedge.suites.study import SMOKE_CLASSES, Setting, Study
+from kedge.suites.study import DRAWS, SHIFTS, SMOKE_CLASSES, Setting, Study, draw_label
 from kedge.training import Recipe, recipe
 
 WIDTH, EPOCHS = 32, 8
 MOST = (5_000, 2_000)  # ID images to test on, and of any other set
 TUNED = 1  # epochs of tuning, about a tenth of a training
 MEMBERS = 3  # of the ensemble
-DRAWS = (1001, 1002, 1003)  # seeds of other anchors for the same network
-SHIFTS = (("brightness", 3), ("gaussian_noise", 3))
 ON_PLAIN: tuple[type[Detector], ...] = (
     MSP, MaxLogit, Entropy, Energy, TemperatureScaling, ODIN, Mahalanobis, Gram, KNN, ViM, ReAct, DEUP,
 )  # fmt: skip
@@ -91,7 +89,7 @@ def cifar10_fast(setting: Setting) -> Study:
         "Energy, 5 flips and crops": MethodPlan(FlipsAndCrops, ("plain",), {"k": 5, "shift": 2}),
         "pixel statistics": MethodPlan(PixelStatistics, ("plain",)),
     }
-    rows |= {_draw(seed): MethodPlan(AMP, ("anchored",), {"seed": seed}) for seed in DRAWS}
+    rows |= {draw_label(seed): MethodPlan(AMP, ("anchored",), {"seed": seed}) for seed in DRAWS}
     suite = Suite(
         name="cifar10",
         title="CIFAR-10 on two cores",
@@ -103,7 +101,7 @@ def cifar10_fast(setting: Setting) -> Study:
         resamples=0 if setting.scale == "smoke" else 500,
         protocol=Protocol(("auroc", "fpr95", "aupr_in", "aupr_out", "dtacc")),
         leads=(LEAD,),
-        draws={LEAD: tuple(map(_draw, DRAWS))},
+        draws={LEAD: tuple(map(draw_label, DRAWS))},
     )
     about = "Every method without outliers, on networks that two cores train in minutes."
     return Study("cifar10-fast", "CIFAR-10 on two cores", about, (suite,))
@@ -113,7 +111,3 @@ def _recipe(setting: Setting, epochs: int, **changes: float) -> Recipe:
     if setting.scale == "smoke":
         return recipe("airbench", epochs=1, batch=32)
     return recipe("airbench", epochs=epochs, **changes)
-
-
-def _draw(seed: int) -> str:
-    return f"AMP, other anchors, draw {seed}"

@@ -23,6 +23,9 @@ SMOKE_COMPARISONS = 20
 HELD_OUT = 0.1  # of the training images, to calibrate on
 SMALL_TEST, SMALL_OOD = 2_500, 1_000  # images of a set at the small scale, drawn from all of it
 
+DRAWS = (1001, 1002, 1003)  # seeds of other anchors for the same network, to see their noise
+SHIFTS = (("brightness", 3), ("gaussian_noise", 3))  # under which known classes stay known
+
 CLASSES = {"cifar10": 10, "cifar100": 100, "imagenet": 1000}
 
 
@@ -147,6 +150,11 @@ def smoke_data(seed: int, outliers: bool = False) -> SuiteData:
     ood = tuple(sets.made_ood(SMOKE_IMAGES, name, side=SMOKE_SIDE, seed=seed) for name in ("made noise", "made clouds"))
     beside = sets.made_ood(SMOKE_IMAGES, "made outliers", side=SMOKE_SIDE, seed=seed) if outliers else None
     return SuiteData(train, held_out, test, ood, beside)
+
+
+def draw_label(seed: int) -> str:
+    """What the row of other anchors is called."""
+    return f"AMP, other anchors, draw {seed}"
 
 
 def common(*more: tuple[str, MethodPlan]) -> dict[str, MethodPlan]:
