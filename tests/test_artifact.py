@@ -425,11 +425,11 @@ def test_an_edited_header_is_refused(changes, tmp_path):
         kedge.load(tmp_path / "a", model=mlp())
 
 
-@pytest.mark.parametrize("version", [2, 10**9, "1", None, 1.0])
+@pytest.mark.parametrize("version", [3, 10**9, "1", None, 1.0])
 def test_a_newer_version_says_so(version, tmp_path):
     tiny(tmp_path / "a")
     edited(tmp_path / "a", version=version)
-    with pytest.raises(FileFormatError, match=rf"has format version {version}; this kedge reads up to 1: install"):
+    with pytest.raises(FileFormatError, match=rf"has format version {version}; this kedge reads up to 2: install"):
         kedge.load(tmp_path / "a", model=mlp())
 
 
@@ -476,7 +476,7 @@ def test_a_missing_weight_is_refused(tmp_path):
 
 def test_there_must_be_a_file(tmp_path):
     for path in (tmp_path / "missing.kedge", tmp_path, str(tmp_path / "missing")):
-        with pytest.raises(InputError, match="path must be a saved detector; there is no file"):
+        with pytest.raises(InputError, match=r"path must be a saved detector, or one that comes with kedge \(.*\); there is no file"):
             kedge.load(path)
 
 
@@ -577,7 +577,7 @@ def test_a_path_that_cannot_be_written_is_named(tmp_path):
 def test_tensors_of_every_kind_come_back(tensor, tmp_path):
     artifact.write(tmp_path / "a", {"note": "x"}, {"t": tensor, "shared": tensor})
     header, tensors = artifact.read(tmp_path / "a")
-    assert header == {"version": 1, "note": "x"}
+    assert header == {"version": 2, "note": "x"}
     for name in ("t", "shared"):
         assert tensors[name].dtype == tensor.dtype
         assert tensors[name].shape == tensor.shape
@@ -588,4 +588,43 @@ def test_numbers_in_the_header_come_back_to_the_last_digit(tmp_path):
     values = {"a": 0.1 + 0.2, "b": 1e-300, "c": 2**70, "d": float("inf"), "e": None, "f": [True, 'ü\n"']}
     artifact.write(tmp_path / "a", values, {"t": torch.ones(1)})
     header, _ = artifact.read(tmp_path / "a")
-    assert header == {"version": 1, **values}
+    assert header == {"version": 2, **values}
+
+
+def test_what_half_precision_holds_takes_half_the_room_and_comes_back_exactly(tmp_path):
+    rounded = torch.randn(64, 64, generator=torch.Generator().manual_seed(0)).half().float()
+    sizes = {}
+    for name, tensor in (("whole", rounded + 2**-20), ("rounded", rounded)):
+        artifact.write(tmp_path / name, {}, {"t": tensor})
+        sizes[name] = (tmp_path / name).stat().st_size
+        found = artifact.read(tmp_path / name)[1]["t"]
+        assert found.dtype == torch.float32
+        assert torch.equal(found, tensor)
+    assert sizes["whole"] - sizes["rounded"] > 0.9 * 64 * 64 * 2
+
+
+@pytest.mark.parametrize("packed", [5, ["nothing of the name"], "t", None, [["t"]]])
+def test_a_damaged_list_of_packed_tensors_says_so(packed, tmp_path):
+    artifact.write(tmp_path / "a", {}, {"tensor": torch.ones(1)})
+    with safe_open(tmp_path / "a", framework="pt") as opened:
+        header, tensors = json.loads(opened.metadata()["kedge"]), {"tensor": opened.get_tensor("tensor")}
+    header["packed"] = packed
+    del header["sha256"]
+    header["sha256"] = artifact._digest(header, tensors)
+    save_file(tensors, tmp_path / "a", metadata={"kedge": json.dumps(header)})
+    with pytest.raises(FileFormatError, match="damaged header"):
+        artifact.read(tmp_path / "a")
+
+
+def test_a_network_with_rounded_weights_is_saved_in_half_the_room_and_scores_the_same(tmp_path):
+    images = torch.rand(40, 3, 8, 8, generator=torch.Generator().manual_seed(0))
+    files = {}
+    for name in ("whole", "rounded"):
+        net = kedge.anchor(kedge.models.build("compact", width=8), seed=0)
+        net.set_anchors(images[:3])
+        net = net.round_weights() if name == "rounded" else net
+        detector = kedge.AMP(net).fit(images).calibrate(images[5:])
+        detector.save(tmp_path / name)
+        files[name] = (tmp_path / name).stat().st_size
+        assert torch.equal(kedge.load(tmp_path / name).score(images), detector.score(images))
+    assert files["rounded"] < 0.62 * files["whole"]

@@ -275,7 +275,7 @@ def test_networks_lie_in_the_suite_s_folder_unless_another_is_given(tmp_path):
     assert len(list((tmp_path / "own").rglob("*.ckpt"))) == len(list(tmp_path.rglob("*.ckpt"))) == 1
     shared(suite(methods=ONLY), tmp_path / "one")
     assert len(list((tmp_path / "networks").rglob("*.ckpt"))) == 1
-    assert [path.suffix for path in (tmp_path / "one").rglob("*") if path.is_file()] == [".cell"]
+    assert sorted(p.suffix for p in (tmp_path / "one").rglob("*") if p.is_file()) == [".cell", ".json"]
 
 
 def test_a_training_set_of_another_name_is_another_training(tmp_path):

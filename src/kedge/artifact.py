@@ -15,12 +15,34 @@ from torch import Tensor
 from kedge.errors import FileFormatError, InputError
 from kedge.files import atomic
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
+SHIPPED = Path(__file__).parent / "shipped"
 _KEY = "kedge"
+_WORTH_PACKING = 1024  # numbers; below it a tensor is small whatever it is stored in
+
+
+def shipped() -> list[str]:
+    """The names of the detectors that come with kedge, each with a model card beside it.
+
+    Example:
+        >>> "cifar10" in shipped()
+        True
+    """
+    return sorted(path.stem for path in SHIPPED.glob("*.kedge"))
+
+
+def locate(path: str | os.PathLike[str]) -> Path:
+    """The file of a detector: the path itself, or, where there is no such file, the shipped one of that name."""
+    given = Path(path)
+    if not given.exists() and str(path) in shipped():
+        return SHIPPED / f"{given}.kedge"
+    return given
 
 
 def write(path: str | os.PathLike[str], header: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
     """Write a header and tensors to one file, whole or not at all.
+
+    Tensors of single precision whose values half precision holds exactly are stored so; `read` gives them as they were.
 
     Example:
         >>> import tempfile
@@ -30,7 +52,9 @@ def write(path: str | os.PathLike[str], header: Mapping[str, Any], tensors: Mapp
         'example'
     """
     plain = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
-    body = {"version": FORMAT_VERSION, **header}
+    packed = sorted(name for name, tensor in plain.items() if _fits_half(tensor))
+    plain |= {name: plain[name].half() for name in packed}
+    body = {"version": FORMAT_VERSION, **header, "packed": packed}
     body["sha256"] = _digest(body, plain)
     with atomic(path) as temporary:
         try:
@@ -41,9 +65,12 @@ def write(path: str | os.PathLike[str], header: Mapping[str, Any], tensors: Mapp
 
 def read(path: str | os.PathLike[str]) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """Read a file that `write` wrote; damage, tampering and newer versions are errors that say so."""
-    path = Path(path)
+    path = locate(path)
     if not path.is_file():
-        raise InputError(f"path must be a saved detector; there is no file {path}")
+        raise InputError(
+            f"path must be a saved detector, or one that comes with kedge ({', '.join(shipped())}); there is no file "
+            f"{path}"
+        )
     try:
         with safe_open(path, framework="pt") as opened:
             metadata = opened.metadata() or {}
@@ -63,7 +90,11 @@ def read(path: str | os.PathLike[str]) -> tuple[dict[str, Any], dict[str, Tensor
         )
     if _digest(header, tensors) != expected:
         raise FileFormatError(f"{path} was changed after it was saved: its sha256 does not match; get a fresh copy")
-    return header, tensors
+    try:
+        packed = header.pop("packed", [])  # files of version 1 have none
+        return header, tensors | {name: tensors[name].float() for name in packed}
+    except (KeyError, TypeError) as error:
+        raise FileFormatError(f"{path} has a damaged header: {error}") from error
 
 
 def part(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Any]:
@@ -74,6 +105,12 @@ def part(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Any]:
         {'w': tensor([1.])}
     """
     return {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
+
+
+def _fits_half(tensor: Tensor) -> bool:
+    if tensor.dtype != torch.float32 or tensor.numel() < _WORTH_PACKING:
+        return False
+    return torch.equal(tensor.half().float(), tensor)
 
 
 def _digest(header: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> str:

@@ -6,12 +6,14 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from kedge.artifact import shipped
 from kedge.data import sources
 from kedge.detectors import load
+from kedge.errors import InputError
 
 
 def calibrate(
-    file: Annotated[Path, typer.Argument(help="A detector that kedge saved.")],
+    file: Annotated[Path, typer.Argument(help="A detector that kedge saved, or the name of one that it ships.")],
     images: Annotated[str, typer.Argument(help="In-distribution images: a data set by name, folder:PATH, npz:PATH.")],
     split: Annotated[str | None, typer.Option(help="Of a data set by name.")] = None,
     tpr: Annotated[float, typer.Option(help="The share of in-distribution images to accept.")] = 0.95,
@@ -28,7 +30,11 @@ def calibrate(
         kedge calibrate runs/train/detector.kedge folder:fresh-photos/
 
         kedge calibrate detector.kedge folder:fresh-photos/ --tpr 0.99 --confidence 0.9 --out strict.kedge
+
+        kedge calibrate cifar10 folder:my-photos/ --out mine.kedge
     """
+    if out is None and not file.exists() and str(file) in shipped():
+        raise InputError(f"--out must say where to write: {file} comes with kedge and stays as it is")
     detector = load(file)
     found = sources.load(images, split, data_dir=data_dir)
     detector.calibrate(found, tpr=tpr, confidence=confidence)

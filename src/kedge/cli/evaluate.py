@@ -19,7 +19,9 @@ from kedge.report import write_report
 
 
 def evaluate(
-    files: Annotated[list[Path], typer.Argument(help="Calibrated detectors that kedge saved.")],
+    files: Annotated[
+        list[Path], typer.Argument(help="Calibrated detectors that kedge saved, or names of those that it ships.")
+    ],
     test: Annotated[str, typer.Option(help="In-distribution test images: a name, folder:PATH, npz:PATH.")],
     ood: Annotated[list[str], typer.Option(help="Out-of-distribution images, in the same way; may be repeated.")],
     controls: Annotated[bool, typer.Option("--controls", help="Add AMP with its temperatures permuted.")] = False,

@@ -13,7 +13,7 @@ from kedge.errors import FileFormatError
 
 
 def info(
-    file: Annotated[Path, typer.Argument(help="A detector that kedge saved.")],
+    file: Annotated[Path, typer.Argument(help="A detector that kedge saved, or the name of one that it ships.")],
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead, for programs.")] = False,
 ) -> None:
     """Tell what a saved detector is: its method, network, classes, threshold, and how it was made.
@@ -22,7 +22,7 @@ def info(
 
     For example:
 
-        kedge info runs/train/detector.kedge
+        kedge info cifar10
 
         kedge info runs/train/detector.kedge --json | jq .threshold
     """
@@ -71,7 +71,7 @@ def describe(file: Path) -> dict[str, Any]:
             "commit": record.get("made with", {}).get("commit"),
             "kedge": header["versions"]["kedge"],
             "torch": header["versions"]["torch"],
-            "bytes": file.stat().st_size,
+            "bytes": artifact.locate(file).stat().st_size,
         }
     except (KeyError, TypeError, AttributeError, IndexError) as error:
         raise FileFormatError(f"{file} is a kedge file, but not of a detector: {error} is missing") from error

@@ -20,7 +20,9 @@ FLAGGED = 3  # the exit code with --fail-on-ood
 
 def score(
     inputs: Annotated[list[str], typer.Argument(help="Images, folders, globs, lists (.txt), tars, parquet files.")],
-    detector: Annotated[Path, typer.Option(help="A calibrated detector.")],
+    detector: Annotated[
+        Path, typer.Option(help="A calibrated detector, or the name of one that kedge ships: cifar10.")
+    ],
     out: Annotated[Path | None, typer.Option("--out", "-o", help=f"The rows: .{', .'.join(FORMATS)}.")] = None,
     kind: Annotated[str | None, typer.Option("--format", help="Of --out, where its name does not tell.")] = None,
     column: Annotated[str | None, typer.Option(help="Of parquet inputs: where the images are.")] = None,

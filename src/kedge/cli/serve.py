@@ -12,7 +12,7 @@ from kedge.errors import NotReadyError
 
 
 def serve(
-    file: Annotated[Path, typer.Argument(help="A calibrated detector.")],
+    file: Annotated[Path, typer.Argument(help="A calibrated detector, or the name of one that kedge ships: cifar10.")],
     host: Annotated[str, typer.Option(help="0.0.0.0 lets other machines in.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535)] = 8000,
     token: Annotated[str | None, typer.Option(envvar="KEDGE_TOKEN", help="What clients must send as a bearer.")] = None,

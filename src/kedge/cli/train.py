@@ -29,6 +29,9 @@ def train(
     batch: Annotated[int | None, typer.Option(min=2, help="Instead of the recipe's.")] = None,
     lr: Annotated[float | None, typer.Option(help="Instead of the recipe's.")] = None,
     every: Annotated[int, typer.Option(min=1, help="Corrupt the anchors of every n-th batch; 10 on ImageNet.")] = 5,
+    spread: Annotated[
+        bool, typer.Option("--spread", help="Corrupt a share 1/EVERY of all anchors instead of whole batches.")
+    ] = False,
     mask: Annotated[float, typer.Option(min=0, max=1, help="Probability of reference masking.")] = 0.0,
     size: Annotated[int | None, typer.Option(min=8, help="Side of the input, for images of other sizes.")] = None,
     workers: Annotated[int, typer.Option(min=0, help="Processes that read images from disk.")] = 2,
@@ -39,6 +42,9 @@ def train(
     accelerator: Annotated[str, typer.Option(help="cpu, gpu, ... as Fabric names it; auto is the CPU.")] = "auto",
     precision: Annotated[str | None, typer.Option(help="bf16-mixed, 16-mixed, ...")] = None,
     resume: Annotated[bool, typer.Option(help="Go on from the last checkpoint in the folder.")] = True,
+    half: Annotated[
+        bool, typer.Option("--half", help="Round the weights to half precision; the file is half as large.")
+    ] = False,
     tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Write TensorBoard files too.")] = False,
     data_dir: Annotated[Path | None, typer.Option(help="Where data sets are; KEDGE_DATA by default.")] = None,
 ) -> None:
@@ -80,7 +86,7 @@ def train(
             bars.update(task, total=p.steps, completed=p.step, note=f"{note}  {p.images_per_second:,.0f} images/s")
 
         trained = training.train(
-            net if plain else anchor(net, init=init, every=every, mask=mask, seed=seed),
+            net if plain else anchor(net, init=init, every=every, spread=spread, mask=mask, seed=seed),
             part,
             training.recipe(recipe, **changes),
             seed=seed,
@@ -96,6 +102,8 @@ def train(
             progress=on_step,
         )
     if training.is_first_process():
+        if half:
+            trained.round_weights()
         detector: Detector = Energy(trained) if plain else AMP(trained)
         detector.fit(part, preprocess=preprocess).calibrate(held_out)
         detector.save(out / "detector.kedge")

@@ -105,7 +105,7 @@ def load(path: str | os.PathLike[str], *, model: nn.Module | None = None, score:
     """Read a detector that `Detector.save` wrote. Loading never runs code from the file.
 
     Args:
-        path: The file.
+        path: The file, or the name of a detector that comes with kedge: ``"cifar10"``.
         model: For networks that are not kedge's own: the network, freshly built, as it was before anchoring.
         score: For detectors that were saved with a score function of the user's own: that function.
 

@@ -24,6 +24,7 @@ def evaluate(
     *,
     shifted: Sequence[ImageSet] = (),
     known_in: Mapping[str, ImageSet] | None = None,
+    apart: Sequence[str] = (),
     controls: bool = False,
     resamples: int = 0,
     seed: int = 0,
@@ -41,6 +42,8 @@ def evaluate(
             the detector accept what it gets right?
         known_in: By the name of an OOD set, images from the same source that show known classes. They count as in
             distribution beside ``id_test`` when this set is measured.
+        apart: Names of OOD sets that stand by themselves and are left out of the means: a set that is of another kind
+            than the others, or that a choice was made with.
         controls: Add a row for every AMP detector with its temperatures permuted across all images: what is left of a
             gain then does not come from the temperature of the single image.
         resamples: Of the bootstrap for intervals; 0 for none.
@@ -72,8 +75,15 @@ def evaluate(
     if len(sets) != len(every):
         raise InputError(f"the sets must have different names, got {[s.name for s in every]}")
     refuse_leaks(detectors, sets)
+    _check_apart(apart, [s.name for s in ood_sets])
     table = Evaluation(
-        {}, sets, id_test.name, resamples, tuple(s.name for s in shifted), {ood: s.name for ood, s in known.items()}
+        {},
+        sets,
+        id_test.name,
+        resamples,
+        tuple(s.name for s in shifted),
+        {ood: s.name for ood, s in known.items()},
+        tuple(apart),
     )
     total, done = len(detectors) * sum(map(len, sets.values())), 0
     for name, detector in detectors.items():
@@ -89,6 +99,14 @@ def evaluate(
             permuted = _permuted(detector, detections, seed)
             table.results[name + PERMUTED] = _result(detector, permuted, table, seconds, seed)
     return table
+
+
+def _check_apart(apart: Sequence[str], names: Sequence[str]) -> None:
+    unknown = [name for name in apart if name not in names]
+    if unknown:
+        raise InputError(f"apart must name OOD sets, some of {', '.join(names)}; got {', '.join(unknown)}")
+    if set(apart) >= set(names):
+        raise InputError("apart must leave at least one OOD set to take means over")
 
 
 def _checked_known(known_in: Mapping[str, ImageSet], ood_sets: Sequence[ImageSet]) -> dict[str, ImageSet]:
@@ -158,6 +176,7 @@ def _result(
         uses_outliers=detector.needs_outliers or detector.outliers is not None,
         detections=detections,
         shifted={name: _shifted(detections[name], table.sets[name]) for name in table.shifted_names},
+        apart=table.apart,
     )
 
 

@@ -79,7 +79,7 @@ def noise_table(summary: Summary, draws: Mapping[str, Sequence[str]], *, resampl
     number = len(summary.evaluations)
     trained = f"over {number} trainings" if number > 1 else "over trainings (none for one)"
     caption = (
-        f"Noise of the mean over the OOD sets, in points: its standard deviation over draws of the anchors, {trained}, "
+        f"Noise of the mean over {summary.first.over}, in points: its standard deviation over draws of the anchors, {trained}, "
         "and over redrawn test images."
     )
     return Table(caption, ("method", "metric", "mean", "± anchors", "± training", "± images"), tuple(rows))
@@ -89,4 +89,4 @@ def _over_images(evaluation: Evaluation, label: str, metric: str, resamples: int
     said, pairs = evaluation.results[label].detections, evaluation.pairs()
     scores = [[said[name].score.double().numpy() for name in evaluation.sets]]
     drawn = redraw(scores, resamples=resamples, pairs=pairs)[:, 0, :, METRICS.index(metric)]  # (resamples, OOD sets)
-    return float(np.std(drawn.mean(axis=1), ddof=1))
+    return float(np.std(drawn[:, evaluation.averaged].mean(axis=1), ddof=1))

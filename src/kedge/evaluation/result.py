@@ -44,6 +44,7 @@ class Result:
         uses_outliers: Whether network or method learned from outliers; the tables mark it with a star.
         detections: What the detector said of each set.
         shifted: By set of known classes in other conditions.
+        apart: OOD sets that the mean leaves out.
     """
 
     metrics: dict[str, dict[str, Estimate]]
@@ -56,10 +57,12 @@ class Result:
     uses_outliers: bool
     detections: dict[str, Detection] = field(repr=False)
     shifted: dict[str, Shifted] = field(default_factory=dict)
+    apart: tuple[str, ...] = ()
 
     def mean(self, metric: str) -> float:
-        """The mean of a metric over the OOD sets."""
-        return sum(by_metric[metric].value for by_metric in self.metrics.values()) / len(self.metrics)
+        """The mean of a metric over the OOD sets, less those apart."""
+        values = [by_metric[metric].value for ood, by_metric in self.metrics.items() if ood not in self.apart]
+        return sum(values) / len(values)
 
 
 @dataclass(frozen=True)
@@ -73,6 +76,7 @@ class Evaluation:
         resamples: Of the bootstrap.
         shifted_names: The sets of known classes in other conditions.
         known_in: By OOD set, the set of images from its source that count as in distribution against it.
+        apart: OOD sets that stand by themselves and are in no mean.
     """
 
     results: dict[str, Result]
@@ -81,6 +85,19 @@ class Evaluation:
     resamples: int
     shifted_names: tuple[str, ...] = ()
     known_in: dict[str, str] = field(default_factory=dict)
+    apart: tuple[str, ...] = ()
+
+    @property
+    def averaged(self) -> tuple[int, ...]:
+        """The places in ``ood_names`` of the sets that means are taken over."""
+        return tuple(place for place, name in enumerate(self.ood_names) if name not in self.apart)
+
+    @property
+    def over(self) -> str:
+        """What means are over, in words."""
+        places = self.averaged
+        words = f"{len(places)} OOD sets" if len(places) > 1 else self.ood_names[places[0]]
+        return words + (f" ({', '.join(self.apart)} apart)" if self.apart else "")
 
     @property
     def ood_names(self) -> tuple[str, ...]:
@@ -110,6 +127,7 @@ class Evaluation:
             "resamples": self.resamples,
             "shifted": list(self.shifted_names),
             "known in": self.known_in,
+            "apart": list(self.apart),
             "results": {
                 name: {
                     "accuracy": result.accuracy,

@@ -71,7 +71,11 @@ class Summary:
             raise InputError("evaluations must hold at least one, by its seed; got none")
         first = self.first
         for seed, evaluation in self.evaluations.items():
-            if (evaluation.id_name, evaluation.ood_names) != (first.id_name, first.ood_names):
+            if (evaluation.id_name, evaluation.ood_names, evaluation.apart) != (
+                first.id_name,
+                first.ood_names,
+                first.apart,
+            ):
                 raise InputError(f"evaluations must be on sets of the same names; those of seed {seed} differ")
             if list(evaluation.results) != list(first.results):
                 raise InputError(f"evaluations must be of the same methods; those of seed {seed} differ")
@@ -95,7 +99,7 @@ class Summary:
             times = [e.results[label].milliseconds for e in self.evaluations.values()]
             rows.append((starred(label, result), *cells, passes(result), f"{statistics.fmean(times):.2f}"))
         caption = (
-            f"In distribution: {self.first.id_name}. In %, means over {self._sets()}{self._seeds()}. {self._star()}"
+            f"In distribution: {self.first.id_name}. In %, means over {self.first.over}{self._seeds()}. {self._star()}"
             "passes: through the network for one image, forward + backward; ms: for one image, on this machine."
         )
         return Table(caption, ("method", *(HEADS[metric] for metric in metrics), "passes", "ms"), tuple(rows))
@@ -110,7 +114,8 @@ class Summary:
             )
             for label, result in self.first.results.items()
         ]
-        caption = f"{HEADS[metric]} in %, in distribution: {self.first.id_name}{self._seeds()}. {self._star()}".strip()
+        caption = f"{HEADS[metric]} in %, in distribution: {self.first.id_name}{self._seeds()}. {self._star()}"
+        caption += f"Mean over {self.first.over}."
         return Table(caption, ("method", *self.first.ood_names, "mean"), tuple(rows))
 
     def as_dict(self) -> dict[str, Any]:
@@ -129,10 +134,6 @@ class Summary:
 
     def _star(self) -> str:
         return f"{STAR} " if any(result.uses_outliers for result in self.first.results.values()) else ""
-
-    def _sets(self) -> str:
-        number = len(self.first.ood_names)
-        return f"{number} OOD sets" if number > 1 else self.first.ood_names[0]
 
     def _seeds(self) -> str:
         number = len(self.evaluations)

@@ -68,8 +68,10 @@ def finding(evaluation: Evaluation, best: Best) -> str:
         evaluation: Of one or more detectors.
         best: Who is best beyond noise.
     """
-    results, sets = evaluation.results, len(evaluation.ood_names)
-    over = f"over {sets} out-of-distribution (OOD) sets" if sets > 1 else f"on {evaluation.ood_names[0]}"
+    results, sets = evaluation.results, len(evaluation.averaged)
+    over = (
+        f"over {evaluation.over}".replace("OOD", "out-of-distribution (OOD)") if sets > 1 else f"on {evaluation.over}"
+    )
     if len(results) > 1:
         leads = " and ".join(_leader(evaluation, best, column) for column in (AUROC, FPR95))
         spans = " and ".join(_span(evaluation, column) for column in (AUROC, FPR95))
@@ -96,8 +98,7 @@ def headline(evaluation: Evaluation, best: Best) -> Html:
         last = (percent(result.flagged[evaluation.id_name]), aim, passes(result), f"{result.milliseconds:.2f}")
         cells += [tag("td", words) for words in last]
         rows.append(tag("tr", tag("th", starred(name, result), scope="row"), *cells))
-    sets = len(evaluation.ood_names)
-    means = f"the mean over the {sets} OOD sets" if sets > 1 else f"on {evaluation.ood_names[0]}"
+    means = f"the mean over the {evaluation.over}" if len(evaluation.averaged) > 1 else f"on {evaluation.over}"
     caption = f"In percent, except for passes and time. AUROC to DTACC are {means}."
     if any(result.uses_outliers for result in evaluation.results.values()):
         caption += f" {STAR}"
@@ -146,7 +147,7 @@ def _leader(evaluation: Evaluation, best: Best, column: Column) -> str:
     metric, better = column.metric, BETTER[column.metric]
     order = sorted(evaluation.results, key=lambda name: -better * evaluation.results[name].mean(metric))
     values = [evaluation.results[name].mean(metric) for name in order]
-    mean = "mean " if len(evaluation.ood_names) > 1 else ""
+    mean = "mean " if len(evaluation.averaged) > 1 else ""
     what = f"the {'highest' if better > 0 else 'lowest'} {mean}{column.head}"
     tied = [name for name, value in zip(order, values, strict=True) if value == values[0]]
     if len(tied) > 1:

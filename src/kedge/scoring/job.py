@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from kedge.artifact import locate
 from kedge.data import Preprocess
 from kedge.detectors import Detector, load
 from kedge.errors import InputError, KedgeError, NotReadyError
@@ -63,7 +64,7 @@ class Job:
     def identity(self) -> dict[str, Any]:
         """What a job that was begun must have in common with this one to be gone on with."""
         try:
-            content = self.detector.read_bytes()
+            content = locate(self.detector).read_bytes()
         except OSError as error:
             raise InputError(f"detector must be a readable file; {self.detector} is not: {error.strerror}") from error
         return {
@@ -102,7 +103,7 @@ def score_files(
     Killed at any moment and called again with the same arguments, it goes on; every image is in the file exactly once.
 
     Args:
-        detector: A calibrated detector's file.
+        detector: A calibrated detector's file, or the name of one that comes with kedge.
         sources: Image files, folders, globs, lists, tars and parquet files.
         out: The file to write.
         kind: ``"parquet"``, ``"csv"`` or ``"jsonl"``; by default what the name of ``out`` says.

@@ -32,6 +32,7 @@ class NetworkPlan:
         prepare: Arguments of the method's `prepare`.
         objective: Arguments of the method's `objective`.
         member: Added to the seed, for members of an ensemble.
+        seed: Its seed, where it should be the same whatever the run's: for members that the runs share.
         start: The name of a network of the suite whose trained weights it begins with, instead of ``network``'s own.
 
     Example:
@@ -48,6 +49,7 @@ class NetworkPlan:
     prepare: Mapping[str, Any] = field(default_factory=dict)
     objective: Mapping[str, Any] = field(default_factory=dict)
     member: int = 0
+    seed: int | None = None
     start: str | None = None
 
     def __post_init__(self) -> None:
@@ -55,6 +57,10 @@ class NetworkPlan:
             raise InputError("start is a trained network to go on with, so neither method nor member goes with it")
         if self.method is None and (self.prepare or self.objective):
             raise InputError("prepare and objective are arguments of a method's; pass method= too")
+
+    def number(self, seed: int) -> int:
+        """The seed of its training, in a run of a seed."""
+        return (seed if self.seed is None else self.seed) + self.member
 
     def build(self, seed: int = 0) -> nn.Module:
         """The network, with weights drawn from the seed."""
@@ -70,7 +76,9 @@ class NetworkPlan:
 
     def described(self) -> dict[str, Any]:
         """The plan as plain data."""
-        plain = {f.name: getattr(self, f.name) for f in fields(self)} | {"recipe": asdict(self.recipe)}
+        plain = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "seed"} | {
+            "recipe": asdict(self.recipe)
+        }
         plain["network"] = self.network if isinstance(self.network, str) else self._made()
         plain["method"] = None if self.method is None else self.method.name
         corruption = self.anchoring.get("corruption")
@@ -194,6 +202,7 @@ class Suite:
         leads: Labels of the methods that the report shows in detail; by default the first AMP, or the first method.
         draws: By label, the labels of the same method with other anchors, for a table of noise.
         curves: For the report.
+        apart: OOD sets that stand by themselves and are left out of the means.
     """
 
     name: str
@@ -209,6 +218,7 @@ class Suite:
     leads: tuple[str, ...] = ()
     draws: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     curves: tuple[Curve, ...] = ()
+    apart: tuple[str, ...] = ()
 
     @property
     def shown(self) -> tuple[str, ...]:

@@ -5,7 +5,7 @@ import hashlib
 import json
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from kedge.detectors import AMP, Cost, Detection, Detector
 from kedge.errors import FileFormatError, InputError, NotReadyError
 from kedge.evaluation import Evaluation, Result, Shifted, evaluate
 from kedge.evaluation.core import PERMUTED
+from kedge.files import atomic
 from kedge.metrics import Estimate
 from kedge.models.classifier import Classifier
 from kedge.provenance import provenance
@@ -71,7 +72,9 @@ class SuiteRun:
         results = {label: self._cell(label, data, seed) for label in self.suite.methods if label not in left_out}
         self._trained.clear()
         shifted, known = tuple(s.name for s in data.shifted), {ood: s.name for ood, s in data.known_in.items()}
-        return Evaluation(results, data.tested, data.test.name, self.suite.resamples, shifted, known)
+        apart = tuple(s.name for s in data.ood if s.name in self.suite.apart)
+        results = {label: replace(result, apart=apart) for label, result in results.items()}
+        return Evaluation(results, data.tested, data.test.name, self.suite.resamples, shifted, known, apart)
 
     def _cell(self, label: str, data: SuiteData, seed: int) -> Result:
         path = self.directory / f"seed-{seed}" / "cells" / f"{_file_name(label)}.cell"
@@ -122,7 +125,7 @@ class SuiteRun:
     def _network(self, name: str, data: SuiteData, seed: int) -> Classifier:
         if (name, seed) not in self._trained:
             plan, preprocess = self.suite.networks[name], Preprocess(tuple(data.test.images.shape[1:]))
-            number = seed + plan.member
+            number = plan.number(seed)
             if plan.start is None:
                 net = plan.build(number)
             else:
@@ -167,7 +170,10 @@ class SuiteRun:
             "label": label,
             "seed": seed,
             "method": method.described(),
-            "networks": {name: self._described(name) for name in method.networks},
+            "networks": {
+                name: self._described(name) | {"seed": self.suite.networks[name].number(seed)}
+                for name in method.networks
+            },
             "training images": data.train.checksum,
             "held-out images": data.held_out.checksum,
             "outliers": None if data.outliers is None else data.outliers.checksum,
@@ -181,7 +187,7 @@ class SuiteRun:
 
 
 def write_cell(path: Path, result: Result, identity: Mapping[str, Any]) -> None:
-    """Write a result with its single scores to one file, whole or not at all."""
+    """Write a result with its single scores to one file, whole or not at all, and without them to a small JSON file."""
     tensors = {
         f"{number}.{f.name}": value
         for number, detection in enumerate(result.detections.values())
@@ -205,6 +211,8 @@ def write_cell(path: Path, result: Result, identity: Mapping[str, Any]) -> None:
         "made with": provenance(),
     }
     artifact.write(path, header, tensors)
+    with atomic(path.with_suffix(".json")) as temporary:
+        temporary.write_text(json.dumps(header, indent=1))
 
 
 def read_cell(path: Path, identity: Mapping[str, Any]) -> Result:
