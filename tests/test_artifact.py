@@ -476,7 +476,9 @@ def test_a_missing_weight_is_refused(tmp_path):
 
 def test_there_must_be_a_file(tmp_path):
     for path in (tmp_path / "missing.kedge", tmp_path, str(tmp_path / "missing")):
-        with pytest.raises(InputError, match=r"path must be a saved detector, or one that comes with kedge \(.*\); there is no file"):
+        with pytest.raises(
+            InputError, match=r"path must be a saved detector, or one that comes with kedge \(.*\); there is no file"
+        ):
             kedge.load(path)
 
 

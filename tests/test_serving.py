@@ -167,6 +167,18 @@ def test_metrics_count_what_was_answered(detector):
     assert value(text, "kedge_request_seconds_count") == 2
 
 
+def test_metrics_tell_of_drift(detector):
+    said = {}
+    for name, image in (("before", None), ("after", png(0))):
+        with client(detector) as http:
+            for _ in range(0 if image is None else 3):  # the same image again and again: nothing like a calibration set
+                http.post("/v1/score", files=[("images", (f"{n}.png", image)) for n in range(60)])
+            said[name] = http.get("/metrics").text
+    assert value(said["before"], "kedge_drift_alarm") == 0
+    assert value(said["after"], "kedge_drift_alarm") == 1
+    assert value(said["after"], "kedge_drift_log_wealth") > 4.6
+
+
 def test_a_detector_that_fails_is_told_to_the_log_and_not_to_the_client(detector, monkeypatch, caplog):
     app = create_app(detector)
     monkeypatch.setattr(app.state.service, "_run", lambda images: 1 / 0)

@@ -19,6 +19,7 @@ from kedge.cli.reproduce import reproduce
 from kedge.cli.score import score
 from kedge.cli.serve import serve
 from kedge.cli.train import train
+from kedge.cli.watch import watch
 from kedge.errors import KedgeError
 
 app = typer.Typer(
@@ -35,6 +36,7 @@ app.command()(evaluate)
 app.command()(info)
 app.command()(score)
 app.command()(serve)
+app.command()(watch)
 app.command()(reproduce)
 app.add_typer(data, name="data")
 

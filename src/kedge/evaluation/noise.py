@@ -79,8 +79,8 @@ def noise_table(summary: Summary, draws: Mapping[str, Sequence[str]], *, resampl
     number = len(summary.evaluations)
     trained = f"over {number} trainings" if number > 1 else "over trainings (none for one)"
     caption = (
-        f"Noise of the mean over {summary.first.over}, in points: its standard deviation over draws of the anchors, {trained}, "
-        "and over redrawn test images."
+        f"Noise of the mean over {summary.first.over}, in points: its standard deviation over draws of the anchors, "
+        f"{trained}, and over redrawn test images."
     )
     return Table(caption, ("method", "metric", "mean", "± anchors", "± training", "± images"), tuple(rows))
 

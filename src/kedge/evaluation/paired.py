@@ -124,7 +124,9 @@ def best_beyond_noise(evaluation: Evaluation, *, resamples: int = RESAMPLES, see
     overall: dict[str, str | None] = {}
     by_set: dict[tuple[str, str], str | None] = {}
     for m, metric in enumerate(METRICS):
-        overall[metric] = named([r.mean(metric) for r in results], drawn[:, :, evaluation.averaged, m].mean(axis=2), metric)
+        overall[metric] = named(
+            [r.mean(metric) for r in results], drawn[:, :, evaluation.averaged, m].mean(axis=2), metric
+        )
         for j, ood in enumerate(oods):
             values = [r.metrics[ood][metric].value for r in results]
             by_set[ood, metric] = named(values, drawn[:, :, j, m], metric)

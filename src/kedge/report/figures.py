@@ -26,6 +26,7 @@ DASHES = ("", "5,2", "1.5,1.5", "6,2,1.5,2")  # beside the colour, for those who
 VARIABLES = {INK: "currentColor", ID: "var(--id)", OOD: "var(--ood)"}
 VARIABLES |= {colour: f"var(--s{i})" for i, colour in enumerate(CURVES, start=1)}
 
+POINTS = 2_000  # of a line: more than the eye can tell apart
 BINS = 15  # of confidence, as in kedge.metrics.ece
 SETTINGS = {
     "svg.fonttype": "none",  # text as text: small, and in the page's font
@@ -148,6 +149,33 @@ def lines(name: str, series: Sequence[tuple[Array, Array]], *, axis: str, value:
         axes.set(xlabel=axis, ylabel=f"{value}, %")
 
     return render(name, (4.6, 3.2), (0.15, 0.15, 0.96, 0.97), label, draw)
+
+
+def trace(
+    name: str, series: Sequence[tuple[Array, Array]], *, limit: float, since: int | None, value: str, label: str
+) -> Html:
+    """Values over a stream of images, in the colours of `legend`, with the limit that raises an alarm.
+
+    Args:
+        name: Of the figure, different from all others of the page.
+        series: Image numbers and values of each line; more than `POINTS` are thinned out.
+        limit: Drawn across.
+        since: The image at which the alarm was raised, marked where there is one.
+        value: What the values are.
+        label: The figure in words.
+    """
+
+    def draw(axes: Any) -> None:
+        axes.axhline(limit, color=INK, linewidth=0.7, dashes=(4, 2))
+        if since is not None:
+            axes.axvline(since, color=INK, linewidth=0.7, dashes=(1, 2))
+        for i, (xs, ys) in enumerate(series):
+            kept = np.unique(np.linspace(0, len(xs) - 1, min(len(xs), POINTS)).astype(int))
+            axes.plot(xs[kept], ys[kept], color=CURVES[i % SERIES], linewidth=1.1)
+        axes.set(xlabel="image", ylabel=value)
+        axes.margins(x=0)
+
+    return render(name, (7.2, 2.6), (0.1, 0.19, 0.98, 0.96), label, draw)
 
 
 def reliability(name: str, confidence: Array, right: Array, *, label: str) -> Html:

@@ -102,25 +102,19 @@ class Service:
 
     def _run(self, images: Tensor) -> list[dict[str, Any]]:
         said = self.detector(images, batch_size=len(images))
-        self.metrics.batches.observe(len(images))
+        self.metrics.scored(said.score.tolist(), int(said.is_ood.sum()))
         classes, answers = self.detector.classes, []
         for place in range(len(said)):
             label = int(said.label[place])
-            score = float(said.score[place])
-            flagged = bool(said.is_ood[place])
-            self.metrics.images.inc()
-            self.metrics.scores.observe(score)
-            if flagged:
-                self.metrics.flagged.inc()
             answers.append(
                 {
                     "label": label,
                     "name": classes[label] if label < len(classes) else None,
                     "probability": float(said.probability[place, label]),
-                    "score": score,
+                    "score": float(said.score[place]),
                     "temperature": None if said.temperature is None else float(said.temperature[place]),
                     "p_value": float(said.p_value[place]),
-                    "is_ood": flagged,
+                    "is_ood": bool(said.is_ood[place]),
                 }
             )
         return answers

@@ -1,8 +1,12 @@
 """What a service counts, for Prometheus."""
 
+from collections.abc import Sequence
+
 import numpy as np
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from torch import Tensor
+
+from kedge.drift import Martingale
 
 LATENCIES = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
@@ -32,6 +36,24 @@ class Metrics:
         )
         self.batches = Histogram("kedge_batch_images", "Images in a batch.", buckets=SIZES, registry=own)
         self.queue = Gauge("kedge_queue_images", "Images that wait.", registry=own)
+        self.drift = Martingale(calibration)
+        self.wealth = Gauge(
+            "kedge_drift_log_wealth",
+            "Logarithm of the martingale's wealth; without drift it ever reaches 4.6 with a chance of at most 1 %.",
+            registry=own,
+        )
+        self.drifted = Gauge("kedge_drift_alarm", "1 once the martingale's wealth has reached 100.", registry=own)
+
+    def scored(self, scores: Sequence[float], flagged: int) -> None:
+        """Count a batch that was scored."""
+        self.batches.observe(len(scores))
+        self.images.inc(len(scores))
+        self.flagged.inc(flagged)
+        for score in scores:
+            self.scores.observe(score)
+        self.drift.update(scores)
+        self.wealth.set(self.drift.log_wealth)
+        self.drifted.set(self.drift.alarm)
 
     def text(self) -> bytes:
         """As Prometheus reads it."""
