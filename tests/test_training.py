@@ -506,3 +506,16 @@ def test_resized_crops_need_pictures_to_cut_from():
     data = kedge.ImageSet(torch.zeros(32, 1, 8, 8, dtype=torch.uint8), torch.arange(32) % 2, "toy")
     with pytest.raises(InputError, match="data set of PIL images"):
         train(build("compact", width=4, classes=2, channels=1), data, Recipe(epochs=1, resized_crop=True))
+
+
+@pytest.mark.parametrize(("settle", "corrupted"), [(0.0, [1, 1, 1, 1, 1, 1, 1, 1]), (0.25, [1, 1, 1, 1, 1, 1, 0, 0])])
+def test_anchors_stay_clean_in_the_last_share_of_the_steps(settle, corrupted):
+    net, seen = network("anchored", spread=True), []
+    train(
+        net,
+        colours(),
+        recipe(SHORT, settle=settle),
+        progress=lambda p: seen.append(int(net.draw.corrupted)),
+    )
+    assert seen == corrupted
+    assert net.corrupting  # in a loop of one's own everything is as the options say

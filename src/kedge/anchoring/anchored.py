@@ -28,6 +28,7 @@ class Anchored(Classifier):
     Attributes:
         anchors: The frozen anchors (K, D, ...) in [0, 1], or None before `set_anchors`.
         draw: What the last training batch drew.
+        corrupting: Whether training corrupts anchors as its options say; off, they stay clean.
         memory_cap: Bytes that the activations of one pass may take; anchors are folded into the batch up to it.
     """
 
@@ -52,6 +53,7 @@ class Anchored(Classifier):
         self.per_image: int | None = None
         self.draw: Draw | None = None
         self.batches_seen = 0
+        self.corrupting = True
         self.memory_cap = 256 * 2**20
         self._must_be_sole_reader = sole_reader
         self._growth: float | None = None  # the largest activation over the size of the image, once surveyed
@@ -193,7 +195,7 @@ class Anchored(Classifier):
         if self.options.spread:
             spread = (torch.rand(len(among), generator=generator) < 1 / self.options.every).to(x.device)
         turn = bool(spread.any()) if spread is not None else self.batches_seen % self.options.every == 0
-        corruption = self._corruption(x) if turn else None
+        corruption = self._corruption(x) if turn and self.corrupting else None
         rows = slice(first, first + len(x))
         self.draw = Draw(
             permutation[rows], corruption is not None, masked[rows], None if spread is None else spread[rows]

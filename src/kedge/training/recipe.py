@@ -35,6 +35,8 @@ class Recipe:
         flip: Whether to flip images horizontally at random.
         alternate: Whether to flip an image in every other epoch instead, so that two epochs show both sides of each.
         resized_crop: Whether to train on random parts of large images, scaled to the network's size (ImageNet).
+        settle: Share of the steps, at the end, in which the anchors of an anchored network stay clean: a network that
+            has learned to bear corrupted anchors then learns to make the most of clean ones, which it is asked with.
         ema: Decay of an exponential moving average of the weights, which is what training then returns; None for none.
 
     Example:
@@ -58,6 +60,7 @@ class Recipe:
     flip: bool = True
     alternate: bool = False
     resized_crop: bool = False
+    settle: float = 0.0
     ema: float | None = None
 
     def __post_init__(self) -> None:
@@ -73,6 +76,7 @@ class Recipe:
             raise InputError(f"nesterov needs a momentum above 0; got momentum={self.momentum}")
         between("weight_decay", self.weight_decay, 0, float("inf"))
         between("label_smoothing", self.label_smoothing, 0, 1)
+        between("settle", self.settle, 0, 1)
         if self.ema is not None:
             between("ema", self.ema, 0, 1, open_ends=True)
         object.__setattr__(self, "milestones", tuple(self.milestones))

@@ -122,6 +122,8 @@ class Run:
         if self.average is not None:
             self.average.apply(self.net)
         self.optimiser.zero_grad(set_to_none=True)
+        if isinstance(self.net, Anchored):
+            self.net.corrupting = True
         self._record()
 
     def _step(self, batch: Batch, outliers: tuple[Tensor, Tensor] | None, epoch: int) -> None:
@@ -133,6 +135,8 @@ class Run:
             group["lr"] = group["scale"] * self.recipe.rate((position.step + 0.5) / steps)  # in the middle of the step
         device = self.net.mean.device
         y, anchored = batch.y.to(device), isinstance(self.net, Anchored)
+        if isinstance(self.net, Anchored):
+            self.net.corrupting = position.step < (1 - self.recipe.settle) * self.total
         step = Step(
             net=self.net,
             forward=self.module,
