@@ -1698,3 +1698,34 @@ def test_threads_may_share_a_network():
 
         with concurrent.futures.ThreadPoolExecutor(4) as pool:
             assert all(pool.map(worker, range(4)))
+
+
+@pytest.mark.parametrize("per_image", [None, 3])
+def test_every_second_anchor_can_be_held_against_the_mirrored_image(per_image):
+    net = kedge.anchor(
+        torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.ReLU(), torch.nn.Flatten(), torch.nn.Linear(784, 3)),
+        init="fresh",
+        seed=0,
+    ).eval()
+    rising = torch.linspace(0, 1, 16)  # to the right
+    images = torch.rand(6, 3, 16, 16, generator=torch.Generator().manual_seed(0)) * rising
+    anchors = torch.rand(5, 3, 16, 16, generator=torch.Generator().manual_seed(1)) * rising
+    net.set_anchors(anchors, per_image=per_image)
+    straight, mirrored = net.hypotheses(images), net.hypotheses(images.flip(3), like=images)
+    found = net.hypotheses(images, mirror=True)
+    assert found.shape == straight.shape
+    for k, hypothesis in enumerate(found):
+        assert torch.allclose(hypothesis, (mirrored if k % 2 else straight)[k], atol=1e-6)
+    assert not torch.allclose(straight[1], mirrored[1], atol=1e-3)  # else nothing would have been tested
+
+
+def test_amp_takes_the_mirrored_hypotheses_and_its_file_says_so(tmp_path):
+    net = kedge.anchor(kedge.models.build("compact", width=4, classes=3), init="fresh", seed=0)
+    images = torch.rand(40, 3, 16, 16, generator=torch.Generator().manual_seed(0))
+    detector = kedge.AMP(net, mirror=True).fit(images).calibrate(images[5:])
+    hypotheses = net.hypotheses(images, mirror=True)
+    tau = hypotheses.sigmoid().std(dim=0).sum(dim=1)
+    logits = hypotheses.mean(dim=0) / (1 + tau.exp())[:, None]
+    assert torch.allclose(detector.score(images), logits.mean(dim=1) - logits.logsumexp(dim=1), atol=1e-4)
+    detector.save(tmp_path / "a.kedge")
+    assert torch.equal(kedge.load(tmp_path / "a.kedge").score(images), detector.score(images))

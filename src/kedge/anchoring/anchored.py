@@ -109,14 +109,21 @@ class Anchored(Classifier):
             return self._train_forward(x, x if among is None else among, first)
         return self.hypotheses(x).mean(dim=0)
 
-    def hypotheses(self, x: Tensor, *, like: Tensor | None = None) -> Tensor:
+    def hypotheses(self, x: Tensor, *, like: Tensor | None = None, mirror: bool = False) -> Tensor:
         """The logits under each anchor, (K, B, C). Runs in evaluation mode and puts the mode back.
 
         Args:
             x: Images (B, D, ...).
             like: Images to choose each image's own anchors by, where ``x`` is a perturbed version of them.
+            mirror: Whether every second anchor is held against the image mirrored along its last axis.
         """
-        return self.marginalise(x, (), like)[0]
+        straight = self.marginalise(x, (), like, every=2 if mirror else 1)[0]
+        if not mirror:
+            return straight
+        mirrored = self.marginalise(x.flip(-1), (), x if like is None else like, first=1, every=2)[0]
+        k = len(straight) + len(mirrored)
+        order = torch.tensor([*range(0, k, 2), *range(1, k, 2)], device=straight.device).argsort()
+        return torch.cat([straight, mirrored])[order]
 
     def features(
         self, x: Tensor, layers: Sequence[str] = (), *, like: Tensor | None = None
@@ -126,9 +133,18 @@ class Anchored(Classifier):
         return hypotheses.mean(dim=0), features
 
     def marginalise(
-        self, x: Tensor, layers: Sequence[str] = (), like: Tensor | None = None
+        self,
+        x: Tensor,
+        layers: Sequence[str] = (),
+        like: Tensor | None = None,
+        *,
+        first: int = 0,
+        every: int = 1,
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """All hypotheses (K, B, C), and the mean over anchors of the layers' outputs, in one pass for each anchor."""
+        """All hypotheses (K, B, C), and the mean over anchors of the layers' outputs, in one pass for each anchor.
+
+        With ``every``, only the anchors number ``first``, ``first + every``, ... are asked.
+        """
         if self.anchors is None:
             raise NotReadyError(
                 "the anchored network has no anchors to evaluate with: call set_anchors(images) with a few training "
@@ -140,17 +156,18 @@ class Anchored(Classifier):
                 f"x must have the shape of the anchors, (B, {', '.join(map(str, self.anchors.shape[1:]))}); "
                 f"got {tuple(x.shape)}; for one image pass x[None]"
             )
-        k = len(self.anchors) if self.per_image is None else self.per_image
+        asked = slice(first, None, every)
+        k = len(range(len(self.anchors) if self.per_image is None else self.per_image)[asked])
         with evaluating(self):
             self._survey(x)
             image_bytes = x[0].numel() * self.mean.element_size()
             row_bytes = 3 * math.ceil(image_bytes * (self._growth or 1.0))  # a layer's input, output and one more
             rows = max(1, self.memory_cap // row_bytes)
-            maps = self._shared_maps() if self.per_image is None else None
+            maps = self._shared_maps()[asked] if self.per_image is None else None
             size = max(1, rows // k)
             chosen_by = (x if like is None else like).split(size)
             parts = [
-                self._fold(part, maps if maps is not None else self._own_maps(by), min(k, rows), layers)
+                self._fold(part, maps if maps is not None else self._own_maps(by)[asked], min(k, rows), layers)
                 for part, by in zip(x.split(size), chosen_by, strict=True)
             ]
         if len(parts) == 1:

@@ -58,6 +58,9 @@ class AMP(Detector):
         temperature: ``"image"``: each image's own, the method. ``"global"``: the mean temperature of held-out images
             for all, learned in `calibrate`: the control that tells what the temperature of the single image adds.
         anchors: ``"random"``, ``"balanced"`` over classes, or images (K, D, H, W) of your own.
+        mirror: Whether every second anchor is held against the mirrored image: for images that are as likely to be seen
+            either way. The mean is then more accurate, and the disagreement over the two views counts too, at no pass
+            more but one through the first layer.
         k: Anchors per image, 5 by default.
         pool: Anchors to draw from when each image has its own; fewer where the training set is smaller.
         seed: Of the draw of anchors.
@@ -87,6 +90,7 @@ class AMP(Detector):
         tau: str | None = None,
         rescale: str | None = None,
         temperature: str = "image",
+        mirror: bool = False,
         anchors: str | Tensor | None = None,
         k: int | None = None,
         pool: int = 128,
@@ -104,6 +108,7 @@ class AMP(Detector):
         self.rescale = rescale if rescale is None else one_of("rescale", rescale, RULES)
         self.per_image = chosen.per_image
         self.temperature = one_of("temperature", temperature, TEMPERATURES)
+        self.mirror = mirror
         self.learns_held_out = temperature == "global"
         self.global_tau: float | None = None
         self.score_by = score
@@ -143,7 +148,7 @@ class AMP(Detector):
     def fit_held_out(self, images: Tensor, labels: Tensor) -> None:
         """Learn the one temperature of the control: the mean over held-out images."""
         with torch.no_grad():
-            parts = [self.net.hypotheses(self.as_input(x)) for x in images.split(256)]
+            parts = [self.net.hypotheses(self.as_input(x), mirror=self.mirror) for x in images.split(256)]
         self.global_tau = float(torch.cat([scores.temperature(part, self.tau) for part in parts]).double().mean())
 
     def state(self) -> dict[str, Tensor]:
@@ -156,7 +161,7 @@ class AMP(Detector):
 
     def outputs(self, x: Tensor) -> Outputs:
         """The marginalised logits, tau and the score of the rescaled logits."""
-        hypotheses = self.net.hypotheses(x)  # (K, B, C)
+        hypotheses = self.net.hypotheses(x, mirror=self.mirror)  # (K, B, C)
         logits = hypotheses.mean(dim=0)
         tau = scores.temperature(hypotheses, self.tau)
         if self._score is None:
@@ -210,4 +215,5 @@ class AMP(Detector):
             "tau": self.tau,
             "rescale": self.rescale,
             "temperature": self.temperature,
+            "mirror": self.mirror,
         }
