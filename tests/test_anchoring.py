@@ -1159,8 +1159,8 @@ def test_the_cap_holds_for_larger_images_and_higher_precision_than_the_first():
     assert max(seen) == 1
 
 
-def test_the_default_cap_is_a_quarter_of_a_gigabyte():
-    assert kedge.anchor(conv_net()).memory_cap == 2**28
+def test_the_default_cap_is_what_a_last_cache_holds():
+    assert kedge.anchor(conv_net()).memory_cap == 2**25
 
 
 # ---------------------------------------------------------------------------------------------------------------------

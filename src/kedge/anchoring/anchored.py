@@ -18,6 +18,8 @@ from kedge.models.classifier import Classifier, evaluating, logits_of
 from kedge.models.features import read_features
 from kedge.transforms import Corruption, Transform, mix_seed, seeded
 
+MEMORY_CAP = 32 * 2**20  # bytes: what the last cache of a core's chip holds; more is slower
+
 
 class Anchored(Classifier):
     """A classifier on pairs [c, x - c]. Made by `anchor`.
@@ -54,7 +56,7 @@ class Anchored(Classifier):
         self.draw: Draw | None = None
         self.batches_seen = 0
         self.corrupting = True
-        self.memory_cap = 256 * 2**20
+        self.memory_cap = MEMORY_CAP
         self._must_be_sole_reader = sole_reader
         self._growth: float | None = None  # the largest activation over the size of the image, once surveyed
         self._cache: tuple[Tensor, Tensor, Tensor] | None = None  # anchors at the stem, weight, maps

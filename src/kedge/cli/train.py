@@ -9,8 +9,10 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from kedge import metrics, training
 from kedge.anchoring import anchor
+from kedge.checks import one_of
 from kedge.data import ImageSet, Preprocess, sources
 from kedge.detectors import AMP, Detector, Energy
+from kedge.detectors.amp import VARIANTS
 from kedge.errors import InputError
 from kedge.models import build
 from kedge.transforms import seeded
@@ -24,6 +26,7 @@ def train(
     recipe: Annotated[str, typer.Option(help=f"One of {', '.join(training.RECIPES)}.")] = "fast",
     out: Annotated[Path, typer.Option(help="Folder for checkpoints, history and the detector.")] = Path("runs/train"),
     plain: Annotated[bool, typer.Option("--plain", help="Train without anchors; the detector is then Energy.")] = False,
+    variant: Annotated[str, typer.Option(help="Of AMP: paper, authors or recommended.")] = "paper",
     init: Annotated[str, typer.Option(help="First layer of the anchored network: preserve or fresh.")] = "preserve",
     epochs: Annotated[int | None, typer.Option(min=1, help="Instead of the recipe's.")] = None,
     batch: Annotated[int | None, typer.Option(min=2, help="Instead of the recipe's.")] = None,
@@ -56,6 +59,8 @@ def train(
 
         kedge train cifar10 --network wrn-40-2 --recipe cifar --out runs/wrn
 
+        kedge train cifar10 --network airbench --recipe airbench --spread --variant recommended --half
+
         kedge train folder:photos/ --size 64 --epochs 30 --devices 2 --accelerator cpu
 
         kedge train imagenet --network resnet50 --recipe imagenet --size 224 --every 10 --accelerator gpu --devices 8
@@ -64,6 +69,7 @@ def train(
     images = sources.load(data, "train", data_dir=data_dir)
     if images.labels is None:
         raise InputError(f"{data} must have labels to train on; it has none")
+    one_of("variant", variant, tuple(VARIANTS))  # now, and not after an hour of training
     preprocess = None
     if not isinstance(images, ImageSet):
         if size is None:
@@ -104,7 +110,7 @@ def train(
     if training.is_first_process():
         if half:
             trained.round_weights()
-        detector: Detector = Energy(trained) if plain else AMP(trained)
+        detector: Detector = Energy(trained) if plain else AMP(trained, variant=variant)
         detector.fit(part, preprocess=preprocess).calibrate(held_out)
         detector.save(out / "detector.kedge")
         found = detector(held_out)

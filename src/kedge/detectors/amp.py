@@ -28,15 +28,17 @@ HYPOTHESIS_SCORES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 
 @dataclass(frozen=True)
 class Variant:
-    """A reading of the method: how tau sums up the classes, and whether all images share their anchors."""
+    """A reading of the method: how tau sums up the classes, whose the anchors are, and what they are held against."""
 
     tau: str
-    per_image: bool
+    per_image: bool = False
+    mirror: bool = False
 
 
 VARIANTS = {
-    "paper": Variant(tau="sum", per_image=False),
+    "paper": Variant(tau="sum"),
     "authors": Variant(tau="mean", per_image=True),  # as the published code computes it
+    "recommended": Variant(tau="mean", mirror=True),
 }
 
 
@@ -50,7 +52,8 @@ class AMP(Detector):
     Args:
         net: A network from `kedge.anchor`, trained.
         variant: ``"paper"`` sums tau over classes and shares the anchors between images; ``"authors"`` takes the mean
-            and draws anchors per image, as the published code does.
+            and draws anchors per image, as the published code does; ``"recommended"`` takes the mean over
+            classes, shares the anchors and mirrors.
         score: ``"amp"``, ``"msp"``, ``"max_logit"``, ``"entropy"``, ``"energy"`` or a function of your own on the
             rescaled logits (B, C); or ``"temperature"`` or ``"mutual_information"`` of the hypotheses alone.
         tau: ``"sum"`` or ``"mean"``, where it should differ from the variant's.
@@ -58,9 +61,9 @@ class AMP(Detector):
         temperature: ``"image"``: each image's own, the method. ``"global"``: the mean temperature of held-out images
             for all, learned in `calibrate`: the control that tells what the temperature of the single image adds.
         anchors: ``"random"``, ``"balanced"`` over classes, or images (K, D, H, W) of your own.
-        mirror: Whether every second anchor is held against the mirrored image: for images that are as likely to be seen
-            either way. The mean is then more accurate, and the disagreement over the two views counts too, at no pass
-            more but one through the first layer.
+        mirror: Whether every second anchor is held against the mirrored image, where it should differ from the
+            variant's: for images that are as likely to be seen either way. The mean is then more accurate, and the
+            disagreement of the two views counts too, at no more passes but one through the first layer.
         k: Anchors per image, 5 by default.
         pool: Anchors to draw from when each image has its own; fewer where the training set is smaller.
         seed: Of the draw of anchors.
@@ -90,7 +93,7 @@ class AMP(Detector):
         tau: str | None = None,
         rescale: str | None = None,
         temperature: str = "image",
-        mirror: bool = False,
+        mirror: bool | None = None,
         anchors: str | Tensor | None = None,
         k: int | None = None,
         pool: int = 128,
@@ -108,7 +111,7 @@ class AMP(Detector):
         self.rescale = rescale if rescale is None else one_of("rescale", rescale, RULES)
         self.per_image = chosen.per_image
         self.temperature = one_of("temperature", temperature, TEMPERATURES)
-        self.mirror = mirror
+        self.mirror = chosen.mirror if mirror is None else mirror
         self.learns_held_out = temperature == "global"
         self.global_tau: float | None = None
         self.score_by = score

@@ -32,6 +32,7 @@ class NetworkPlan:
         prepare: Arguments of the method's `prepare`.
         objective: Arguments of the method's `objective`.
         member: Added to the seed, for members of an ensemble.
+        share: Of the training images, to train on: for a training that is shorter than an epoch.
         seed: Its seed, where it should be the same whatever the run's: for members that the runs share.
         start: The name of a network of the suite whose trained weights it begins with, instead of ``network``'s own.
 
@@ -49,12 +50,15 @@ class NetworkPlan:
     prepare: Mapping[str, Any] = field(default_factory=dict)
     objective: Mapping[str, Any] = field(default_factory=dict)
     member: int = 0
+    share: float = 1.0
     seed: int | None = None
     start: str | None = None
 
     def __post_init__(self) -> None:
         if self.start is not None and (self.method is not None or self.member):
             raise InputError("start is a trained network to go on with, so neither method nor member goes with it")
+        if not 0 < self.share <= 1:
+            raise InputError(f"share must be above 0 and at most 1; got {self.share}")
         if self.method is None and (self.prepare or self.objective):
             raise InputError("prepare and objective are arguments of a method's; pass method= too")
 

@@ -12,7 +12,7 @@ from typing import Any
 from torch import Tensor
 
 from kedge import artifact
-from kedge.anchoring import anchor
+from kedge.anchoring import Anchored, anchor
 from kedge.data import ImageSet, Preprocess, StreamedSet
 from kedge.detectors import AMP, Cost, Detection, Detector
 from kedge.errors import FileFormatError, InputError, NotReadyError
@@ -22,6 +22,7 @@ from kedge.files import atomic
 from kedge.metrics import Estimate
 from kedge.models.classifier import Classifier
 from kedge.provenance import provenance
+from kedge.suites.memory import Memory
 from kedge.suites.plan import Suite, SuiteData
 from kedge.training import Progress, train
 
@@ -57,6 +58,7 @@ class SuiteRun:
         self.on_training, self.on_scoring = on_training, on_scoring
         self.training = dict(training or {})
         self._trained: dict[tuple[str, int], Classifier] = {}
+        self._memory: dict[tuple[str, int], Memory] = {}
         self._data: tuple[int, SuiteData] | None = None  # of the last seed: reading it can take minutes
 
     def run(self) -> dict[int, Evaluation]:
@@ -71,6 +73,7 @@ class SuiteRun:
         left_out = {label for label in self.suite.methods if data.outliers is None and self._needs_outliers(label)}
         results = {label: self._cell(label, data, seed) for label in self.suite.methods if label not in left_out}
         self._trained.clear()
+        self._memory.clear()
         shifted, known = tuple(s.name for s in data.shifted), {ood: s.name for ood, s in data.known_in.items()}
         apart = tuple(s.name for s in data.ood if s.name in self.suite.apart)
         results = {label: replace(result, apart=apart) for label, result in results.items()}
@@ -96,6 +99,10 @@ class SuiteRun:
             progress=report,
         )
         result = found.results[label + PERMUTED if permuted else label]
+        # What other rows have asked already was not computed again, but belongs to this row's cost too.
+        saved = sum(memory.saved for memory in self._memory.values())
+        images = sum(map(len, result.detections.values()))
+        result = replace(result, milliseconds=result.milliseconds + 1000 * saved / images)
         write_cell(path, result, identity)
         return result
 
@@ -113,8 +120,14 @@ class SuiteRun:
         method, preprocess = self.suite.methods[label], Preprocess(tuple(data.test.images.shape[1:]))
         # A copy, since a detector may give a network other anchors.
         networks = [copy.deepcopy(self._network(name, data, seed)) for name in method.networks]
+        for name, net in zip(method.networks, networks, strict=True):
+            if isinstance(net, Anchored):
+                self._memory.setdefault((name, seed), Memory()).attach(net)
         detector = method.build(networks, data.outliers)
-        return detector.fit(data.train, preprocess=preprocess).calibrate(data.held_out)
+        detector.fit(data.train, preprocess=preprocess).calibrate(data.held_out)
+        for memory in self._memory.values():
+            memory.start()
+        return detector
 
     def _needs_outliers(self, label: str) -> bool:
         """Whether a method, or the training of one of its networks, takes the suite's outliers."""
@@ -135,16 +148,17 @@ class SuiteRun:
             objective = None
             if plan.method is not None:
                 net, objective = plan.method.prepare(net, **plan.prepare), plan.method.objective(**plan.objective)
+            images = data.train if plan.share == 1 else data.train.split(plan.share, seed=number)[0]
             outliers = data.outliers if objective is not None and objective.outliers_per_image else None
             self._trained[name, seed] = train(
                 net,
-                data.train,
+                images,
                 plan.recipe,
                 seed=number,
                 directory=self.networks / self._network_name(name, number, data.train, outliers),
                 objective=objective,
                 outliers=outliers,
-                preprocess=None if isinstance(data.train, ImageSet) else preprocess,
+                preprocess=None if isinstance(images, ImageSet) else preprocess,
                 progress=None if self.on_training is None else _named(self.on_training, name),
                 **self.training,
             )
