@@ -258,6 +258,20 @@ def test_a_batch_holds_at_least_one_image(size):
             fitted().score(source, batch_size=size)
 
 
+def test_centred_energy_does_not_change_when_all_logits_of_an_image_move_together(tmp_path):
+    plain = fitted("energy", "plain")
+    detector = kedge.Energy(plain.net, centred=True).fit(images()).calibrate(images())
+    logits = detector(images()).logits
+    by_hand = [-math.log(sum(math.exp(v - sum(row) / len(row)) for v in row)) for row in logits.double().tolist()]
+    assert torch.allclose(detector.score(images()).double(), torch.tensor(by_hand, dtype=torch.float64), atol=1e-5)
+    detector.save(tmp_path / "a.kedge")
+    assert kedge.load(tmp_path / "a.kedge").centred
+    before = detector.score(images()), plain.score(images())
+    detector.net.network.fc.bias.data += 3
+    assert torch.allclose(detector.score(images()), before[0], atol=1e-5)
+    assert torch.allclose(plain.score(images()), before[1] - 3, atol=1e-5)
+
+
 def test_a_network_that_gives_nan_is_found_out():
     detector = fitted("energy", "plain")
     detector.net.network.fc.bias.data[0] = math.nan

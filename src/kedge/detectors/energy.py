@@ -1,5 +1,11 @@
 """Energy."""
 
+from typing import Any
+
+from torch import Tensor, nn
+
+from kedge import scores
+from kedge.detectors.base import Outputs
 from kedge.detectors.logits import LogitDetector
 
 
@@ -7,6 +13,12 @@ class Energy(LogitDetector):
     """Free energy of the logits (Liu et al., NeurIPS 2020): minus their logsumexp.
 
     Keeps the size of the logits, which the softmax discards. One forward pass, nothing to fit.
+
+    Args:
+        net: See `Detector`.
+        centred: Whether to take it of logits less their mean. A softmax does not change when all logits of an image
+            move together, so training leaves that free, and nothing says that it tells known from unknown. It is AMP's
+            score without anchors: the control that tells what they add.
 
     Example:
         >>> import torch
@@ -17,3 +29,16 @@ class Energy(LogitDetector):
 
     name = "energy"
     score_function = "energy"
+
+    def __init__(self, net: nn.Module, *, centred: bool = False) -> None:
+        super().__init__(net)
+        self.centred = centred
+
+    def outputs(self, x: Tensor) -> Outputs:
+        """The network's logits and their score."""
+        logits = self.net(x)
+        return Outputs(logits, scores.amp(logits) if self.centred else scores.energy(logits))
+
+    def config(self) -> dict[str, Any]:
+        """Whether the logits are centred."""
+        return {"centred": self.centred}

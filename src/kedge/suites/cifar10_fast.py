@@ -90,6 +90,7 @@ def cifar10_fast(setting: Setting) -> Study:
         "DUQ": MethodPlan(DUQ, ("duq",)),
         "AMP, temperature permuted": MethodPlan(AMP, ("anchored",), permuted=True),
         "AMP, one temperature for all": MethodPlan(AMP, ("anchored",), {"temperature": "global"}),
+        "Energy, centred": MethodPlan(Energy, ("plain",), {"centred": True}),
         "Energy, 5 flips and crops": MethodPlan(FlipsAndCrops, ("plain",), {"k": 5, "shift": 2}),
         "pixel statistics": MethodPlan(PixelStatistics, ("plain",)),
     }
