@@ -47,7 +47,15 @@ def publish(run: SuiteRun, evaluations: Mapping[int, Evaluation], *, command: st
         }
     summary = Summary(evaluations)
     missing = dict(run.data(next(iter(evaluations))).missing)
-    record = {"command": command, "missing": missing, "made with": provenance()}
+    trainings = run.trainings()
+    hours = sum(each["seconds"] or 0.0 for each in trainings.values()) / 3600
+    record = {
+        "command": command,
+        "missing": missing,
+        "made with": provenance(),
+        "training hours": round(hours, 2),
+        "trainings": trainings,
+    }
     tables = [beside_paper(summary, suite, metric) for metric in suite.protocol.metrics]
     if suite.draws:
         tables.append(noise_table(summary, suite.draws))

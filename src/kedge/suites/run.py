@@ -103,8 +103,15 @@ class SuiteRun:
         saved = sum(memory.saved for memory in self._memory.values())
         images = sum(map(len, result.detections.values()))
         result = replace(result, milliseconds=result.milliseconds + 1000 * saved / images)
-        write_cell(path, result, identity)
+        write_cell(path, result, identity, self._trainings(label, data, seed))
         return result
+
+    def trainings(self) -> dict[str, dict[str, Any]]:
+        """The trainings behind the cells in the folder: by the network's folder, its seconds and what it ran on."""
+        found: dict[str, dict[str, Any]] = {}
+        for path in sorted(self.directory.glob("seed-*/cells/*.json")):
+            found |= json.loads(path.read_text())["trainings"]
+        return found
 
     def detector(self, label: str, seed: int) -> Detector:
         """The detector behind a row, fitted and calibrated."""
@@ -164,6 +171,17 @@ class SuiteRun:
             )
         return self._trained[name, seed]
 
+    def _trainings(self, label: str, data: SuiteData, seed: int) -> dict[str, dict[str, Any]]:
+        """How long the networks of a row trained, those that they start from included."""
+        names = list(self.suite.methods[label].networks)
+        names += [start for name in names if (start := self.suite.networks[name].start)]
+        found = {}
+        for name in names:
+            net, number = self._network(name, data, seed), self.suite.networks[name].number(seed)
+            folder = self._network_name(name, number, data.train, data.outliers if net.outliers is not None else None)
+            found[folder] = {key: net.record.get(key) for key in ("seconds", "made with")}
+        return found
+
     def _described(self, name: str) -> dict[str, Any]:
         """A network's plan as plain data, with the plan that it starts from."""
         plan = self.suite.networks[name]
@@ -200,7 +218,9 @@ class SuiteRun:
         return same
 
 
-def write_cell(path: Path, result: Result, identity: Mapping[str, Any]) -> None:
+def write_cell(
+    path: Path, result: Result, identity: Mapping[str, Any], trainings: Mapping[str, Mapping[str, Any]]
+) -> None:
     """Write a result with its single scores to one file, whole or not at all, and without them to a small JSON file."""
     tensors = {
         f"{number}.{f.name}": value
@@ -210,6 +230,7 @@ def write_cell(path: Path, result: Result, identity: Mapping[str, Any]) -> None:
     }
     header = {
         "cell": dict(identity),
+        "trainings": dict(trainings),
         "sets": list(result.detections),
         "result": {
             "metrics": {ood: {m: vars(e) for m, e in by.items()} for ood, by in result.metrics.items()},
