@@ -69,6 +69,11 @@ class Anchored(Classifier):
         assert isinstance(stem, Stem)
         return stem
 
+    @property
+    def k(self) -> int:
+        """Hypotheses of an image, 0 before `set_anchors`."""
+        return (0 if self.anchors is None else len(self.anchors)) if self.per_image is None else self.per_image
+
     def set_anchors(self, images: Tensor, *, per_image: int | None = None) -> None:
         """Freeze the anchors of evaluation.
 
@@ -111,21 +116,28 @@ class Anchored(Classifier):
             return self._train_forward(x, x if among is None else among, first)
         return self.hypotheses(x).mean(dim=0)
 
-    def hypotheses(self, x: Tensor, *, like: Tensor | None = None, mirror: bool = False) -> Tensor:
+    def hypotheses(
+        self, x: Tensor, *, like: Tensor | None = None, mirror: bool = False, which: Sequence[int] | None = None
+    ) -> Tensor:
         """The logits under each anchor, (K, B, C). Runs in evaluation mode and puts the mode back.
 
         Args:
             x: Images (B, D, ...).
             like: Images to choose each image's own anchors by, where ``x`` is a perturbed version of them.
             mirror: Whether every second anchor is held against the image mirrored along its last axis.
+            which: The anchors to ask, by number, rising; by default all.
         """
-        straight = self.marginalise(x, (), like, every=2 if mirror else 1)[0]
         if not mirror:
-            return straight
-        mirrored = self.marginalise(x.flip(-1), (), x if like is None else like, first=1, every=2)[0]
-        k = len(straight) + len(mirrored)
-        order = torch.tensor([*range(0, k, 2), *range(1, k, 2)], device=straight.device).argsort()
-        return torch.cat([straight, mirrored])[order]
+            return self.marginalise(x, (), like, which=which)[0]
+        asked = range(self.k) if which is None else which
+        halves = [[k for k in asked if k % 2 == turned] for turned in (False, True)]
+        parts = [
+            self.marginalise(view, (), x if like is None else like, which=half)[0]
+            for view, half in zip((x, x.flip(-1)), halves, strict=True)
+            if half
+        ]
+        order = torch.tensor(halves[0] + halves[1], device=parts[0].device).argsort()
+        return torch.cat(parts)[order]
 
     def features(
         self, x: Tensor, layers: Sequence[str] = (), *, like: Tensor | None = None
@@ -140,12 +152,11 @@ class Anchored(Classifier):
         layers: Sequence[str] = (),
         like: Tensor | None = None,
         *,
-        first: int = 0,
-        every: int = 1,
+        which: Sequence[int] | None = None,
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """All hypotheses (K, B, C), and the mean over anchors of the layers' outputs, in one pass for each anchor.
 
-        With ``every``, only the anchors number ``first``, ``first + every``, ... are asked.
+        With ``which``, only the anchors of these numbers are asked.
         """
         if self.anchors is None:
             raise NotReadyError(
@@ -158,8 +169,8 @@ class Anchored(Classifier):
                 f"x must have the shape of the anchors, (B, {', '.join(map(str, self.anchors.shape[1:]))}); "
                 f"got {tuple(x.shape)}; for one image pass x[None]"
             )
-        asked = slice(first, None, every)
-        k = len(range(len(self.anchors) if self.per_image is None else self.per_image)[asked])
+        asked = slice(None) if which is None else list(which)
+        k = self.k if which is None else len(which)
         with evaluating(self):
             self._survey(x)
             image_bytes = x[0].numel() * self.mean.element_size()

@@ -18,6 +18,8 @@ from kedge.errors import InputError, NotReadyError
 PLAIN_ABOVE = 200  # classes from which on the paper divides by tau itself
 RULES = (*scores.RULES, "none")
 TEMPERATURES = ("image", "global")
+FEW = 2  # hypotheses that every image gets with anchors="auto"
+SETTLED = 0.95  # share of held-out images that all hypotheses accept where two are compared with them
 
 # Scores that read all hypotheses instead of the rescaled logits.
 HYPOTHESIS_SCORES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
@@ -60,7 +62,8 @@ class AMP(Detector):
         rescale: ``"exp"``, ``"plain"`` or ``"none"``; by default ``"exp"`` up to 200 classes and ``"plain"`` above.
         temperature: ``"image"``: each image's own, the method. ``"global"``: the mean temperature of held-out images
             for all, learned in `calibrate`: the control that tells what the temperature of the single image adds.
-        anchors: ``"random"``, ``"balanced"`` over classes, or images (K, D, H, W) of your own.
+        anchors: ``"random"``, ``"balanced"`` over classes, or images (K, D, H, W) of your own. ``"auto"``: random ones,
+            of which an image is held against two, and against all only where these do not settle that it is accepted.
         mirror: Whether every second anchor is held against the mirrored image, where it should differ from the
             variant's: for images that are as likely to be seen either way. The mean is then more accurate, and the
             disagreement of the two views counts too, at no more passes but one through the first layer.
@@ -112,7 +115,12 @@ class AMP(Detector):
         self.per_image = chosen.per_image
         self.temperature = one_of("temperature", temperature, TEMPERATURES)
         self.mirror = chosen.mirror if mirror is None else mirror
-        self.learns_held_out = temperature == "global"
+        self.adaptive = anchors == "auto" if isinstance(anchors, str) else False
+        if self.adaptive and (temperature == "global" or score in HYPOTHESIS_SCORES):
+            raise InputError('anchors="auto" goes with a score of rescaled logits and each image\'s own temperature')
+        self.learns_held_out = temperature == "global" or self.adaptive
+        self.settled: float | None = None  # a score of two hypotheses up to which an image is accepted
+        self.asked = [0, 0]  # images, and passes for them
         self.global_tau: float | None = None
         self.score_by = score
         self._score = None if score in HYPOTHESIS_SCORES else resolve("score", score, scores.SCORES | HYPOTHESIS_SCORES)
@@ -121,19 +129,20 @@ class AMP(Detector):
                 raise InputError(f"anchors must be at least two images, (K, D, ...); got {shape_of(anchors)}")
             if k not in (None, len(anchors)) and not self.per_image:
                 raise InputError(f"k must be the number of anchors given, {len(anchors)}; got {k}")
-        elif anchors is not None and anchors not in (CHOICES if isinstance(anchors, str) else ()):
+        elif anchors is not None and anchors not in ((*CHOICES, "auto") if isinstance(anchors, str) else ()):
             came = repr(anchors) if isinstance(anchors, str) else shape_of(anchors)
             raise InputError(
-                f"anchors must be a tensor of images or one of {', '.join(map(repr, CHOICES))}; got {came}"
+                f"anchors must be a tensor of images or one of {', '.join(map(repr, (*CHOICES, 'auto')))}; got {came}"
             )
-        self._anchors = anchors
+        self._anchors = "random" if self.adaptive else anchors
         self._k = k if k is None else at_least("k", k, 2)
         self._pool = at_least("pool", pool, (self._k or DEFAULT_K) if self.per_image else 2)
         self._seed = seed
 
     def fit_method(self, train_set: Any, preprocess: Preprocess) -> None:
         """Freeze the anchors, out of the training images where none are given."""
-        self.global_tau = None
+        self.global_tau = self.settled = None
+        self.asked = [0, 0]
         asked = self._anchors is not None or self._k is not None or self._seed is not None
         if asked or self.net.anchors is None or (self.net.per_image is not None) != self.per_image:
             k = self._k or DEFAULT_K
@@ -149,28 +158,83 @@ class AMP(Detector):
             )
 
     def fit_held_out(self, images: Tensor, labels: Tensor) -> None:
-        """Learn the one temperature of the control: the mean over held-out images."""
+        """Learn when two hypotheses settle it, or the one temperature of the control: the mean over the images."""
+        if self.adaptive:
+            self.settled = self._settling(images)
+            return
         with torch.no_grad():
             parts = [self.net.hypotheses(self.as_input(x), mirror=self.mirror) for x in images.split(256)]
         self.global_tau = float(torch.cat([scores.temperature(part, self.tau) for part in parts]).double().mean())
 
     def state(self) -> dict[str, Tensor]:
-        """The one temperature of the control."""
-        return {} if self.global_tau is None else {"global_tau": torch.tensor(self.global_tau, dtype=torch.float64)}
+        """The one temperature of the control, and when two hypotheses settle it."""
+        learned = {"global_tau": self.global_tau, "settled": self.settled}
+        return {name: torch.tensor(value, dtype=torch.float64) for name, value in learned.items() if value is not None}
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
-        """Take it back."""
+        """Take them back."""
         self.global_tau = float(state["global_tau"]) if "global_tau" in state else None
+        self.settled = float(state["settled"]) if "settled" in state else None
 
     def outputs(self, x: Tensor) -> Outputs:
         """The marginalised logits, tau and the score of the rescaled logits."""
-        hypotheses = self.net.hypotheses(x, mirror=self.mirror)  # (K, B, C)
+        if self.adaptive:
+            return self._adaptive(x)
+        return self._of(self.net.hypotheses(x, mirror=self.mirror))
+
+    def _of(self, hypotheses: Tensor) -> Outputs:
+        """The method, of hypotheses (K, B, C)."""
         logits = hypotheses.mean(dim=0)
         tau = scores.temperature(hypotheses, self.tau)
         if self._score is None:
             assert isinstance(self.score_by, str)
             return Outputs(logits, HYPOTHESIS_SCORES[self.score_by](hypotheses, tau), tau)
         return Outputs(logits, self._rescored(self._score, logits, tau), tau)
+
+    def _adaptive(self, x: Tensor) -> Outputs:
+        """What two hypotheses say of the images that they settle, and what all say of the others."""
+        if self.settled is None:
+            raise NotReadyError(
+                'AMP with anchors="auto" does not know yet when two hypotheses are enough: call calibrate(held_out), '
+                "which learns it from half of the images"
+            )
+        few = self.net.hypotheses(x, mirror=self.mirror, which=range(FEW))
+        out = self._of(few)
+        open_ = out.score > self.settled
+        rest = range(FEW, self.net.k)
+        self.asked[0] += len(x)
+        self.asked[1] += FEW * len(x) + len(rest) * int(open_.sum())
+        if len(rest) and bool(open_.any()):
+            more = self.net.hypotheses(x[open_], mirror=self.mirror, which=rest)
+            full = self._of(torch.cat([few[:, open_], more]))
+            for mine, found in (
+                (out.logits, full.logits),
+                (out.score, full.score),
+                (out.temperature, full.temperature),
+            ):
+                assert mine is not None
+                mine[open_] = found
+        return out
+
+    def _settling(self, images: Tensor) -> float:
+        """The score of two hypotheses up to which no held-out image would be flagged by all of them.
+
+        As far below the score that all hypotheses would flag from as their score ever exceeded that of two.
+        """
+        few, full = [], []
+        with torch.no_grad():
+            for x in images.split(256):
+                hypotheses = self.net.hypotheses(self.as_input(x), mirror=self.mirror)
+                few.append(self._of(hypotheses[:FEW]).score)
+                full.append(self._of(hypotheses).score)
+        two, all_ = torch.cat(few).double(), torch.cat(full).double()
+        return float(all_.quantile(SETTLED) - (all_ - two).max())
+
+    @property
+    def mean_passes(self) -> float:
+        """Passes through the network for an image: K, or with ``anchors="auto"`` the mean over all images so far."""
+        images, passes = self.asked
+        return passes / images if images else float(self.net.k)
 
     @property
     def rescores(self) -> bool:
@@ -210,7 +274,7 @@ class AMP(Detector):
         return torch.full_like(tau, self.global_tau)
 
     def config(self) -> dict[str, Any]:
-        """The arguments, less the anchors, which the network keeps."""
+        """The arguments, less the anchors themselves, which the network keeps."""
         score = self.score_by if isinstance(self.score_by, str) else None
         return {
             "variant": self.variant,
@@ -219,4 +283,5 @@ class AMP(Detector):
             "rescale": self.rescale,
             "temperature": self.temperature,
             "mirror": self.mirror,
+            "anchors": "auto" if self.adaptive else None,
         }

@@ -45,7 +45,7 @@ class Memory:
         ) -> tuple[Tensor, dict[str, Tensor]]:
             if layers or torch.is_grad_enabled():
                 return ask(x, layers, like, **options)
-            key = (_digest(net.anchors), net.per_image, _digest(x), _digest(like), *sorted(options.items()))
+            key = (_digest(net.anchors), net.per_image, _digest(x), _digest(like), tuple(options.get("which") or ()))
             if key not in self._said:
                 started = time.perf_counter()
                 hypotheses = ask(x, (), like, **options)[0]
