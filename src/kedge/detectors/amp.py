@@ -213,6 +213,7 @@ class AMP(Detector):
                 (out.temperature, full.temperature),
             ):
                 assert mine is not None
+                assert found is not None
                 mine[open_] = found
         return out
 
