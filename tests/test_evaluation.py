@@ -186,3 +186,26 @@ def test_real_detectors_on_one_footing():
     plain = [table.results[name] for name in ("msp", "max_logit", "entropy", "energy")]
     assert len({result.accuracy for result in plain}) == 1  # one network, one prediction
     assert all(0 <= result.mean("auroc") <= 1 for result in table.results.values())
+
+
+def test_a_set_apart_is_measured_and_in_no_mean():
+    detectors = {"up": calibrated(), "down": calibrated(-1.0)}
+    whole, apart = (evaluate(detectors, INSIDE, [NEAR, FAR], apart=names) for names in ((), ("near",)))
+    for name in detectors:
+        assert apart.results[name].metrics == whole.results[name].metrics
+        for metric in METRICS:
+            assert apart.results[name].mean(metric) == whole.results[name].metrics["far"][metric].value
+    assert apart.over == "far (near apart)"
+    assert whole.over == "2 OOD sets"
+    table = kedge.evaluation.Summary({0: apart})
+    assert table.value("up", "fpr95").mean == whole.results["up"].metrics["far"]["fpr95"].value
+    assert "far (near apart)" in table.table().caption
+    assert "far (near apart)" in table.by_set("auroc").caption
+
+
+@pytest.mark.parametrize(
+    ("apart", "message"), [(("other",), "apart must name OOD sets"), (("near", "far"), "at least one OOD")]
+)
+def test_sets_apart_must_be_some_of_the_ood_sets(apart, message):
+    with pytest.raises(InputError, match=message):
+        evaluate({"up": calibrated()}, INSIDE, [NEAR, FAR], apart=apart)

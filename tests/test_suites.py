@@ -444,3 +444,56 @@ def test_a_start_must_be_a_network_from_scratch():
         suite(networks={**suite().networks, "plain": dataclasses.replace(tuned, start="anchored"), "tuned": tuned})
     with pytest.raises(InputError, match="neither method nor member goes with it"):
         NetworkPlan("compact", RECIPE, SIZE, start="plain", member=1)
+
+
+def test_sets_apart_are_in_no_mean_of_a_suite(tmp_path):
+    tables, _, _ = events(suite(methods=ONLY, apart=("more",)), tmp_path)
+    (result,) = tables[0].results.values()
+    assert tables[0].apart == ("more",)
+    assert result.mean("auroc") == result.metrics["other"]["auroc"].value
+
+
+def test_members_with_seeds_of_their_own_are_the_networks_of_those_seeds(tmp_path):
+    member = NetworkPlan("compact", RECIPE, SIZE, seed=1)
+    networks = {"plain": NetworkPlan("compact", RECIPE, SIZE), "plain 1": member}
+    methods = {"MSP": MethodPlan(MSP, ("plain",)), "MSP of seed 1": MethodPlan(MSP, ("plain 1",))}
+    declared = suite(networks=networks, methods=methods, seeds=(0, 1), data=lambda seed: data(0))
+    tables, trained, _ = events(declared, tmp_path)
+    assert trained == ["plain", "plain 1"]  # once each: the network of seed 1 was there when seed 1 came
+    scores = {seed: {label: r.detections["test"].score for label, r in t.results.items()} for seed, t in tables.items()}
+    assert torch.equal(scores[0]["MSP of seed 1"], scores[1]["MSP"])
+    assert not torch.equal(scores[0]["MSP"], scores[1]["MSP"])
+
+
+def test_a_training_shorter_than_an_epoch_takes_a_share_of_the_images(tmp_path):
+    short = NetworkPlan("compact", RECIPE, SIZE, share=0.5)
+    run = SuiteRun(suite(networks={"plain": short}, methods=ONLY), tmp_path)
+    run.run()
+    assert run._network("plain", data(0), 0).record["data"]["images"] == 24
+    with pytest.raises(InputError, match="share must be above 0 and at most 1; got 0"):
+        NetworkPlan("compact", RECIPE, SIZE, share=0)
+
+
+def test_rows_on_the_same_hypotheses_share_them_and_are_what_they_are_alone(tmp_path):
+    rows = {
+        "AMP": MethodPlan(AMP, ("anchored",), {"k": 3, "seed": 0}),
+        "AMP, tau mean": MethodPlan(AMP, ("anchored",), {"k": 3, "seed": 0, "tau": "mean"}),
+        "AMP, mirrored": MethodPlan(AMP, ("anchored",), {"k": 3, "seed": 0, "mirror": True}),
+        "AMP, others": MethodPlan(AMP, ("anchored",), {"k": 3, "seed": 7}),
+        "Energy": MethodPlan(Energy, ("anchored",)),
+    }
+    together, _, _ = events(suite(methods=rows), tmp_path / "all")
+    for label, row in rows.items():
+        alone, _, _ = events(suite(methods={label: row}), tmp_path / label, networks=tmp_path / "all" / "networks")
+        for name, said in alone[0].results[label].detections.items():
+            assert torch.equal(said.score, together[0].results[label].detections[name].score)
+    assert all(result.milliseconds > 0 for result in together[0].results.values())
+
+
+def test_the_record_tells_how_long_the_networks_trained(tmp_path):
+    run = SuiteRun(suite(methods=ONLY), tmp_path)
+    run.run()
+    ((folder, training),) = run.trainings().items()
+    assert (tmp_path / "networks" / folder).is_dir()
+    assert training["seconds"] == run._network("plain", data(0), 0).record["seconds"] > 0
+    assert training["made with"]["torch"] == torch.__version__
