@@ -495,5 +495,5 @@ def test_the_record_tells_how_long_the_networks_trained(tmp_path):
     run.run()
     ((folder, training),) = run.trainings().items()
     assert (tmp_path / "networks" / folder).is_dir()
-    assert training["seconds"] == run._network("plain", data(0), 0).record["seconds"] > 0
+    assert training["seconds"] == run._network("plain", data(0), 0).record["seconds"]
     assert training["made with"]["torch"] == torch.__version__
