@@ -55,8 +55,8 @@ class NetworkPlan:
     start: str | None = None
 
     def __post_init__(self) -> None:
-        if self.start is not None and (self.method is not None or self.member):
-            raise InputError("start is a trained network to go on with, so neither method nor member goes with it")
+        if self.start is not None and self.member:
+            raise InputError("start is a trained network of the run's own seed, so member does not go with it")
         if not 0 < self.share <= 1:
             raise InputError(f"share must be above 0 and at most 1; got {self.share}")
         if self.method is None and (self.prepare or self.objective):
