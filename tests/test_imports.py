@@ -16,8 +16,8 @@ LAYERS = [
     {"anchoring"},
     {"objective"},
     {"training", "detectors"},
-    {"evaluation", "theory", "adapters"},
-    {"report"},  # what people look at
+    {"evaluation", "theory", "adapters", "hub"},
+    {"report", "pipelines"},  # what people look at, and call
     {"scoring", "serving", "export"},  # detectors at work
     {"suites"},  # whole studies, down to their report
     {"cli"},

@@ -34,7 +34,9 @@ from kedge.detectors import (
     load,
 )
 from kedge.evaluation import evaluate
+from kedge.hub import from_pretrained, push_to_hub
 from kedge.models.classifier import Classifier
+from kedge.pipelines import pipeline
 from kedge.training import train
 
 __version__ = version("kedge")
@@ -74,9 +76,12 @@ __all__ = [
     "calibration",
     "evaluate",
     "evaluation",
+    "from_pretrained",
     "load",
     "metrics",
     "models",
+    "pipeline",
+    "push_to_hub",
     "scores",
     "train",
     "training",

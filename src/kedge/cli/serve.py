@@ -1,6 +1,7 @@
 """``kedge serve``: a detector over HTTP."""
 
 import signal
+import warnings
 from pathlib import Path
 from typing import Annotated
 
@@ -21,6 +22,7 @@ def serve(
     max_queue: Annotated[int, typer.Option(min=1, help="Images that may wait; beyond it the answer is 503.")] = 512,
     max_images: Annotated[int, typer.Option(min=1, help="In one request.")] = 64,
     max_bytes: Annotated[int, typer.Option(min=1, help="Of one request.")] = 20_000_000,
+    max_held: Annotated[int, typer.Option(min=1, help="Bytes of all requests at a time; beyond it 503.")] = 256_000_000,
     max_pixels: Annotated[int, typer.Option(min=1, help="Of one image.")] = 50_000_000,
     timeout: Annotated[float, typer.Option(help="Seconds until a request is given up.")] = 30.0,
     readers: Annotated[int, typer.Option(min=1, help="Threads that decode images.")] = 2,
@@ -41,6 +43,7 @@ def serve(
         import uvicorn
 
         from kedge.serving import Settings, create_app
+        from kedge.serving.protocol import impatient
     except ImportError as error:
         raise NotReadyError(f"serving needs {error.name}, which is missing: pip install 'kedge[serve]'") from error
     settings = Settings(
@@ -49,6 +52,7 @@ def serve(
         max_queue=max_queue,
         max_images=max_images,
         max_bytes=max_bytes,
+        max_held=max_held,
         max_pixels=max_pixels,
         timeout=timeout,
         readers=readers,
@@ -58,4 +62,13 @@ def serve(
     Console(stderr=True).print(f"serving   [bold]http://{host}:{port}[/]  docs at /docs", highlight=False)
     # uvicorn finishes what it took on SIGTERM and then raises the signal again; to stop so is a success.
     signal.signal(signal.SIGTERM, lambda *_: None)
-    uvicorn.run(app, host=host, port=port, log_level="warning", timeout_graceful_shutdown=int(timeout) + 1)
+    # Python keeps every warning that it has shown, and hostile files make Pillow's differ without end.
+    warnings.filterwarnings("ignore", module=r"PIL\.")
+    uvicorn.run(
+        app,
+        host=host,
+        port=port,
+        log_level="warning",
+        http=impatient(settings.timeout / 2),
+        timeout_graceful_shutdown=int(timeout) + 1,
+    )

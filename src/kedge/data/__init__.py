@@ -3,8 +3,9 @@
 from kedge.data import sources
 from kedge.data.batches import batches, choose, gather, shape_of_inputs
 from kedge.data.corruptions import corrupt
+from kedge.data.decoding import open_image
 from kedge.data.imageset import ImageSet
-from kedge.data.preprocess import Preprocess, open_image
+from kedge.data.preprocess import Preprocess
 from kedge.data.sources import StreamedSet
 
 __all__ = [

@@ -1,17 +1,16 @@
 """From whatever a user has (files, PIL images, arrays, tensors) to the batches that a network was trained on."""
 
 import os
-import warnings
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 import torch
-from PIL import Image, ImageOps, UnidentifiedImageError
+from PIL import ExifTags, Image, ImageOps
 from torch import Tensor
 
 from kedge.checks import finite, one_of, shape_of
+from kedge.data.decoding import open_image
 from kedge.errors import InputError
 
 FILTERS = {
@@ -21,6 +20,7 @@ FILTERS = {
     "lanczos": Image.Resampling.LANCZOS,
 }
 FITS = ("crop", "stretch")
+_AT_A_TIME = 1 << 20  # pixels in floating point
 
 
 @dataclass(frozen=True)
@@ -121,9 +121,11 @@ class Preprocess:
         if channels not in (1, 3):
             raise InputError(f"PIL images have 1 or 3 channels and this network takes {channels}; pass an array")
         try:
-            image = _to_mode(ImageOps.exif_transpose(image), "L" if channels == 1 else "RGB")
+            image = _to_mode(_upright(image), "L" if channels == 1 else "RGB")
         except Exception as error:  # Pillow opens files lazily and may find the damage only here
             raise InputError(f"a PIL image ({image.mode}, {image.size}) cannot be read: {error}") from error
+        if 0 in image.size:
+            raise InputError(f"an image must have pixels; got one of {image.width} x {image.height}")
         if image.size != (width, height):
             chosen = FILTERS[self.resize]
             if self.fit == "stretch":
@@ -134,34 +136,31 @@ class Preprocess:
         return pixels[None] if channels == 1 else pixels.permute(2, 0, 1).contiguous()
 
 
-def open_image(path: str | os.PathLike[str] | BinaryIO, *, name: str | None = None) -> Image.Image:
-    """Read an image file whole, with an error that names the file; huge images are refused by Pillow's own limit.
-
-    An open file is taken too, with the ``name`` to give it in the error.
-
-    Example:
-        >>> open_image("no such file.png")
-        Traceback (most recent call last):
-        kedge.errors.InputError: no such file.png cannot be read as an image: No such file or directory
-    """
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("error", Image.DecompressionBombWarning)
-            with Image.open(Path(path) if isinstance(path, (str, os.PathLike)) else path) as image:
-                image.load()
-                return image.copy()
-    except Exception as error:  # Pillow's decoders raise whatever a damaged file makes them trip over
-        reason = "not an image" if isinstance(error, UnidentifiedImageError) else getattr(error, "strerror", None)
-        raise InputError(f"{name or path} cannot be read as an image: {reason or error}") from error
+def _upright(image: Image.Image) -> Image.Image:
+    """Turned as its EXIF says; the image itself where it says nothing, since a copy costs as much as the image."""
+    image.load()
+    turned = image.getexif().get(ExifTags.Base.Orientation, 1) != 1
+    return ImageOps.exif_transpose(image) if turned else image
 
 
 def _to_mode(image: Image.Image, mode: str) -> Image.Image:
     if image.mode.startswith("I") or image.mode == "F":  # Pillow clips 16 bits to 8 instead of scaling them
-        values = np.asarray(image, dtype=np.float64)
-        if image.mode.startswith("I;16") or (image.mode == "I" and values.max(initial=0) > 255):
-            values = values / 257  # "I" has 32 bits, and holds 16-bit images as well as 8-bit ones
-        image = Image.fromarray(values.clip(0, 255).round().astype(np.uint8))
+        image = Image.fromarray(_to_8_bits(np.asarray(image), image.mode))
     return image if image.mode == mode else image.convert(mode)
+
+
+def _to_8_bits(values: np.ndarray[Any, Any], mode: str) -> np.ndarray[Any, Any]:
+    """Grey values (H, W) of 16 or 32 bits, or floating point, as uint8."""
+    # "I" has 32 bits, and holds 16-bit images as well as 8-bit ones.
+    divisor = 257 if mode.startswith("I;16") or (mode == "I" and values.max(initial=0) > 255) else 1
+    scaled = np.empty(values.shape, np.uint8)
+    rows = max(1, _AT_A_TIME // max(1, values.shape[1]))
+    for top in range(0, len(values), rows):
+        part = values[top : top + rows] / divisor
+        if np.isnan(part).any():
+            raise InputError("its pixels must be numbers; some are NaN")
+        scaled[top : top + rows] = part.clip(0, 255).round()
+    return scaled
 
 
 def _to_pil(image: Tensor) -> Image.Image:

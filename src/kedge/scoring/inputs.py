@@ -11,7 +11,7 @@ from typing import Any, BinaryIO
 
 from PIL import Image
 
-from kedge.data.preprocess import open_image
+from kedge.data.decoding import open_image
 from kedge.errors import FileFormatError, InputError, NotReadyError
 
 IMAGES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm")
@@ -39,10 +39,10 @@ class Shard:
     def names(self) -> list[str]:
         """What the rows call the images."""
         if self.kind == "files":
-            return list(self.items)
+            return list(map(as_text, self.items))
         if self.kind == "tar":
-            return [f"{self.source}/{name}" for name, _, _ in self.items]
-        return [f"{self.source}#{row}" for row in self.items]
+            return [as_text(f"{self.source}/{name}") for name, _, _ in self.items]
+        return [as_text(f"{self.source}#{row}") for row in self.items]
 
     def openers(self) -> Iterator["Opener"]:
         """A function for each image, that reads it or raises an `InputError`."""
@@ -61,7 +61,9 @@ class Shard:
             name = f"{self.source}#{row}"
             if isinstance(value, dict):  # as Hugging Face's datasets keep images
                 value = value.get("bytes") or value.get("path")
-            yield Opener(value, name) if isinstance(value, str) else Opener(io.BytesIO(value or b""), name)
+            if not isinstance(value, (str, bytes)):
+                value = b""  # no image, as the row will say
+            yield Opener(value if isinstance(value, str) else io.BytesIO(value), name)
 
 
 @dataclass(frozen=True)
@@ -161,7 +163,7 @@ def _members(path: Path) -> Iterator[tuple[str, int, int]]:
                 if member.isfile() and member.name.lower().endswith(IMAGES):
                     yield member.name, member.offset_data, member.size
                 tar.members = []  # type: ignore[attr-defined]  # or it keeps every header it has seen
-    except tarfile.TarError as error:
+    except (tarfile.TarError, ValueError, OverflowError, EOFError) as error:  # a damaged header raises any of them
         raise FileFormatError(f"{path} must be an uncompressed tar: {error}; unpack it") from error
 
 
@@ -194,11 +196,24 @@ class ParquetRows:
         for group in range(self.file.num_row_groups):
             size = self.file.metadata.row_group(group).num_rows
             if seen <= last and seen + size > first:
-                held = self.file.read_row_group(group, columns=[column]).column(0)
                 low, high = max(first - seen, 0), min(last + 1 - seen, size)
-                values += held.slice(low, high - low).to_pylist()
+                try:
+                    held = self.file.read_row_group(group, columns=[column]).column(0)
+                    values += held.slice(low, high - low).to_pylist()
+                except (OSError, ValueError) as error:
+                    raise FileFormatError(f"{self.path} cannot be read as a parquet file: {error}") from error
             seen += size
         return values
+
+
+def as_text(name: str) -> str:
+    r"""A file's name as text that can be written: bytes of it that are no UTF-8 as Python would write them.
+
+    Example:
+        >>> print(as_text("caf\udce9.png"))
+        caf\xe9.png
+    """
+    return name.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
 
 
 def parquet_module() -> Any:

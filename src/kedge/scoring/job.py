@@ -21,7 +21,7 @@ from kedge.detectors import Detector, load
 from kedge.errors import InputError, KedgeError, NotReadyError
 from kedge.files import atomic, remove_leftovers
 from kedge.scoring import inputs
-from kedge.scoring.inputs import SHARD, Opener, Shard, cut
+from kedge.scoring.inputs import SHARD, Opener, Shard, as_text, cut
 from kedge.scoring.rows import ROWS, Row, format_of, read_rows, rows_of, writing
 
 Report = Callable[[int, int], None]
@@ -195,9 +195,9 @@ def _decode(opener: Opener, preprocess: Preprocess) -> Tensor | str:
     try:
         return preprocess(opener())
     except InputError as error:
-        return str(error)
+        return as_text(str(error))
     except (OSError, ValueError, MemoryError) as error:  # a disk that fails, or an image too large for what is left
-        return f"{type(error).__name__}: {error}"
+        return as_text(f"{type(error).__name__}: {error}")
 
 
 @contextmanager

@@ -15,8 +15,10 @@ class Settings:
         max_queue: Images that may wait; beyond it the answer is 503.
         max_images: In one request.
         max_bytes: Of one request.
+        max_held: Bytes of all requests that are read or answered at a time; beyond it the answer is 503.
         max_pixels: Of one image.
-        timeout: Seconds until a request that was not answered gets 504, or one that was not received in whole 408.
+        timeout: Seconds until a request that was not answered gets 504; one that was not received in whole within half
+            of them gets 408.
         readers: Threads that decode images.
         token: What clients must send as ``Authorization: Bearer TOKEN``; None for none.
 
@@ -30,6 +32,7 @@ class Settings:
     max_queue: int = 512
     max_images: int = 64
     max_bytes: int = 20_000_000
+    max_held: int = 256_000_000
     max_pixels: int = 50_000_000
     timeout: float = 30.0
     readers: int = 2
@@ -39,5 +42,6 @@ class Settings:
         for name in ("max_batch", "max_images", "max_bytes", "max_pixels", "readers"):
             at_least(name, getattr(self, name), 1)
         at_least("max_queue", self.max_queue, self.max_images)
+        at_least("max_held", self.max_held, self.max_bytes)
         between("max_delay", self.max_delay, 0, 10)
         between("timeout", self.timeout, 0, 3600, open_ends=True)

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
-from kedge.data.preprocess import open_image
+from kedge.data.decoding import open_image
 from kedge.data.sources.entry import Arrays, Progress
 from kedge.data.sources.idx import parse_idx
 from kedge.errors import FileFormatError, InputError, NotReadyError

@@ -13,8 +13,9 @@ from PIL import Image
 from torch import Tensor
 
 from kedge.checks import between, one_of, shape_of
+from kedge.data.decoding import open_image
 from kedge.data.imageset import ImageSet
-from kedge.data.preprocess import Preprocess, open_image
+from kedge.data.preprocess import Preprocess
 from kedge.errors import InputError, KedgeWarning
 
 ON_ERROR = ("refuse", "skip")

@@ -1,4 +1,4 @@
-"""Adapters: kedge's detectors in pytorch-ood's loops, and pytorch-ood's detectors behind kedge's verbs."""
+"""kedge's detectors in pytorch-ood's loops, and pytorch-ood's detectors behind kedge's verbs."""
 
 import math
 import os

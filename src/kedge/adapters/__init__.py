@@ -1,0 +1,5 @@
+"""Adapters: kedge beside other libraries. `kedge.adapters.lightning`, which needs one, is imported by its own name."""
+
+from kedge.adapters.peers import ForPytorchOOD, FromPytorchOOD, pytorch_ood
+
+__all__ = ["ForPytorchOOD", "FromPytorchOOD", "pytorch_ood"]

@@ -1,0 +1,106 @@
+"""A calibrated detector out of Lightning's Trainer."""
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+from kedge.anchoring import Anchored
+from kedge.detectors import AMP, Detector
+from kedge.errors import InputError, NotReadyError
+from kedge.metrics import auroc
+
+try:
+    from lightning.pytorch.callbacks import Callback
+except ImportError as missing:
+    raise NotReadyError(
+        f"kedge.adapters.lightning needs {missing.name}, which is missing: pip install 'kedge[lightning]'"
+    ) from missing
+
+LOGGED = "ood_auroc"
+
+
+class AnchorCallback(Callback):  # type: ignore[misc]  # mypy does not read Lightning
+    """Makes a detector of a module's anchored network when `Trainer.fit` ends, and watches it on the way.
+
+    The network gets its anchors, out of the training images, before training begins, so that ``validation_step`` can
+    evaluate it. Where there are out-of-distribution images, ``ood_auroc`` is logged after each validation: the AUROC of
+    the held-out images against them, which other callbacks can monitor.
+
+    Args:
+        train_set: The training images, in any form that `kedge.data.batches` takes.
+        held_out: In-distribution images that are not trained on, for the threshold.
+        ood: Out-of-distribution images to watch; None for none. They choose nothing.
+        net: The name of the anchored network in the module, such as ``"net"``; by default the only one there is.
+        make: What makes a detector of a network.
+        tpr: The share of in-distribution images to accept.
+        path: Where to save the detector; None for nowhere.
+
+    Attributes:
+        detector: None until `fit` has ended.
+
+    Example:
+        >>> from kedge.data import ImageSet
+        >>> images = ImageSet(torch.rand(40, 3, 4, 4), torch.arange(40) % 2)
+        >>> callback = AnchorCallback(images, torch.rand(40, 3, 4, 4), path="detector.kedge")
+        >>> callback.detector is None  # lightning.Trainer(callbacks=[callback]).fit(module, loader) makes it
+        True
+    """
+
+    def __init__(
+        self,
+        train_set: Any,
+        held_out: Any,
+        *,
+        ood: Any = None,
+        net: str | None = None,
+        make: Callable[[nn.Module], Detector] = AMP,
+        tpr: float = 0.95,
+        path: str | os.PathLike[str] | None = None,
+    ) -> None:
+        self.train_set, self.held_out, self.ood = train_set, held_out, ood
+        self.net, self.make, self.tpr, self.path = net, make, tpr, path
+        self.detector: Detector | None = None
+
+    def setup(self, trainer: Any, pl_module: nn.Module, stage: str) -> None:
+        """Set the anchors before a checkpoint is loaded, which may hold others."""
+        if stage == "fit" and self.network(pl_module).anchors is None:
+            self._fitted(pl_module)
+
+    def on_validation_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+        """Log the AUROC."""
+        if self.ood is None or trainer.sanity_checking:
+            return
+        detector = self._fitted(pl_module)
+        value = auroc(detector.score(self.held_out), detector.score(self.ood))
+        pl_module.log(LOGGED, value, rank_zero_only=True)
+
+    def on_fit_end(self, trainer: Any, pl_module: nn.Module) -> None:
+        """Make the detector, and save it."""
+        self.detector = self._fitted(pl_module).calibrate(self.held_out, tpr=self.tpr)
+        if self.path is not None and trainer.is_global_zero:
+            self.detector.save(self.path)
+
+    def network(self, module: nn.Module) -> Anchored:
+        """The anchored network of a module."""
+        found = {name: part for name, part in module.named_modules() if isinstance(part, Anchored)}
+        if self.net is not None:
+            if self.net not in found:
+                raise InputError(f"net must name an anchored network of the module: {_listed(found)}; got {self.net!r}")
+            return found[self.net]
+        if len(found) != 1:
+            raise InputError(
+                f"the module must have one network made by kedge.anchor; it has {_listed(found)}: anchor its network, "
+                "or name the one to use as net="
+            )
+        return next(iter(found.values()))
+
+    @torch.inference_mode(False)  # Lightning validates in it, and what is fitted there could not be trained on
+    def _fitted(self, module: nn.Module) -> Detector:
+        return self.make(self.network(module)).fit(self.train_set)
+
+
+def _listed(found: dict[str, Anchored]) -> str:
+    return ", ".join(repr(name) for name in found) or "none"

@@ -1,0 +1,106 @@
+"""A detector as a call that gives plain data, in the shape of transformers' image-classification pipeline."""
+
+import itertools
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from PIL import Image
+from torch import nn
+
+from kedge.checks import at_least
+from kedge.detectors import Detector
+from kedge.errors import NotReadyError
+from kedge.hub import from_pretrained
+
+Found = list[dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class Pipeline:
+    """Says of each image what it may be, and whether it is out of distribution; made by `pipeline`.
+
+    Args:
+        detector: Calibrated.
+        top_k: Classes to name, the likeliest first; fewer where there are fewer.
+        batch_size: Images at a time.
+    """
+
+    detector: Detector
+    top_k: int = 5
+    batch_size: int = 64
+
+    def __post_init__(self) -> None:
+        at_least("top_k", self.top_k, 1)
+        at_least("batch_size", self.batch_size, 1)
+        if self.detector.calibration is None:
+            raise NotReadyError("the detector has no threshold yet: call calibrate(held_out) before it is a pipeline")
+
+    def __call__(self, images: Any) -> Found | list[Found] | Iterator[Found]:
+        """What is found in images.
+
+        Args:
+            images: A path or a PIL image; several, as a list or anything else that `kedge.data.batches` takes; or an
+                iterator of images, which is read as its results are.
+
+        Returns:
+            For one image a list with a dictionary for each of the ``top_k`` likeliest classes: ``label`` (its name, or
+            ``LABEL_3`` where it has none) and ``score`` (its calibrated probability) as in transformers; and, the same
+            in all of them, ``ood_score`` (larger is further out of distribution), ``p_value`` and ``is_ood``. For
+            several images a list of such lists; for an iterator, an iterator of them.
+        """
+        if isinstance(images, (str, os.PathLike, Image.Image)):
+            return self._found([images])[0]
+        return self._stream(images) if isinstance(images, Iterator) else self._found(images)
+
+    def _stream(self, images: Iterator[Any]) -> Iterator[Found]:
+        while chunk := list(itertools.islice(images, self.batch_size)):
+            yield from self._found(chunk)
+
+    def _found(self, images: Any) -> list[Found]:
+        said = self.detector(images, batch_size=self.batch_size)
+        likely = said.probability.topk(min(self.top_k, said.probability.shape[1]), dim=1)
+        rows = zip(
+            likely.indices.tolist(),
+            likely.values.tolist(),
+            said.score.tolist(),
+            said.p_value.tolist(),
+            said.is_ood.tolist(),
+            strict=True,
+        )
+        return [
+            [
+                {"label": self._name(k), "score": p, "ood_score": score, "p_value": p_value, "is_ood": is_ood}
+                for k, p in zip(numbers, probabilities, strict=True)
+            ]
+            for numbers, probabilities, score, p_value, is_ood in rows
+        ]
+
+    def _name(self, number: int) -> str:
+        classes = self.detector.classes
+        return classes[number] if number < len(classes) else f"LABEL_{number}"
+
+
+def pipeline(
+    detector: str | os.PathLike[str] | Detector, *, top_k: int = 5, batch_size: int = 64, model: nn.Module | None = None
+) -> Pipeline:
+    """Make a detector a call that takes images and gives plain data, as transformers' pipelines do.
+
+    Args:
+        detector: A calibrated detector, or what `kedge.from_pretrained` takes: the name of one that comes with kedge, a
+            file, a folder, or a repository on the hub.
+        top_k: Classes to name for each image.
+        batch_size: Images at a time.
+        model: For networks that are not kedge's own: the network, freshly built, as it was before anchoring.
+
+    Example:
+        >>> import torch
+        >>> from kedge.detectors import MSP
+        >>> net = nn.Sequential(nn.Flatten(), nn.Linear(12, 2))
+        >>> detect = pipeline(MSP(net).fit(torch.rand(8, 3, 2, 2)).calibrate(torch.rand(20, 3, 2, 2)), top_k=1)
+        >>> sorted(detect(Image.new("RGB", (2, 2)))[0])
+        ['is_ood', 'label', 'ood_score', 'p_value', 'score']
+    """
+    chosen = detector if isinstance(detector, Detector) else from_pretrained(detector, model=model)
+    return Pipeline(chosen, top_k, batch_size)

@@ -1,0 +1,144 @@
+"""A detector at work: decodes, batches, scores and counts, within the limits of what it may hold."""
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from torch import Tensor
+
+from kedge.detectors import Detector
+from kedge.errors import InputError, NotReadyError
+from kedge.serving.batcher import Batcher, Busy
+from kedge.serving.bodies import Refused
+from kedge.serving.decode import decode
+from kedge.serving.explain import address, by_anchor
+from kedge.serving.metrics import Metrics
+from kedge.serving.settings import Settings
+
+
+class Service:
+    """Scores the images of many requests.
+
+    Args:
+        detector: Fitted and calibrated.
+        settings: Its limits.
+    """
+
+    def __init__(self, detector: Detector, settings: Settings) -> None:
+        if detector.preprocess is None or detector.calibration is None:
+            raise NotReadyError("the detector has no threshold yet: call calibrate(held_out) before it is served")
+        self.detector, self.settings = detector, settings
+        self.preprocess = detector.preprocess
+        self.metrics = Metrics(detector.calibration.scores)
+        self.readers = ThreadPoolExecutor(settings.readers, thread_name_prefix="kedge-reader")
+        self.batcher: Batcher | None = None
+        self.held = 0  # bytes of requests
+        self.taken = 0  # images that are decoded, or wait for it or for the network
+
+    async def start(self) -> None:
+        """Begin to take requests."""
+        limits = self.settings
+        self.batcher = Batcher(
+            self._run, max_batch=limits.max_batch, max_delay=limits.max_delay, max_queue=limits.max_queue
+        )
+        await self.batcher.start()
+
+    async def stop(self) -> None:
+        """Finish what was taken, and end."""
+        if self.batcher is not None:
+            await self.batcher.stop()
+        self.readers.shutdown()
+
+    @property
+    def ready(self) -> bool:
+        """Whether there is room for a request."""
+        return self.batcher is not None and self.taken < self.settings.max_queue
+
+    @contextlib.contextmanager
+    def room(self) -> Iterator[Callable[[int], None]]:
+        """Room for one request: gives a function that takes more bytes of it, or raises `Busy`."""
+        mine = 0
+
+        def take(count: int) -> None:
+            nonlocal mine
+            if self.held + count > self.settings.max_held:
+                raise Busy("the requests that are held fill the memory for them")
+            mine += count
+            self.held += count
+
+        try:
+            yield take
+        finally:
+            self.held -= mine
+
+    async def score(self, given: Sequence[bytes]) -> list[dict[str, Any]]:
+        """An answer for each image."""
+        with self._places(given):
+            return await self._submit(await self._decode(given))
+
+    async def explain(self, file: bytes) -> dict[str, Any]:
+        """An answer for one image, and what each anchor makes of it."""
+        with self._places([file]):
+            (image,) = await self._decode([file])
+            (result,) = await self._submit([image])
+        by = await asyncio.get_running_loop().run_in_executor(self.readers, by_anchor, self.detector, image)
+        return {"result": result, "hypotheses": by, "image": address(image)}
+
+    @contextlib.contextmanager
+    def _places(self, given: Sequence[bytes]) -> Iterator[None]:
+        """Places in the queue, taken before the work of decoding, so that no more is decoded than may wait."""
+        if not given:
+            raise InputError("images must hold at least one image; got none")
+        if len(given) > self.settings.max_images:
+            raise Refused(413, f"images must be at most {self.settings.max_images}; got {len(given)}")
+        if self.taken + len(given) > self.settings.max_queue:
+            raise Busy("the queue is full")
+        self.taken += len(given)
+        try:
+            yield
+        finally:
+            self.taken -= len(given)
+
+    async def _decode(self, given: Sequence[bytes]) -> list[Tensor]:
+        loop = asyncio.get_running_loop()
+        reads = [
+            loop.run_in_executor(self.readers, decode, data, place, self.preprocess, self.settings.max_pixels)
+            for place, data in enumerate(given)
+        ]
+        try:
+            return list(await asyncio.gather(*reads))
+        finally:
+            for read in reads:  # after the first that fails, the others are not worth the work
+                read.cancel()
+
+    async def _submit(self, images: Sequence[Tensor]) -> list[dict[str, Any]]:
+        assert self.batcher is not None
+        return await self.batcher.submit(images)
+
+    def _run(self, images: Tensor) -> list[dict[str, Any]]:
+        said = self.detector(images, batch_size=len(images))
+        self.metrics.scored(said.score.tolist(), int(said.is_ood.sum()))
+        classes, missing = self.detector.classes, [None] * len(said)
+        columns = zip(
+            said.label.tolist(),
+            said.probability.amax(dim=1).tolist(),
+            said.score.tolist(),
+            missing if said.temperature is None else said.temperature.tolist(),
+            said.p_value.tolist(),
+            said.is_ood.tolist(),
+            strict=True,
+        )
+        return [
+            {
+                "label": label,
+                "name": classes[label] if label < len(classes) else None,
+                "probability": probability,
+                "score": score,
+                "temperature": temperature,
+                "p_value": p_value,
+                "is_ood": is_ood,
+            }
+            for label, probability, score, temperature, p_value, is_ood in columns
+        ]

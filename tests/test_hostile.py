@@ -1,0 +1,952 @@
+"""Files and requests that are made to do harm: each gets a right answer or a clear refusal, and costs little."""
+
+import asyncio
+import base64
+import contextlib
+import gc
+import io
+import json
+import logging
+import math
+import os
+import select
+import socket
+import struct
+import tarfile
+import threading
+import time
+import tracemalloc
+import warnings
+import zipfile
+import zlib
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import uvicorn
+from PIL import Image
+
+import kedge
+from kedge.data import Preprocess, decoding, open_image
+from kedge.errors import FileFormatError, InputError
+from kedge.models import build
+from kedge.scoring.inputs import plan
+from kedge.scoring.job import score_files, score_shard
+from kedge.scoring.rows import read_rows
+from kedge.serving import Settings, create_app
+from kedge.serving.bodies import Refused, from_form
+from kedge.serving.decode import FORMATS, decode
+from kedge.serving.protocol import impatient
+from kedge.transforms import seeded
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # Pillow's, of what it finds in damaged files
+
+SIDE = 12
+RULE = Preprocess((3, SIDE, SIDE))
+PIXELS = 50_000_000
+REFUSED = {400, 404, 405, 413, 415, 422}
+
+
+# Files that Pillow makes, and what becomes of them.
+
+
+def pixels(seed=0, shape=(SIDE, SIDE, 3), top=256, kind=np.uint8):
+    return np.random.default_rng(seed).integers(0, top, shape).astype(kind)
+
+
+def file(image, kind, **options) -> bytes:
+    target = io.BytesIO()
+    image.save(target, kind, **options)
+    return target.getvalue()
+
+
+PHOTO = Image.fromarray(pixels(0, (14, 17, 3)))
+WIDE = Image.fromarray(pixels(0, (14, 17), 65536, np.uint16))
+FRAMES = {"save_all": True, "append_images": [PHOTO.rotate(90), PHOTO.rotate(180)]}
+SEEDS = {
+    "png": file(PHOTO, "PNG"),
+    "png, 1 bit": file(PHOTO.convert("1"), "PNG"),
+    "png, grey and alpha": file(PHOTO.convert("LA"), "PNG"),
+    "png, palette": file(PHOTO.quantize(16), "PNG", transparency=3),
+    "png, palette of alphas": file(PHOTO.quantize(16), "PNG", transparency=bytes(range(16))),
+    "png, 16 bits": file(WIDE, "PNG"),
+    "apng": file(PHOTO, "PNG", **FRAMES),
+    "jpeg": file(PHOTO, "JPEG"),
+    "jpeg, progressive": file(PHOTO, "JPEG", progressive=True),
+    "jpeg, cmyk": file(PHOTO.convert("CMYK"), "JPEG"),
+    "jpeg, grey": file(PHOTO.convert("L"), "JPEG"),
+    "mpo": file(PHOTO, "MPO", **FRAMES),
+    "gif": file(PHOTO, "GIF"),
+    "gif, animated": file(PHOTO, "GIF", **FRAMES),
+    "bmp": file(PHOTO, "BMP"),
+    "bmp, palette": file(PHOTO.quantize(16), "BMP"),
+    "webp": file(PHOTO, "WEBP"),
+    "webp, lossless": file(PHOTO, "WEBP", lossless=True),
+    "webp, animated": file(PHOTO, "WEBP", **FRAMES),
+    "tiff": file(PHOTO, "TIFF"),
+    "tiff, 16 bits": file(WIDE, "TIFF"),
+    "tiff, lzw": file(PHOTO, "TIFF", compression="tiff_lzw"),
+    "tiff, jpeg": file(PHOTO, "TIFF", compression="jpeg"),
+    "tiff, fax": file(PHOTO.convert("1"), "TIFF", compression="group4"),
+    "tiff, floating point": file(Image.fromarray(pixels(0, (14, 17), kind=np.float32)), "TIFF"),
+    "tiff, 32 bits": file(Image.fromarray(pixels(0, (14, 17), 1 << 30, np.int32)), "TIFF"),
+    "ico": file(PHOTO, "ICO"),
+}
+NAMES = tuple(SEEDS)
+NUMBERS = (0, 1, 0x7F, 0x80, 0xFF, 0x7FFF, 0xFFFF, 0x7FFFFFFF, 0x80000000, 0xFFFFFFFF)
+
+
+def damaged(rng) -> bytes:
+    """One of the files, cut, flipped, overwritten, spliced or repeated somewhere; heads more often than the rest."""
+    data = bytearray(SEEDS[NAMES[rng.integers(len(NAMES))]])
+    for _ in range(rng.integers(1, 4)):
+        if not data:
+            break
+        at = int(rng.integers(min(len(data), 160) if rng.random() < 0.5 else len(data)))
+        match rng.integers(6):
+            case 0:
+                del data[at:]
+            case 1:
+                data[at] ^= 1 << int(rng.integers(8))
+            case 2:
+                number = int(NUMBERS[rng.integers(len(NUMBERS))])
+                data[at : at + 4] = number.to_bytes(4, "big" if rng.random() < 0.5 else "little")
+            case 3:
+                del data[at : at + int(rng.integers(1, 32))]
+            case 4:
+                other = SEEDS[NAMES[rng.integers(len(NAMES))]]
+                data[at:at] = other[int(rng.integers(len(other))) :][:64]
+            case _:
+                data[at:at] = data[at : at + 16] * int(rng.integers(1, 8))
+    return bytes(data)
+
+
+def decode_or_refuse(data) -> bool:
+    try:
+        image = decode(data, 0, RULE, PIXELS)
+    except InputError as error:
+        assert str(error).startswith("images[0]")  # noqa: PT017
+        assert "object at 0x" not in str(error)  # noqa: PT017
+        return False
+    assert image.shape == (3, SIDE, SIDE)
+    assert image.dtype == torch.uint8
+    return True
+
+
+def fuzz_decoder(cases, seed):
+    rng = np.random.default_rng(seed)
+    read = sum(decode_or_refuse(damaged(rng)) for _ in range(cases))
+    assert 0.1 * cases < read < 0.9 * cases  # both ways were tried
+
+
+def test_a_damaged_file_is_an_image_or_an_error_that_names_it():
+    fuzz_decoder(6000, seed=0)
+
+
+@pytest.mark.slow
+def test_thousands_more_damaged_files():
+    fuzz_decoder(100_000, seed=1)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_file_cut_anywhere_is_an_image_or_an_error(name):
+    whole = SEEDS[name]
+    for end in np.unique(np.linspace(0, len(whole) - 1, 40).astype(int)):
+        decode_or_refuse(whole[:end])
+
+
+@pytest.mark.parametrize("name", ["jpeg", "jpeg, progressive", "png", "gif", "webp"])
+def test_half_an_image_is_no_image(name):
+    assert not decode_or_refuse(SEEDS[name][: len(SEEDS[name]) // 2])
+
+
+# Odd, but images: what they show is known without decoding them.
+
+
+def shown(data):
+    return decode(data, 0, RULE, PIXELS).permute(1, 2, 0).numpy()
+
+
+def grey(values):
+    return np.repeat(values[..., None], 3, axis=2)
+
+
+COLOUR, GREY, ALPHA = pixels(1), pixels(2, (SIDE, SIDE)), pixels(3, (SIDE, SIDE))
+FEW = pixels(4, (SIDE, SIDE), 4)
+PALETTE = pixels(5, (4, 3))
+
+
+def with_palette(**options):
+    image = Image.fromarray(FEW)
+    image.putpalette(PALETTE.tobytes())
+    return file(image, "PNG", **options)
+
+
+def turned(kind, orientation):
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    return file(Image.fromarray(COLOUR), kind, exif=exif, **({"lossless": True} if kind == "WEBP" else {}))
+
+
+LATER = {"save_all": True, "append_images": [Image.new("RGB", (SIDE, SIDE), "red")] * 2}
+ODD = {
+    "1 bit": (file(Image.fromarray(GREY > 127), "PNG"), grey(np.where(GREY > 127, 255, 0))),
+    "grey and alpha": (file(Image.fromarray(np.dstack([GREY, ALPHA])), "PNG"), grey(GREY)),
+    "colour and alpha": (file(Image.fromarray(np.dstack([COLOUR, ALPHA])), "PNG"), COLOUR),
+    "a palette with one transparent colour": (with_palette(transparency=1), PALETTE[FEW]),
+    "a palette with alphas": (with_palette(transparency=bytes([0, 90, 180, 255])), PALETTE[FEW]),
+    "16 bits, png": (file(Image.fromarray(GREY.astype(np.uint16) * 257), "PNG"), grey(GREY)),
+    "16 bits, tiff": (file(Image.fromarray(GREY.astype(np.uint16) * 257), "TIFF"), grey(GREY)),
+    "floating point": (file(Image.fromarray(GREY.astype(np.float32)), "TIFF"), grey(GREY)),
+    "no colour in cmyk": (file(Image.new("CMYK", (SIDE, SIDE)), "JPEG", quality=100), np.full((SIDE, SIDE, 3), 255)),
+    "animated png": (file(Image.fromarray(COLOUR), "PNG", **LATER), COLOUR),
+    "animated webp": (file(Image.fromarray(COLOUR), "WEBP", lossless=True, **LATER), COLOUR),
+    "animated gif": (file(Image.fromarray(GREY), "GIF", **LATER), grey(GREY)),
+    "png upside down": (turned("PNG", 3), COLOUR[::-1, ::-1]),
+    "webp on its side": (turned("WEBP", 6), np.rot90(COLOUR, -1)),
+    "tiff mirrored": (turned("TIFF", 2), COLOUR[:, ::-1]),
+    "a png that is a zip, too": (file(Image.fromarray(COLOUR), "PNG") + b"PK\x05\x06" + bytes(18), COLOUR),
+    "a png with a page behind it": (file(Image.fromarray(COLOUR), "PNG") + b"<script>alert(1)</script>", COLOUR),
+}
+
+
+@pytest.mark.parametrize("name", ODD)
+def test_an_odd_image_shows_what_it_shows(name):
+    data, expected = ODD[name]
+    assert np.array_equal(shown(data), expected)
+
+
+def tiff(*tags, behind=64) -> bytes:
+    """A grey TIFF of 8 x 8 with one directory, which leads to itself."""
+    base = {256: 8, 257: 8, 258: 8, 259: 1, 262: 1, 273: 300, 277: 1, 278: 8, 279: 64} | dict(tags)
+    entries = b"".join(struct.pack("<HHII", tag, 4, 1, value) for tag, value in sorted(base.items()))
+    head = b"II*\0" + struct.pack("<IH", 8, len(base)) + entries + struct.pack("<I", 8)
+    return head.ljust(300, b"\0") + b"\x2a" * behind
+
+
+def test_a_tiff_whose_directories_go_round_is_read_once():
+    assert (shown(tiff()) == 42).all()
+
+
+# Not images, whatever they are called.
+
+
+def a_zip() -> bytes:
+    target = io.BytesIO()
+    with zipfile.ZipFile(target, "w") as made:
+        made.writestr("a.png", SEEDS["png"])
+    return target.getvalue()
+
+
+NOT_IMAGES = {
+    "nothing": b"",
+    "one byte": b"\x89",
+    "zeros": bytes(1000),
+    "text": b"no image",
+    "html": b"<!doctype html><img src=x onerror=alert(1)>",
+    "svg": b'<?xml version="1.0"?><svg xmlns="http://www.w3.org/2000/svg"><script>alert(1)</script></svg>',
+    "pdf": b"%PDF-1.4\n" + file(PHOTO, "PDF"),
+    "a script": b"#!/bin/sh\nrm -rf /\n",
+    "php": b"GIF89a<?php system($_GET[0]); ?>",
+    "postscript": file(PHOTO, "EPS"),
+    "a zip": a_zip(),
+    "an icon": SEEDS["ico"],
+    "jpeg 2000": file(PHOTO, "JPEG2000"),
+    "ppm": file(PHOTO, "PPM"),
+    "a pickle": b"\x80\x04cos\nsystem\n(S'true'\ntR.",
+    "elf": b"\x7fELF" + bytes(100),
+}
+
+
+@pytest.mark.parametrize("name", NOT_IMAGES)
+def test_what_is_no_image_is_refused(name):
+    with pytest.raises(InputError, match=r"^images\[0\] cannot be read as an image"):
+        decode(NOT_IMAGES[name], 0, RULE, PIXELS)
+
+
+def test_the_error_says_which_formats_are_taken():
+    with pytest.raises(InputError, match=f"it is none of {', '.join(FORMATS)}"):
+        decode(b"text", 0, RULE, PIXELS)
+
+
+def test_a_file_on_disk_is_never_given_to_another_program(tmp_path, monkeypatch):
+    """Pillow would run Ghostscript on it, whatever its name says."""
+    monkeypatch.setattr("subprocess.check_call", lambda *_, **__: pytest.fail("a program was run"))
+    (tmp_path / "photo.png").write_bytes(NOT_IMAGES["postscript"])
+    with pytest.raises(InputError, match=r"photo\.png cannot be read as an image: EPS files are programs"):
+        RULE(tmp_path / "photo.png")
+
+
+def test_a_file_s_ending_says_nothing(tmp_path):
+    (tmp_path / "photo.jpg").write_bytes(file(Image.fromarray(COLOUR), "PNG"))
+    assert RULE(tmp_path / "photo.jpg").equal(torch.from_numpy(COLOUR.transpose(2, 0, 1).copy()))
+
+
+def test_an_image_without_pixels_or_with_pixels_that_are_no_numbers_is_refused():
+    with pytest.raises(InputError, match="an image must have pixels; got one of 0 x 5"):
+        RULE(Image.new("RGB", (0, 5)))
+    holes = np.zeros((5, 5), np.float32)
+    holes[2, 2] = math.nan
+    with pytest.raises(InputError, match=r"images\[3\]: .*some are NaN"):
+        decode(file(Image.fromarray(holes), "TIFF"), 3, RULE, PIXELS)
+
+
+# Bombs: small files that would cost much.
+
+
+def chunk(kind, data):
+    return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+
+def png(width, height, raw=bytes(100), extra=b"", bits=8, colours=0):
+    head = struct.pack(">IIBBBBB", width, height, bits, colours, 0, 0, 0)
+    body = chunk(b"IHDR", head) + extra + chunk(b"IDAT", zlib.compress(raw, 9)) + chunk(b"IEND", b"")
+    return b"\x89PNG\r\n\x1a\n" + body
+
+
+def jpeg_of_scans(count):
+    whole = SEEDS["jpeg, progressive"]
+    last = whole.rindex(b"\xff\xda")
+    return whole[:-2] + whole[last:-2] * count + whole[-2:]
+
+
+def gif_screen(width, height):
+    return SEEDS["gif"][:6] + struct.pack("<HH", width, height) + SEEDS["gif"][10:]
+
+
+def gif_of_comments(count):
+    whole = SEEDS["gif"]
+    colours = 13 + 3 * 2 ** ((whole[10] & 7) + 1)
+    return whole[:colours] + b"\x21\xfe\x01a\0" * count + whole[colours:]
+
+
+def bmp_of(width, height):
+    return SEEDS["bmp"][:18] + struct.pack("<ii", width, height) + SEEDS["bmp"][26:]
+
+
+JPEG, MANY = SEEDS["jpeg"], 100_000
+BOMBS = {
+    "png of 2 billion a side": (png(2**31 - 1, 2**31 - 1), "pixels"),
+    "png of 60,000 a side": (png(60_000, 60_000), "pixels"),
+    "png just above the limit": (png(50_000_001, 1), "at most 50,000,000 pixels; got 50000001 x 1"),
+    "gif of 65,535 a side": (gif_screen(65_535, 65_535), "pixels"),
+    "bmp of 2 billion a side": (bmp_of(2**31 - 1, 2**31 - 1), "pixels"),
+    "tiff of 4 billion a side": (tiff((256, 2**32 - 1), (257, 2**32 - 1)), "pixels"),
+    "tiff with enormous tiles": (tiff((259, 5), (322, 40_000), (323, 40_000), (324, 300), (325, 64)), "tiles of 40000"),
+    "jpeg of many scans": (jpeg_of_scans(20_000), "more than 100 scans"),
+    "jpeg of many segments": (JPEG[:2] + b"\xff\xe5\0\2" * MANY + JPEG[2:], "too many pieces"),
+    "jpeg of many comments": (JPEG[:2] + b"\xff\xfe\0\2" * MANY + JPEG[2:], "too many pieces"),
+    "png of many chunks": (png(8, 8, extra=chunk(b"abCd", b"") * MANY), "too many pieces"),
+    "png of long texts": (png(8, 8, extra=chunk(b"zTXt", b"a\0\0" + zlib.compress(bytes(10**7)))), "too large"),
+    "png with a long profile": (png(8, 8, extra=chunk(b"iCCP", b"a\0\0" + zlib.compress(bytes(10**7)))), "too large"),
+    "gif of many comments": (gif_of_comments(MANY), "too many pieces"),
+}
+
+
+@pytest.mark.parametrize("name", BOMBS)
+def test_a_bomb_is_refused_for_what_it_declares(name):
+    data, reason = BOMBS[name]
+    started = time.thread_time()
+    with pytest.raises(InputError, match=reason):
+        decode(data, 0, RULE, PIXELS)
+    assert time.thread_time() - started < 1  # seconds of this thread; without the limits, up to minutes
+
+
+def test_ordinary_files_are_far_from_the_limits():
+    large = Image.effect_noise((1500, 1000), 80).convert("RGB")
+    for kind, options in (("PNG", {"compress_level": 1}), ("JPEG", {"progressive": True}), ("TIFF", {}), ("BMP", {})):
+        data = file(large, kind, **options)
+        assert decode(data, 0, RULE, PIXELS).shape == (3, SIDE, SIDE)
+        reader = decoding.Pieces(data)
+        allowed = reader._left
+        with Image.open(reader) as image:
+            image.load()
+        assert allowed - reader._left < allowed / 10
+        assert decoding.scans(data) < decoding.MAX_SCANS / 5 or kind != "JPEG"
+
+
+def test_what_stands_behind_the_end_of_a_jpeg_is_not_counted():
+    """Cameras append films to their photographs."""
+    film = b"\xff\xda\0\4ab" * 1000
+    assert decoding.scans(JPEG + film) == decoding.scans(JPEG) == 1
+    assert decode(JPEG + film, 0, RULE, PIXELS).shape == (3, SIDE, SIDE)
+
+
+def test_wide_pixels_are_narrowed_a_part_at_a_time():
+    """In floating point all at once they would take 24 bytes a pixel and more."""
+    side = 3000
+    image = open_image(io.BytesIO(png(side, side, bytes((2 * side + 1) * side), bits=16)))
+    tracemalloc.start()
+    RULE(image)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 8 * side * side
+
+
+def test_a_filter_on_warnings_is_not_changed_by_threads_that_read():
+    """`warnings.catch_warnings` is not for threads: one that ends late puts back what another has changed."""
+    before = list(warnings.filters)
+    threads = [
+        threading.Thread(target=lambda: [decode_or_refuse(SEEDS["png"]) for _ in range(50)], daemon=True)
+        for _ in range(4)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert warnings.filters == before
+
+
+# Hostile files among those to be scored.
+
+
+@pytest.fixture(scope="module")
+def detector():
+    generator = torch.Generator().manual_seed(0)
+    images = torch.randint(0, 256, (60, 3, SIDE, SIDE), dtype=torch.uint8, generator=generator)
+    train = kedge.ImageSet(images, torch.arange(60) % 3, classes=("ant", "bee", "cow"))
+    with seeded(0):
+        net = kedge.anchor(build("compact", width=4, classes=3), init="fresh", seed=0)
+    return kedge.AMP(net, k=3).fit(train).calibrate(torch.rand(50, 3, SIDE, SIDE, generator=generator))
+
+
+def check_rows(rows, names):
+    assert [row["path"] for row in rows] == list(names)
+    for row in rows:
+        assert (row["error"] is None) == (row["score"] is not None)
+        assert row["error"] is None or "object at 0x" not in row["error"]
+
+
+def test_each_file_of_a_folder_gets_a_row(detector, tmp_path):
+    rng = np.random.default_rng(2)
+    hostile = [damaged(rng) for _ in range(100)] + list(NOT_IMAGES.values()) + [data for data, _ in BOMBS.values()]
+    for number, data in enumerate(hostile):
+        (tmp_path / f"{number:03}.{('png', 'jpg', 'tif')[number % 3]}").write_bytes(data)
+    (tmp_path / "folder.png").mkdir()
+    (tmp_path / "leads nowhere.png").symlink_to(tmp_path / "gone")
+    (tmp_path / "itself.png").symlink_to(tmp_path / "itself.png")
+    (shard,) = plan([tmp_path])
+    rows = score_shard(detector, shard)
+    check_rows(rows, shard.names())
+    assert len(rows) == len(hostile) + 2
+
+
+def test_each_member_of_a_tar_gets_a_row_and_a_damaged_tar_an_error(detector, tmp_path):
+    rng, path = np.random.default_rng(3), tmp_path / "images.tar"
+    with tarfile.open(path, "w") as tar:
+        for name in ("a.png", "../../b.png", "/etc/c.png", "d/e.png"):
+            info = tarfile.TarInfo(name)
+            info.size = len(SEEDS["png"])
+            tar.addfile(info, io.BytesIO(SEEDS["png"]))
+    whole, outcomes = path.read_bytes(), set()
+    for case in range(150):
+        data = bytearray(whole)
+        if case:
+            for at in rng.integers(0, len(data), 4) if case % 2 else rng.integers(0, 512, 2):
+                data[at] = rng.integers(256)
+            del data[int(rng.integers(len(data))) if case % 3 == 0 else len(data) :]
+        path.write_bytes(data)
+        try:
+            for shard in plan([path]):
+                check_rows(score_shard(detector, shard), shard.names())
+            outcomes.add("rows")
+        except FileFormatError as error:
+            assert "images.tar" in str(error)  # noqa: PT017
+            outcomes.add("error")
+    assert outcomes == {"rows", "error"}
+    assert not (tmp_path.parent / "b.png").exists()  # nothing is unpacked
+
+
+def test_each_row_of_a_parquet_file_gets_a_row_and_a_damaged_one_an_error(detector, tmp_path):
+    pyarrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    rng, path = np.random.default_rng(4), tmp_path / "images.parquet"
+    values = [SEEDS["png"], b"", None, b"text", BOMBS["jpeg of many scans"][0], *(damaged(rng) for _ in range(20))]
+    parquet.write_table(pyarrow.table({"image": pyarrow.array(values, pyarrow.binary())}), path)
+    (shard,) = plan([path])
+    check_rows(score_shard(detector, shard), shard.names())
+    whole, outcomes = path.read_bytes(), set()
+    for case in range(150):
+        data = bytearray(whole)
+        for at in rng.integers(0, len(data), 4) if case % 2 else len(data) - 1 - rng.integers(0, 300, 2):
+            data[at] = rng.integers(256)
+        path.write_bytes(data)
+        try:
+            for shard in plan([path]):
+                check_rows(score_shard(detector, shard), shard.names())
+            outcomes.add("rows")
+        except (FileFormatError, InputError) as error:
+            assert "images.parquet" in str(error)  # noqa: PT017
+            outcomes.add("error")
+    assert outcomes == {"rows", "error"}
+
+
+@pytest.mark.parametrize(
+    "value", [3, 1.5, True, ["a"], {"bytes": 3, "path": None}, {"path": "no such file"}, {"other": b""}, "no such file"]
+)
+def test_a_parquet_column_of_something_else_gets_rows_with_errors(detector, tmp_path, value):
+    pyarrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    parquet.write_table(pyarrow.table({"image": [value, value]}), tmp_path / "odd.parquet")
+    (shard,) = plan([tmp_path / "odd.parquet"])
+    rows = score_shard(detector, shard)
+    check_rows(rows, shard.names())
+    assert all(row["error"] for row in rows)
+
+
+@pytest.mark.parametrize("kind", ["parquet", "csv", "jsonl"])
+def test_a_name_that_is_no_text_is_told_as_well_as_it_can_be(detector, tmp_path, kind):
+    detector.save(tmp_path / "detector.kedge")
+    folder = tmp_path / "images"
+    folder.mkdir()
+    (Path(os.fsdecode(os.fsencode(folder) + b"/caf\xe9.png"))).write_bytes(SEEDS["png"])
+    out = score_files(tmp_path / "detector.kedge", [str(folder)], tmp_path / f"rows.{kind}")
+    (row,) = read_rows(out, kind)
+    assert row["path"].endswith("caf\\xe9.png")
+    assert row["score"] is not None
+
+
+# Requests, thousands of them, straight into the application.
+
+
+async def ask(app, body=b"", *, kind="image/png", method="POST", path="/v1/score", headers=(), cut=(), gone=False):
+    """Status, headers and body of an answer; the body comes cut in pieces, and breaks off if ``gone``."""
+    pieces = [body[a:b] for a, b in zip([0, *cut], [*cut, len(body)], strict=True)]
+    incoming = [{"type": "http.request", "body": piece, "more_body": True} for piece in pieces]
+    incoming.append({"type": "http.disconnect"} if gone else {"type": "http.request", "body": b"", "more_body": False})
+    said = []
+
+    async def receive():
+        if incoming:
+            return incoming.pop(0)
+        await asyncio.sleep(60)
+        return {"type": "http.disconnect"}
+
+    async def send(message):
+        said.append(message)
+
+    raw = [(b"content-type", kind.encode("latin-1"))] if kind is not None else []
+    raw += [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers]
+    scope = {
+        "type": "http", "asgi": {"version": "3.0"}, "http_version": "1.1", "method": method, "scheme": "http",
+        "path": path, "raw_path": path.encode(), "query_string": b"", "root_path": "", "headers": raw,
+        "client": ("127.0.0.1", 1), "server": ("127.0.0.1", 80), "state": {},
+    }  # fmt: skip
+    await app(scope, receive, send)
+    first = said[0]
+    return first["status"], dict(first["headers"]), b"".join(part.get("body", b"") for part in said[1:])
+
+
+def with_app(detector, work, **limits):
+    """Run ``work(app)`` beside a service that was started; afterwards none of its threads is left."""
+    others = set(threading.enumerate())
+
+    async def main():
+        app = create_app(detector, Settings(**{"timeout": 600} | limits))  # however busy the machine is
+        async with app.router.lifespan_context(app):
+            return await work(app)
+
+    result = asyncio.run(main())
+    assert set(threading.enumerate()) <= others
+    return result
+
+
+async def until(true):
+    while not true():
+        await asyncio.sleep(0.01)
+
+
+def form(parts, boundary=b"x") -> bytes:
+    head = b'\r\nContent-Disposition: form-data; name="images"; filename="a"\r\nContent-Type: image/png\r\n\r\n'
+    return b"".join(b"--" + boundary + head + part + b"\r\n" for part in parts) + b"--" + boundary + b"--\r\n"
+
+
+def anything(rng, depth=0):
+    """A JSON value of any type."""
+    leaves = [None, True, -1, 1e999, math.nan, 10**30, "", "\ud800", "%%%", base64.b64encode(SEEDS["png"]).decode()]
+    draw = rng.integers(len(leaves) + 2 * (depth < 4))
+    if draw < len(leaves):
+        return leaves[draw]
+    keys = ["image", "images", "", "x", "__proto__"]
+    values = [anything(rng, depth + 1) for _ in range(rng.integers(4))]
+    return values if draw == len(leaves) else {keys[rng.integers(5)]: value for value in values}
+
+
+def mangled(rng, data) -> bytes:
+    data = bytearray(data)
+    for _ in range(rng.integers(1, 6)):
+        at = int(rng.integers(len(data) + 1))
+        match rng.integers(3):
+            case 0:
+                data[at : at + 1] = bytes([rng.integers(256)])
+            case 1:
+                del data[at : at + int(rng.integers(20))]
+            case _:
+                data[at:at] = data[: int(rng.integers(20))]
+    return bytes(data)
+
+
+def hostile_request(rng):
+    images = [damaged(rng) if rng.random() < 0.4 else SEEDS["png"] for _ in range(rng.integers(1, 4))]
+    text = [base64.b64encode(data).decode() for data in images]
+    asked = {"headers": []}
+    match rng.integers(7):
+        case 0:
+            kinds = ["image/png", "image/*", "IMAGE/JPEG; q=1", "application/octet-stream", "image/"]
+            asked |= {"body": images[0], "kind": kinds[rng.integers(5)]}
+        case 1:
+            asked |= {"body": json.dumps({"images": text}).encode(), "kind": "application/json"}
+        case 2:
+            asked |= {"body": mangled(rng, json.dumps({"images": text}).encode()), "kind": "application/json"}
+        case 3:
+            asked |= {"body": json.dumps(anything(rng)).encode(), "kind": "application/json; charset=utf-16"}
+        case 4:
+            asked |= {"body": form(images), "kind": "multipart/form-data; boundary=x"}
+        case 5:
+            body = mangled(rng, form(images))
+            asked |= {"body": body, "kind": mangled(rng, b'multipart/form-data; boundary="x"').decode("latin-1")}
+        case _:
+            kinds = [None, "", "text/html", "\xff\x00", "multipart/form-data", "image", ";" * 1000, "a" * 10_000]
+            asked |= {"body": images[0], "kind": kinds[rng.integers(len(kinds))]}
+    if rng.random() < 0.1:
+        asked["method"] = ("GET", "PUT", "DELETE", "OPTIONS", "HEAD", "\xff")[rng.integers(6)]
+    if rng.random() < 0.1:
+        paths = ["/v1/score/", "//v1/score", "/v1/../v1/score", "/v1/score\0", "/v1/explain", "/\U0001f6a2", "/docs/x"]
+        asked["path"] = paths[rng.integers(len(paths))]
+    if rng.random() < 0.3:
+        tricks = [
+            ("content-length", "-1"), ("content-length", "\xb2"), ("content-length", "9" * 5000), ("expect", "x"),
+            ("content-type", "application/json"), ("transfer-encoding", "chunked"), ("host", "\xff/"), ("host", "["),
+            ("authorization", "Bearer \xff"), ("cookie", ";" * 5000), ("accept", "x/y"), ("x" * 5000, "y"),
+        ]  # fmt: skip
+        asked["headers"].append(tricks[rng.integers(len(tricks))])
+    if rng.random() < 0.3:
+        asked["cut"] = sorted(rng.integers(0, len(asked["body"]) + 1, 3).tolist())
+    asked["gone"] = rng.random() < 0.05
+    return asked
+
+
+def check_answer(asked, status, content):
+    if asked.get("gone") and status == 499:
+        return
+    assert status in REFUSED | {200}, (asked, status, content)
+    if asked.get("method") == "HEAD":
+        return
+    said = json.loads(content, parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
+    if status != 200:
+        assert isinstance(said["detail"], str)
+        assert "Traceback" not in said["detail"]
+        return
+    for result in said["results"] if "results" in said else [said["result"]]:
+        numbers = [result[name] for name in ("probability", "score", "temperature", "p_value")]
+        assert all(math.isfinite(number) for number in numbers)
+        assert 0 < result["p_value"] <= 1
+        assert 0 < result["probability"] <= 1 + 1e-6
+
+
+async def fuzz(app, cases, rng, at_once=8):
+    """Send hostile requests, a few at a time; return how many had each status."""
+    counts: dict[int, int] = {}
+    for _ in range(0, cases, at_once):
+        asked = [hostile_request(rng) for _ in range(at_once)]
+        answers = await asyncio.gather(*(ask(app, **one) for one in asked))
+        for one, (status, _, content) in zip(asked, answers, strict=True):
+            check_answer(one, status, content)
+            counts[status] = counts.get(status, 0) + 1
+    return counts
+
+
+async def good_answer(app):
+    status, _, content = await ask(app, SEEDS["png"])
+    assert status == 200
+    return json.loads(content)["results"][0]["score"]
+
+
+def test_every_hostile_request_is_answered_or_refused_and_the_next_good_one_is_answered(detector):
+    async def work(app):
+        before = await good_answer(app)
+        counts = await fuzz(app, 4000, np.random.default_rng(5))
+        service = app.state.service
+        assert (service.held, service.taken, service.batcher.queued) == (0, 0, 0)
+        assert await good_answer(app) == pytest.approx(before, rel=1e-4)
+        return counts
+
+    counts = with_app(detector, work)
+    assert counts.keys() >= {200, 400, 404, 405, 415, 422, 499}
+    assert 0.1 < counts[200] / 4000 < 0.9
+
+
+@pytest.mark.slow
+def test_thousands_more_requests_and_the_process_does_not_grow(detector, caplog):
+    """A leak of a body a request, 1.4 kB on average, would be 27 MB; what allocators keep is half of it at most."""
+
+    async def work(app):
+        caplog.set_level(logging.CRITICAL)  # pytest would keep what is logged
+        rng = np.random.default_rng(6)
+        await fuzz(app, 2000, rng)
+        before = resident()
+        await fuzz(app, 20_000, rng)
+        return resident() - before
+
+    assert with_app(detector, work) < 20_000_000
+
+
+def resident() -> int:
+    gc.collect()
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def test_what_was_answered_is_forgotten(detector, caplog):
+    """Of a request only its counts stay, and 8 bytes for each score in the martingale; a body has 1,000 and more."""
+
+    async def work(app):
+        caplog.set_level(logging.CRITICAL)
+        rng = np.random.default_rng(7)
+        await fuzz(app, 200, rng)
+        gc.collect()
+        tracemalloc.start()
+        await fuzz(app, 100, rng)
+        gc.collect()
+        before = tracemalloc.get_traced_memory()[0]
+        await fuzz(app, 400, rng)
+        gc.collect()
+        after = tracemalloc.get_traced_memory()[0]
+        tracemalloc.stop()
+        return after - before
+
+    assert with_app(detector, work) < 400 * 250
+
+
+def test_large_bodies_of_nothing_are_refused_at_once_and_in_a_thread(detector):
+    size = 1_000_000
+    bodies = {
+        b"[" * size: 422,
+        b"[" + b"1," * (size // 2) + b"1]": 422,
+        b'{"images":[' + b'"",' * (size // 3) + b'""]}': 413,
+        b"9" * size: 422,
+        b'{"image":"' + b"=" * size + b'"}': 400,
+        b'{"image":"' + b"A" * size + b'%"}': 400,
+        b'{"a":' * (size // 5): 422,
+    }
+
+    async def work(app):
+        for body, code in bodies.items():
+            waiting = asyncio.create_task(ask(app, body, kind="application/json"))
+            assert await good_answer(app)
+            assert (await waiting)[0] == code
+
+    with_app(detector, work)
+
+
+@pytest.mark.parametrize(
+    ("body", "boundary", "expected"),
+    [
+        (form([b"a", b"b\r\n", b""]), b"x", [b"a", b"b\r\n", b""]),
+        (b"for people\r\n" + form([b"a"]) + b"and more", b"x", [b"a"]),
+        (form([b" --x\r\n--y\r\n\r\n"]), b"x", [b" --x\r\n--y\r\n\r\n"]),
+        (form([b"a"], b"=_()+,-./:?"), b"=_()+,-./:?", [b"a"]),
+        (b"--x\r\nContent-Disposition: form-data; name=a\r\n\r\nfield\r\n" + form([b"a"]), b"x", [b"a"]),
+        (b"--x\r\nCONTENT-DISPOSITION: form-data; filename*=UTF-8''a\r\n\r\na\r\n--x--", b"x", [b"a"]),
+        (b"", b"x", []),
+        (b"nothing", b"x", []),
+        (b"--x--", b"x", []),
+        (b"--x\r\n\r\n\r\n--x--", b"x", []),
+        (b"--y\r\nContent-Disposition: form-data; filename=a\r\n\r\na\r\n--y--", b"x", []),
+    ],
+)
+def test_the_files_of_a_form(body, boundary, expected):
+    assert from_form(body, boundary, 3) == expected
+
+
+@pytest.mark.parametrize(
+    ("body", "code"),
+    [
+        (form([b"a"] * 4), 413),
+        (b"--x\r\nContent-Disposition: form-data; name=a\r\n\r\n1\r\n" * 100_000, 413),
+        (b"\r\n--x" * 200_000, 413),
+        (form([b"a"])[:-8], 422),
+    ],
+)
+def test_a_form_of_too_many_parts_or_without_an_end_is_refused(body, code):
+    with pytest.raises(Refused) as refused:
+        from_form(body, b"x", 3)
+    assert refused.value.code == code
+
+
+def test_bodies_that_fill_the_memory_for_them_wait_outside(detector):
+    async def work(app):
+        never = asyncio.create_task(ask_slowly(app, bytes(900)))
+        await until(lambda: app.state.service.held == 900)
+        status, headers, content = await ask(app, bytes(200))
+        assert (status, headers[b"retry-after"]) == (503, b"1")
+        assert b"fill the memory" in content
+        never.cancel()
+        await asyncio.gather(never, return_exceptions=True)
+        assert (await ask(app, bytes(200)))[0] == 400
+
+    with_app(detector, work, max_bytes=1000, max_held=1000)
+
+
+async def ask_slowly(app, body):
+    """Send all but the end."""
+    scope = {
+        "type": "http", "asgi": {"version": "3.0"}, "http_version": "1.1", "method": "POST", "scheme": "http",
+        "path": "/v1/score", "raw_path": b"/v1/score", "query_string": b"", "root_path": "",
+        "headers": [(b"content-type", b"image/png")], "client": None, "server": None, "state": {},
+    }  # fmt: skip
+    first = [{"type": "http.request", "body": body, "more_body": True}]
+
+    async def receive():
+        return first.pop() if first else await asyncio.sleep(60)
+
+    async def send(message):
+        pass
+
+    await app(scope, receive, send)
+
+
+def test_no_more_images_are_decoded_than_may_wait(detector, monkeypatch):
+    go = threading.Event()
+
+    def slow(*arguments):
+        assert go.wait(60)
+        return decode(*arguments)
+
+    monkeypatch.setattr("kedge.serving.service.decode", slow)
+
+    async def work(app):
+        first = asyncio.create_task(ask(app, form([SEEDS["png"]] * 3), kind="multipart/form-data; boundary=x"))
+        await until(lambda: app.state.service.taken == 3)
+        assert (await ask(app, SEEDS["png"], method="GET", path="/readyz"))[0] == 200
+        assert (await ask(app, form([SEEDS["png"]] * 2), kind="multipart/form-data; boundary=x"))[0] == 503
+        second = asyncio.create_task(ask(app, SEEDS["png"]))
+        await until(lambda: app.state.service.taken == 4)
+        assert (await ask(app, SEEDS["png"], method="GET", path="/readyz"))[0] == 503
+        go.set()
+        assert [(await task)[0] for task in (first, second)] == [200, 200]
+
+    with_app(detector, work, max_images=4, max_queue=4)
+
+
+# Connections.
+
+
+@contextlib.contextmanager
+def served(detector, *, timeout=600, patience=300):
+    """The service on a port of this machine, as `kedge serve` starts it."""
+    others = set(threading.enumerate())
+    app = create_app(detector, Settings(timeout=timeout))
+    config = uvicorn.Config(app, port=0, log_level="warning", http=impatient(patience), timeout_keep_alive=1)
+    server = uvicorn.Server(config)
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    while not server.started:
+        assert thread.is_alive()
+        time.sleep(0.01)
+    try:
+        yield server.servers[0].sockets[0].getsockname()[1]
+    finally:
+        server.should_exit = True
+        thread.join(60)
+    assert set(threading.enumerate()) <= others
+
+
+def connected(port, first=b"") -> socket.socket:
+    made = socket.create_connection(("127.0.0.1", port), timeout=300)
+    made.sendall(first)
+    return made
+
+
+def everything(made) -> bytes:
+    """What comes until the other side closes."""
+    heard = b""
+    with made, contextlib.suppress(ConnectionError):
+        while more := made.recv(65536):
+            heard += more
+    return heard
+
+
+def head(length, *more) -> bytes:
+    lines = ["POST /v1/score HTTP/1.1", "Host: a", "Content-Type: image/png", f"Content-Length: {length}", *more]
+    return "\r\n".join([*lines, "", ""]).encode()
+
+
+def post(port, body=SEEDS["png"]) -> bytes:
+    return everything(connected(port, head(len(body), "Connection: close") + body))
+
+
+def test_bodies_that_trickle_in_get_408_and_hold_up_nobody(detector):
+    with served(detector, timeout=8) as port:
+        slow = [connected(port, head(1000) + b"x") for _ in range(20)]
+        assert post(port).startswith(b"HTTP/1.1 200")
+        assert select.select(slow, [], [], 0)[0] == []  # none of them has an answer yet
+        for drop in range(40):
+            if select.select(slow, [], [], 0.2)[0]:
+                break
+            for one in slow:
+                one.sendall(bytes([drop]))
+        answers = [everything(one) for one in slow]  # until the service closes, which does not wait for the body
+        assert all(answer.startswith(b"HTTP/1.1 408") for answer in answers)
+        assert b"did not arrive within 4 seconds" in answers[0]
+        assert post(port).startswith(b"HTTP/1.1 200")
+
+
+def test_connections_that_nothing_comes_of_are_closed(detector):
+    with served(detector, patience=0.5) as port:
+        begun = [b"", b"P", b"POST /v1/score HTTP/1.1\r\nHost:", head(10)[:-2]]
+        begun.append(head(len(SEEDS["png"])) + SEEDS["png"] + b"GET /healthz HT")  # a second one that does not end
+        heard = [everything(one) for one in [connected(port, first) for first in begun]]
+        assert [answer[:12] for answer in heard] == [b""] * 4 + [b"HTTP/1.1 200"]
+        assert post(port).startswith(b"HTTP/1.1 200")
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        bytes(range(256)),
+        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(50),  # as https begins
+        b"GET / HTTP/9.9\r\n\r\n",
+        b"POST /v1/score HTTP/1.1\r\nHost: a\r\nContent-Length: -1\r\n\r\n",
+        b"POST /v1/score HTTP/1.1\r\nHost: a\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\nab",
+        b"POST /v1/score HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",
+        b"POST /v1/score HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: gzip, chunked\r\n\r\n0\r\n\r\n",
+        b"POST /v1/score HTTP/1.1\r\nHost: a\r\nA" + b"b" * 100_000,
+        b"GET /healthz HTTP/1.1\r\nHost: a\r\n folded: b\r\n\r\n",
+        b"GET /healthz HTTP/1.1\r\nHost a\r\n\r\n",
+        b"GET\r\n\r\n",
+    ],
+)
+def test_what_is_no_http_is_refused(hostile_port, sent):
+    sender = connected(hostile_port, sent)
+    sender.shutdown(socket.SHUT_WR)
+    answer = everything(sender)
+    assert not answer.startswith(b"HTTP/1.1 5")
+    assert answer[:10] in (b"", b"HTTP/1.1 4", b"HTTP/1.1 2")
+    assert b"Traceback" not in answer
+    assert post(hostile_port).startswith(b"HTTP/1.1 200")
+
+
+@pytest.fixture(scope="module")
+def hostile_port(detector):
+    with served(detector) as port:
+        yield port
+
+
+def test_a_connection_that_is_half_closed_or_reset_leaves_the_others_alone(hostile_port, caplog):
+    body = SEEDS["png"]
+    for first in (head(len(body)) + body, head(len(body)) + body[:9], head(5)[:20], b""):
+        half = connected(hostile_port, first)
+        half.shutdown(socket.SHUT_WR)
+        assert everything(half)[:12] in (b"", b"HTTP/1.1 200", b"HTTP/1.1 400")
+        gone = connected(hostile_port, first)
+        gone.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # close it with a reset
+        gone.close()
+    assert post(hostile_port).startswith(b"HTTP/1.1 200")
+    assert "no answer to" not in caplog.text
+
+
+def test_an_answer_that_nobody_reads_holds_up_nobody(hostile_port):
+    deaf = connected(hostile_port, (head(len(SEEDS["png"])) + SEEDS["png"]) * 50)  # and never listens
+    assert post(hostile_port).startswith(b"HTTP/1.1 200")
+    deaf.close()
