@@ -156,7 +156,10 @@ class AMP(Detector):
 
     def outputs(self, x: Tensor) -> Outputs:
         """The marginalised logits, tau and the score of the rescaled logits."""
-        hypotheses = self.net.hypotheses(x)  # (K, B, C)
+        return self.of_hypotheses(self.net.hypotheses(x))
+
+    def of_hypotheses(self, hypotheses: Tensor) -> Outputs:
+        """What the method makes of the logits under each anchor, (K, B, C): pure tensor operations."""
         logits = hypotheses.mean(dim=0)
         tau = scores.temperature(hypotheses, self.tau)
         if self._score is None:
