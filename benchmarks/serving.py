@@ -175,7 +175,11 @@ def batches_so_far(port: int) -> tuple[float, float]:
     """Images and batches that the service has scored."""
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=30) as answer:
         lines = answer.read().decode().splitlines()
-    found = {name: float(value) for name, _, value in (line.partition(" ") for line in lines) if "#" not in name and "{" not in name}
+    found = {
+        name: float(value)
+        for name, _, value in (line.partition(" ") for line in lines)
+        if "#" not in name and "{" not in name
+    }
     return found["kedge_batch_images_sum"], found["kedge_batch_images_count"]
 
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import kedge
-from kedge.detectors import AMP, MSP, Energy, OutlierExposure
+from kedge.detectors import AMP, MSP, SVI, Energy, OutlierExposure
 from kedge.errors import FileFormatError, InputError, NotReadyError
 from kedge.models import build
 from kedge.suites.plan import MethodPlan, NetworkPlan, Suite, SuiteData
@@ -427,6 +427,20 @@ def test_a_network_starts_from_the_trained_weights_of_another(tmp_path):
     assert list(tables[0].results) == list(methods)
 
 
+def test_a_method_s_own_training_starts_from_another_network_too(tmp_path):
+    still = Recipe(epochs=1, batch=16, lr=1e-12, momentum=0.0, weight_decay=0.0, crop=0)
+    networks = {
+        "plain": NetworkPlan("compact", RECIPE, SIZE),
+        "svi": NetworkPlan("compact", still, SIZE, method=SVI, prepare={"prior_mean": "weights"}, start="plain"),
+    }
+    declared = suite(networks=networks, methods={"MSP": MethodPlan(MSP, ("plain",)), "SVI": MethodPlan(SVI, ("svi",))})
+    _, trained, _ = events(declared, tmp_path)
+    assert trained == ["plain", "svi"]
+    plain, svi = (SuiteRun(declared, tmp_path).detector(label, 0).net for label in ("MSP", "SVI"))
+    mean = svi.network.fc.parametrizations.weight.original
+    assert torch.allclose(mean, plain.network.fc.weight, atol=1e-6)
+
+
 def test_another_start_is_another_network(tmp_path):
     def declared(epochs):
         first = NetworkPlan("compact", dataclasses.replace(RECIPE, epochs=epochs), SIZE)
@@ -442,7 +456,7 @@ def test_a_start_must_be_a_network_from_scratch():
     tuned = NetworkPlan("compact", RECIPE, SIZE, start="plain")
     with pytest.raises(InputError, match="'tuned' must start from one that is trained from scratch; got 'plain'"):
         suite(networks={**suite().networks, "plain": dataclasses.replace(tuned, start="anchored"), "tuned": tuned})
-    with pytest.raises(InputError, match="neither method nor member goes with it"):
+    with pytest.raises(InputError, match="member does not go with it"):
         NetworkPlan("compact", RECIPE, SIZE, start="plain", member=1)
 
 

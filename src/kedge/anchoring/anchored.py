@@ -176,7 +176,7 @@ class Anchored(Classifier):
             image_bytes = x[0].numel() * self.mean.element_size()
             row_bytes = 3 * math.ceil(image_bytes * (self._growth or 1.0))  # a layer's input, output and one more
             rows = max(1, self.memory_cap // row_bytes)
-            maps = self._shared_maps()[asked] if self.per_image is None else None
+            maps = self.shared_maps()[asked] if self.per_image is None else None
             size = max(1, rows // k)
             chosen_by = (x if like is None else like).split(size)
             parts = [
@@ -270,7 +270,7 @@ class Anchored(Classifier):
                 sums[name] = sums[name] + value.reshape(len(part), len(x), *value.shape[1:]).sum(dim=0)
         return torch.cat(outputs), {name: value / len(maps) for name, value in sums.items()}
 
-    def _shared_maps(self) -> Tensor:
+    def shared_maps(self) -> Tensor:
         """The anchors' part of the stem, (K, 1, ...), from the cache while nothing that it depends on has changed."""
         assert self.anchors is not None
         weight, anchors = self.stem.weight, self._at_stem(self.anchors)

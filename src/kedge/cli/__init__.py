@@ -14,6 +14,7 @@ from kedge.cli.config import read_config
 from kedge.cli.data import data
 from kedge.cli.demo import demo
 from kedge.cli.evaluate import evaluate
+from kedge.cli.export import export
 from kedge.cli.info import info
 from kedge.cli.reproduce import reproduce
 from kedge.cli.score import score
@@ -34,6 +35,7 @@ app.command()(train)
 app.command()(calibrate)
 app.command()(evaluate)
 app.command()(info)
+app.command()(export)
 app.command()(score)
 app.command()(serve)
 app.command()(watch)

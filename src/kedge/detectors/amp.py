@@ -180,10 +180,10 @@ class AMP(Detector):
         """The marginalised logits, tau and the score of the rescaled logits."""
         if self.adaptive:
             return self._adaptive(x)
-        return self._of(self.net.hypotheses(x, mirror=self.mirror))
+        return self.of_hypotheses(self.net.hypotheses(x, mirror=self.mirror))
 
-    def _of(self, hypotheses: Tensor) -> Outputs:
-        """The method, of hypotheses (K, B, C)."""
+    def of_hypotheses(self, hypotheses: Tensor) -> Outputs:
+        """What the method makes of the logits under each anchor, (K, B, C): pure tensor operations."""
         logits = hypotheses.mean(dim=0)
         tau = scores.temperature(hypotheses, self.tau)
         if self._score is None:
@@ -199,14 +199,14 @@ class AMP(Detector):
                 "which learns it from half of the images"
             )
         few = self.net.hypotheses(x, mirror=self.mirror, which=range(FEW))
-        out = self._of(few)
+        out = self.of_hypotheses(few)
         open_ = out.score > self.settled
         rest = range(FEW, self.net.k)
         self.asked[0] += len(x)
         self.asked[1] += FEW * len(x) + len(rest) * int(open_.sum())
         if len(rest) and bool(open_.any()):
             more = self.net.hypotheses(x[open_], mirror=self.mirror, which=rest)
-            full = self._of(torch.cat([few[:, open_], more]))
+            full = self.of_hypotheses(torch.cat([few[:, open_], more]))
             for mine, found in (
                 (out.logits, full.logits),
                 (out.score, full.score),
@@ -226,8 +226,8 @@ class AMP(Detector):
         with torch.no_grad():
             for x in images.split(256):
                 hypotheses = self.net.hypotheses(self.as_input(x), mirror=self.mirror)
-                few.append(self._of(hypotheses[:FEW]).score)
-                full.append(self._of(hypotheses).score)
+                few.append(self.of_hypotheses(hypotheses[:FEW]).score)
+                full.append(self.of_hypotheses(hypotheses).score)
         two, all_ = torch.cat(few).double(), torch.cat(full).double()
         return float(all_.quantile(SETTLED) - (all_ - two).max())
 

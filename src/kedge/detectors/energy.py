@@ -34,9 +34,8 @@ class Energy(LogitDetector):
         super().__init__(net)
         self.centred = centred
 
-    def outputs(self, x: Tensor) -> Outputs:
-        """The network's logits and their score."""
-        logits = self.net(x)
+    def of_logits(self, logits: Tensor) -> Outputs:
+        """The logits (B, C) and their score."""
         return Outputs(logits, scores.amp(logits) if self.centred else scores.energy(logits))
 
     def config(self) -> dict[str, Any]:

@@ -15,7 +15,10 @@ class LogitDetector(Detector):
 
     def outputs(self, x: Tensor) -> Outputs:
         """The network's logits and their score."""
-        logits = self.net(x)
+        return self.of_logits(self.net(x))
+
+    def of_logits(self, logits: Tensor) -> Outputs:
+        """What the method makes of the logits (B, C)."""
         return Outputs(logits, scores.SCORES[self.score_function](logits))
 
     def config(self) -> dict[str, Any]:

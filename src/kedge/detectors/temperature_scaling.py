@@ -60,12 +60,15 @@ class TemperatureScaling(Detector):
 
     def outputs(self, x: Tensor) -> Outputs:
         """The logits as they are, and MSP of the logits divided by the temperature."""
+        return self.of_logits(self.net(x))
+
+    def of_logits(self, logits: Tensor) -> Outputs:
+        """What the method makes of the logits (B, C)."""
         if self.temperature is None:
             raise NotReadyError(
                 "TemperatureScaling has no temperature yet: call calibrate(held_out) with labelled images, or pass "
                 "temperature="
             )
-        logits = self.net(x)
         return Outputs(logits, scores.msp(logits / self.temperature))
 
     def config(self) -> dict[str, Any]:

@@ -1,0 +1,29 @@
+"""Score image files by an exported detector with onnxruntime, numpy and Pillow: no kedge, no torch.
+
+python examples/onnx_only.py detector.onnx photo.jpg
+"""
+
+import json
+import sys
+from typing import Any
+
+import numpy as np
+import onnxruntime
+from PIL import Image, ImageOps
+
+
+def score(model: str, files: list[str]) -> dict[str, Any]:
+    """The verdicts on 8-bit images of grey or colour, an array of one value a file under each name."""
+    session = onnxruntime.InferenceSession(model)
+    rule = json.loads(session.get_modelmeta().custom_metadata_map["kedge.preprocess"])
+    channels, height, width = rule["shape"]
+    resize = ImageOps.fit if rule["fit"] == "crop" else Image.Image.resize
+    images = [ImageOps.exif_transpose(Image.open(file)).convert("L" if channels == 1 else "RGB") for file in files]
+    small = [resize(image, (width, height), Image.Resampling[rule["resize"].upper()]) for image in images]
+    pixels = np.stack([np.asarray(image).reshape(height, width, channels).transpose(2, 0, 1) for image in small])
+    return dict(zip([o.name for o in session.get_outputs()], session.run(None, {"images": pixels}), strict=True))
+
+
+if __name__ == "__main__":
+    for name, values in score(sys.argv[1], sys.argv[2:]).items():
+        print(name, *values.tolist())

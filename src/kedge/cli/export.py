@@ -1,0 +1,100 @@
+"""``kedge export``: a detector as one ONNX file."""
+
+import hashlib
+import itertools
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import torch
+import typer
+from rich.console import Console
+
+from kedge.artifact import locate
+from kedge.data import batches, sources
+from kedge.detectors import Detector, load
+from kedge.errors import InputError, KedgeError
+from kedge.export import OnnxDetector, compare, export_onnx, quantise
+from kedge.export.onnx import FIRST_OPSET, OPSET
+from kedge.export.runtime import ENGINES
+from kedge.files import atomic
+
+LOOK = 256  # images on which the labels of both networks are compared
+
+
+def export(
+    file: Annotated[Path, typer.Argument(help="A calibrated detector, or the name of one that kedge ships: cifar10.")],
+    out: Annotated[Path, typer.Option("--out", "-o", help="The ONNX file.")],
+    check: Annotated[
+        bool, typer.Option(help="Compare the file's scores with the detector's before keeping it.")
+    ] = True,
+    opset: Annotated[int, typer.Option(min=FIRST_OPSET, help="The version of ONNX's operations.")] = OPSET,
+    int8: Annotated[
+        str | None, typer.Option(help="8-bit integers; training images: a data set by name, folder:PATH, npz:PATH.")
+    ] = None,
+    int8_split: Annotated[str | None, typer.Option(help="Of --int8; train, where a set by name has it.")] = None,
+    calibrate: Annotated[str | None, typer.Option(help="With --int8: images for the new threshold.")] = None,
+    calibrate_split: Annotated[str | None, typer.Option(help="Of --calibrate.")] = None,
+    engine: Annotated[
+        str, typer.Option(help=f"With --int8: what will run the file, {' or '.join(ENGINES)}.")
+    ] = ENGINES[0],
+    data_dir: Annotated[Path | None, typer.Option(help="Where data sets are; KEDGE_DATA by default.")] = None,
+) -> None:
+    """Write a detector to one ONNX file that needs neither kedge nor torch.
+
+    It takes uint8 images of the network's size and gives label, probability, score, temperature, p_value and is_ood;
+    how images are resized to that size is told in its metadata.
+
+    For example:
+
+        kedge export detector.kedge -o detector.onnx
+
+        kedge export cifar10 -o small.onnx --int8 cifar10 --calibrate folder:held-out/
+    """
+    if (int8 is None) != (calibrate is None):
+        raise InputError(
+            "--calibrate must come with --int8, since a quantised network gives other scores, for which the old "
+            "threshold does not hold: name in-distribution images that it was not trained on"
+            if calibrate is None
+            else "--calibrate is for --int8; to set the threshold of a detector anew, run `kedge calibrate` first"
+        )
+    split = int8_split or _training_split(int8)
+    if int8 is not None and (int8, split) == (calibrate, calibrate_split):
+        raise InputError("--calibrate must be other images than --int8: a threshold holds for images not seen before")
+    console, detector = Console(), load(file)
+    with atomic(out) as temporary:
+        export_onnx(detector, temporary, opset=opset, sha256=hashlib.sha256(locate(file).read_bytes()).hexdigest())
+        if check:
+            console.print(_checked(detector, temporary), highlight=False)
+        if int8 is not None and calibrate is not None:
+            training = sources.load(int8, split, data_dir=data_dir)
+            held_out = sources.load(calibrate, calibrate_split, data_dir=data_dir)
+            before = _labels(detector, temporary, held_out)
+            quantise(temporary, temporary, training, held_out, engine=engine)
+            same = float((before == _labels(detector, temporary, held_out, engine)).mean())
+            console.print(f"int8      {same:.1%} of {len(before)} calibration images keep their label", highlight=False)
+    console.print(f"{out.stat().st_size / 1e6:.2f} MB  [bold]{out}[/]", highlight=False)
+
+
+def _checked(detector: Detector, path: Path) -> str:
+    found = compare(detector, path)
+    words = f"largest difference of a score {found.largest:.2g}, of scores up to {found.scale:.3g}"
+    if not found.is_close:
+        raise KedgeError(
+            f"the exported file does not give the detector's scores: {words}; it was not kept. Look for layers that "
+            "draw random numbers or that work differently batch by batch, or pass --no-check"
+        )
+    return f"checked   {words}"
+
+
+def _labels(detector: Detector, path: Path, images: Any, engine: str = ENGINES[0]) -> Any:
+    """The labels of the first few images."""
+    assert detector.preprocess is not None
+    parts = itertools.islice(batches(images, detector.preprocess, size=32), LOOK // 32)
+    pixels = torch.cat([x for x, _ in parts])
+    return np.asarray(OnnxDetector(path, engine=engine)(pixels)["label"])
+
+
+def _training_split(name: str | None) -> str | None:
+    """The training images of a set by name; folders and files have no such thing."""
+    return "train" if name in sources.names() and "train" in sources.source(str(name)).splits else None

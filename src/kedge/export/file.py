@@ -1,0 +1,150 @@
+"""The ONNX file: weights inside, what is known of the detector as metadata, calibration in tensors of fixed names."""
+
+import importlib
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from kedge.data import Preprocess
+from kedge.errors import FileFormatError, InputError, KedgeError, NotReadyError
+from kedge.files import atomic
+
+PREFIX = "kedge."
+SCORES, RANKS, THRESHOLD, TEMPERATURE = (
+    "calibration.scores",
+    "calibration.ranks",
+    "threshold",
+    "probability.temperature",
+)
+LARGEST = 2**31 - 2**20  # bytes that protobuf puts into one file, less what is not weights
+
+
+def needs(package: str, extra: str = "onnx") -> Any:
+    """Import a package of an extra, or say how to install it.
+
+    Example:
+        >>> needs("no_such_package")
+        Traceback (most recent call last):
+        kedge.errors.NotReadyError: this needs no_such_package, which is missing: pip install 'kedge[onnx]'
+    """
+    try:
+        return importlib.import_module(package)
+    except ImportError as error:
+        missing = error.name or package
+        raise NotReadyError(f"this needs {missing}, which is missing: pip install 'kedge[{extra}]'") from error
+
+
+def read_model(path: str | os.PathLike[str]) -> Any:
+    """Read an ONNX file that kedge wrote, as onnx's ModelProto."""
+    onnx = needs("onnx")
+    if not Path(path).is_file():
+        raise InputError(f"path must be an ONNX file that kedge exported; there is no file {path}")
+    try:
+        model = onnx.load(path)
+    except Exception as error:  # protobuf raises what it likes for what is no protobuf
+        raise FileFormatError(f"{path} is truncated or is not an ONNX file: {error}") from error
+    check_metadata(metadata(model), path)
+    return model
+
+
+def write_model(model: Any, path: str | os.PathLike[str]) -> None:
+    """Write a model to one file, whole or not at all."""
+    size = sum(len(tensor.raw_data) for tensor in model.graph.initializer)
+    if size > LARGEST:
+        raise InputError(f"the network must fit into one ONNX file of 2 GB; it has {size / 1e9:.1f} GB of weights")
+    with atomic(path) as temporary:
+        temporary.write_bytes(model.SerializeToString(deterministic=True))
+
+
+def metadata(model: Any) -> dict[str, str]:
+    """The metadata of a model, by key."""
+    return {entry.key: entry.value for entry in model.metadata_props}
+
+
+def set_metadata(model: Any, entries: Mapping[str, str]) -> None:
+    """Replace the metadata of a model."""
+    del model.metadata_props[:]
+    needs("onnx.helper").set_model_props(model, dict(entries))
+
+
+def check_metadata(found: Mapping[str, str], path: str | os.PathLike[str]) -> None:
+    """Raise unless kedge wrote the file."""
+    if f"{PREFIX}preprocess" not in found:
+        raise FileFormatError(f"{path} is an ONNX file, but kedge did not export it: export one by `kedge export`")
+
+
+def preprocess_of(found: Mapping[str, str]) -> Preprocess:
+    """How images become inputs, out of the metadata.
+
+    Example:
+        >>> preprocess_of({"kedge.preprocess": rule(Preprocess((3, 8, 8)))}).resize
+        'bicubic'
+    """
+    held = json.loads(found[f"{PREFIX}preprocess"])
+    return Preprocess(tuple(held["shape"]), held["resize"], held["fit"])
+
+
+def rule(preprocess: Preprocess) -> str:
+    """How images become inputs, as JSON and in words, for programs that have Pillow but no kedge.
+
+    Example:
+        >>> json.loads(rule(Preprocess((1, 28, 28), fit="stretch")))["words"]
+        'turn as EXIF says, convert to L (8 bits), resize to 28 x 28 by bicubic; channels first, uint8'
+    """
+    channels, height, width = preprocess.shape
+    mode = "L" if channels == 1 else "RGB" if channels == 3 else f"{channels} channels"
+    cut = "" if preprocess.fit == "stretch" else "cut out the largest centre of that aspect ratio and "
+    size = f"{cut}resize to {width} x {height} by {preprocess.resize}"
+    words = f"turn as EXIF says, convert to {mode} (8 bits), {size}; channels first, uint8"
+    return json.dumps(asdict(preprocess) | {"words": words})
+
+
+def write_calibration(
+    model: Any, scores: Tensor, *, threshold: float, temperature: float, tpr: float, confidence: float | None
+) -> None:
+    """Put what calibration learned into a model: into its tensors by name, and into its metadata.
+
+    Args:
+        model: onnx's ModelProto, changed in place.
+        scores: The calibration scores, (n,).
+        threshold: Above which an image is flagged.
+        temperature: Of ``probability``.
+        tpr: The share of in-distribution images that the threshold accepts.
+        confidence: See `kedge.detectors.Detector.calibrate`.
+    """
+    ordered = scores.double().sort().values.numpy()
+    narrow = ordered.astype(np.float32)
+    if not np.array_equal(narrow, ordered):  # rounded scores would not give the decisions of those that are not
+        raise InputError("the calibration scores must be float32 numbers; these are not: calibrate the detector again")
+    _set_tensors(
+        model,
+        {
+            SCORES: narrow,
+            RANKS: np.float32(len(narrow) + 1),
+            THRESHOLD: np.float32(threshold),
+            TEMPERATURE: np.float32(temperature),
+        },
+    )
+    entries = {
+        "threshold": repr(float(np.float32(threshold))),
+        "tpr": repr(tpr),
+        "confidence": json.dumps(confidence),
+        "calibration_images": str(len(narrow)),
+    }
+    set_metadata(model, metadata(model) | {PREFIX + key: value for key, value in entries.items()})
+
+
+def _set_tensors(model: Any, values: Mapping[str, Any]) -> None:
+    onnx = needs("onnx")
+    held = {tensor.name: tensor for tensor in model.graph.initializer}
+    for name, value in values.items():
+        if name not in held:
+            raise KedgeError(f"the exported graph has no tensor {name!r}, so its calibration cannot be set")
+        held[name].CopyFrom(onnx.numpy_helper.from_array(np.asarray(value), name))
+    del model.graph.value_info[:]  # shapes inferred from the tensors as they were

@@ -1,0 +1,186 @@
+"""8-bit integers: a smaller, faster file of a network that is a little different, with a threshold of its own."""
+
+import json
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kedge import calibration
+from kedge.checks import at_least
+from kedge.data import Preprocess, batches, choose
+from kedge.errors import InputError
+from kedge.export.file import (
+    PREFIX,
+    TEMPERATURE,
+    metadata,
+    needs,
+    preprocess_of,
+    read_model,
+    set_metadata,
+    write_calibration,
+    write_model,
+)
+from kedge.export.runtime import OnnxDetector
+
+LINEAR = ("Conv", "Gemm", "MatMul")
+QUANTISED = (*LINEAR, "Add", "MaxPool", "Relu")  # what onnxruntime computes in 8 bits from end to end
+IMAGES = 256
+BATCH = 16
+
+
+def quantise(
+    path: str | os.PathLike[str],
+    out: str | os.PathLike[str],
+    training_images: Any,
+    held_out: Any,
+    *,
+    images: int = IMAGES,
+    engine: str = "onnxruntime",
+    seed: int = 0,
+) -> None:
+    """Write an exported detector with 8-bit weights and activations, calibrated on its own scores.
+
+    The first layer, the last linear one and all behind it stay in float32. The scores change, so the old threshold
+    would not hold.
+
+    Args:
+        path: A file that `export_onnx` wrote.
+        out: Where to write; may be the same file.
+        training_images: In any form that `kedge.data.batches` takes; the ranges of activations are taken of them.
+        held_out: In-distribution images that are neither of these nor trained on; see `recalibrate`.
+        images: How many training images to take, at random.
+        engine: What the file will be run by; engines round 8-bit sums differently.
+        seed: Of the choice.
+    """
+    quantization = needs("onnxruntime.quantization")
+    model = read_model(path)
+    facts = metadata(model)
+    left = _float_nodes(model)
+    chosen = choose(training_images, preprocess_of(facts), at_least("images", images, 1), "random", seed, at_least=1)
+    # What onnxruntime would do first, the exporter has done; without this mark it would ask for it.
+    set_metadata(model, {"onnx.quant.pre_process": "onnxruntime.quant"})
+    with tempfile.TemporaryDirectory(prefix="kedge-") as folder:
+        made = Path(folder) / "int8.onnx"
+        quantization.quantize_static(
+            model,
+            made,
+            _Reader(_as_uint8(chosen)),
+            quant_format=quantization.QuantFormat.QDQ,
+            op_types_to_quantize=list(QUANTISED),
+            per_channel=True,
+            reduce_range=True,  # 7-bit weights: AVX2 adds pairs of products in 16 bits, which 8-bit ones overflow
+            activation_type=quantization.QuantType.QUInt8,
+            weight_type=quantization.QuantType.QInt8,
+            nodes_to_exclude=left,
+        )
+        quantised = needs("onnx").load(made)
+    set_metadata(quantised, facts | {f"{PREFIX}quantised": "int8"})
+    write_model(_recalibrated(quantised, held_out, engine, None, None), out)
+
+
+def recalibrate(
+    path: str | os.PathLike[str],
+    held_out: Any,
+    *,
+    out: str | os.PathLike[str] | None = None,
+    tpr: float | None = None,
+    confidence: float | None = None,
+    engine: str = "onnxruntime",
+) -> None:
+    """Set the threshold of an exported file anew, on the scores that the file itself gives.
+
+    Where the images have labels, the temperature of ``probability`` is fitted too; otherwise it stays.
+
+    Args:
+        path: A file that `export_onnx` or `quantise` wrote.
+        held_out: In-distribution images that the network was neither trained nor quantised on.
+        out: Where to write; the same file by default.
+        tpr: The share of in-distribution images to accept; by default what it was, and ``confidence`` with it.
+        confidence: None, or the probability with which the promise must hold for this calibration set.
+        engine: What the file will be run by.
+    """
+    write_model(_recalibrated(read_model(path), held_out, engine, tpr, confidence), path if out is None else out)
+
+
+def _recalibrated(model: Any, held_out: Any, engine: str, tpr: float | None, confidence: float | None) -> Any:
+    facts = metadata(model)
+    if tpr is None:
+        tpr, confidence = float(facts[f"{PREFIX}tpr"]), json.loads(facts[f"{PREFIX}confidence"])
+    scores, logits, labels = _said(model, preprocess_of(facts), held_out, engine)
+    known = labels >= 0
+    if not bool(known.any()):
+        held = {tensor.name: tensor for tensor in model.graph.initializer}
+        temperature = float(needs("onnx").numpy_helper.to_array(held[TEMPERATURE]))
+    else:
+        wrong = logits[known].argmax(dim=1) != labels[known]
+        temperature = calibration.fit_temperature(logits[known], labels[known]) if bool(wrong.any()) else 1.0
+    threshold = calibration.threshold(scores, tpr, confidence)
+    write_calibration(model, scores, threshold=threshold, temperature=temperature, tpr=tpr, confidence=confidence)
+    set_metadata(model, metadata(model) | {f"{PREFIX}engine": engine})
+    return model
+
+
+def _said(model: Any, preprocess: Preprocess, images: Any, engine: str) -> tuple[Tensor, Tensor, Tensor]:
+    """Scores, logits and labels of images, -1 where there is no label; the file keeps its logits to itself."""
+    onnx = needs("onnx")
+    probe = onnx.ModelProto()
+    probe.CopyFrom(model)
+    set_metadata(probe, {key: value for key, value in metadata(model).items() if key != f"{PREFIX}engine"})
+    probe.graph.output.append(onnx.helper.make_tensor_value_info("logits", onnx.TensorProto.FLOAT, ["N", None]))
+    scores, logits, labels = [], [], []
+    with tempfile.TemporaryDirectory(prefix="kedge-") as folder:
+        write_model(probe, Path(folder) / "probe.onnx")
+        detector = OnnxDetector(Path(folder) / "probe.onnx", engine=engine)
+        for x, y in batches(images, preprocess, size=BATCH):
+            found = detector(_as_uint8(x))
+            scores.append(torch.from_numpy(found["score"]))
+            logits.append(torch.from_numpy(found["logits"]))
+            labels.append(torch.full((len(x),), -1) if y is None else y)
+    return torch.cat(scores), torch.cat(logits), torch.cat(labels)
+
+
+class _Reader:
+    """Batches, in the form that onnxruntime asks for."""
+
+    def __init__(self, images: Tensor) -> None:
+        self.parts = iter(images.split(BATCH))
+
+    def get_next(self) -> dict[str, Any] | None:
+        part = next(self.parts, None)
+        return None if part is None else {"images": part.numpy()}
+
+
+def _as_uint8(images: Tensor) -> Tensor:
+    return images if images.dtype == torch.uint8 else (images * 255).round().clamp(0, 255).to(torch.uint8)
+
+
+def _float_nodes(model: Any) -> list[str]:
+    """The nodes to leave alone: up to the first layer with its anchors' part, and from the last linear layer on."""
+    nodes = list(model.graph.node)  # an ONNX graph lists them in the order of computation
+    behind_first: set[str] = set()  # tensors that a linear layer has a part in
+    late = set()
+    for node in nodes:
+        if behind_first.intersection(node.input):
+            late.add(node.name)
+        if node.op_type in LINEAR or node.name in late:
+            behind_first.update(node.output)
+    to_logits, to_last = (
+        {"logits"},
+        set[str](),
+    )  # tensors: with no linear layer between them and the logits, or with one
+    early = set()
+    for node in reversed(nodes):
+        if to_last.intersection(node.output):
+            early.add(node.name)
+            to_last.update(node.input)
+        elif to_logits.intersection(node.output):
+            (to_last if node.op_type in LINEAR else to_logits).update(node.input)
+    adds_anchors = {node.name for node in nodes if any(name.endswith("anchor_maps") for name in node.input)}
+    middle = late & early - adds_anchors
+    if not any(node.op_type in LINEAR for node in nodes if node.name in middle):
+        raise InputError("the network must have layers between its first and its last to be quantised; it has none")
+    return [node.name for node in nodes if node.name not in middle]

@@ -1,0 +1,155 @@
+"""A calibrated detector as one ONNX file: images in, verdicts out."""
+
+import hashlib
+import json
+import logging
+import os
+import tempfile
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from kedge.checks import at_least
+from kedge.detectors import Detector
+from kedge.errors import ArchitectureError, InputError, KedgeError, NotReadyError
+from kedge.export.file import PREFIX, needs, rule, set_metadata, write_calibration, write_model
+from kedge.export.graph import Graph, check_exportable
+
+FIRST_OPSET = 18  # what torch's exporter writes
+OPSET = 20  # has GELU as one operation, which runs twice as fast as its parts
+
+
+def export_onnx(
+    detector: Detector, path: str | os.PathLike[str], *, opset: int = OPSET, sha256: str | None = None
+) -> None:
+    """Write a calibrated detector to one ONNX file that needs neither kedge nor torch.
+
+    In: ``images``, uint8 (N, D, H, W) of the network's size. Out: ``label``, ``probability`` of that label, ``score``,
+    ``temperature`` (of AMP), ``p_value`` and ``is_ood``, (N,) each. Normalisation, anchors, score and calibration are
+    inside; resizing is not, and is described in the metadata ``kedge.preprocess``.
+
+    Args:
+        detector: AMP with anchors that all images share, MSP, MaxLogit, Entropy, Energy or TemperatureScaling;
+            calibrated.
+        path: Where to write.
+        opset: The version of ONNX's operations.
+        sha256: Of the detector's own file, for the metadata; by default of what `Detector.save` would write.
+
+    Raises:
+        InputError: The detector is of another kind.
+        NotReadyError: It is not calibrated, or the extra ``onnx`` is not installed.
+        ArchitectureError: The network has operations that ONNX has not.
+
+    Example:
+        >>> from kedge.detectors import MSP
+        >>> from kedge.export import OnnxDetector
+        >>> folder, net = tempfile.mkdtemp(), torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(12, 2))
+        >>> detector = MSP(net).fit(torch.rand(8, 3, 2, 2)).calibrate(torch.rand(20, 3, 2, 2))
+        >>> export_onnx(detector, folder + "/flat.onnx")
+        >>> OnnxDetector(folder + "/flat.onnx")(torch.zeros(4, 3, 2, 2, dtype=torch.uint8))["is_ood"].shape
+        (4,)
+    """
+    if not isinstance(detector, Detector):
+        raise InputError(f"detector must be a kedge detector, got {type(detector).__name__}")
+    at_least("opset", opset, FIRST_OPSET)
+    check_exportable(detector)
+    if detector.preprocess is None or detector.calibration is None:
+        raise NotReadyError("the detector must be fitted and calibrated before it is exported: call fit and calibrate")
+    images = torch.zeros(2, *detector.preprocess.shape, dtype=torch.uint8)
+    detector(images)  # raises whatever else is not ready
+    known = detector.calibration
+    model = _traced(Graph(detector), images, opset)
+    set_metadata(model, _facts(detector, sha256 or _sha256(detector)))
+    write_calibration(
+        model,
+        known.scores,
+        threshold=known.threshold,
+        temperature=known.temperature,
+        tpr=known.tpr,
+        confidence=known.confidence,
+    )
+    write_model(model, path)
+
+
+def _traced(graph: Graph, images: torch.Tensor, opset: int) -> Any:
+    """The graph as onnx's ModelProto, with an open number of images."""
+    needs("onnx")
+    needs("onnxscript")
+    try:
+        with _quiet(), torch.no_grad():
+            # Captured here: the exporter would try other ways where this one fails, and bake a branch into the graph.
+            shapes = {"images": {0: torch.export.Dim("N")}}
+            captured = torch.export.export(graph, (images,), dynamic_shapes=shapes, strict=False)
+            program = torch.onnx.export(
+                captured,
+                (),
+                dynamo=True,
+                opset_version=opset,
+                input_names=["images"],
+                output_names=list(graph.names),
+                verbose=False,
+            )
+    except KedgeError:
+        raise
+    except Exception as error:  # whatever a network makes the exporter trip over
+        reason = str(error.__cause__ or error).strip().split("\n")[0]
+        raise ArchitectureError(
+            f"{type(graph.net.network).__name__} cannot be exported to ONNX, opset {opset}: {reason}. Its forward must "
+            "be tensor operations alone, for any number of images"
+        ) from error
+    assert program is not None
+    model = program.model_proto
+    _strip(model)
+    return model
+
+
+def _strip(model: Any) -> None:
+    """Take out what no reader needs: where each operation stood in which file of this machine."""
+    for part in (*model.graph.node, *model.graph.input, *model.graph.output, *model.graph.initializer, model.graph):
+        del part.metadata_props[:]
+        part.doc_string = ""
+    del model.graph.value_info[:]
+    for value in (*model.graph.input, *model.graph.output):
+        value.type.tensor_type.shape.dim[0].dim_param = "N"
+    outputs = [value for value in model.graph.output if value.name != "logits"]
+    del model.graph.output[:]
+    model.graph.output.extend(outputs)
+
+
+def _facts(detector: Detector, sha256: str) -> dict[str, str]:
+    assert detector.preprocess is not None
+    facts = {
+        "method": detector.name,
+        "options": json.dumps(detector.config()),
+        "classes": json.dumps(list(detector.classes)),
+        "preprocess": rule(detector.preprocess),
+        "detector_sha256": sha256,
+        "version": version("kedge"),
+    }
+    return {PREFIX + key: value for key, value in facts.items()}
+
+
+def _sha256(detector: Detector) -> str:
+    with tempfile.TemporaryDirectory(prefix="kedge-") as folder:
+        file = Path(folder) / "detector.kedge"
+        detector.save(file)
+        return hashlib.sha256(file.read_bytes()).hexdigest()
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep the exporter's own notices, which nobody can act on, from the user."""
+    logger = logging.getLogger("torch.onnx")
+    level = logger.level
+    try:
+        logger.setLevel(logging.ERROR)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logger.setLevel(level)

@@ -1,0 +1,119 @@
+"""Run an exported detector, by onnxruntime or OpenVINO."""
+
+import os
+import sys
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from kedge.checks import at_least, one_of
+from kedge.data import batches
+from kedge.errors import FileFormatError, InputError, KedgeWarning
+from kedge.export.file import PREFIX, check_metadata, needs, preprocess_of
+
+ENGINES = ("onnxruntime", "openvino")
+BATCH = 16  # with its anchors, it leaves the activations near the processor: larger batches are a little slower
+
+Arrays = dict[str, NDArray[Any]]
+Run = Callable[[NDArray[np.uint8]], Arrays]
+
+
+class OnnxDetector:
+    """An exported detector: images in, a dictionary of arrays out.
+
+    Args:
+        path: A file that `export_onnx` or `quantise` wrote.
+        engine: ``"onnxruntime"`` or ``"openvino"``.
+        threads: Of the engine; by default as many as torch takes.
+
+    Attributes:
+        metadata: What the file says of itself, by key.
+        preprocess: How images become inputs.
+        outputs: The names of what it gives.
+
+    Example:
+        >>> OnnxDetector("no-such.onnx")
+        Traceback (most recent call last):
+        kedge.errors.InputError: path must be an ONNX file that kedge exported; there is no file no-such.onnx
+    """
+
+    def __init__(
+        self, path: str | os.PathLike[str], *, engine: str = "onnxruntime", threads: int | None = None
+    ) -> None:
+        one_of("engine", engine, ENGINES)
+        file = Path(path)
+        if not file.is_file():
+            raise InputError(f"path must be an ONNX file that kedge exported; there is no file {path}")
+        start = _onnxruntime if engine == "onnxruntime" else _openvino
+        count = torch.get_num_threads() if threads is None else at_least("threads", threads, 1)
+        self._run, self.metadata, self.outputs = start(file, count)
+        check_metadata(self.metadata, file)
+        self.preprocess = preprocess_of(self.metadata)
+        made_for = self.metadata.get(f"{PREFIX}engine", engine)
+        if made_for != engine:
+            warnings.warn(
+                f"{file} was calibrated on the scores of {made_for}, and {engine} rounds differently, so its threshold "
+                f"holds only nearly: calibrate it again with engine={engine!r}",
+                KedgeWarning,
+                stacklevel=2,
+            )
+
+    def __call__(self, images: Any, *, batch_size: int = BATCH) -> Arrays:
+        """The verdicts on N images, an array (N,) for each of `outputs`.
+
+        Args:
+            images: In any form that `kedge.data.batches` takes; uint8 where they are tensors or arrays.
+            batch_size: Images at a time.
+        """
+        parts = []
+        for x, _ in batches(images, self.preprocess, size=at_least("batch_size", batch_size, 1)):
+            if x.dtype != torch.uint8:
+                raise InputError(f"images must be uint8, which the file takes; got {x.dtype}")
+            parts.append(self._run(np.ascontiguousarray(x.cpu().numpy())))
+        return {name: np.concatenate([part[name] for part in parts]) for name in self.outputs}
+
+
+def _onnxruntime(file: Path, threads: int) -> tuple[Run, dict[str, str], tuple[str, ...]]:
+    runtime = needs("onnxruntime")
+    options = runtime.SessionOptions()
+    options.log_severity_level = 3  # errors
+    options.intra_op_num_threads = threads
+    try:
+        session = runtime.InferenceSession(str(file), options, providers=["CPUExecutionProvider"])
+    except Exception as error:  # its errors share no base but Exception
+        raise FileFormatError(f"onnxruntime cannot read {file}: {error}") from error
+    names = tuple(output.name for output in session.get_outputs())
+
+    def run(images: NDArray[np.uint8]) -> Arrays:
+        return dict(zip(names, session.run(names, {"images": images}), strict=True))
+
+    return run, dict(session.get_modelmeta().custom_metadata_map), names
+
+
+def _openvino(file: Path, threads: int) -> tuple[Run, dict[str, str], tuple[str, ...]]:
+    # Importing openvino reports it to its makers over the network, unless this package of theirs cannot be imported.
+    sys.modules.setdefault("openvino_telemetry", None)  # type: ignore[arg-type]
+    openvino = needs("openvino", "openvino")
+    # Processors that compute in bfloat16 would use it unasked, and scores would not be those of the file.
+    exact = {"INFERENCE_PRECISION_HINT": "f32", "PERFORMANCE_HINT": "LATENCY", "INFERENCE_NUM_THREADS": threads}
+    try:
+        core = openvino.Core()
+        model = core.read_model(file)
+        keys = model.rt_info["framework"] if model.has_rt_info("framework") else ()
+        metadata = {key: model.get_rt_info(["framework", key]).astype(str) for key in keys}
+        compiled = core.compile_model(model, "CPU", exact)
+    except RuntimeError as error:
+        raise FileFormatError(f"OpenVINO cannot read {file}: {error}") from error
+    names = tuple(output.any_name for output in compiled.outputs)
+    request = compiled.create_infer_request()
+
+    def run(images: NDArray[np.uint8]) -> Arrays:
+        found = request.infer({"images": images})
+        return {name: np.array(found[name]) for name in names}  # a copy: the next call writes into the same memory
+
+    return run, metadata, names
