@@ -5,7 +5,7 @@ import logging
 import os
 import platform
 import traceback
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from inspect import signature
@@ -25,6 +25,8 @@ TASKS = 20_000  # at most: more shards than that share a task, or the workers wo
 TRIES = 5  # of a shard whose worker is killed
 QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_BACKEND_LOG_LEVEL": "fatal"}  # where the user has not said otherwise
 PROBES = 64  # inputs that each worker looks for before it begins
+
+Said = tuple[int, str, str, str]  # of a task: its images, and of a failure the class, the message and the trace
 
 
 @dataclass(frozen=True)
@@ -60,7 +62,7 @@ class RayEngine:
         for old in job.folder.glob("try-*"):  # of a run before, whose failures are over
             old.unlink(missing_ok=True)
         done = 0
-        with _connected(ray, self.address), closing(_run(ray, job, waiting, self.parallel)) as said:
+        with _connected(ray, self.address), closing(_said(ray, job, waiting, self.parallel)) as said:
             for images, kind, error, trace in said:
                 if error:
                     known = getattr(errors, kind, KedgeError)
@@ -127,7 +129,45 @@ class Worker:
         return len(shard.items)
 
 
-def _run(ray: ModuleType, job: Job, waiting: list[int], parallel: int | None) -> Iterator[tuple[int, str, str, str]]:
+def _said(ray: ModuleType, job: Job, waiting: list[int], parallel: int | None) -> Generator[Said, None, None]:
+    """What each task says when it is done."""
+    home = os.getcwd()
+    if not _over_client():
+        yield from _run(ray, job, waiting, parallel, home)
+        return
+    inside = ray.remote(num_cpus=0)(Inside).remote(job, waiting, parallel, home)
+    while said := ray.get(inside.next.remote()):
+        yield said
+
+
+def _over_client() -> bool:
+    """Whether Ray was joined by ``ray://``, over which Ray Data itself does not run."""
+    from ray.util import client
+
+    return bool(client.ray.is_connected())
+
+
+class Inside:
+    """Hands out the shards from within the cluster, for a process that is outside.
+
+    Args:
+        job: What is scored.
+        waiting: Numbers of its shards.
+        parallel: Workers.
+        home: The folder that the job's paths are relative to.
+    """
+
+    def __init__(self, job: Job, waiting: list[int], parallel: int | None, home: str) -> None:
+        if Path(home).is_dir():
+            os.chdir(home)
+        self.said = _run(ray_module(), job, waiting, parallel, home)
+
+    def next(self) -> Said | None:
+        """What the next task says; None after the last."""
+        return next(self.said, None)
+
+
+def _run(ray: ModuleType, job: Job, waiting: list[int], parallel: int | None, home: str) -> Iterator[Said]:
     """Hand out the shards and yield what each task says when it is done."""
     import pyarrow
 
@@ -142,7 +182,7 @@ def _run(ray: ModuleType, job: Job, waiting: list[int], parallel: int | None) ->
     with _settings(ray):
         said = ray.data.from_arrow(tasks).map_batches(
             Worker,
-            fn_constructor_args=(job, os.getcwd(), probes),
+            fn_constructor_args=(job, home, probes),
             batch_size=None,
             compute=_pool(ray, workers),
             num_cpus=1,
