@@ -1,7 +1,9 @@
 """``kedge score``: a row for each image, of any number of them."""
 
 import json
+import sys
 import tempfile
+from contextlib import nullcontext, redirect_stdout
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -9,12 +11,16 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
+from kedge.checks import one_of
 from kedge.detectors import load
+from kedge.errors import InputError
 from kedge.files import atomic
-from kedge.scoring import FORMATS, Summary, read_rows, score_files, summarise
+from kedge.scoring import FORMATS, RayEngine, Summary, read_rows, score_files, summarise
 from kedge.scoring.inputs import SHARD
 from kedge.scoring.page import page
+from kedge.scoring.ray_engine import ray_module
 
+ENGINES = ("local", "ray")
 FLAGGED = 3  # the exit code with --fail-on-ood
 
 
@@ -29,6 +35,13 @@ def score(
     batch: Annotated[int, typer.Option(min=1, help="Images that the network sees at a time.")] = 256,
     workers: Annotated[int, typer.Option(min=1, help="Threads that read images.")] = 2,
     shard: Annotated[int, typer.Option(min=1, help="Images that are written together.")] = SHARD,
+    engine: Annotated[str, typer.Option(help="What runs the shards: local (this process) or ray.")] = "local",
+    ray_address: Annotated[
+        str | None, typer.Option(help="Of the cluster: auto, host:port, ray://host:port; without it a local one.")
+    ] = None,
+    parallel: Annotated[
+        int | None, typer.Option(min=1, help="Workers of the cluster, of a core each; without it, one for each core.")
+    ] = None,
     summary: Annotated[bool, typer.Option(help="Write a page with shares, a plot and the most suspicious.")] = True,
     top: Annotated[int, typer.Option(min=0, help="How many of the most suspicious to show.")] = 20,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Write over --out.")] = False,
@@ -47,12 +60,15 @@ def score(
         kedge score --detector detector.kedge photos/ 'more/*.png' -o out.parquet
 
         kedge score --detector detector.kedge shard-{000..099}.tar -o out.csv --fail-on-ood
+
+        kedge score --detector detector.kedge /shared/photos -o /shared/out.parquet --engine ray --ray-address auto
     """
+    runner = _engine(engine, ray_address, parallel)
     console = Console(stderr=as_json)
     with tempfile.TemporaryDirectory(prefix="kedge-") as temporary:
         target, form = (Path(temporary) / "rows.jsonl", None) if out is None else (out, kind)
         options = {"shard": shard, "column": column, "batch": batch, "workers": workers, "overwrite": overwrite}
-        _run(console, detector, inputs, target, kind=form, **options)
+        _run(console, detector, inputs, target, kind=form, engine=runner, **options)
         found = summarise(read_rows(target, form), top=top)
         if out is None:
             _print_rows(console, target, as_json)
@@ -70,6 +86,17 @@ def score(
         raise typer.Exit(FLAGGED)
 
 
+def _engine(name: str, address: str | None, parallel: int | None) -> RayEngine | None:
+    """What runs the shards; None is this process."""
+    if one_of("engine", name, ENGINES) == "ray":
+        ray_module()  # before anything is planned
+        return RayEngine(address, parallel)
+    for option, value in (("ray-address", address), ("parallel", parallel)):
+        if value is not None:
+            raise InputError(f"{option} is for Ray, but the engine is 'local': add --engine ray, or leave it out")
+    return None
+
+
 def _run(console: Console, detector: Path, inputs: list[str], target: Path, **options: Any) -> None:
     """Score with a progress bar."""
     columns = (
@@ -83,7 +110,8 @@ def _run(console: Console, detector: Path, inputs: list[str], target: Path, **op
             speed = bars.tasks[task].speed
             bars.update(task, completed=done, total=total, rate="" if speed is None else f"{speed:,.0f} images/s")
 
-        score_files(detector, inputs, target, progress=on_progress, **options)
+        with redirect_stdout(sys.stderr) if options["engine"] else nullcontext():  # Ray prints when a worker dies
+            score_files(detector, inputs, target, progress=on_progress, **options)
 
 
 def _print_rows(console: Console, target: Path, as_json: bool) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -79,9 +80,24 @@ class Job:
         """The shards as they were planned when the job was begun."""
         with (self.folder / "plan.jsonl").open(encoding="utf-8") as lines:
             for line in lines:
-                plain = json.loads(line)
-                items = tuple(tuple(item) if isinstance(item, list) else item for item in plain["items"])
-                yield Shard(plain["kind"], plain["source"], items, plain["column"])
+                yield _shard(line)
+
+    def places(self) -> list[int]:
+        """Where in the plan each shard begins."""
+        with (self.folder / "plan.jsonl").open("rb") as lines:
+            return list(accumulate(map(len, lines), initial=0))[:-1]
+
+    def shard_at(self, place: int) -> Shard:
+        """The shard that begins at a place in the plan; the rest of the plan, which may be long, is not read."""
+        with (self.folder / "plan.jsonl").open("rb") as lines:
+            lines.seek(place)
+            return _shard(lines.readline())
+
+
+def _shard(line: str | bytes) -> Shard:
+    plain = json.loads(line)
+    items = tuple(tuple(item) if isinstance(item, list) else item for item in plain["items"])
+    return Shard(plain["kind"], plain["source"], items, plain["column"])
 
 
 def score_files(
@@ -112,7 +128,7 @@ def score_files(
         batch: Images that the network sees at a time.
         workers: Threads that read images.
         overwrite: Whether to write over ``out``, and over a job for it that was begun with other arguments.
-        engine: What runs the shards of these numbers; by default this process.
+        engine: What runs the shards of these numbers: this process by default, or `kedge.scoring.RayEngine`.
         progress: Called with the number of images done and the number in all.
 
     Returns:

@@ -1,0 +1,156 @@
+"""What it costs to score images from files on one core, and a billion of them.
+
+    python benchmarks/scoring.py [--images 2000] [--side 64] [--network compact] [--width 32] [--k 5] [--repeats 3]
+                                 [--price 0.04] [--ray] [--json PATH]
+
+JPEG files of smooth random pictures go through `kedge.scoring.score_files` with an AMP detector on an untrained network
+that sees 32 x 32 pixels: what is measured does not depend on the weights. Time is that of the processor, of all threads
+of the process together, so that whatever else the machine does counts little, and waiting for the disk not at all.
+Printed are the median and the spread over repetitions of images per second of one core, r; the same for reading,
+decoding and resizing alone; and what N = 1,000,000,000 images cost: N / r / 3600 core-hours.
+
+With --ray, the same files go through one worker of Ray as well, by the wall clock, on a machine that should be idle:
+what a run costs at its start, and what a shard costs beyond what it costs in this process.
+"""
+
+import argparse
+import json
+import platform
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+
+import kedge
+from kedge.files import atomic
+from kedge.models import build
+from kedge.provenance import provenance
+from kedge.scoring import RayEngine, plan, score_files
+
+SEES = 32  # pixels of a side that the network takes
+MANY = 1_000_000_000
+SHARD = 100
+
+
+def main() -> None:
+    """Run the benchmark."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--images", type=int, default=2000)
+    parser.add_argument("--side", type=int, default=64, help="pixels of an image's side in its file")
+    parser.add_argument("--network", default="compact")
+    parser.add_argument("--width", type=int, default=32, help="of the compact network")
+    parser.add_argument("--k", type=int, default=5, help="anchors")
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--price", type=float, default=0.04, help="of a core for an hour")
+    parser.add_argument("--ray", action="store_true", help="time Ray beside this process")
+    parser.add_argument("--json", default=None)
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory(prefix="kedge-bench-") as temporary:
+        home = Path(temporary)
+        size = make_images(home / "images", options.images, options.side)
+        arguments = {"width": options.width} if options.network == "compact" else {}
+        make_detector(home / "detector.kedge", options.network, options.k, arguments)
+        print(
+            f"{options.images:,} JPEG files of {options.side} x {options.side}, {size / options.images:,.0f} bytes each"
+        )
+        print(f"AMP with {options.k} anchors on {options.network} {arguments} at {SEES} x {SEES}; {processor()}")
+        results: dict[str, Any] = {
+            name: [options.images / seconds(call, home) for _ in range(options.repeats)]
+            for name, call in (("decoding", decode), ("scoring", score))
+        }
+        results["ray"] = ray_costs(home) if options.ray else None
+    for name, rates in (("decoding alone", results["decoding"]), ("all of scoring, r", results["scoring"])):
+        print(f"  {name:<18} {spread(rates)} images/s of one core")
+    rate = statistics.median(results["scoring"])
+    hours = MANY / rate / 3600
+    results |= {"core_hours": hours, "cost": hours * options.price}
+    print(f"  {MANY:,} images: {hours:,.0f} core-hours; at {options.price} an hour {results['cost']:,.2f}")
+    if results["ray"]:
+        costs = results["ray"]
+        for name in ("local", "ray"):
+            first, each = costs[name]
+            print(f"  {name:<5} first shard of {SHARD} after {first:.1f} s, {1000 * each:.0f} ms for each after it")
+    if options.json:
+        with atomic(options.json) as path:
+            path.write_text(json.dumps({"made with": provenance(), **vars(options), **results}, indent=1))
+
+
+def make_images(folder: Path, number: int, side: int) -> int:
+    """Write JPEG files that look as smooth as photographs; return their size in bytes."""
+    folder.mkdir()
+    rng = np.random.default_rng(0)
+    for each in range(number):
+        coarse = Image.fromarray(rng.integers(0, 256, (side // 8 + 1, side // 8 + 1, 3), np.uint8))
+        coarse.resize((side, side), Image.Resampling.BICUBIC).save(folder / f"{each:07}.jpg", quality=90)
+    return sum(file.stat().st_size for file in folder.iterdir())
+
+
+def make_detector(path: Path, network: str, k: int, arguments: dict[str, Any]) -> None:
+    """Save a calibrated detector on an untrained network."""
+    generator = torch.Generator().manual_seed(0)
+    images = torch.randint(0, 256, (200, 3, SEES, SEES), dtype=torch.uint8, generator=generator)
+    net = kedge.anchor(build(network, **arguments))
+    train = kedge.ImageSet(images[:100], torch.arange(100) % 10)
+    kedge.AMP(net, k=k).fit(train).calibrate(images[100:]).save(path)
+
+
+def decode(home: Path) -> None:
+    """Read, decode and resize every image."""
+    preprocess = kedge.load(home / "detector.kedge").preprocess
+    assert preprocess is not None
+    for shard in plan([home / "images"]):
+        for opener in shard.openers():
+            preprocess(opener())
+
+
+def score(home: Path) -> None:
+    """Score every image into a file of rows."""
+    score_files(home / "detector.kedge", [str(home / "images")], home / "out.jsonl", workers=1, overwrite=True)
+
+
+def ray_costs(home: Path) -> dict[str, tuple[float, float]]:
+    """Seconds until the first shard is done and for each after it, in this process and by one worker of Ray."""
+    costs = {}
+    for name, engine in (("local", None), ("ray", RayEngine("local", parallel=1))):
+        moments = [time.perf_counter()]
+        score_files(
+            home / "detector.kedge", [str(home / "images")], home / "out.jsonl", workers=1, overwrite=True, shard=SHARD,
+            engine=engine, progress=lambda done, total, moments=moments: moments.append(time.perf_counter()),
+        )  # fmt: skip
+        began, first, last = moments[1], moments[2], moments[-1]  # the first report says that nothing is done yet
+        costs[name] = (first - began, (last - first) / max(1, len(moments) - 3))
+    return costs
+
+
+def seconds(call: Callable[[Path], None], home: Path) -> float:
+    """Of the processor, in all threads."""
+    began = time.process_time()
+    call(home)
+    return time.process_time() - began
+
+
+def spread(values: Sequence[float]) -> str:
+    """The median and the range."""
+    return f"{statistics.median(values):8,.0f} ({min(values):,.0f} to {max(values):,.0f})"
+
+
+def processor() -> str:
+    """The name of the processor, where the system tells."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    return next(
+        (line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), platform.processor()
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,257 @@
+"""Shards scored by Ray Data, on the cores of this machine or of any number of machines that share their files."""
+
+import json
+import logging
+import os
+import platform
+import traceback
+from collections.abc import Generator, Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from inspect import signature
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from kedge import errors
+from kedge.checks import at_least
+from kedge.errors import InputError, KedgeError, NotReadyError
+from kedge.scoring.inputs import cut
+from kedge.scoring.job import Job, Report, Scorer
+
+TASKS = 20_000  # at most: more shards than that share a task, or the workers would wait for the process that hands out
+TRIES = 5  # of a shard whose worker is killed
+QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_BACKEND_LOG_LEVEL": "fatal"}  # where the user has not said otherwise
+PROBES = 64  # inputs that each worker looks for before it begins
+
+Said = tuple[int, str, str, str]  # of a task: its images, and of a failure the class, the message and the trace
+
+
+@dataclass(frozen=True)
+class RayEngine:
+    """Runs the shards of a job in workers of Ray; the ``engine`` of `kedge.scoring.score_files`.
+
+    Each worker loads the detector once and writes the shards that it is given as one process would, whole or not at
+    all, into the folder of the job, which all machines must share. A worker that is killed costs the shard that it was
+    at: Ray starts another in its place. What was there of Ray before stays; what the engine starts, it ends.
+
+    Args:
+        address: Of a cluster: ``"auto"``, ``"host:port"`` or ``"ray://host:port"``; ``"local"`` starts one on this
+            machine; None joins one that runs on this machine and starts one where there is none.
+        parallel: Workers at most, of a core each; by default as many as the cluster has cores.
+
+    Example:
+        >>> RayEngine(parallel=8).address is None
+        True
+    """
+
+    address: str | None = None
+    parallel: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.parallel is not None:
+            at_least("parallel", self.parallel, 1)
+
+    def __call__(self, job: Job, waiting: list[int], report: Report) -> None:
+        """Score the shards of these numbers."""
+        ray = ray_module()
+        if not waiting:
+            return
+        for old in job.folder.glob("try-*"):  # of a run before, whose failures are over
+            old.unlink(missing_ok=True)
+        done = 0
+        with _connected(ray, self.address), closing(_said(ray, job, waiting, self.parallel)) as said:
+            for images, kind, error, trace in said:
+                if error:
+                    known = getattr(errors, kind, KedgeError)
+                    failure: KedgeError = known(error)
+                    failure.add_note(trace)
+                    raise failure
+                done += images
+                report(done, 0)
+
+
+class Worker:
+    """Scores shards in a process of Ray, with a detector that is loaded once.
+
+    Args:
+        job: As its driver has it.
+        home: The folder that the job's paths are relative to.
+        probes: Inputs that must be on this machine as they are on the driver's, or all of them would become errors.
+    """
+
+    def __init__(self, job: Job, home: str, probes: list[str]) -> None:
+        self.job, self.home, self.probes = job, home, probes
+        self.scorer: Scorer | None = None
+
+    def __call__(self, batch: dict[str, Any]) -> dict[str, list[Any]]:
+        """Score the shards of a task; a failure is returned, since Ray's own account of it is hard to read."""
+        images, kind, error, trace = 0, "", "", ""
+        try:
+            self.scorer = self.scorer or self._begin()
+            for number, place in zip(batch["number"].tolist(), batch["place"].tolist(), strict=True):
+                images += self._score(self.scorer, number, place)
+        except Exception as failure:
+            kind, trace = type(failure).__name__, traceback.format_exc()
+            error = str(failure) if isinstance(failure, KedgeError) else f"{kind}: {failure}; on {platform.node()}"
+        return {"images": [images], "kind": [kind], "error": [error], "trace": [trace]}
+
+    def _begin(self) -> Scorer:
+        if Path(self.home).is_dir():
+            os.chdir(self.home)
+        torch.set_num_threads(1)  # a worker is one core
+        job, host = self.job, platform.node()
+        for path in (str(job.folder / "plan.jsonl"), *self.probes):
+            if not Path(path).exists():
+                raise NotReadyError(f"{path} must be seen by all machines of the cluster; {host} does not: share it")
+        begun = json.loads((job.folder / "job.json").read_text())["identity"]
+        if job.identity() != begun:
+            raise NotReadyError(f"detector must be the same file on all machines; {job.detector} on {host} is another")
+        return Scorer(job)
+
+    def _score(self, scorer: Scorer, number: int, place: int) -> int:
+        """Score one shard, unless a worker did so before it was killed; return how many images it has."""
+        shard = self.job.shard_at(place)
+        if not self.job.part(number).exists():
+            tries = self.job.folder / f"try-{number:08}"
+            with tries.open("ab") as file:  # Ray itself would go on for ever with a shard that kills its workers
+                file.write(b".")
+            if tries.stat().st_size > TRIES:
+                names = shard.names()
+                raise KedgeError(
+                    f"{TRIES} workers were killed while they scored the images from {names[0]} to {names[-1]}; if that "
+                    "is for want of memory, take a smaller batch or fewer workers"
+                )
+            scorer(number, shard)
+            tries.unlink(missing_ok=True)
+        return len(shard.items)
+
+
+def _said(ray: ModuleType, job: Job, waiting: list[int], parallel: int | None) -> Generator[Said, None, None]:
+    """What each task says when it is done."""
+    home = os.getcwd()
+    if not _over_client():
+        yield from _run(ray, job, waiting, parallel, home)
+        return
+    inside = ray.remote(num_cpus=0)(Inside).remote(job, waiting, parallel, home)
+    while said := ray.get(inside.next.remote()):
+        yield said
+
+
+def _over_client() -> bool:
+    """Whether Ray was joined by ``ray://``, over which Ray Data itself does not run."""
+    from ray.util import client
+
+    return bool(client.ray.is_connected())
+
+
+class Inside:
+    """Hands out the shards from within the cluster, for a process that is outside.
+
+    Args:
+        job: What is scored.
+        waiting: Numbers of its shards.
+        parallel: Workers.
+        home: The folder that the job's paths are relative to.
+    """
+
+    def __init__(self, job: Job, waiting: list[int], parallel: int | None, home: str) -> None:
+        if Path(home).is_dir():
+            os.chdir(home)
+        self.said = _run(ray_module(), job, waiting, parallel, home)
+
+    def next(self) -> Said | None:
+        """What the next task says; None after the last."""
+        return next(self.said, None)
+
+
+def _run(ray: ModuleType, job: Job, waiting: list[int], parallel: int | None, home: str) -> Iterator[Said]:
+    """Hand out the shards and yield what each task says when it is done."""
+    import pyarrow
+
+    places = job.places()
+    firsts = (job.shard_at(places[number]) for number in waiting[:: -(-len(waiting) // PROBES)])
+    probes = [path for shard in firsts if Path(path := shard.source or shard.items[0]).exists()]
+    tasks = [
+        pyarrow.table({"number": numbers, "place": [places[number] for number in numbers]})
+        for numbers in map(list, cut(waiting, -(-len(waiting) // TASKS)))
+    ]
+    workers = min(parallel or int(ray.cluster_resources().get("CPU", 1)), len(tasks))
+    with _settings(ray):
+        said = ray.data.from_arrow(tasks).map_batches(
+            Worker,
+            fn_constructor_args=(job, home, probes),
+            batch_size=None,
+            compute=_pool(ray, workers),
+            num_cpus=1,
+        )
+        try:
+            for batch in said.iter_batches(batch_size=None, prefetch_batches=0):
+                columns = (batch[name].tolist() for name in ("images", "kind", "error", "trace"))
+                yield from zip(*columns, strict=True)
+        except Exception as error:
+            raise KedgeError(
+                f"Ray could not run the workers: {str(error).strip().splitlines()[-1]}; every machine needs this "
+                "version of kedge, Python and Ray. What was scored is kept: run the same command again"
+            ) from error
+
+
+def _pool(ray: ModuleType, workers: int) -> Any:
+    """Workers, all at once; idle ones may go, to make room where a machine is lost for those that it had."""
+    kind = ray.data.ActorPoolStrategy
+    at_once = {"initial_size": workers} if "initial_size" in signature(kind).parameters else {}  # older ones grow to it
+    return kind(min_size=1, max_size=workers, **at_once)
+
+
+@contextmanager
+def _connected(ray: ModuleType, address: str | None) -> Iterator[None]:
+    """Start or join a cluster, and leave it; one that the process has joined already is left alone."""
+    if ray.is_initialized():
+        yield
+        return
+    added = {name: value for name, value in QUIET.items() if name not in os.environ}
+    os.environ.update(added)
+    try:
+        try:
+            ray.init(address=address, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
+        except Exception as error:  # Ray has no class of its own for a cluster that does not start, or is not there
+            reason = error.__cause__ or error
+            if address in (None, "local"):
+                raise KedgeError(f"Ray did not start on this machine: {reason}") from error
+            raise InputError(f"address must be that of a running Ray cluster; {address!r} is not: {reason}") from error
+        yield
+    finally:
+        ray.shutdown()
+        for name in added:
+            os.environ.pop(name, None)
+
+
+@contextmanager
+def _settings(ray: ModuleType) -> Iterator[None]:
+    """Ray Data without its bar and its notes, since the caller has a bar, and without its limit to a task's time."""
+    log, context = logging.getLogger("ray.data"), ray.data.DataContext.get_current()
+    wanted = {"enable_progress_bars": False, "execution_no_progress_timeout_s": -1}
+    before = {name: getattr(context, name) for name in wanted if hasattr(context, name)}  # not every version has all
+    level = log.level
+    try:
+        log.setLevel(logging.CRITICAL)
+        for name in before:
+            setattr(context, name, wanted[name])
+        yield
+    finally:
+        log.setLevel(level)
+        for name, value in before.items():
+            setattr(context, name, value)
+
+
+def ray_module() -> ModuleType:
+    """The package ray; where it is missing, an error that says how to get it."""
+    try:
+        import ray
+        import ray.data
+    except ImportError as error:
+        raise NotReadyError(f"engine 'ray' needs {error.name}, which is missing: pip install 'kedge[ray]'") from error
+    module: ModuleType = ray
+    return module

@@ -1,0 +1,281 @@
+"""Scoring by Ray: the rows of one process, whatever becomes of the workers."""
+
+import importlib.util
+import json
+import os
+import shutil
+import signal
+import sys
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from typer.testing import CliRunner
+
+import kedge
+from kedge.cli import app
+from kedge.errors import InputError, KedgeError, NotReadyError
+from kedge.files import atomic
+from kedge.models import build
+from kedge.scoring import Job, RayEngine, ray_engine, read_rows, score_files
+from kedge.scoring.ray_engine import TRIES, Worker
+from kedge.transforms import seeded
+
+SHARD = 5
+IMAGES = 61  # one of them broken
+needs_ray = pytest.mark.skipif(
+    importlib.util.find_spec("ray") is None, reason="ray is not installed: pip install 'kedge[ray]'"
+)
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory):
+    """Sixty images and a file that is none, a detector, and the rows that one process writes, in three formats."""
+    home = tmp_path_factory.mktemp("ray")
+    (home / "photos").mkdir()
+    for number in range(60):
+        pixels = np.random.default_rng(number).integers(0, 256, (12, 12, 3), np.uint8)
+        Image.fromarray(pixels).save(home / "photos" / f"{number:02}.png")
+    (home / "photos" / "30-broken.png").write_bytes(b"no image")
+    with seeded(0):
+        net = kedge.anchor(build("compact", width=4, classes=3), init="fresh", seed=0)
+        train = kedge.ImageSet(torch.randint(0, 256, (40, 3, 12, 12), dtype=torch.uint8), torch.arange(40) % 3)
+        kedge.AMP(net, k=3).fit(train).calibrate(torch.rand(50, 3, 12, 12)).save(home / "detector.kedge")
+    return home
+
+
+def scored(home, out, engine=None, **options):
+    options = {"shard": SHARD} | options
+    score_files(home / "detector.kedge", [str(home / "photos")], out, engine=engine, **options)
+    return list(read_rows(out))
+
+
+class Stopped(Exception):  # noqa: N818
+    pass
+
+
+def begun(home, out, images=0):
+    """A job that was stopped once so many images were scored."""
+
+    def stop(done, total):
+        if done >= images:
+            raise Stopped
+
+    with pytest.raises(Stopped):
+        scored(home, out, progress=stop)
+    return Job(home / "detector.kedge", (str(home / "photos"),), out, out.suffix[1:], SHARD)
+
+
+# --- without a cluster ----------------------------------------------------------------------------------------------
+
+
+def test_without_ray_the_error_names_the_extra(home, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(NotReadyError, match=r"needs ray, which is missing: pip install 'kedge\[ray\]'"):
+        scored(home, tmp_path / "out.csv", RayEngine())
+    done = run(
+        "score", "--detector", home / "detector.kedge", home / "photos", "-o", tmp_path / "b.csv", "--engine", "ray"
+    )
+    assert isinstance(done.exception, NotReadyError)
+    assert not (tmp_path / "b.csv.parts").exists()
+
+
+def test_options_are_checked(home):
+    with pytest.raises(InputError, match="parallel must be a whole number of at least 1"):
+        RayEngine(parallel=0)
+    base = ["score", "--detector", home / "detector.kedge", home / "photos"]
+    for options, message in [
+        (["--engine", "spark"], "engine must be one of 'local', 'ray'; got 'spark'"),
+        (["--parallel", 2], "parallel is for Ray, but the engine is 'local'"),
+        (["--ray-address", "auto"], "ray-address is for Ray, but the engine is 'local'"),
+    ]:
+        assert message in str(run(*base, *options).exception)
+
+
+def tasks(job, *numbers):
+    places = job.places()
+    return {"number": np.array(numbers), "place": np.array([places[number] for number in numbers])}
+
+
+def test_the_plan_gives_a_shard_by_its_place(home, tmp_path):
+    job = begun(home, tmp_path / "out.csv")
+    assert [job.shard_at(place) for place in job.places()] == list(job.shards())
+
+
+def test_a_worker_scores_what_has_no_rows_yet_and_loads_its_detector_once(home, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # which a worker changes
+    job = begun(home, tmp_path / "out.csv", images=2 * SHARD)
+    assert [job.part(number).exists() for number in range(4)] == [True, True, False, False]
+    job.part(1).write_text("as it was")
+    worker = Worker(job, str(tmp_path), [])
+    assert worker(tasks(job, 1, 2)) == {"images": [2 * SHARD], "kind": [""], "error": [""], "trace": [""]}
+    assert job.part(1).read_text() == "as it was"
+    assert len(list(read_rows(job.part(2)))) == SHARD
+    assert not list(job.folder.glob("try-*"))
+    (detector := home / "detector.kedge").rename(home / "elsewhere")
+    try:
+        assert worker(tasks(job, 3))["error"] == [""]
+    finally:
+        (home / "elsewhere").rename(detector)
+    assert job.part(3).exists()
+
+
+def test_a_worker_on_a_machine_that_does_not_share_the_files_says_so(home, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    job = begun(home, tmp_path / "out.csv")
+    said = Worker(job, str(tmp_path), [str(home / "photos/00.png"), "/not/mounted.png"])(tasks(job, 0))
+    assert said["kind"] == ["NotReadyError"]
+    assert "/not/mounted.png must be seen by all machines of the cluster" in said["error"][0]
+    assert not job.part(0).exists()
+    head = json.loads((job.folder / "job.json").read_text())
+    head["identity"]["detector"] = "of another file"
+    (job.folder / "job.json").write_text(json.dumps(head))
+    said = Worker(job, str(tmp_path), [])(tasks(job, 0))
+    assert "detector must be the same file on all machines" in said["error"][0]
+    batch = tasks(job, 0)
+    shutil.rmtree(job.folder)
+    assert "plan.jsonl must be seen by all machines" in Worker(job, str(tmp_path), [])(batch)["error"][0]
+
+
+def test_a_shard_that_kills_its_workers_is_given_up(home, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    job = begun(home, tmp_path / "out.csv")
+    (job.folder / "try-00000001").write_bytes(b"." * (TRIES - 1))
+    (job.folder / "try-00000002").write_bytes(b"." * TRIES)
+    worker = Worker(job, str(tmp_path), [])
+    assert worker(tasks(job, 1))["error"] == [""]
+    said = worker(tasks(job, 2))["error"][0]
+    assert said.startswith(f"{TRIES} workers were killed while they scored the images from ")
+    assert "photos/10.png to " in said
+
+
+def test_what_fails_in_a_worker_is_told_with_its_trace(home, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    job = begun(home, tmp_path / "out.csv")
+
+    def broken(job):
+        raise RuntimeError("no kernel for this")
+
+    monkeypatch.setattr(ray_engine, "Scorer", broken)
+    said = Worker(job, str(tmp_path), [])(tasks(job, 0))
+    assert said["error"][0].startswith("RuntimeError: no kernel for this; on ")
+    assert "in broken" in said["trace"][0]
+
+
+def run(*arguments):
+    return CliRunner(env={"COLUMNS": "200"}).invoke(app, [str(argument) for argument in arguments])
+
+
+# --- in a cluster ---------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    """Ray on this machine, with two cores whatever it has, for all tests of this file."""
+    import ray
+
+    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+    for attempt in range(3):
+        try:
+            ray.init("local", num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
+            break
+        except Exception:  # a busy machine may need longer than Ray waits for its own processes
+            if attempt == 2:
+                raise
+    yield ray
+    ray.shutdown()
+
+
+@needs_ray
+def test_the_command_starts_a_cluster_and_ends_it_and_prints_nothing_of_its_own(home, tmp_path):
+    import ray
+
+    whole = scored(home, tmp_path / "whole.parquet")
+    out = tmp_path / "out.parquet"
+    command = ["score", "--detector", home / "detector.kedge", home / "photos", "-o", out, "--shard", SHARD, "--json"]
+    done = run(*command, "--no-summary", "--engine", "ray", "--ray-address", "local", "--parallel", 2)
+    assert done.exit_code == 0, done.output
+    assert json.loads(done.stdout)["images"] == IMAGES
+    assert list(read_rows(out)) == whole
+    assert not ray.is_initialized()
+
+
+@needs_ray
+def test_two_workers_write_what_one_process_writes_and_go_on_where_it_was(home, cluster, tmp_path, monkeypatch):
+    (tmp_path / "photos").symlink_to(home / "photos")
+    shutil.copy(home / "detector.kedge", tmp_path)
+    monkeypatch.chdir(tmp_path)  # not where the cluster was started: its workers find relative paths all the same
+    given = ("detector.kedge", ["photos/*.png"])
+    score_files(*given, "whole.jsonl", shard=SHARD)
+
+    def stop(done, total):
+        if done >= 20:
+            raise Stopped
+
+    with pytest.raises(Stopped):
+        score_files(*given, "out.jsonl", shard=SHARD, progress=stop)
+    reports = []
+    score_files(
+        *given, "out.jsonl", shard=SHARD, engine=RayEngine(parallel=2),
+        progress=lambda done, total: reports.append((done, total)),
+    )  # fmt: skip
+    assert (tmp_path / "out.jsonl").read_bytes() == (tmp_path / "whole.jsonl").read_bytes()
+    rows = list(read_rows("out.jsonl"))
+    assert len({row["path"] for row in rows}) == len(rows) == IMAGES
+    assert [row["path"] for row in rows if row["error"]] == ["photos/30-broken.png"]
+    assert reports[0] == (20, IMAGES)
+    assert reports[-1] == (IMAGES, IMAGES)
+    assert len(reports) == 1 + 9  # 41 images in shards of five, as each is done
+    assert cluster.is_initialized()  # it was there before
+
+
+@needs_ray
+def test_a_worker_that_is_killed_in_mid_write_costs_no_image(home, cluster, tmp_path, monkeypatch):
+    marker = tmp_path / "killed"
+
+    class Mortal(Worker):
+        def _score(self, scorer, number, place):
+            if number == 4 and not marker.exists():
+                marker.write_text(str(os.getpid()))
+                with atomic(self.job.part(number)) as temporary:
+                    temporary.write_text("path,label\nhalf a ro")
+                    os.kill(os.getpid(), signal.SIGKILL)
+            return super()._score(scorer, number, place)
+
+    monkeypatch.setattr(ray_engine, "Worker", Mortal)
+    whole = scored(home, tmp_path / "whole.csv")
+    reports = []
+    rows = scored(
+        home, tmp_path / "out.csv", RayEngine(parallel=2), progress=lambda done, total: reports.append((done, total))
+    )
+    assert int(marker.read_text()) != os.getpid()
+    assert (tmp_path / "out.csv").read_bytes() == (tmp_path / "whole.csv").read_bytes()
+    assert rows == whole
+    assert len({row["path"] for row in rows}) == IMAGES
+    assert reports[-1] == (IMAGES, IMAGES)
+
+
+@needs_ray
+def test_a_detector_that_fails_in_a_worker_fails_the_job_as_in_one_process(home, cluster, tmp_path):
+    net = kedge.anchor(build("compact", width=4, classes=3))
+    kedge.AMP(net).fit(torch.rand(20, 3, 12, 12)).save(tmp_path / "bare.kedge")
+    with pytest.raises(NotReadyError, match=r"bare\.kedge has no threshold yet; run kedge calibrate") as caught:
+        score_files(tmp_path / "bare.kedge", [str(home / "photos")], tmp_path / "out.csv", engine=RayEngine(parallel=1))
+    assert "Traceback" in caught.value.__notes__[0]
+    assert not (tmp_path / "out.csv").exists()
+
+
+@needs_ray
+def test_a_cluster_that_is_not_there_is_named(home, tmp_path, monkeypatch):
+    import ray
+
+    def refuse(*arguments, **options):
+        raise ConnectionError("nobody listens")
+
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    monkeypatch.setattr(ray, "init", refuse)
+    with pytest.raises(InputError, match="address must be that of a running Ray cluster; 'host:1' is not: nobody"):
+        scored(home, tmp_path / "out.csv", RayEngine("host:1"))
+    with pytest.raises(KedgeError, match="Ray did not start on this machine: nobody"):
+        scored(home, tmp_path / "out.csv", RayEngine())
