@@ -170,6 +170,14 @@ def run(*arguments):
 # --- in a cluster ---------------------------------------------------------------------------------------------------
 
 
+@pytest.fixture(scope="module", autouse=True)
+def eager():
+    """Workers that do not stand back behind everything else that runs, as Ray's do by default."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RAY_worker_niceness", "0")
+        yield
+
+
 @pytest.fixture(scope="module")
 def cluster():
     """Ray on this machine, with two cores whatever it has, for all tests of this file."""

@@ -1,17 +1,20 @@
 """Objectives: what a step of training minimises. A method that needs its own training brings its own objective."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from kedge.anchoring import Anchored
+from kedge.checks import between, one_of
 from kedge.data import Preprocess
 from kedge.errors import InputError
 from kedge.models.classifier import Classifier
+from kedge.outliers import MAKERS, make_outliers
 
 
 @dataclass(frozen=True)
@@ -122,3 +125,49 @@ class CrossEntropy(Objective):
         """The mean cross-entropy of a batch."""
         logits = step.logits()
         return Loss(F.cross_entropy(logits, step.targets(), label_smoothing=step.label_smoothing), logits)
+
+
+class MadeOutliers(Objective):
+    """Cross-entropy, and the uniform distribution for outliers that are made of the batch's own images.
+
+    See `kedge.outliers`. No image from elsewhere is used. An anchored network may get a made one as an anchor.
+
+    Args:
+        share: Made images for each training image.
+        weight: Of their loss, the mean cross-entropy of the uniform distribution.
+        kinds: Names of `kedge.outliers.MAKERS`.
+
+    Example:
+        >>> MadeOutliers(share=0.1).config()["weight"]
+        0.5
+    """
+
+    name = "made outliers"
+
+    def __init__(self, share: float = 0.2, weight: float = 0.5, kinds: Sequence[str] = tuple(MAKERS)) -> None:
+        self.share = between("share", share, 0, 1)
+        self.weight = between("weight", weight, 0, float("inf"))
+        self.kinds = tuple(one_of("kinds", kind, tuple(MAKERS)) for kind in kinds)
+        if not self.kinds:
+            raise InputError(f"kinds must name at least one of {', '.join(MAKERS)}; got none")
+
+    def check(self, net: Classifier) -> None:
+        """Raise if pairs are masked, whose targets are those of a batch without outliers."""
+        if isinstance(net, Anchored) and net.options.mask > 0:
+            raise InputError(
+                f"mask must be 0 with made outliers, which are masked in another way; got {net.options.mask}"
+            )
+
+    def loss(self, step: Step) -> Loss:
+        """The loss of a step."""
+        count = round(self.share * len(step.x))
+        chosen = torch.randperm(len(step.x))[:count].to(step.x.device)
+        # In one pass, so that batch norms see both: in passes of their own they would tell them apart.
+        logits = step.forward(torch.cat([step.x, make_outliers(step.x[chosen], self.kinds)]))
+        known, made = logits.split([len(step.x), count])
+        fit = F.cross_entropy(step.fitting(known), step.y, label_smoothing=step.label_smoothing)
+        return Loss(fit - self.weight * made.log_softmax(dim=1).mean() if count else fit, known)
+
+    def config(self) -> dict[str, Any]:
+        """The arguments."""
+        return {"share": self.share, "weight": self.weight, "kinds": list(self.kinds)}

@@ -1,0 +1,89 @@
+"""Outliers made of nothing but training images: each keeps much of how images look, and shows nothing."""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from kedge.errors import InputError
+
+
+def jigsaw(images: Tensor) -> Tensor:
+    """Tiles of an image, an eighth or a quarter of its side long, in another order."""
+    height, width = images.shape[2:]
+    share = 8 if torch.rand(()) < 0.5 else 4
+    tile = max(1, height // share), max(1, width // share)
+    inside = images[:, :, : height // tile[0] * tile[0], : width // tile[1] * tile[1]]
+    tiles = F.unfold(inside, tile, stride=tile)  # (B, D * h * w, tiles)
+    order = torch.rand(len(images), tiles.shape[2]).argsort(dim=1).to(images.device)
+    shuffled = tiles.gather(2, order[:, None].expand_as(tiles))
+    mixed = images.clone()
+    mixed[:, :, : inside.shape[2], : inside.shape[3]] = F.fold(shuffled, inside.shape[2:], tile, stride=tile)
+    return mixed
+
+
+def remix(images: Tensor) -> Tensor:
+    """The coarse shapes of an image under the details of another."""
+    (other,) = _others(images, 1)
+    return (_coarse(images) + 1.5 * (other - _coarse(other))).clamp(0, 1)
+
+
+def mismatch(images: Tensor) -> Tensor:
+    """What a network sees of the pair ``[c, x - c']``, whose difference is to another anchor than c: x + c - c'."""
+    shown, taken = _others(images, 2)
+    return (images + shown - taken).clamp(0, 1)
+
+
+def zoom(images: Tensor) -> Tensor:
+    """A small window of an image, a sixth to a third of its side, as large as the image."""
+    batch = len(images)
+    size = 1 / 6 + torch.rand(batch) / 6
+    centre = (2 * torch.rand(batch, 2) - 1) * (1 - size[:, None])
+    place = torch.zeros(batch, 2, 3)
+    place[:, 0, 0] = place[:, 1, 1] = size
+    place[:, :, 2] = centre
+    grid = F.affine_grid(place.to(images), list(images.shape), align_corners=False)
+    return F.grid_sample(images, grid, mode="bicubic", padding_mode="reflection", align_corners=False).clamp(0, 1)
+
+
+def recolour(images: Tensor) -> Tensor:
+    """The lighter and the darker half of an image, each in one colour."""
+    batch, channels = images.shape[:2]
+    grey = images.mean(dim=1, keepdim=True)  # (B, 1, H, W)
+    middle = grey.flatten(start_dim=1).median(dim=1).values.view(batch, 1, 1, 1)
+    light = torch.sigmoid(30 * (grey - middle))
+    one, other = torch.rand(2, batch, channels, 1, 1).to(images)
+    return one * light + other * (1 - light)
+
+
+MAKERS = {"jigsaw": jigsaw, "remix": remix, "mismatch": mismatch, "zoom": zoom, "recolour": recolour}
+
+
+def make_outliers(images: Tensor, kinds: tuple[str, ...] = tuple(MAKERS)) -> Tensor:
+    """Make an outlier of each image, an equal part of them of every kind.
+
+    Randomness comes from torch's generator: see `kedge.transforms.seeded`.
+
+    Args:
+        images: (B, D, H, W) in [0, 1].
+        kinds: Names of `MAKERS`.
+
+    Example:
+        >>> make_outliers(torch.rand(10, 3, 32, 32)).shape
+        torch.Size([10, 3, 32, 32])
+    """
+    if images.ndim != 4:
+        raise InputError(f"images must be (B, D, H, W) to make outliers of; got {tuple(images.shape)}")
+    parts = images.tensor_split(len(kinds))
+    made = [MAKERS[kind](part) for kind, part in zip(kinds, parts, strict=True) if len(part)]
+    return torch.cat(made) if made else images
+
+
+def _others(images: Tensor, count: int) -> list[Tensor]:
+    """For each image other images of the batch, which differ from it and from each other where there are enough."""
+    steps = torch.randperm(max(count, len(images) - 1))[:count] + 1
+    return [images.roll(int(step), dims=0) for step in steps]
+
+
+def _coarse(images: Tensor) -> Tensor:
+    small = F.adaptive_avg_pool2d(images, [max(1, side // 4) for side in images.shape[2:]])
+    return F.interpolate(small, size=images.shape[2:], mode="bilinear", align_corners=False)
