@@ -11,7 +11,7 @@ import kedge
 LAYERS = [
     {"errors"},
     {"checks", "files", "provenance"},
-    {"scores", "metrics", "calibration", "drift", "outliers", "transforms"},  # pure functions on tensors, and streams of scores
+    {"scores", "metrics", "calibration", "drift", "outliers", "transforms"},  # on tensors, and streams of scores
     {"data", "models", "artifact"},
     {"anchoring"},
     {"objective"},

@@ -10,6 +10,7 @@ import kedge
 from kedge.detectors import AMP, MSP, SVI, Energy, OutlierExposure
 from kedge.errors import FileFormatError, InputError, NotReadyError
 from kedge.models import build
+from kedge.objective import MadeOutliers
 from kedge.suites.plan import MethodPlan, NetworkPlan, Suite, SuiteData
 from kedge.suites.run import SuiteRun
 from kedge.training import Recipe
@@ -439,6 +440,19 @@ def test_a_method_s_own_training_starts_from_another_network_too(tmp_path):
     plain, svi = (SuiteRun(declared, tmp_path).detector(label, 0).net for label in ("MSP", "SVI"))
     mean = svi.network.fc.parametrizations.weight.original
     assert torch.allclose(mean, plain.network.fc.weight, atol=1e-6)
+
+
+def test_a_network_is_trained_by_an_objective(tmp_path):
+    networks = {"plain": NetworkPlan("compact", RECIPE, SIZE, objective=MadeOutliers(share=0.5))}
+    declared = suite(networks=networks, methods={"MSP": MethodPlan(MSP, ("plain",))})
+    events(declared, tmp_path)
+    (net,) = (SuiteRun(declared, tmp_path).detector("MSP", 0).net,)
+    assert net.record["objective"] == {"name": "made outliers", **MadeOutliers(share=0.5).config()}
+    weaker = {"plain": NetworkPlan("compact", RECIPE, SIZE, objective=MadeOutliers(share=0.25))}
+    with pytest.raises(InputError, match="was made with other networks"):
+        SuiteRun(dataclasses.replace(declared, networks=weaker), tmp_path).run()
+    with pytest.raises(InputError, match="arguments of the method's own; got another objective"):
+        NetworkPlan("compact", RECIPE, SIZE, method=SVI, objective=MadeOutliers())
 
 
 def test_another_start_is_another_network(tmp_path):

@@ -52,7 +52,8 @@ def recolour(images: Tensor) -> Tensor:
     middle = grey.flatten(start_dim=1).median(dim=1).values.view(batch, 1, 1, 1)
     light = torch.sigmoid(30 * (grey - middle))
     one, other = torch.rand(2, batch, channels, 1, 1).to(images)
-    return one * light + other * (1 - light)
+    mixed: Tensor = one * light + other * (1 - light)
+    return mixed
 
 
 MAKERS = {"jigsaw": jigsaw, "remix": remix, "mismatch": mismatch, "zoom": zoom, "recolour": recolour}
@@ -85,5 +86,6 @@ def _others(images: Tensor, count: int) -> list[Tensor]:
 
 
 def _coarse(images: Tensor) -> Tensor:
-    small = F.adaptive_avg_pool2d(images, [max(1, side // 4) for side in images.shape[2:]])
+    height, width = images.shape[2:]
+    small = F.adaptive_avg_pool2d(images, (max(1, height // 4), max(1, width // 4)))
     return F.interpolate(small, size=images.shape[2:], mode="bilinear", align_corners=False)

@@ -15,6 +15,7 @@ from kedge.detectors import AMP, Detector, Energy
 from kedge.detectors.amp import VARIANTS
 from kedge.errors import InputError
 from kedge.models import build
+from kedge.objective import MadeOutliers
 from kedge.transforms import seeded
 
 
@@ -36,6 +37,9 @@ def train(
         bool, typer.Option("--spread", help="Corrupt a share 1/EVERY of all anchors instead of whole batches.")
     ] = False,
     mask: Annotated[float, typer.Option(min=0, max=1, help="Probability of reference masking.")] = 0.0,
+    made: Annotated[
+        float, typer.Option(min=0, max=1, help="Outliers to make of training images and to refuse, for each of them.")
+    ] = 0.0,
     size: Annotated[int | None, typer.Option(min=8, help="Side of the input, for images of other sizes.")] = None,
     workers: Annotated[int, typer.Option(min=0, help="Processes that read images from disk.")] = 2,
     hold_out: Annotated[float, typer.Option(help="Share of the training images to calibrate on.")] = 0.1,
@@ -96,6 +100,7 @@ def train(
             part,
             training.recipe(recipe, **changes),
             seed=seed,
+            objective=MadeOutliers(made) if made else None,
             directory=out,
             resume=resume,
             preprocess=preprocess,

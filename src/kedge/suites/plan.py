@@ -14,6 +14,7 @@ from kedge.errors import InputError
 from kedge.evaluation.curve import Curve
 from kedge.evaluation.paired import RESAMPLES
 from kedge.models import build
+from kedge.objective import Objective
 from kedge.training import Recipe
 from kedge.transforms import Corruption, seeded
 
@@ -30,7 +31,7 @@ class NetworkPlan:
         anchoring: Arguments of `kedge.anchor`.
         method: A method with its own training, whose `prepare` and `objective` apply.
         prepare: Arguments of the method's `prepare`.
-        objective: Arguments of the method's `objective`.
+        objective: Arguments of the method's `objective`; without a method, an objective itself.
         member: Added to the seed, for members of an ensemble.
         share: Of the training images, to train on: for a training that is shorter than an epoch.
         seed: Its seed, where it should be the same whatever the run's: for members that the runs share.
@@ -48,7 +49,7 @@ class NetworkPlan:
     anchoring: Mapping[str, Any] = field(default_factory=dict)
     method: type[TrainedDetector] | None = None
     prepare: Mapping[str, Any] = field(default_factory=dict)
-    objective: Mapping[str, Any] = field(default_factory=dict)
+    objective: Mapping[str, Any] | Objective = field(default_factory=dict)
     member: int = 0
     share: float = 1.0
     seed: int | None = None
@@ -59,8 +60,16 @@ class NetworkPlan:
             raise InputError("start is a trained network of the run's own seed, so member does not go with it")
         if not 0 < self.share <= 1:
             raise InputError(f"share must be above 0 and at most 1; got {self.share}")
-        if self.method is None and (self.prepare or self.objective):
+        if self.method is None and (self.prepare or (self.objective and not isinstance(self.objective, Objective))):
             raise InputError("prepare and objective are arguments of a method's; pass method= too")
+        if self.method is not None and isinstance(self.objective, Objective):
+            raise InputError("objective must be arguments of the method's own; got another objective")
+
+    def trained_by(self) -> Objective | None:
+        """What its training minimises, or None for the cross-entropy."""
+        if isinstance(self.objective, Objective):
+            return self.objective
+        return None if self.method is None else self.method.objective(**self.objective)
 
     def number(self, seed: int) -> int:
         """The seed of its training, in a run of a seed."""
@@ -85,6 +94,8 @@ class NetworkPlan:
         }
         plain["network"] = self.network if isinstance(self.network, str) else self._made()
         plain["method"] = None if self.method is None else self.method.name
+        if isinstance(self.objective, Objective):
+            plain["objective"] = {"name": self.objective.name, **self.objective.config()}
         corruption = self.anchoring.get("corruption")
         if isinstance(corruption, Corruption):
             plain["anchoring"] = {**self.anchoring, "corruption": asdict(corruption)}

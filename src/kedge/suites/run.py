@@ -152,9 +152,9 @@ class SuiteRun:
                 net = copy.deepcopy(self._network(plan.start, data, seed))
             if plan.anchored:
                 net = anchor(net, seed=number, **plan.anchoring)
-            objective = None
+            objective = plan.trained_by()
             if plan.method is not None:
-                net, objective = plan.method.prepare(net, **plan.prepare), plan.method.objective(**plan.objective)
+                net = plan.method.prepare(net, **plan.prepare)
             images = data.train if plan.share == 1 else data.train.split(plan.share, seed=number)[0]
             outliers = data.outliers if objective is not None and objective.outliers_per_image else None
             self._trained[name, seed] = train(
