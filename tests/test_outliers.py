@@ -7,7 +7,7 @@ import kedge
 from kedge.errors import InputError
 from kedge.models import build
 from kedge.objective import MadeOutliers, Step
-from kedge.outliers import MAKERS, jigsaw, make_outliers, mismatch, recolour, remix, zoom
+from kedge.outliers import MAKERS, jigsaw, make_outliers, mismatch, recolour, remix, scramble, zoom
 from kedge.transforms import seeded
 
 
@@ -89,6 +89,14 @@ def test_recolouring_leaves_two_colours():
         near = image.flatten(1).T
         low, high = near[near[:, 0].argmin()], near[near[:, 0].argmax()]
         assert torch.minimum((near - low).norm(dim=1), (near - high).norm(dim=1)).max() < 1e-3
+
+
+def test_scrambling_keeps_how_strong_each_wave_is():
+    x = 0.4 + 0.2 * images(3, height=16, width=16)  # so that no pixel leaves [0, 1]
+    y = made(scramble, x)
+    assert 0 < y.min() < y.max() < 1
+    torch.testing.assert_close(torch.fft.fft2(y).abs(), torch.fft.fft2(x).abs(), rtol=1e-3, atol=1e-3)
+    assert (y - x).abs().mean() > 0.02
 
 
 def test_all_kinds_take_equal_parts():

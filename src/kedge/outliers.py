@@ -56,6 +56,14 @@ def recolour(images: Tensor) -> Tensor:
     return mixed
 
 
+def scramble(images: Tensor) -> Tensor:
+    """The waves that an image is made of, all at other places."""
+    waves = torch.fft.fft2(images)
+    noise = torch.fft.fft2(torch.rand(len(images), 1, *images.shape[2:])).to(waves.device)
+    moved: Tensor = torch.fft.ifft2(waves * noise / noise.abs().clamp_min(1e-12)).real
+    return moved.clamp(0, 1)
+
+
 MAKERS = {"jigsaw": jigsaw, "remix": remix, "mismatch": mismatch, "zoom": zoom, "recolour": recolour}
 
 

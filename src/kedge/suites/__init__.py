@@ -6,6 +6,7 @@ from kedge.suites.ablation import ablation
 from kedge.suites.cifar import cifar_resnet34, cifar_wrn, near_ood, uncertainty
 from kedge.suites.cifar10_fast import cifar10_fast
 from kedge.suites.imagenet_c import imagenet_c
+from kedge.suites.insight import insight
 from kedge.suites.methods import methods
 from kedge.suites.ntk import run_ntk
 from kedge.suites.plan import MethodPlan, NetworkPlan, PaperTable, Protocol, Suite, SuiteData
@@ -42,4 +43,5 @@ STUDIES: dict[str, Callable[[Setting], Study]] = {
     "ablation": ablation,
     "uncertainty": uncertainty,
     "cifar10-fast": cifar10_fast,
+    "insight": insight,
 }

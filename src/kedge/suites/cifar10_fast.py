@@ -1,6 +1,8 @@
 """CIFAR-10 on two cores: every method without outliers, on twins that train in minutes."""
 
 from dataclasses import replace
+from functools import partial
+from typing import Any
 
 from kedge.detectors import (
     AMP,
@@ -48,16 +50,10 @@ def cifar10_fast(setting: Setting) -> Study:
         >>> sorted(cifar10_fast(Setting("smoke")).suites[0].networks)[:3]
         ['anchored', 'dropout', 'duq']
     """
-    how, load = _recipe(setting, EPOCHS), setting.data("cifar10", (), shifts=SHIFTS, most=MOST)
-
-    def network(**plan: object) -> NetworkPlan:
-        more = plan.pop("arguments", {})
-        size = {"width": WIDTH if setting.scale != "smoke" else 2}
-        size["classes"] = 10 if setting.scale != "smoke" else SMOKE_CLASSES
-        return NetworkPlan("airbench", how, size | more, **plan)  # type: ignore[operator, arg-type]
+    load, network = setting.data("cifar10", (), shifts=SHIFTS, most=MOST), partial(small_network, setting)
 
     def later(plan: NetworkPlan, share: float) -> NetworkPlan:
-        return replace(plan, start="plain", share=share, recipe=_recipe(setting, 1, lr=0.06))
+        return replace(plan, start="plain", share=share, recipe=small_recipe(setting, 1, lr=0.06))
 
     networks = {
         "plain": network(),
@@ -111,7 +107,16 @@ def cifar10_fast(setting: Setting) -> Study:
     return Study("cifar10-fast", "CIFAR-10 on two cores", about, (suite,))
 
 
-def _recipe(setting: Setting, epochs: int, **changes: float) -> Recipe:
+def small_network(setting: Setting, how: Recipe | None = None, **plan: Any) -> NetworkPlan:
+    """The airbench network of the width that two cores train in minutes."""
+    small = setting.scale != "smoke"
+    size = {"width": WIDTH if small else 2, "classes": 10 if small else SMOKE_CLASSES}
+    arguments = size | plan.pop("arguments", {})
+    return NetworkPlan("airbench", how or small_recipe(setting), arguments, **plan)
+
+
+def small_recipe(setting: Setting, epochs: int = EPOCHS, **changes: float) -> Recipe:
+    """Its recipe; one short epoch at the smoke scale."""
     if setting.scale == "smoke":
         return recipe("airbench", epochs=1, batch=32)
     return recipe("airbench", epochs=epochs, **changes)

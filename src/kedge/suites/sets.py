@@ -36,7 +36,7 @@ def find(names: Sequence[str], *, side: int, data_dir: str | Path | None, split:
         names: Of public sets (see ``kedge data list``), or of `FILES`.
         side: Of the input.
         data_dir: The folder of all sets; by default the variable KEDGE_DATA, or the user's cache directory.
-        split: Of public sets; by default the one they are tested on.
+        split: By default the one that they are tested on; of `FILES` a key such as ``"val_x"``.
 
     Example:
         >>> find(["svhn"], side=32, data_dir="/nowhere").missing["svhn"][:17]
@@ -57,7 +57,7 @@ def load(name: str, *, side: int, data_dir: str | Path | None, split: str | None
         path = sources.data_folder(data_dir) / FILES[name]
         if not path.is_file():
             raise NotReadyError(f"{name} is not here: put {path.name} into {path.parent}")
-        return _renamed(sources.npz(str(path), None), name)
+        return _renamed(sources.npz(str(path), split), name)
     images = sources.load(name, split, data_dir=data_dir)
     if isinstance(images, ImageSet) and images.images.shape[2:] == (side, side):
         return images

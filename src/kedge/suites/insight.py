@@ -1,0 +1,102 @@
+"""What makes anchors speak: trainings and readings side by side, judged on images that no table has."""
+
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import torch
+
+from kedge.data import ImageSet
+from kedge.detectors import AMP, Energy
+from kedge.objective import MadeOutliers
+from kedge.outliers import scramble
+from kedge.suites import sets
+from kedge.suites.cifar10_fast import EPOCHS, small_network, small_recipe
+from kedge.suites.plan import MethodPlan, NetworkPlan, Protocol, Suite, SuiteData
+from kedge.suites.study import HELD_OUT, Setting, Study, smoke_data
+from kedge.transforms import seeded
+
+NEAR = "tiny-imagenet (OpenOOD)"
+MOST = 1_000  # images of a set to judge by
+# How each reads the hypotheses of an anchored network. The last two leave the temperature out, or everything else.
+READINGS: dict[str, dict[str, Any]] = {
+    "AMP": {},
+    "AMP, tau mean": {"tau": "mean"},
+    "AMP, recommended": {"variant": "recommended"},
+    "no temperature": {"rescale": "none"},
+    "temperature alone": {"score": "temperature", "tau": "mean"},
+}
+LIGHT = MadeOutliers(share=0.1, kinds=("jigsaw", "zoom", "recolour"))
+
+
+def insight(setting: Setting) -> Study:
+    """Variations of training by anchors, each read in several ways, and the plain twins of those that have one.
+
+    Example:
+        >>> sorted(insight(Setting("smoke")).suites[0].networks)[:2]
+        ['T in every batch', 'T in whole batches']
+    """
+    network = partial(small_network, setting)
+
+    def anchored(how: Any = None, objective: Any = None, **anchoring: Any) -> NetworkPlan:
+        more = {} if objective is None else {"objective": objective}
+        return network(how, anchored=True, anchoring={"spread": True} | anchoring, **more)
+
+    longer = small_recipe(setting, 2 * EPOCHS)
+    networks = {
+        "anchored": anchored(),
+        "no T": anchored(corruption=None),
+        "T in every batch": anchored(every=1),
+        "T in whole batches": anchored(spread=False),
+        "T to the end": anchored(replace(small_recipe(setting), settle=0.0)),
+        "fresh stem": anchored(init="fresh"),
+        "masked, uniform": anchored(mask=0.25, mask_target="uniform"),
+        "mismatched": anchored(objective=MadeOutliers(kinds=("mismatch",))),
+        "made outliers": anchored(objective=MadeOutliers()),
+        "few made outliers": anchored(objective=LIGHT),
+        "label smoothing": anchored(replace(small_recipe(setting), label_smoothing=0.2)),
+        "twice as long": anchored(longer),
+    }
+    plain = {
+        "plain": network(),
+        "plain, made outliers": network(objective=MadeOutliers()),
+        "plain, few made outliers": network(objective=LIGHT),
+        "plain, label smoothing": network(replace(small_recipe(setting), label_smoothing=0.2)),
+        "plain, twice as long": network(longer),
+    }
+    rows = {
+        f"{name}: {reading}": MethodPlan(AMP, (name,), options)
+        for name in networks
+        for reading, options in READINGS.items()
+    }
+    rows |= {f"{name}: Energy": MethodPlan(Energy, (name,)) for name in (*networks, *plain)}
+    rows |= {f"{name}: Energy, centred": MethodPlan(Energy, (name,), {"centred": True}) for name in plain}
+    suite = Suite(
+        name="cifar10",
+        title="What makes anchors speak",
+        networks=networks | plain,
+        methods=rows,
+        data=partial(_data, setting),
+        seeds=setting.seeds,
+        comparisons=setting.comparisons,
+        resamples=0,
+        protocol=Protocol(("auroc", "fpr95")),
+        leads=("anchored: AMP",),
+    )
+    about = "Variations of training and of reading the anchors, judged on held-out images and one validation set."
+    return Study("insight", "What makes anchors speak", about, (suite,))
+
+
+def _data(setting: Setting, seed: int) -> SuiteData:
+    """The split of cifar10-fast; its held-out images in halves, one to calibrate on and one to judge by."""
+    if setting.scale == "smoke":
+        return smoke_data(seed)
+    train = sets.load("cifar10", side=32, data_dir=setting.data_dir, split="train")
+    part, held_out = train.split(1 - HELD_OUT, seed=0)
+    calibration, known = held_out.split(0.5, seed=0)
+    found = sets.find([NEAR], side=32, data_dir=setting.data_dir, split="val_x")
+    some = known.images[:MOST].float() / 255
+    with seeded(0):
+        made = ImageSet((255 * scramble(some)).round().to(torch.uint8), name="scrambled held-out images")
+    near = tuple(replace(images, name=f"{images.name}, validation") for images in found.sets)
+    return SuiteData(part, calibration, known, (*near, made), missing=found.missing)
