@@ -30,10 +30,10 @@ def by_hand(hypotheses: torch.Tensor) -> torch.Tensor:
     return rescaled.mean(dim=1) - rescaled.logsumexp(dim=1)
 
 
-@pytest.mark.parametrize("mirror", [False, True])
-def test_settled_images_have_the_score_of_two_and_the_others_that_of_all(mirror):
-    adaptive, fresh = detector(mirror=mirror), images(300, seed=2, spread=0.2)
-    hypotheses = adaptive.net.hypotheses(fresh, mirror=mirror)
+@pytest.mark.parametrize("views", [1, 2, 6])
+def test_settled_images_have_the_score_of_two_and_the_others_that_of_all(views):
+    adaptive, fresh = detector(views=views), images(300, seed=2, spread=0.2)
+    hypotheses = adaptive.net.hypotheses(fresh, views=views)
     two, every = by_hand(hypotheses[:2]), by_hand(hypotheses)
     settled = two <= adaptive.settled
     assert 0 < int(settled.sum()) < len(fresh)

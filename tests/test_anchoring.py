@@ -19,6 +19,7 @@ from kedge.anchoring import AnchoringOptions
 from kedge.anchoring.per_image import choose_per_image
 from kedge.anchoring.rebuild import describe, rebuild
 from kedge.anchoring.stem import Stem
+from kedge.anchoring.views import VIEWS, view
 from kedge.errors import ArchitectureError, InputError, NotReadyError
 from kedge.models import build
 from kedge.transforms import Corruption, seeded
@@ -1700,8 +1701,19 @@ def test_threads_may_share_a_network():
             assert all(pool.map(worker, range(4)))
 
 
+def moved(images, step):
+    """Shift by one pixel along a diagonal, a pixel at a time; beyond the border lies the image, mirrored."""
+    size, out = images.shape[-1], torch.empty_like(images)
+    inside = {-1: 1, size: size - 2} | {i: i for i in range(size)}
+    for h in range(size):
+        for w in range(size):
+            out[..., h, w] = images[..., inside[h + step], inside[w + step]]
+    return out
+
+
+@pytest.mark.parametrize("views", [2, 6])
 @pytest.mark.parametrize("per_image", [None, 3])
-def test_every_second_anchor_can_be_held_against_the_mirrored_image(per_image):
+def test_anchors_can_be_held_against_views_of_the_image_in_turn(per_image, views):
     net = kedge.anchor(
         torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.ReLU(), torch.nn.Flatten(), torch.nn.Linear(784, 3)),
         init="fresh",
@@ -1711,19 +1723,38 @@ def test_every_second_anchor_can_be_held_against_the_mirrored_image(per_image):
     images = torch.rand(6, 3, 16, 16, generator=torch.Generator().manual_seed(0)) * rising
     anchors = torch.rand(5, 3, 16, 16, generator=torch.Generator().manual_seed(1)) * rising
     net.set_anchors(anchors, per_image=per_image)
-    straight, mirrored = net.hypotheses(images), net.hypotheses(images.flip(3), like=images)
-    found = net.hypotheses(images, mirror=True)
-    assert found.shape == straight.shape
+    mirrored = images.flip(3)
+    seen = [images, mirrored, moved(images, -1), moved(mirrored, 1), moved(images, 1), moved(mirrored, -1)][:views]
+    expected = [net.hypotheses(view, like=images) for view in seen]
+    found = net.hypotheses(images, views=views)
+    assert found.shape == expected[0].shape
     for k, hypothesis in enumerate(found):
-        assert torch.allclose(hypothesis, (mirrored if k % 2 else straight)[k], atol=1e-6)
-    assert not torch.allclose(straight[1], mirrored[1], atol=1e-3)  # else nothing would have been tested
+        assert torch.allclose(hypothesis, expected[k % views][k], atol=1e-6)
+        if k % views:
+            assert not torch.allclose(hypothesis, expected[0][k], atol=1e-3)  # else nothing would have been tested
+    some = net.hypotheses(images, views=views, which=[1, 2])
+    assert torch.allclose(some, found[1:3], atol=1e-6)
 
 
-def test_amp_takes_the_mirrored_hypotheses_and_its_file_says_so(tmp_path):
+def test_views_of_signals_and_of_tiny_images_keep_their_shape():
+    for shape in [(2, 3, 5), (2, 3, 1, 1), (2, 3, 1, 4), (2, 3, 4, 4, 4)]:
+        images = torch.rand(shape)
+        for number in range(VIEWS):
+            assert view(images, number).shape == images.shape
+    assert view(torch.arange(5)[None, None], 2).tolist() == [[[1, 0, 1, 2, 3]]]
+
+
+def test_amp_refuses_other_numbers_of_views():
+    net = kedge.anchor(torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(12, 2)))
+    with pytest.raises(InputError, match="views must be one of 1, 2, 6; got 3"):
+        kedge.AMP(net, views=3)
+
+
+def test_amp_takes_the_views_and_its_file_says_so(tmp_path):
     net = kedge.anchor(kedge.models.build("compact", width=4, classes=3), init="fresh", seed=0)
     images = torch.rand(40, 3, 16, 16, generator=torch.Generator().manual_seed(0))
-    detector = kedge.AMP(net, mirror=True).fit(images).calibrate(images[5:])
-    hypotheses = net.hypotheses(images, mirror=True)
+    detector = kedge.AMP(net, views=6).fit(images).calibrate(images[5:])
+    hypotheses = net.hypotheses(images, views=6)
     tau = hypotheses.sigmoid().std(dim=0).sum(dim=1)
     logits = hypotheses.mean(dim=0) / (1 + tau.exp())[:, None]
     assert torch.allclose(detector.score(images), logits.mean(dim=1) - logits.logsumexp(dim=1), atol=1e-4)

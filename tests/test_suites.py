@@ -506,7 +506,7 @@ def test_rows_on_the_same_hypotheses_share_them_and_are_what_they_are_alone(tmp_
     rows = {
         "AMP": MethodPlan(AMP, ("anchored",), {"k": 3, "seed": 0}),
         "AMP, tau mean": MethodPlan(AMP, ("anchored",), {"k": 3, "seed": 0, "tau": "mean"}),
-        "AMP, mirrored": MethodPlan(AMP, ("anchored",), {"k": 3, "seed": 0, "mirror": True}),
+        "AMP, mirrored": MethodPlan(AMP, ("anchored",), {"k": 3, "seed": 0, "views": 2}),
         "AMP, others": MethodPlan(AMP, ("anchored",), {"k": 3, "seed": 7}),
         "Energy": MethodPlan(Energy, ("anchored",)),
     }

@@ -12,6 +12,7 @@ from kedge.anchoring import survey as layers
 from kedge.anchoring.options import AnchoringOptions, Draw
 from kedge.anchoring.per_image import choose_per_image
 from kedge.anchoring.stem import Capture, Captured, Fold, Pair, Stem
+from kedge.anchoring.views import view
 from kedge.checks import at_least, finite, shape_of
 from kedge.errors import ArchitectureError, InputError, NotReadyError
 from kedge.models.classifier import Classifier, evaluating, logits_of
@@ -117,26 +118,26 @@ class Anchored(Classifier):
         return self.hypotheses(x).mean(dim=0)
 
     def hypotheses(
-        self, x: Tensor, *, like: Tensor | None = None, mirror: bool = False, which: Sequence[int] | None = None
+        self, x: Tensor, *, like: Tensor | None = None, views: int = 1, which: Sequence[int] | None = None
     ) -> Tensor:
         """The logits under each anchor, (K, B, C). Runs in evaluation mode and puts the mode back.
 
         Args:
             x: Images (B, D, ...).
             like: Images to choose each image's own anchors by, where ``x`` is a perturbed version of them.
-            mirror: Whether every second anchor is held against the image mirrored along its last axis.
+            views: Views of the image that anchors are held against in turn: 1 for the image itself, 2 for the mirrored
+                one too, 6 for both shifted by a pixel as well.
             which: The anchors to ask, by number, rising; by default all.
         """
-        if not mirror:
+        if views == 1:
             return self.marginalise(x, (), like, which=which)[0]
         asked = range(self.k) if which is None else which
-        halves = [[k for k in asked if k % 2 == turned] for turned in (False, True)]
+        groups = [group for number in range(views) if (group := [k for k in asked if k % views == number])]
         parts = [
-            self.marginalise(view, (), x if like is None else like, which=half)[0]
-            for view, half in zip((x, x.flip(-1)), halves, strict=True)
-            if half
+            self.marginalise(view(x, group[0] % views), (), x if like is None else like, which=group)[0]
+            for group in groups
         ]
-        order = torch.tensor(halves[0] + halves[1], device=parts[0].device).argsort()
+        order = torch.tensor([k for group in groups for k in group], device=parts[0].device).argsort()
         return torch.cat(parts)[order]
 
     def features(

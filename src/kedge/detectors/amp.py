@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from kedge import scores
 from kedge.anchoring import DEFAULT_K, Anchored
+from kedge.anchoring import views as viewing
 from kedge.checks import at_least, one_of, resolve, shape_of
 from kedge.data import Preprocess, choose
 from kedge.data.batches import CHOICES
@@ -34,13 +35,13 @@ class Variant:
 
     tau: str
     per_image: bool = False
-    mirror: bool = False
+    views: int = 1
 
 
 VARIANTS = {
     "paper": Variant(tau="sum"),
     "authors": Variant(tau="mean", per_image=True),  # as the published code computes it
-    "recommended": Variant(tau="mean", mirror=True),
+    "recommended": Variant(tau="mean", views=viewing.VIEWS),
 }
 
 
@@ -55,7 +56,7 @@ class AMP(Detector):
         net: A network from `kedge.anchor`, trained.
         variant: ``"paper"`` sums tau over classes and shares the anchors between images; ``"authors"`` takes the mean
             and draws anchors per image, as the published code does; ``"recommended"`` takes the mean over
-            classes, shares the anchors and mirrors.
+            classes, shares the anchors and takes six views.
         score: ``"amp"``, ``"msp"``, ``"max_logit"``, ``"entropy"``, ``"energy"`` or a function of your own on the
             rescaled logits (B, C); or ``"temperature"`` or ``"mutual_information"`` of the hypotheses alone.
         tau: ``"sum"`` or ``"mean"``, where it should differ from the variant's.
@@ -64,9 +65,10 @@ class AMP(Detector):
             for all, learned in `calibrate`: the control that tells what the temperature of the single image adds.
         anchors: ``"random"``, ``"balanced"`` over classes, or images (K, D, H, W) of your own. ``"auto"``: random ones,
             of which an image is held against two, and against all only where these do not settle that it is accepted.
-        mirror: Whether every second anchor is held against the mirrored image, where it should differ from the
-            variant's: for images that are as likely to be seen either way. The mean is then more accurate, and the
-            disagreement of the two views counts too, at no more passes but one through the first layer.
+        views: Views of the image that the anchors are held against in turn, where it should differ from the variant's:
+            1, the image itself; 2, the mirrored image too, for images that are as likely to be seen either way; 6,
+            both moved by a pixel as well. The mean is then more accurate, and the disagreement of the views counts
+            too, at no more passes but through the first layer.
         k: Anchors per image, 5 by default.
         pool: Anchors to draw from when each image has its own; fewer where the training set is smaller.
         seed: Of the draw of anchors.
@@ -96,7 +98,7 @@ class AMP(Detector):
         tau: str | None = None,
         rescale: str | None = None,
         temperature: str = "image",
-        mirror: bool | None = None,
+        views: int | None = None,
         anchors: str | Tensor | None = None,
         k: int | None = None,
         pool: int = 128,
@@ -114,7 +116,9 @@ class AMP(Detector):
         self.rescale = rescale if rescale is None else one_of("rescale", rescale, RULES)
         self.per_image = chosen.per_image
         self.temperature = one_of("temperature", temperature, TEMPERATURES)
-        self.mirror = chosen.mirror if mirror is None else mirror
+        self.views = chosen.views if views is None else views
+        if self.views not in viewing.CHOICES:
+            raise InputError(f"views must be one of {', '.join(map(str, viewing.CHOICES))}; got {views}")
         self.adaptive = anchors == "auto" if isinstance(anchors, str) else False
         if self.adaptive and (temperature == "global" or score in HYPOTHESIS_SCORES):
             raise InputError('anchors="auto" goes with a score of rescaled logits and each image\'s own temperature')
@@ -163,7 +167,7 @@ class AMP(Detector):
             self.settled = self._settling(images)
             return
         with torch.no_grad():
-            parts = [self.net.hypotheses(self.as_input(x), mirror=self.mirror) for x in images.split(256)]
+            parts = [self.net.hypotheses(self.as_input(x), views=self.views) for x in images.split(256)]
         self.global_tau = float(torch.cat([scores.temperature(part, self.tau) for part in parts]).double().mean())
 
     def state(self) -> dict[str, Tensor]:
@@ -180,7 +184,7 @@ class AMP(Detector):
         """The marginalised logits, tau and the score of the rescaled logits."""
         if self.adaptive:
             return self._adaptive(x)
-        return self.of_hypotheses(self.net.hypotheses(x, mirror=self.mirror))
+        return self.of_hypotheses(self.net.hypotheses(x, views=self.views))
 
     def of_hypotheses(self, hypotheses: Tensor) -> Outputs:
         """What the method makes of the logits under each anchor, (K, B, C): pure tensor operations."""
@@ -198,14 +202,14 @@ class AMP(Detector):
                 'AMP with anchors="auto" does not know yet when two hypotheses are enough: call calibrate(held_out), '
                 "which learns it from half of the images"
             )
-        few = self.net.hypotheses(x, mirror=self.mirror, which=range(FEW))
+        few = self.net.hypotheses(x, views=self.views, which=range(FEW))
         out = self.of_hypotheses(few)
         open_ = out.score > self.settled
         rest = range(FEW, self.net.k)
         self.asked[0] += len(x)
         self.asked[1] += FEW * len(x) + len(rest) * int(open_.sum())
         if len(rest) and bool(open_.any()):
-            more = self.net.hypotheses(x[open_], mirror=self.mirror, which=rest)
+            more = self.net.hypotheses(x[open_], views=self.views, which=rest)
             full = self.of_hypotheses(torch.cat([few[:, open_], more]))
             for mine, found in (
                 (out.logits, full.logits),
@@ -225,7 +229,7 @@ class AMP(Detector):
         few, full = [], []
         with torch.no_grad():
             for x in images.split(256):
-                hypotheses = self.net.hypotheses(self.as_input(x), mirror=self.mirror)
+                hypotheses = self.net.hypotheses(self.as_input(x), views=self.views)
                 few.append(self.of_hypotheses(hypotheses[:FEW]).score)
                 full.append(self.of_hypotheses(hypotheses).score)
         two, all_ = torch.cat(few).double(), torch.cat(full).double()
@@ -283,6 +287,6 @@ class AMP(Detector):
             "tau": self.tau,
             "rescale": self.rescale,
             "temperature": self.temperature,
-            "mirror": self.mirror,
+            "views": self.views,
             "anchors": "auto" if self.adaptive else None,
         }

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from kedge.anchoring import Anchored
 from kedge.anchoring.stem import Stem
+from kedge.anchoring.views import view
 from kedge.detectors import AMP, Detector, Outputs, TemperatureScaling
 from kedge.detectors.logits import LogitDetector
 from kedge.errors import InputError
@@ -23,7 +24,7 @@ class FoldedStem(nn.Module):
     Args:
         stem: The widened layer.
         maps: The anchors' part, (K, 1, ...).
-        views: 1, or 2 where every second anchor is held against the mirrored image.
+        views: Of the image, which the anchors are held against in turn.
     """
 
     weight: Tensor
@@ -69,7 +70,7 @@ class Graph(nn.Module):
         super().__init__()
         check_exportable(detector)
         self._detector = (detector,)
-        self.views = 2 if isinstance(detector, AMP) and detector.mirror else 1
+        self.views = detector.views if isinstance(detector, AMP) else 1
         self.net = _bare(detector.net, self.views)
         frozen = detector.net.anchors if isinstance(detector.net, Anchored) else None
         self.anchors = None if frozen is None else len(frozen)
@@ -109,9 +110,9 @@ class Graph(nn.Module):
         if self.anchors is None:
             hypotheses = logits_of(self.net.network(x))[None]  # (1, B, C)
         else:
-            views = (x, x.flip(-1)) if self.views > 1 else (x,)
+            seen = [view(x, number) for number in range(min(self.views, self.anchors))]
             # All rows, though the stem reads the first of each view: networks may read B off their input.
-            folded = torch.cat([views[k % self.views] for k in range(self.anchors)])
+            folded = torch.cat([seen[k % self.views] for k in range(self.anchors)])
             rows = logits_of(self.net.network(folded))
             hypotheses = rows.view(self.anchors, -1, rows.shape[1])  # (K, B, C)
         if isinstance(detector, AMP):

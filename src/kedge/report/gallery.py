@@ -106,7 +106,7 @@ def hypotheses(detector: AMP, one: ImageSet) -> Tensor:
         raise NotReadyError("the detector has no anchors to show: call fit(train_set) and calibrate(held_out) first")
     x, _ = next(batches(one, detector.preprocess))
     with evaluating(detector.net), torch.no_grad():
-        logits = detector.net.hypotheses(detector.as_input(x), mirror=detector.mirror)[:, 0]  # (K, C)
+        logits = detector.net.hypotheses(detector.as_input(x), views=detector.views)[:, 0]  # (K, C)
     return (logits / detector.calibration.temperature).softmax(dim=-1).cpu()
 
 
