@@ -11,7 +11,14 @@ import kedge
 LAYERS = [
     {"errors"},
     {"checks", "files", "provenance"},
-    {"scores", "metrics", "calibration", "drift", "transforms"},  # pure functions on tensors, and streams of scores
+    {
+        "scores",
+        "metrics",
+        "calibration",
+        "drift",
+        "threads",
+        "transforms",
+    },  # pure functions on tensors, and streams of scores
     {"data", "models", "artifact"},
     {"anchoring"},
     {"objective"},
@@ -19,7 +26,7 @@ LAYERS = [
     {"evaluation", "theory", "adapters", "hub"},
     {"report", "pipelines"},  # what people look at, and call
     {"scoring", "serving", "export"},  # detectors at work
-    {"suites"},  # whole studies, down to their report
+    {"suites", "bench"},  # whole studies, down to their report; what verdicts cost
     {"cli"},
     {"__main__"},
 ]
