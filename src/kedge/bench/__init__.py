@@ -3,6 +3,7 @@
 from kedge.bench.engines import OPEN, PLAIN, TITLES, Prepared, detector_of, prepare
 from kedge.bench.measure import against, check, inference, measure, steps_of
 from kedge.bench.memory import peak_memory
+from kedge.bench.quality import open_share, quality
 from kedge.bench.steps import training_steps
 
 __all__ = [
@@ -15,8 +16,10 @@ __all__ = [
     "detector_of",
     "inference",
     "measure",
+    "open_share",
     "peak_memory",
     "prepare",
+    "quality",
     "steps_of",
     "training_steps",
 ]

@@ -1,8 +1,9 @@
 """Everything that can give a verdict on the same images, each started from files, in this process or in another."""
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -16,6 +17,7 @@ from kedge.detectors import AMP, Detector, for_inference, load
 from kedge.detectors.amp import FEW
 from kedge.errors import InputError, KedgeError, NotReadyError
 from kedge.export import OnnxDetector, export_onnx, quantise
+from kedge.export.runtime import ENGINES, package
 from kedge.models import Spec, build
 from kedge.transforms import seeded
 
@@ -51,18 +53,15 @@ class Prepared:
         folder: Where they lie.
         shape: Of an image, (D, H, W).
         passes: Of the network for one image, at most.
+        engines: Those that can run, the plain forward pass first.
         left_out: By engine, why it cannot run.
     """
 
     folder: Path
     shape: tuple[int, ...]
     passes: int
+    engines: tuple[str, ...]
     left_out: Mapping[str, str]
-
-    @property
-    def engines(self) -> tuple[str, ...]:
-        """Those that can run, the plain forward pass first."""
-        return tuple(name for name in TITLES if name not in self.left_out)
 
     def start(self, engine: str, *, threads: int | None = None) -> Run:
         """Load an engine.
@@ -110,6 +109,7 @@ def prepare(
     detector: Detector,
     folder: Path,
     *,
+    engines: Sequence[str] | None = None,
     training_images: Any = None,
     held_out: Any = None,
     report: Callable[[str], None] | None = None,
@@ -121,6 +121,7 @@ def prepare(
     Args:
         detector: Calibrated, on one network of kedge's own.
         folder: Where to write.
+        engines: Those to write for, beside the plain forward pass and kedge itself; all by default.
         training_images: For the ranges of 8-bit integers; random ones by default, which do for timing.
         held_out: To calibrate on; random ones by default.
         report: Called with what is done next.
@@ -130,31 +131,30 @@ def prepare(
     if not isinstance(getattr(detector.net.network, "spec", None), Spec):
         raise InputError("detector must have one network, of kedge's own, since every engine loads it from a file")
     folder.mkdir(parents=True, exist_ok=True)
-    shape, said, left_out = detector.preprocess.shape, report or (lambda what: None), dict[str, str]()
+    shape, said = detector.preprocess.shape, report or (lambda what: None)
+    wanted = tuple(name for name in TITLES if engines is None or name in (PLAIN, EXACT, *engines))
     training_images = noise(64, shape, seed=2) if training_images is None else training_images
     held_out = noise(HELD_OUT, shape, seed=3) if held_out is None else held_out
+    left_out: dict[str, str] = {}
     if isinstance(detector, AMP) and detector.adaptive:
         detector = _twin(detector, None).calibrate(held_out)
     detector.save(folder / "detector.kedge")
-    if not isinstance(detector, AMP) or detector.net.per_image is not None:
+    shared = isinstance(detector, AMP) and detector.net.per_image is None
+    if not shared:
         left_out |= dict.fromkeys(("naive", "auto"), "it is for AMP with anchors that all images share")
-    else:
+    elif "auto" in wanted:
         said("adaptive anchors")
-        _attempt(left_out, ("auto",), lambda: _twin(detector, "auto").calibrate(held_out).save(folder / "auto.kedge"))
-    said("export to ONNX")
-    runtimes = ("onnxruntime", "openvino")
-    files = {runtime: (f"{runtime}-fp32", f"{runtime}-int8") for runtime in runtimes}
-    if _attempt(left_out, sum(files.values(), ()), lambda: export_onnx(detector, folder / "fp32.onnx")):
-        for runtime in runtimes:
-            said(f"int8 for {runtime}")
-            if _attempt(left_out, files[runtime], lambda: OnnxDetector(folder / "fp32.onnx", engine=runtime)):  # noqa: B023
-                out = folder / f"{runtime}-int8.onnx"
-                _attempt(
-                    left_out,
-                    files[runtime][1:],
-                    lambda: quantise(folder / "fp32.onnx", out, training_images, held_out, engine=runtime),  # noqa: B023
-                )
-    return Prepared(folder, shape, detector.cost.forward, left_out)
+        _attempt(left_out, ("auto",), lambda: _write_adaptive(detector, folder / "auto.kedge", held_out))
+    exports = [name for name in wanted if name.partition("-")[0] in ENGINES]
+    if exports:
+        said("export to ONNX")
+        _attempt(left_out, exports, lambda: export_onnx(detector, folder / "fp32.onnx"))
+    for name in exports:
+        if name not in left_out:
+            said(TITLES[name])
+            _attempt(left_out, (name,), partial(_write_onnx, name, folder, training_images, held_out))
+    kept = {name: reason for name, reason in left_out.items() if name in wanted}
+    return Prepared(folder, shape, detector.cost.forward, tuple(name for name in wanted if name not in kept), kept)
 
 
 class Adaptive:
@@ -185,7 +185,20 @@ def _twin(detector: AMP, anchors: str | None) -> AMP:
     return twin
 
 
-def _attempt(left_out: dict[str, str], engines: tuple[str, ...], action: Callable[[], Any]) -> bool:
+def _write_adaptive(detector: Detector, path: Path, held_out: Any) -> None:
+    assert isinstance(detector, AMP)
+    _twin(detector, "auto").calibrate(held_out).save(path)
+
+
+def _write_onnx(name: str, folder: Path, training_images: Any, held_out: Any) -> None:
+    """The file of an engine that is not torch, once it is known that the engine is there."""
+    runtime, _, kind = name.partition("-")
+    package(runtime)
+    if kind == "int8":
+        quantise(folder / "fp32.onnx", folder / f"{name}.onnx", training_images, held_out, engine=runtime)
+
+
+def _attempt(left_out: dict[str, str], engines: Sequence[str], action: Callable[[], Any]) -> bool:
     """Do what some engines need, or note down why they are left out."""
     try:
         action()

@@ -106,7 +106,7 @@ def measure(
     """
     said, threads = report or (lambda what: None), torch.get_num_threads()
     with tempfile.TemporaryDirectory(prefix="kedge-bench-") as folder:
-        files = prepared or prepare(detector, Path(folder), report=said)
+        files = prepared or prepare(detector, Path(folder), engines=engines, report=said)
         options: dict[str, Any] = {"threads": threads, "open_share": open_share, "engines": engines, "least": least}
         rows = [row for batch in batches for row in inference(files, batch, repeats=repeats, report=said, **options)]
         for row in rows if memory else ():
@@ -142,10 +142,10 @@ def steps_of(batches: Sequence[int], repeats: int, *, memory: bool = False, trai
 
     Example:
         >>> steps_of([1, 32], 3, training=2)
-        62
+        64
     """
     turns = len(TITLES) * len(batches)
-    return 4 + turns * (repeats + memory) + 2 * training
+    return 6 + turns * (repeats + memory) + 2 * training
 
 
 def check(record: Any, where: str) -> dict[str, Any]:

@@ -1,5 +1,8 @@
 """The memory that an engine adds to a process of its own."""
 
+import contextlib
+import ctypes
+import gc
 import json
 import subprocess
 import sys
@@ -16,7 +19,7 @@ STATUS, CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 
 
 def peak_memory(prepared: Prepared, engine: str, batch: int, *, threads: int) -> int:
-    """Bytes at the peak of loading an engine and of a batch in it, beyond those of a process that has only begun.
+    """Bytes that an engine has at the peak of a batch, with its weights, beyond those of a process that has only begun.
 
     Linux only: it reads /proc.
 
@@ -38,12 +41,16 @@ def added(folder: str, shape: list[int], engine: str, batch: int, threads: int) 
     torch.set_num_threads(threads)
     if (runtime := engine.partition("-")[0]) in ENGINES:
         package(runtime)
-    prepared = Prepared(Path(folder), tuple(shape), 0, {})
+    prepared = Prepared(Path(folder), tuple(shape), 0, (engine,), {})
     images = noise(batch, prepared.shape)
     torch.nn.functional.conv2d(torch.rand(1, 3, 8, 8), torch.rand(4, 3, 3, 3))  # makes torch's threads and kernels
     before = _bytes("VmRSS")
+    run = prepared.start(engine, threads=threads)
+    gc.collect()
+    with contextlib.suppress(AttributeError, OSError):  # what is free, but not given back, is not the engine's
+        ctypes.CDLL(None).malloc_trim(0)
     CLEAR.write_text("5")  # the peak begins anew
-    prepared.start(engine, threads=threads)(images)
+    run(images)
     return _bytes("VmHWM") - before
 
 
