@@ -26,7 +26,8 @@ evidence: $(VENV)/.test  ## The slow tests.
 docs: $(VENV)/.test  ## Write docs/methods.md out of the docstrings.
 	$(BIN)/python docs/methods.py
 
-bench: $(VENV)/.test  ## Time metrics against scikit-learn's, and an anchored training step against a plain one.
+bench: $(VENV)/.test  ## Time verdicts in plain forward passes, training steps, and metrics against scikit-learn's.
+	$(BIN)/kedge bench
 	$(BIN)/python benchmarks/metrics.py
 	$(BIN)/python benchmarks/training.py
 

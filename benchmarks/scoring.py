@@ -9,6 +9,11 @@ of the process together, so that whatever else the machine does counts little, a
 Printed are the median and the spread over repetitions of images per second of one core, r; the same for reading,
 decoding and resizing alone; and what N = 1,000,000,000 images cost: N / r / 3600 core-hours.
 
+Then, by the wall clock and with all cores, the share of time in which the network waits for images: in `kedge score`,
+and in `Detector.score` over a folder, a list of paths and a data loader with two workers. Threads can hide decoding
+behind the network where all cores together decode faster than the network computes; files of many pixels before a
+small network are decoded more slowly than that, and then the network waits whatever anybody does.
+
 With --ray, the same files go through one worker of Ray as well, by the wall clock, on a machine that should be idle:
 what a run costs at its start, and what a shard costs beyond what it costs in this process.
 """
@@ -28,10 +33,14 @@ import torch
 from PIL import Image
 
 import kedge
+from kedge.data.sources import Files, StreamedSet
+from kedge.detectors import for_inference
 from kedge.files import atomic
 from kedge.models import build
 from kedge.provenance import provenance
 from kedge.scoring import RayEngine, plan, score_files
+from kedge.scoring.job import BATCH, Job, Scorer
+from kedge.threads import use_threads
 
 SEES = 32  # pixels of a side that the network takes
 MANY = 1_000_000_000
@@ -51,6 +60,7 @@ def main() -> None:
     parser.add_argument("--ray", action="store_true", help="time Ray beside this process")
     parser.add_argument("--json", default=None)
     options = parser.parse_args()
+    cores = use_threads()
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory(prefix="kedge-bench-") as temporary:
         home = Path(temporary)
@@ -66,12 +76,17 @@ def main() -> None:
             for name, call in (("decoding", decode), ("scoring", score))
         }
         results["ray"] = ray_costs(home) if options.ray else None
+        torch.set_num_threads(cores)
+        results["waiting"] = {name: [call(home) for _ in range(options.repeats)] for name, call in WAITING.items()}
     for name, rates in (("decoding alone", results["decoding"]), ("all of scoring, r", results["scoring"])):
         print(f"  {name:<18} {spread(rates)} images/s of one core")
     rate = statistics.median(results["scoring"])
     hours = MANY / rate / 3600
     results |= {"core_hours": hours, "cost": hours * options.price}
     print(f"  {MANY:,} images: {hours:,.0f} core-hours; at {options.price} an hour {results['cost']:,.2f}")
+    print(f"  share of time in which the network, with {cores} threads, waits")
+    for name, shares in results["waiting"].items():
+        print(f"    {name:<36} {statistics.median(shares):6.1%} ({min(shares):.1%} to {max(shares):.1%})")
     if results["ray"]:
         costs = results["ray"]
         for name in ("local", "ray"):
@@ -127,6 +142,57 @@ def ray_costs(home: Path) -> dict[str, tuple[float, float]]:
         began, first, last = moments[1], moments[2], moments[-1]  # the first report says that nothing is done yet
         costs[name] = (first - began, (last - first) / max(1, len(moments) - 3))
     return costs
+
+
+class Busy:
+    """Adds up the time that a detector spends in its network."""
+
+    def __init__(self, detector: kedge.Detector) -> None:
+        self.detector, self.seconds = detector, 0.0
+        self._outputs = detector.outputs
+        detector.outputs = self._timed  # type: ignore[method-assign]
+
+    def _timed(self, x: torch.Tensor) -> Any:
+        began = time.perf_counter()
+        found = self._outputs(x)
+        self.seconds += time.perf_counter() - began
+        return found
+
+    def waits(self, call: Callable[[], Any]) -> float:
+        """The share of the time of a call in which the network has nothing to do."""
+        self.detector.score(torch.zeros(BATCH, 3, SEES, SEES))  # the first batch of a process is slow
+        self.seconds, began = 0.0, time.perf_counter()
+        call()
+        return 1 - self.seconds / (time.perf_counter() - began)
+
+
+def waits_in_job(home: Path) -> float:
+    """In what `kedge score` does once it has read the detector."""
+    job = Job(home / "detector.kedge", (), home / "waiting.jsonl", "jsonl", batch=BATCH)
+    job.folder.mkdir(exist_ok=True)
+    scorer = Scorer(job)
+    return Busy(scorer.detector).waits(lambda: list(scorer.all_of(enumerate(plan([home / "images"])))))
+
+
+def waits_in_score(home: Path, kind: str) -> float:
+    """In `Detector.score` of a folder, of paths, or of a data loader."""
+    detector = for_inference(kedge.load(home / "detector.kedge"))
+    files = sorted((home / "images").iterdir())
+    folder = StreamedSet(Files(home / "images", tuple(file.name for file in files)), preprocess=detector.preprocess)
+    sources: dict[str, Callable[[], Any]] = {
+        "folder": lambda: folder,
+        "paths": lambda: files,
+        "loader": lambda: torch.utils.data.DataLoader(folder, batch_size=BATCH, num_workers=2),
+    }
+    return Busy(detector).waits(lambda: detector.score(sources[kind](), batch_size=BATCH))
+
+
+WAITING: dict[str, Callable[[Path], float]] = {
+    "kedge score": waits_in_job,
+    "Detector.score, a folder": lambda home: waits_in_score(home, "folder"),
+    "Detector.score, paths": lambda home: waits_in_score(home, "paths"),
+    "Detector.score, a loader of two workers": lambda home: waits_in_score(home, "loader"),
+}
 
 
 def seconds(call: Callable[[Path], None], home: Path) -> float:

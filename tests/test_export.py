@@ -20,7 +20,7 @@ import kedge
 from kedge.cli import app
 from kedge.data.digits import digits
 from kedge.errors import ArchitectureError, FileFormatError, InputError, KedgeError, KedgeWarning, NotReadyError
-from kedge.export import Difference, OnnxDetector, compare, export_onnx, quantise, recalibrate
+from kedge.export import Difference, OnnxDetector, compare, export_onnx, quantise, recalibrate, runtime
 from kedge.export import file as exported
 from kedge.export.graph import Graph
 from kedge.models import build
@@ -219,6 +219,15 @@ def test_the_trained_detector_s_export_agrees_on_real_images(home, detector, tes
     found, said = OnnxDetector(home / "digits.onnx", threads=1)(test_set), detector(test_set)
     np.testing.assert_array_equal(found["label"], said.label)
     assert compare(detector, home / "digits.onnx").is_close
+
+
+def test_an_output_has_its_own_name_where_an_engine_knows_several():
+    assert runtime._names([{"label"}, {"div_2", "score"}, {"score", "temperature"}, {"other"}]) == (
+        "label",
+        "score",
+        "temperature",
+        "other",
+    )
 
 
 @needs_openvino

@@ -11,7 +11,8 @@ import kedge
 LAYERS = [
     {"errors"},
     {"checks", "files", "provenance"},
-    {"scores", "metrics", "calibration", "drift", "outliers", "transforms"},  # on tensors, and streams of scores
+    # Pure functions on tensors, streams of scores, and cores.
+    {"scores", "metrics", "calibration", "drift", "outliers", "threads", "transforms"},
     {"data", "models", "artifact"},
     {"anchoring"},
     {"objective"},
@@ -19,7 +20,7 @@ LAYERS = [
     {"evaluation", "theory", "adapters", "hub"},
     {"report", "pipelines"},  # what people look at, and call
     {"scoring", "serving", "export"},  # detectors at work
-    {"suites"},  # whole studies, down to their report
+    {"suites", "bench"},  # whole studies, down to their report; what verdicts cost
     {"cli"},
     {"__main__"},
 ]

@@ -278,6 +278,31 @@ def test_the_interval_covers_the_truth_about_as_often_as_it_says():
     assert covered / 150 == pytest.approx(0.9, abs=3 * math.sqrt(0.9 * 0.1 / 150))
 
 
+def test_intervals_of_very_many_scores_are_those_of_a_draw_of_each(monkeypatch):
+    rng = np.random.default_rng(2)
+    sets = rng.normal(0, 1, 12_000), rng.normal(1, 1, 8_000)
+    each = detection_metrics(*sets, resamples=400)
+    monkeypatch.setattr(metrics.detection, "FULL", 1_000)
+    monkeypatch.setattr(metrics.detection, "GRID", 2_000)
+    grouped = detection_metrics(*sets, resamples=400)
+    assert detection_metrics(*sets, resamples=400) == grouped
+    for name in NAMES:
+        assert grouped[name].value == each[name].value
+        width = each[name].high - each[name].low
+        assert (grouped[name].high - grouped[name].low) / width == pytest.approx(1, abs=0.2)
+        assert grouped[name].low == pytest.approx(each[name].low, abs=0.15 * width)
+        assert grouped[name].high == pytest.approx(each[name].high, abs=0.15 * width)
+
+
+def test_very_many_scores_with_few_distinct_ones_and_sets_of_unequal_size(monkeypatch):
+    rng = np.random.default_rng(2)
+    sets = rng.normal(0, 1, 30_000), rng.normal(1, 1, 60).round(1)
+    monkeypatch.setattr(metrics.detection, "FULL", 1_000)
+    monkeypatch.setattr(metrics.detection, "GRID", 500)
+    for name, found in detection_metrics(*sets, resamples=200).items():
+        assert 0 <= found.low <= found.value <= found.high <= 1, name
+
+
 def test_one_score_each_has_an_interval_of_one_point():
     assert detection_metrics([1.0], [2.0], resamples=5)["auroc"] == Estimate(1.0, 1.0, 1.0)
 

@@ -72,7 +72,8 @@ def _before(node: fx.Node, modules: dict[str, nn.Module]) -> tuple[fx.Node | Non
         return None, False
     layer = modules.get(str(before.target))
     known = type(layer) in (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Linear, Stem)  # not their children: those may do more
-    return (before, pooled) if known and set(layer._parameters) == {"weight", "bias"} else (None, False)  # type: ignore[union-attr]
+    own = {"bias", *layer._parameters} if known and layer is not None else set()  # a stem may have no place for a bias
+    return (before, pooled) if own == {"weight", "bias"} else (None, False)
 
 
 def _is_pool(node: fx.Node, modules: dict[str, nn.Module]) -> bool:

@@ -114,6 +114,14 @@ class Stem(nn.Module):
         convolution = cast("nn.Conv1d | nn.Conv2d | nn.Conv3d", layer)
         return cast(Tensor, convolution._conv_forward(x, weight, bias))
 
+    def layer(self, weight: Tensor) -> nn.Module:
+        """A plain layer of the same geometry with other weights, for as many inputs as these have."""
+        made = copy.deepcopy(self._geometry[0]).to_empty(device=weight.device)
+        made.weight = nn.Parameter(weight.detach().clone())
+        made.register_parameter("bias", None if self.bias is None else nn.Parameter(self.bias.detach().clone()))
+        setattr(made, "in_features" if isinstance(made, nn.Linear) else "in_channels", weight.shape[1])
+        return made
+
     def anchor_maps(self, anchors: Tensor) -> Tensor:
         """(W_c - W_x) * c for anchors as they reach the stem: (K, ...) -> (K, ...)."""
         return self.affine(anchors, self.weight[:, : self.split] - self.weight[:, self.split :], None)

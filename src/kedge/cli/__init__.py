@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from kedge import __version__
+from kedge.cli.bench import bench
 from kedge.cli.calibrate import calibrate
 from kedge.cli.config import read_config
 from kedge.cli.data import data
@@ -40,6 +41,7 @@ app.command()(score)
 app.command()(serve)
 app.command()(watch)
 app.command()(reproduce)
+app.command()(bench)
 app.add_typer(data, name="data")
 
 

@@ -19,6 +19,7 @@ from kedge.scoring import FORMATS, RayEngine, Summary, read_rows, score_files, s
 from kedge.scoring.inputs import SHARD
 from kedge.scoring.page import page
 from kedge.scoring.ray_engine import ray_module
+from kedge.threads import use_threads
 
 ENGINES = ("local", "ray")
 FLAGGED = 3  # the exit code with --fail-on-ood
@@ -33,7 +34,12 @@ def score(
     kind: Annotated[str | None, typer.Option("--format", help="Of --out, where its name does not tell.")] = None,
     column: Annotated[str | None, typer.Option(help="Of parquet inputs: where the images are.")] = None,
     batch: Annotated[int, typer.Option(min=1, help="Images that the network sees at a time.")] = 256,
-    workers: Annotated[int, typer.Option(min=1, help="Threads that read images.")] = 2,
+    workers: Annotated[
+        int | None, typer.Option(min=1, help="Threads that read images; without it, one for each core, at most 8.")
+    ] = None,
+    threads: Annotated[
+        int | None, typer.Option(min=1, help="Threads of the network; without it, as many as there are cores for it.")
+    ] = None,
     shard: Annotated[int, typer.Option(min=1, help="Images that are written together.")] = SHARD,
     engine: Annotated[str, typer.Option(help="What runs the shards: local (this process) or ray.")] = "local",
     ray_address: Annotated[
@@ -63,7 +69,7 @@ def score(
 
         kedge score --detector detector.kedge /shared/photos -o /shared/out.parquet --engine ray --ray-address auto
     """
-    runner = _engine(engine, ray_address, parallel)
+    runner = _engine(engine, ray_address, parallel, threads)
     console = Console(stderr=as_json)
     with tempfile.TemporaryDirectory(prefix="kedge-") as temporary:
         target, form = (Path(temporary) / "rows.jsonl", None) if out is None else (out, kind)
@@ -86,14 +92,17 @@ def score(
         raise typer.Exit(FLAGGED)
 
 
-def _engine(name: str, address: str | None, parallel: int | None) -> RayEngine | None:
-    """What runs the shards; None is this process."""
+def _engine(name: str, address: str | None, parallel: int | None, threads: int | None) -> RayEngine | None:
+    """What runs the shards; None is this process, with so many threads."""
     if one_of("engine", name, ENGINES) == "ray":
+        if threads is not None:
+            raise InputError("threads is for the engine 'local'; a worker of Ray is one core: say --parallel instead")
         ray_module()  # before anything is planned
         return RayEngine(address, parallel)
     for option, value in (("ray-address", address), ("parallel", parallel)):
         if value is not None:
             raise InputError(f"{option} is for Ray, but the engine is 'local': add --engine ray, or leave it out")
+    use_threads(threads)
     return None
 
 

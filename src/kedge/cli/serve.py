@@ -10,6 +10,7 @@ from rich.console import Console
 
 from kedge.detectors import load
 from kedge.errors import NotReadyError
+from kedge.threads import use_threads
 
 
 def serve(
@@ -26,6 +27,9 @@ def serve(
     max_pixels: Annotated[int, typer.Option(min=1, help="Of one image.")] = 50_000_000,
     timeout: Annotated[float, typer.Option(help="Seconds until a request is given up.")] = 30.0,
     readers: Annotated[int, typer.Option(min=1, help="Threads that decode images.")] = 2,
+    threads: Annotated[
+        int | None, typer.Option(min=1, help="Threads of the network; without it, as many as there are cores for it.")
+    ] = None,
 ) -> None:
     """Serve a detector over HTTP; /docs describes it, and SIGTERM ends it once all that was taken is answered.
 
@@ -58,6 +62,7 @@ def serve(
         readers=readers,
         token=token or None,
     )
+    use_threads(threads)
     app = create_app(load(file), settings)
     Console(stderr=True).print(f"serving   [bold]http://{host}:{port}[/]  docs at /docs", highlight=False)
     # uvicorn finishes what it took on SIGTERM and then raises the signal again; to stop so is a success.

@@ -1,5 +1,6 @@
 """Batches out of anything: image sets, tensors, arrays, PIL images, paths, data sets and data loaders."""
 
+import functools
 import itertools
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -13,6 +14,8 @@ from torch import Tensor
 from kedge.checks import one_of, shape_of
 from kedge.data.imageset import ImageSet
 from kedge.data.preprocess import Preprocess
+from kedge.data.reading import in_order
+from kedge.data.sources.streamed import Files, StreamedSet
 from kedge.errors import InputError
 
 Batch = tuple[Tensor, Tensor | None]
@@ -25,6 +28,8 @@ _LABEL_KEYS = ("labels", "label", "targets", "target", "y")
 def batches(source: Any, preprocess: Preprocess, *, size: int = 256) -> Iterator[Batch]:
     """Yield (images, labels) batches; labels is None where the source has none.
 
+    Image files are decoded by threads, up to a batch ahead of the one that is yielded.
+
     Args:
         source: An `ImageSet`, a tensor or array of images, a PIL image, a path, a sequence of any of these, a data set
             or data loader of images, (image, label) pairs or mappings.
@@ -36,9 +41,13 @@ def batches(source: Any, preprocess: Preprocess, *, size: int = 256) -> Iterator
         >>> sizes
         [2, 2, 1]
     """
-    empty = True
-    for images, labels in _raw(source, size):
-        x = preprocess.batch(images) if _is_array(images) else _stack([preprocess(item) for item in images])
+    empty, files = True, _is_files(source)
+    parts: Iterator[tuple[Any, Any]] = _read_ahead(source, preprocess, size) if files else _raw(source, size)
+    for images, labels in parts:
+        if _is_array(images):
+            x = preprocess.batch(images)
+        else:
+            x = _stack(images if files else [preprocess(item) for item in images])
         if len(x):
             empty = False
             yield x, _class_numbers(labels, len(x))
@@ -155,6 +164,22 @@ def _raw(source: Any, size: int) -> Iterator[tuple[Any, Any]]:
             "images must be an ImageSet, a tensor, an array, a PIL image, a path, a data set, a data loader or a "
             f"sequence of images; got {type(source).__name__}"
         )
+
+
+def _is_files(source: Any) -> bool:
+    """Whether threads may decode it: whatever else is given may be code of the user's own, for one thread."""
+    if isinstance(source, StreamedSet):
+        return isinstance(source.store, Files)
+    return isinstance(source, (list, tuple)) and all(isinstance(item, (str, os.PathLike)) for item in source)
+
+
+def _read_ahead(source: Any, preprocess: Preprocess, size: int) -> Iterator[tuple[list[Any], list[Any] | None]]:
+    def read(index: int) -> tuple[Tensor, Any]:
+        image, label = image_and_label(source[index])
+        return preprocess(image), label
+
+    tasks = (functools.partial(read, index) for index in range(len(source)))
+    yield from _gather(in_order(tasks, ahead=2 * size), size)
 
 
 def _gather(items: Iterable[Any], size: int) -> Iterator[tuple[list[Any], list[Any] | None]]:

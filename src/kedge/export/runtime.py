@@ -3,7 +3,7 @@
 import os
 import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence, Set
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from kedge.checks import at_least, one_of
 from kedge.data import batches
 from kedge.errors import FileFormatError, InputError, KedgeWarning
 from kedge.export.file import PREFIX, check_metadata, needs, preprocess_of
+from kedge.export.graph import OUTPUTS
 
 ENGINES = ("onnxruntime", "openvino")
 BATCH = 16  # with its anchors, it leaves the activations near the processor: larger batches are a little slower
@@ -78,8 +79,17 @@ class OnnxDetector:
         return {name: np.concatenate([part[name] for part in parts]) for name in self.outputs}
 
 
+def package(engine: str) -> Any:
+    """The package of an engine, imported; where it is missing, an error that says how to get it."""
+    if engine == "onnxruntime":
+        return needs("onnxruntime")
+    # Importing openvino reports it to its makers over the network, unless this package of theirs cannot be imported.
+    sys.modules.setdefault("openvino_telemetry", None)  # type: ignore[arg-type]
+    return needs("openvino", "openvino")
+
+
 def _onnxruntime(file: Path, threads: int) -> tuple[Run, dict[str, str], tuple[str, ...]]:
-    runtime = needs("onnxruntime")
+    runtime = package("onnxruntime")
     options = runtime.SessionOptions()
     options.log_severity_level = 3  # errors
     options.intra_op_num_threads = threads
@@ -95,10 +105,17 @@ def _onnxruntime(file: Path, threads: int) -> tuple[Run, dict[str, str], tuple[s
     return run, dict(session.get_modelmeta().custom_metadata_map), names
 
 
+def _names(known_as: Sequence[Set[str]]) -> tuple[str, ...]:
+    """The outputs' own names, in order: OpenVINO gives a tensor those of all that is equal to it."""
+    found: list[str] = []
+    for names in known_as:
+        own = [name for name in (*OUTPUTS, "logits") if name in names and name not in found]
+        found.append(own[0] if own else sorted(names)[0])
+    return tuple(found)
+
+
 def _openvino(file: Path, threads: int) -> tuple[Run, dict[str, str], tuple[str, ...]]:
-    # Importing openvino reports it to its makers over the network, unless this package of theirs cannot be imported.
-    sys.modules.setdefault("openvino_telemetry", None)  # type: ignore[arg-type]
-    openvino = needs("openvino", "openvino")
+    openvino = package("openvino")
     # Processors that compute in bfloat16 would use it unasked, and scores would not be those of the file.
     exact = {"INFERENCE_PRECISION_HINT": "f32", "PERFORMANCE_HINT": "LATENCY", "INFERENCE_NUM_THREADS": threads}
     try:
@@ -109,7 +126,7 @@ def _openvino(file: Path, threads: int) -> tuple[Run, dict[str, str], tuple[str,
         compiled = core.compile_model(model, "CPU", exact)
     except RuntimeError as error:
         raise FileFormatError(f"OpenVINO cannot read {file}: {error}") from error
-    names = tuple(output.any_name for output in compiled.outputs)
+    names = _names([output.names for output in compiled.outputs])
     request = compiled.create_infer_request()
 
     def run(images: NDArray[np.uint8]) -> Arrays:

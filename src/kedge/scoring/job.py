@@ -4,12 +4,11 @@ import fcntl
 import hashlib
 import json
 import shutil
-from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass
-from itertools import accumulate
+from functools import partial
+from itertools import accumulate, tee
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,8 @@ from torch import Tensor
 
 from kedge.artifact import locate
 from kedge.data import Preprocess
-from kedge.detectors import Detector, load
+from kedge.data.reading import in_order, readers
+from kedge.detectors import Detector, for_inference, load
 from kedge.errors import InputError, KedgeError, NotReadyError
 from kedge.files import atomic, remove_leftovers
 from kedge.scoring import inputs
@@ -109,7 +109,7 @@ def score_files(
     shard: int = SHARD,
     column: str | None = None,
     batch: int = BATCH,
-    workers: int = 2,
+    workers: int | None = None,
     overwrite: bool = False,
     engine: Callable[[Job, list[int], Report], None] | None = None,
     progress: Report | None = None,
@@ -126,7 +126,8 @@ def score_files(
         shard: Images that are written together.
         column: Of parquet files: where the images are.
         batch: Images that the network sees at a time.
-        workers: Threads that read images.
+        workers: Threads that read images, of each process; by default two for an ``engine`` and one for each core, at
+            most eight, without.
         overwrite: Whether to write over ``out``, and over a job for it that was begun with other arguments.
         engine: What runs the shards of these numbers: this process by default, or `kedge.scoring.RayEngine`.
         progress: Called with the number of images done and the number in all.
@@ -134,8 +135,9 @@ def score_files(
     Returns:
         The path written.
     """
+    threads = workers or (readers() if engine is None else 2)
     job = Job(
-        Path(detector), tuple(map(str, sources)), Path(out), format_of(Path(out), kind), shard, column, batch, workers
+        Path(detector), tuple(map(str, sources)), Path(out), format_of(Path(out), kind), shard, column, batch, threads
     )
     begun = (job.folder / "job.json").exists()
     if job.out.exists() and not (overwrite or begun):
@@ -155,11 +157,11 @@ def score_files(
 
 def run_here(job: Job, waiting: Sequence[int], report: Report) -> None:
     """Run shards one after the other in this process."""
-    scorer, wanted, done = Scorer(job), set(waiting), 0
-    for number, shard in enumerate(job.shards()):
-        if number in wanted:
-            scorer(number, shard)
-            done += len(shard.items)
+    wanted, done = set(waiting), 0
+    numbered = ((number, shard) for number, shard in enumerate(job.shards()) if number in wanted)
+    with closing(Scorer(job).all_of(numbered)) as scored:
+        for images in scored:
+            done += images
             report(done, 0)
 
 
@@ -167,44 +169,55 @@ class Scorer:
     """Scores shards of a job and writes their rows."""
 
     def __init__(self, job: Job) -> None:
-        self.job, self.detector = job, load(job.detector)
-        if self.detector.preprocess is None or self.detector.calibration is None:
+        detector = load(job.detector)
+        if detector.preprocess is None or detector.calibration is None:
             raise NotReadyError(f"{job.detector} has no threshold yet; run kedge calibrate on it first")
+        self.job, self.detector = job, for_inference(detector)
 
     def __call__(self, number: int, shard: Shard) -> None:
         """Score one shard; its rows appear whole or not at all."""
-        rows = score_shard(self.detector, shard, batch=self.job.batch, workers=self.job.workers)
-        with atomic(self.job.part(number)) as temporary, writing(temporary, self.job.kind) as write:
-            write(rows)
+        for _ in self.all_of([(number, shard)]):
+            pass
+
+    def all_of(self, numbered: Iterable[tuple[int, Shard]]) -> Generator[int, None, None]:
+        """Score shards of these numbers; after each give the number of its images.
+
+        While the network is at one shard, threads read the next.
+        """
+        batch, workers = self.job.batch, self.job.workers
+        with closing(score_shards(self.detector, numbered, batch=batch, workers=workers)) as scored:
+            for number, rows in scored:
+                with atomic(self.job.part(number)) as temporary, writing(temporary, self.job.kind) as write:
+                    write(rows)
+                yield len(rows)
 
 
 def score_shard(detector: Detector, shard: Shard, *, batch: int = BATCH, workers: int = 2) -> list[Row]:
     """A row for each image of a shard; images that cannot be read get one with an error."""
-    assert detector.preprocess is not None
-    rows: list[Row] = []
-    names = shard.names()
-    with ThreadPoolExecutor(workers) as pool:
-        found = _decoded(shard, detector.preprocess, pool, ahead=2 * batch)
-        for start in range(0, len(names), batch):
-            part = names[start : start + batch]
-            read = [next(found) for _ in part]
-            places = [place for place, image in enumerate(read) if isinstance(image, Tensor)]
-            errors = {place: image for place, image in enumerate(read) if isinstance(image, str)}
-            images = [image for image in read if isinstance(image, Tensor)]
-            said = detector(torch.stack(images), batch_size=batch) if images else None
-            rows += rows_of(part, said, places, errors, detector.classes)
+    ((_, rows),) = score_shards(detector, [(0, shard)], batch=batch, workers=workers)
     return rows
 
 
-def _decoded(shard: Shard, preprocess: Preprocess, pool: ThreadPoolExecutor, ahead: int) -> Iterator[Tensor | str]:
-    """Images as the network takes them, in order, or why one cannot be read; threads read some ahead."""
-    running: deque[Future[Tensor | str]] = deque()
-    for opener in shard.openers():
-        running.append(pool.submit(_decode, opener, preprocess))
-        if len(running) >= ahead:
-            yield running.popleft().result()
-    while running:
-        yield running.popleft().result()
+def score_shards(
+    detector: Detector, numbered: Iterable[tuple[int, Shard]], *, batch: int = BATCH, workers: int = 2
+) -> Generator[tuple[int, list[Row]], None, None]:
+    """The rows of each shard with its number; the images of a shard are read while the one before is scored."""
+    assert detector.preprocess is not None
+    mine, ahead = tee(numbered)
+    tasks = (partial(_decode, opener, detector.preprocess) for _, shard in ahead for opener in shard.openers())
+    with closing(in_order(tasks, ahead=2 * batch, workers=workers)) as found:
+        for number, shard in mine:
+            rows: list[Row] = []
+            names = shard.names()
+            for start in range(0, len(names), batch):
+                part = names[start : start + batch]
+                read = [next(found) for _ in part]
+                places = [place for place, image in enumerate(read) if isinstance(image, Tensor)]
+                errors = {place: image for place, image in enumerate(read) if isinstance(image, str)}
+                images = [image for image in read if isinstance(image, Tensor)]
+                said = detector(torch.stack(images), batch_size=batch) if images else None
+                rows += rows_of(part, said, places, errors, detector.classes)
+            yield number, rows
 
 
 def _decode(opener: Opener, preprocess: Preprocess) -> Tensor | str:

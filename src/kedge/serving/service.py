@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from kedge.detectors import Detector
+from kedge.detectors import Detector, for_inference
 from kedge.errors import InputError, NotReadyError
 from kedge.serving.batcher import Batcher, Busy
 from kedge.serving.bodies import Refused
@@ -29,7 +29,7 @@ class Service:
     def __init__(self, detector: Detector, settings: Settings) -> None:
         if detector.preprocess is None or detector.calibration is None:
             raise NotReadyError("the detector has no threshold yet: call calibrate(held_out) before it is served")
-        self.detector, self.settings = detector, settings
+        self.detector, self.settings = for_inference(detector), settings
         self.preprocess = detector.preprocess
         self.metrics = Metrics(detector.calibration.scores)
         self.readers = ThreadPoolExecutor(settings.readers, thread_name_prefix="kedge-reader")

@@ -1,0 +1,171 @@
+"""What a verdict costs, in forward passes of the classifier that the user had.
+
+    python benchmarks/inference.py [--networks wrn-40-2 airbench] [--batches 1 32 256] [--repeats 9] [--threads T]
+                                   [--memory] [--shipped [--data-dir DIR] [--images N]] [--quick] [--json PATH]
+
+Every engine scores the same images in turns, so that whatever else the machine does falls on all alike. Printed are the
+images per second of each (the median over turns), its time over that of one plain eager forward pass in float32 of the
+same network without anchoring (the median of the ratio in each turn, and its quartiles), and with --memory the peak
+memory that the engine adds to a process of its own. Engines that are not installed are left out, with the reason.
+
+Weights are random: the time does not depend on them, but for anchors="auto", which takes the share --open of the images
+to all anchors. With --shipped it is the detector that comes with kedge and, where CIFAR-10 and sets of other images are
+in the data folder, first what each engine costs in quality: every one is calibrated on its own scores and compared with
+the exact one, and the share that anchors="auto" leaves open is the one that it has on CIFAR-10's test images.
+"""
+
+import argparse
+import json
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import kedge
+from kedge.bench import OPEN, TITLES, Prepared, detector_of, measure, open_share, prepare, quality
+from kedge.data import sources
+from kedge.errors import KedgeError
+from kedge.files import atomic
+from kedge.suites.sets import FILES, find
+from kedge.threads import use_threads
+
+NETWORKS: dict[str, dict[str, int]] = {
+    "wrn-40-2": {},
+    "resnet18-cifar": {},
+    "compact": {"width": 32},
+    "airbench": {"width": 64},
+}
+QUICK = {"networks": ["compact"], "batches": [1, 32], "repeats": 3}
+SHIPPED = "cifar10"
+
+
+def main() -> None:
+    """Run the benchmark."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--networks", nargs="*", default=list(NETWORKS), choices=list(NETWORKS))
+    parser.add_argument("--batches", nargs="+", type=int, default=[1, 32, 256])
+    parser.add_argument("--engines", nargs="+", default=None, choices=list(TITLES), help="only these")
+    parser.add_argument("--repeats", type=int, default=9, help="turns of each engine")
+    parser.add_argument("--threads", type=int, default=None, help="of every engine; by default one for each core")
+    parser.add_argument("--open", type=float, default=OPEN, help='share of images that anchors="auto" leaves open')
+    parser.add_argument("--memory", action="store_true", help="peak memory, each in a process of its own")
+    parser.add_argument("--shipped", action="store_true", help=f"the detector {SHIPPED} instead of random weights")
+    parser.add_argument("--data-dir", default=None, help="where data sets are; KEDGE_DATA by default")
+    parser.add_argument("--images", type=int, default=2000, help="at most, of a set, for quality; 0 for all")
+    parser.add_argument("--quick", action="store_true", help="one network and few turns")
+    parser.add_argument("--json", default=None)
+    options = parser.parse_args()
+    if options.quick:
+        vars(options).update(QUICK)
+    threads = use_threads(options.threads)
+    result: dict[str, Any] = {"options": vars(options), "threads": threads, "networks": [], "quality": None}
+    with tempfile.TemporaryDirectory(prefix="kedge-bench-") as folder:
+        for name in [SHIPPED] if options.shipped else options.networks:
+            detector = kedge.load(SHIPPED) if options.shipped else detector_of(name, **NETWORKS[name])
+            prepared, share = None, options.open
+            if options.shipped and (sets := Sets.found(options.data_dir, options.images)):
+                prepared = prepare(
+                    detector, Path(folder), engines=options.engines, training_images=sets.train, held_out=sets.held_out
+                )
+                result["quality"] = quality(prepared, sets.test, sets.ood, report=note)
+                share = measured_share(prepared, result["quality"], sets.test.name) or share
+                print("\n".join(quality_table(result["quality"], sets.test.name)), end="\n\n")
+            record = measure(
+                detector,
+                name=name,
+                batches=options.batches,
+                repeats=options.repeats,
+                engines=options.engines,
+                open_share=share,
+                memory=options.memory,
+                report=note,
+                prepared=prepared,
+            )
+            result["networks"].append(record)
+            print("\n".join(time_table(record)), end="\n\n", flush=True)
+    if options.json:
+        with atomic(options.json) as temporary:
+            temporary.write_text(json.dumps(result, indent=1))
+
+
+class Sets:
+    """The images that the quality of engines is measured on."""
+
+    def __init__(self, data_dir: str | None, images: int) -> None:
+        whole = sources.load("cifar10", "train", data_dir=data_dir)
+        test = sources.load("cifar10", "test", data_dir=data_dir)
+        assert isinstance(whole, kedge.ImageSet)
+        assert isinstance(test, kedge.ImageSet)
+        self.train, self.held_out = whole.split(0.9, seed=0)  # as the shipped detector was trained and calibrated
+        self.test = some(test, images)
+        self.ood = [some(each, images) for each in find(list(FILES), side=32, data_dir=data_dir).sets]
+
+    @classmethod
+    def found(cls, data_dir: str | None, images: int) -> "Sets | None":
+        """The sets, or None with a note where they are not there."""
+        try:
+            sets = cls(data_dir, images)
+        except KedgeError as error:
+            print(f"quality left out: {error}", file=sys.stderr)
+            return None
+        if not sets.ood:
+            print(f"quality left out: none of {', '.join(FILES.values())} is in the data folder", file=sys.stderr)
+            return None
+        return sets
+
+
+def some(images: kedge.ImageSet, most: int) -> kedge.ImageSet:
+    """So many images of a set, spread over all of it."""
+    if not most or len(images) <= most:
+        return images
+    return images.subset([place * len(images) // most for place in range(most)])
+
+
+def measured_share(prepared: Prepared, found: dict[str, Any], test: str) -> float | None:
+    """The share of test images that two hypotheses leave open."""
+    return open_share(found["auto"]["passes"][test], prepared.passes) if "auto" in found else None
+
+
+def time_table(record: dict[str, Any]) -> Iterator[str]:
+    """One network as text."""
+    spec = record["network"]["spec"]
+    size = f" of width {spec['arguments']['width']}" if spec and spec["name"] in ("compact", "airbench") else ""
+    title = f"{record['name']} ({record['network']['type']}{size}), {record['passes']} anchors"
+    yield f"{title}, {record['threads']} threads; {record['made with']['machine']}"
+    yield (
+        f'  median and quartiles of {record["repeats"]} turns; anchors="auto" leaves {record["open_share"]:.1%} of '
+        "images open"
+    )
+    yield f"  {'engine':<38} batch   images/s   plain passes             MB"
+    for row in record["inference"]:
+        memory = f"{row['memory'] / 1e6:6,.0f}" if "memory" in row else ""
+        spread = f"({row['low']:.2f} to {row['high']:.2f})"
+        head = f"  {TITLES[row['engine']]:<38} {row['batch']:5} {row['images_per_second']:10,.1f}"
+        yield f"{head} {row['ratio']:7.2f} {spread:<16} {memory}".rstrip()
+    for name, reason in record["left_out"].items():
+        yield f"  {TITLES[name]} is left out: {reason}"
+
+
+def quality_table(found: dict[str, Any], test: str) -> Iterator[str]:
+    """What the engines cost in quality, as text."""
+    yield f"Quality beside the exact engine, on {test}; points are percentage points more than it has"
+    for engine, values in found.items():
+        passes = "" if values["passes"] is None else f", {values['passes'][test]:.2f} passes an image"
+        labels = f"{values['agreement']:.2%} the same labels, {values['flagged'][test]:.2%} flagged"
+        yield f"  {TITLES[engine]}: {labels}{passes}"
+        for ood, value in values["auroc"].items():
+            area = f"AUROC {100 * value:6.2f} ({values['auroc_points'][ood]:+.2f})"
+            rate = f"FPR95 {100 * values['fpr95'][ood]:6.2f} ({values['fpr95_points'][ood]:+.2f})"
+            yield f"    {ood:<32} {area}   {rate}   flagged {values['flagged'][ood]:6.2%}"
+
+
+def note(what: str) -> None:
+    """Say what was done, where somebody watches."""
+    if sys.stderr.isatty():
+        print(f"\r\033[K{time.strftime('%H:%M:%S')} {what}", end="", file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,25 @@
+"""What a verdict costs: every engine beside one plain forward pass of the same network, in one run."""
+
+from kedge.bench.engines import OPEN, PLAIN, TITLES, Prepared, detector_of, prepare
+from kedge.bench.measure import against, check, inference, measure, steps_of
+from kedge.bench.memory import peak_memory
+from kedge.bench.quality import open_share, quality
+from kedge.bench.steps import training_steps
+
+__all__ = [
+    "OPEN",
+    "PLAIN",
+    "TITLES",
+    "Prepared",
+    "against",
+    "check",
+    "detector_of",
+    "inference",
+    "measure",
+    "open_share",
+    "peak_memory",
+    "prepare",
+    "quality",
+    "steps_of",
+    "training_steps",
+]

@@ -1,0 +1,258 @@
+"""Everything that can give a verdict on the same images, each started from files, in this process or in another."""
+
+import copy
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from kedge.anchoring import Anchored, anchor
+from kedge.bench.plain import Naive, channels_last, without_anchors
+from kedge.checks import between, one_of
+from kedge.detectors import AMP, Detector, for_inference, load
+from kedge.detectors.amp import FEW
+from kedge.errors import InputError, KedgeError, NotReadyError
+from kedge.export import OnnxDetector, export_onnx, quantise
+from kedge.export.runtime import ENGINES, package
+from kedge.models import Spec, build
+from kedge.transforms import seeded
+
+SIDE = 32  # of images for networks by name
+OPEN = 0.2  # share of images that two hypotheses leave open, where nobody says otherwise
+HELD_OUT = 120  # random images to calibrate on, where the verdicts do not matter
+PLAIN, EXACT = "plain", "kedge"
+TITLES = {
+    PLAIN: "one plain forward pass",
+    "naive": "naive AMP, K passes of pairs",
+    EXACT: "kedge",
+    "folded": "kedge, norms folded",
+    "auto": 'kedge, norms folded, anchors="auto"',
+    "onnxruntime-fp32": "onnxruntime, float32",
+    "onnxruntime-int8": "onnxruntime, int8",
+    "openvino-fp32": "OpenVINO, float32",
+    "openvino-int8": "OpenVINO, int8",
+}
+
+
+class Run(Protocol):
+    """Gives the verdict on a batch of uint8 images (B, D, H, W), in whatever form."""
+
+    def __call__(self, images: Tensor) -> Any:
+        """The verdict."""
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """The files of all engines.
+
+    Attributes:
+        folder: Where they lie.
+        shape: Of an image, (D, H, W).
+        passes: Of the network for one image, at most.
+        engines: Those that can run, the plain forward pass first.
+        left_out: By engine, why it cannot run.
+    """
+
+    folder: Path
+    shape: tuple[int, ...]
+    passes: int
+    engines: tuple[str, ...]
+    left_out: Mapping[str, str]
+
+    def start(self, engine: str, *, threads: int | None = None) -> Run:
+        """Load an engine.
+
+        Args:
+            engine: One of `engines`.
+            threads: Of engines that are not torch; by default as many as torch takes.
+        """
+        one_of("engine", engine, self.engines)
+        return _STARTS[engine](self.folder, threads)
+
+
+def detector_of(network: str, *, anchors: int | None = None, seed: int = 0, **arguments: Any) -> AMP:
+    """AMP on a network by name with random weights, on which the time of a pass does not depend.
+
+    Args:
+        network: One of `kedge.models.names`.
+        anchors: How many, 5 by default.
+        seed: Of the weights, and of the random images that the detector is fitted and calibrated on.
+        **arguments: Of `kedge.models.build`.
+
+    Example:
+        >>> detector_of("compact", width=4).net.k
+        5
+    """
+    with seeded(seed):
+        net = channels_last(anchor(build(network, **arguments), init="fresh", mean=0.5, std=0.25, seed=seed)).eval()
+    channels = net.stem.split
+    detector = AMP(net, k=anchors).fit(noise(32, (channels, SIDE, SIDE), seed=seed))
+    return detector.calibrate(noise(HELD_OUT, (channels, SIDE, SIDE), seed=seed + 1))
+
+
+def noise(n: int, shape: tuple[int, ...], *, seed: int = 0) -> Tensor:
+    """Random images, uint8.
+
+    Example:
+        >>> noise(2, (3, 8, 8)).shape
+        torch.Size([2, 3, 8, 8])
+    """
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(0, 256, (n, *shape), generator=generator, dtype=torch.uint8)
+
+
+def prepare(
+    detector: Detector,
+    folder: Path,
+    *,
+    engines: Sequence[str] | None = None,
+    training_images: Any = None,
+    held_out: Any = None,
+    report: Callable[[str], None] | None = None,
+) -> Prepared:
+    """Write what the engines start from: the detector, an adaptive twin of it, and ONNX files.
+
+    Twins that give other scores, the adaptive one and those of 8-bit integers, are calibrated on their own scores.
+
+    Args:
+        detector: Calibrated, on one network of kedge's own.
+        folder: Where to write.
+        engines: Those to write for, beside the plain forward pass and kedge itself; all by default.
+        training_images: For the ranges of 8-bit integers; random ones by default, which do for timing.
+        held_out: To calibrate on; random ones by default.
+        report: Called with what is done next.
+    """
+    if detector.preprocess is None or detector.calibration is None:
+        raise NotReadyError("the detector must be fitted and calibrated before it is measured: call fit and calibrate")
+    if not isinstance(getattr(detector.net.network, "spec", None), Spec):
+        raise InputError("detector must have one network, of kedge's own, since every engine loads it from a file")
+    folder.mkdir(parents=True, exist_ok=True)
+    shape, said = detector.preprocess.shape, report or (lambda what: None)
+    wanted = tuple(name for name in TITLES if engines is None or name in (PLAIN, EXACT, *engines))
+    training_images = noise(64, shape, seed=2) if training_images is None else training_images
+    held_out = noise(HELD_OUT, shape, seed=3) if held_out is None else held_out
+    left_out: dict[str, str] = {}
+    if isinstance(detector, AMP) and detector.adaptive:
+        detector = _twin(detector, None).calibrate(held_out)
+    detector.save(folder / "detector.kedge")
+    shared = isinstance(detector, AMP) and detector.net.per_image is None
+    if not shared:
+        left_out |= dict.fromkeys(("naive", "auto"), "it is for AMP with anchors that all images share")
+    elif "auto" in wanted:
+        said("adaptive anchors")
+        _attempt(left_out, ("auto",), lambda: _write_adaptive(detector, folder / "auto.kedge", held_out))
+    exports = [name for name in wanted if name.partition("-")[0] in ENGINES]
+    if exports:
+        said("export to ONNX")
+        _attempt(left_out, exports, lambda: export_onnx(detector, folder / "fp32.onnx"))
+    for name in exports:
+        if name not in left_out:
+            said(TITLES[name])
+            _attempt(left_out, (name,), partial(_write_onnx, name, folder, training_images, held_out))
+    kept = {name: reason for name, reason in left_out.items() if name in wanted}
+    return Prepared(folder, shape, detector.cost.forward, tuple(name for name in wanted if name not in kept), kept)
+
+
+class Adaptive:
+    """AMP with anchors="auto", whose bound can be set so that it leaves a given share of images to all anchors."""
+
+    def __init__(self, detector: AMP) -> None:
+        self.detector = detector
+
+    def __call__(self, images: Tensor) -> Any:
+        """The verdict."""
+        return self.detector(images, batch_size=len(images))
+
+    def leave_open(self, images: Tensor, share: float) -> None:
+        """Set the bound by these images: for timing alone, since the threshold does not follow."""
+        between("share", share, 0, 1)
+        detector = self.detector
+        with torch.no_grad():
+            few = detector.net.hypotheses(detector.as_input(images), views=detector.views, which=range(FEW))
+        ordered = detector.of_hypotheses(few).score.sort().values
+        settled = round((1 - share) * len(images))
+        detector.settled = float(ordered[settled - 1]) if settled else float("-inf")
+
+
+def _twin(detector: AMP, anchors: str | None) -> AMP:
+    """The same detector on a network of its own, with all anchors for every image or with as few as settle it."""
+    twin = AMP(copy.deepcopy(detector.net), **{**detector.config(), "anchors": anchors})
+    twin.preprocess, twin.classes = detector.preprocess, detector.classes
+    return twin
+
+
+def _write_adaptive(detector: Detector, path: Path, held_out: Any) -> None:
+    assert isinstance(detector, AMP)
+    _twin(detector, "auto").calibrate(held_out).save(path)
+
+
+def _write_onnx(name: str, folder: Path, training_images: Any, held_out: Any) -> None:
+    """The file of an engine that is not torch, once it is known that the engine is there."""
+    runtime, _, kind = name.partition("-")
+    package(runtime)
+    if kind == "int8":
+        quantise(folder / "fp32.onnx", folder / f"{name}.onnx", training_images, held_out, engine=runtime)
+
+
+def _attempt(left_out: dict[str, str], engines: Sequence[str], action: Callable[[], Any]) -> bool:
+    """Do what some engines need, or note down why they are left out."""
+    try:
+        action()
+    except KedgeError as error:
+        left_out.update(dict.fromkeys(engines, str(error)))
+        return False
+    return True
+
+
+def _plain(folder: Path, threads: int | None) -> Run:
+    net = load(folder / "detector.kedge").net
+    plain = channels_last(without_anchors(net) if isinstance(net, Anchored) else net).eval()
+
+    @torch.inference_mode()
+    def run(images: Tensor) -> Any:
+        return plain(images)
+
+    return run
+
+
+def _naive(folder: Path, threads: int | None) -> Run:
+    detector = load(folder / "detector.kedge")
+    assert isinstance(detector, AMP)
+    return Naive(detector)
+
+
+def _kedge(folder: Path, threads: int | None) -> Run:
+    detector = load(folder / "detector.kedge")
+    return lambda images: detector(images, batch_size=len(images))
+
+
+def _folded(folder: Path, threads: int | None) -> Run:
+    detector = for_inference(load(folder / "detector.kedge"))
+    return lambda images: detector(images, batch_size=len(images))
+
+
+def _auto(folder: Path, threads: int | None) -> Run:
+    detector = for_inference(load(folder / "auto.kedge"))
+    assert isinstance(detector, AMP)
+    return Adaptive(detector)
+
+
+def _onnx(file: str, runtime: str) -> Callable[[Path, int | None], Run]:
+    return lambda folder, threads: OnnxDetector(folder / file, engine=runtime, threads=threads)
+
+
+_STARTS: dict[str, Callable[[Path, int | None], Run]] = {
+    PLAIN: _plain,
+    "naive": _naive,
+    EXACT: _kedge,
+    "folded": _folded,
+    "auto": _auto,
+    "onnxruntime-fp32": _onnx("fp32.onnx", "onnxruntime"),
+    "onnxruntime-int8": _onnx("onnxruntime-int8.onnx", "onnxruntime"),
+    "openvino-fp32": _onnx("fp32.onnx", "openvino"),
+    "openvino-int8": _onnx("openvino-int8.onnx", "openvino"),
+}

@@ -1,0 +1,192 @@
+"""Measured: images per second of every engine, and its time beside one plain forward pass, as plain data."""
+
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from kedge.anchoring import Anchored
+from kedge.anchoring.rebuild import describe
+from kedge.bench.engines import OPEN, PLAIN, TITLES, Adaptive, Prepared, Run, noise, prepare
+from kedge.bench.memory import peak_memory
+from kedge.bench.steps import training_steps
+from kedge.bench.turns import LEAST, Spread, in_turns, ratios
+from kedge.data import ImageSet
+from kedge.detectors import Detector
+from kedge.errors import FileFormatError
+from kedge.provenance import provenance
+
+FORMAT = 1
+FEWEST = 10  # images of a turn: so that a share of them can be left open at a batch of one
+Report = Callable[[str], None]
+
+
+def inference(
+    prepared: Prepared,
+    batch: int,
+    *,
+    repeats: int,
+    threads: int | None = None,
+    open_share: float = OPEN,
+    engines: Sequence[str] | None = None,
+    least: float = LEAST,
+    report: Report | None = None,
+) -> list[dict[str, Any]]:
+    """Time engines on the same random images in turns, a batch at a time.
+
+    Args:
+        prepared: What `prepare` wrote.
+        batch: Images at a time.
+        repeats: Turns of each engine.
+        threads: Of engines that are not torch; by default as many as torch takes.
+        open_share: The share of images that two hypotheses leave to all anchors, for the adaptive engine.
+        engines: Of those that can run; all by default. The plain forward pass always runs.
+        least: Seconds of a turn at least.
+        report: Called with the title of an engine after each of its turns.
+
+    Returns:
+        For each engine ``engine``, ``batch``, ``images_per_second`` and, beside one plain forward pass, ``ratio`` with
+        its quartiles ``low`` and ``high`` over the turns.
+    """
+    wanted = [name for name in prepared.engines if name == PLAIN or engines is None or name in engines]
+    images = noise(max(batch, FEWEST), prepared.shape, seed=4)
+    calls = {}
+    for name in wanted:
+        run = prepared.start(name, threads=threads)
+        if isinstance(run, Adaptive):
+            run.leave_open(images, open_share)
+        calls[name] = partial(_through, run, images.split(batch))
+    said = None if report is None else (lambda name: report(TITLES[name]))
+    times = in_turns(calls, repeats=repeats, least=least, report=said)
+    return [
+        {
+            "engine": name,
+            "batch": batch,
+            "images_per_second": len(images) / Spread.of(times[name]).median,
+            **_named(ratios(times[name], times[PLAIN])),
+        }
+        for name in wanted
+    ]
+
+
+def measure(
+    detector: Detector,
+    *,
+    name: str,
+    batches: Sequence[int] = (1, 32),
+    repeats: int = 5,
+    engines: Sequence[str] | None = None,
+    open_share: float = OPEN,
+    memory: bool = False,
+    training: int = 0,
+    training_batch: int = 128,
+    least: float = LEAST,
+    report: Report | None = None,
+    prepared: Prepared | None = None,
+) -> dict[str, Any]:
+    """Measure a detector's inference and the training of its network; the result is plain data, for JSON.
+
+    Args:
+        detector: Calibrated, on a network of kedge's own.
+        name: What to call it.
+        batches: Images at a time, one measurement each.
+        repeats: Turns of each engine.
+        engines: To measure; all that can run by default.
+        open_share: See `inference`.
+        memory: Whether to measure the peak memory of each engine too, in a process of its own.
+        training: Cycles of five training steps; 0 for none. For anchored networks.
+        training_batch: Images of a training step.
+        least: Seconds of a turn at least.
+        report: Called with what was done after each step of the work.
+        prepared: What `prepare` wrote, where it has been called already.
+    """
+    said, threads = report or (lambda what: None), torch.get_num_threads()
+    with tempfile.TemporaryDirectory(prefix="kedge-bench-") as folder:
+        files = prepared or prepare(detector, Path(folder), engines=engines, report=said)
+        options: dict[str, Any] = {"threads": threads, "open_share": open_share, "engines": engines, "least": least}
+        rows = [row for batch in batches for row in inference(files, batch, repeats=repeats, report=said, **options)]
+        for row in rows if memory else ():
+            row["memory"] = peak_memory(files, row["engine"], row["batch"], threads=threads)
+            said(f"memory of {TITLES[row['engine']]}")
+    steps = None
+    if training and isinstance(detector.net, Anchored):
+        images = noise(max(512, training_batch), files.shape, seed=5)
+        classes = int(detector.net(images[:1]).shape[1])
+        data = ImageSet(images, torch.arange(len(images)) % classes, "random images")
+        steps = training_steps(
+            detector.net, data, batch=training_batch, repeats=training, report=lambda twin: said(f"training, {twin}")
+        )
+    return {
+        "kedge bench": FORMAT,
+        "name": name,
+        "network": {key: describe(detector.net)[key] for key in ("type", "spec")},
+        "method": detector.name,
+        "passes": files.passes,
+        "input": list(files.shape),
+        "threads": threads,
+        "repeats": repeats,
+        "open_share": open_share,
+        "inference": rows,
+        "left_out": dict(files.left_out),
+        "training": steps,
+        "made with": provenance(),
+    }
+
+
+def steps_of(batches: Sequence[int], repeats: int, *, memory: bool = False, training: int = 0) -> int:
+    """How often `measure` reports, at most: every engine may run.
+
+    Example:
+        >>> steps_of([1, 32], 3, training=2)
+        64
+    """
+    turns = len(TITLES) * len(batches)
+    return 6 + turns * (repeats + memory) + 2 * training
+
+
+def check(record: Any, where: str) -> dict[str, Any]:
+    """A record that `measure` made, read from a file; anything else is an error that says so.
+
+    Example:
+        >>> check({}, "old.json")
+        Traceback (most recent call last):
+        kedge.errors.FileFormatError: old.json must be what kedge bench wrote; it is not
+    """
+    rows = record.get("inference") if isinstance(record, dict) and record.get("kedge bench") == FORMAT else None
+    wanted = {"engine", "batch", "images_per_second", "ratio"}
+    if not isinstance(rows, list) or not all(isinstance(row, dict) and wanted <= set(row) for row in rows):
+        raise FileFormatError(f"{where} must be what kedge bench wrote; it is not")
+    return dict(record)
+
+
+def against(now: Mapping[str, Any], then: Mapping[str, Any]) -> dict[tuple[str, int], tuple[float, float]]:
+    """By engine and batch: images per second over those of an earlier record, and the same for the ratio.
+
+    The first compares two runs as they were; the second their times in plain forward passes, which depends less on the
+    machine and on what else it did.
+
+    Example:
+        >>> row = {"engine": "kedge", "batch": 1, "images_per_second": 20.0, "ratio": 4.0}
+        >>> against({"inference": [row]}, {"inference": [row | {"images_per_second": 10.0, "ratio": 5.0}]})
+        {('kedge', 1): (2.0, 0.8)}
+    """
+    old = {(row["engine"], row["batch"]): row for row in then["inference"]}
+    return {
+        key: (row["images_per_second"] / old[key]["images_per_second"], row["ratio"] / old[key]["ratio"])
+        for row in now["inference"]
+        if (key := (row["engine"], row["batch"])) in old
+    }
+
+
+def _through(run: Run, parts: Sequence[torch.Tensor]) -> None:
+    for images in parts:
+        run(images)
+
+
+def _named(spread: Spread) -> dict[str, float]:
+    values = asdict(spread)
+    return {"ratio": values["median"], "low": values["low"], "high": values["high"]}

@@ -1,0 +1,92 @@
+"""Timing in turns, so that whatever else the machine does falls on all alike."""
+
+import math
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from kedge.checks import at_least
+
+LEAST = 0.05  # seconds of a turn: what is faster is called several times
+PAUSE = 0.01  # seconds before each turn: threads of the one before spin for a moment after their last work
+
+
+def in_turns(
+    calls: Mapping[str, Callable[[], Any]],
+    *,
+    repeats: int,
+    least: float = LEAST,
+    report: Callable[[str], None] | None = None,
+) -> dict[str, list[float]]:
+    """Time functions one after the other, again and again; every round begins with another of them.
+
+    Args:
+        calls: What to call, by name.
+        repeats: Turns of each.
+        least: Seconds that a turn takes at least; what is faster is called several times in it.
+        report: Called with the name after each turn.
+
+    Returns:
+        For each the seconds of a call, by turn.
+
+    Example:
+        >>> [len(times) for times in in_turns({"a": list, "b": dict}, repeats=3, least=0).values()]
+        [3, 3]
+    """
+    at_least("repeats", repeats, 1)
+    number = {name: _calls_of(call, least) for name, call in calls.items()}
+    names = list(calls)
+    times: dict[str, list[float]] = {name: [] for name in names}
+    for turn in range(repeats):
+        first = turn % len(names)
+        for name in names[first:] + names[:first]:
+            time.sleep(PAUSE)
+            began = time.perf_counter()
+            for _ in range(number[name]):
+                calls[name]()
+            times[name].append((time.perf_counter() - began) / number[name])
+            if report is not None:
+                report(name)
+    return times
+
+
+@dataclass(frozen=True)
+class Spread:
+    """A median, and the quartiles on either side of it.
+
+    Example:
+        >>> Spread.of([3.0, 1.0, 2.0, 5.0, 4.0])
+        Spread(median=3.0, low=2.0, high=4.0)
+    """
+
+    median: float
+    low: float
+    high: float
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> "Spread":
+        """Of at least one value."""
+        if len(values) == 1:
+            return cls(values[0], values[0], values[0])
+        low, median, high = statistics.quantiles(values, n=4, method="inclusive")
+        return cls(median, low, high)
+
+
+def ratios(times: Sequence[float], base: Sequence[float]) -> Spread:
+    """How many times as long as a base, turn by turn.
+
+    Example:
+        >>> ratios([2.0, 6.0, 4.0], [1.0, 2.0, 2.0]).median
+        2.0
+    """
+    return Spread.of([mine / other for mine, other in zip(times, base, strict=True)])
+
+
+def _calls_of(call: Callable[[], Any], least: float) -> int:
+    """How often to call in a turn; the first call, which is slow, does not count."""
+    call()
+    began = time.perf_counter()
+    call()
+    return max(1, math.ceil(least / max(time.perf_counter() - began, 1e-9)))

@@ -1,0 +1,391 @@
+"""Benchmarks measure what they say: the same images, in turns, against one plain forward pass; never how fast it is."""
+
+import copy
+import json
+import runpy
+import sys
+import time
+from functools import partial
+from importlib import import_module
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from typer.testing import CliRunner
+
+import kedge
+from kedge import bench
+from kedge.bench.engines import Adaptive, noise
+from kedge.bench.page import page
+from kedge.bench.plain import Naive, on_pairs, without_anchors
+from kedge.bench.quality import open_share, quality
+from kedge.bench.steps import training_steps
+from kedge.bench.turns import Spread, in_turns, ratios
+from kedge.cli import app
+from kedge.errors import FileFormatError, InputError, NotReadyError
+from kedge.transforms import seeded
+from test_report import check
+
+ROOT = Path(__file__).parents[1]
+FEW = ("plain", "naive", "kedge", "folded", "auto")  # those that need no export
+
+
+@pytest.fixture(scope="module")
+def detector():
+    return bench.detector_of("compact", width=4, classes=3)
+
+
+@pytest.fixture(scope="module")
+def prepared(detector, tmp_path_factory):
+    return bench.prepare(detector, tmp_path_factory.mktemp("bench"), engines=FEW)
+
+
+@pytest.fixture(scope="module")
+def record(detector, prepared):
+    return bench.measure(detector, name="tiny", batches=[1, 4], repeats=2, least=0, prepared=prepared)
+
+
+# --- what is measured against ---------------------------------------------------------------------------------------
+
+
+def test_the_plain_network_is_the_one_that_anchoring_started_from():
+    with seeded(0):
+        network = kedge.models.build("airbench", width=4).eval()
+    net = kedge.anchor(network, mean=0.4, std=0.2)  # init="preserve": the image's half has the old weights
+    images = torch.rand(3, 3, 32, 32)
+    expected = kedge.Classifier(network, mean=0.4, std=0.2)(images)
+    assert torch.equal(without_anchors(net)(images), expected)
+
+
+def test_the_network_of_pairs_has_twice_the_channels_and_the_weights_of_both_halves():
+    net = kedge.anchor(nn.Sequential(nn.Conv2d(3, 4, 3, stride=2, bias=False), nn.Flatten()), init="fresh")
+    layer = on_pairs(net).network[0]
+    assert type(layer) is nn.Conv2d
+    assert (layer.in_channels, layer.stride, layer.bias) == (6, (2, 2), None)
+    assert torch.equal(layer.weight, net.stem.weight)
+
+
+@pytest.mark.parametrize("variant", ["paper", "recommended"])
+def test_naive_passes_of_pairs_give_the_scores_of_amp(variant):
+    images = noise(40, (3, 16, 16))
+    with seeded(0):
+        net = kedge.anchor(kedge.models.build("compact", width=4), init="fresh", mean=0.4, std=0.2)
+    detector = kedge.AMP(net, variant=variant).fit(images)
+    assert torch.allclose(Naive(detector)(images[:7]), detector.score(images[:7]), atol=1e-5)
+
+
+# --- turns ----------------------------------------------------------------------------------------------------------
+
+
+def test_everybody_has_a_turn_in_every_round_and_another_one_begins_it():
+    called, turns = [], []
+    calls = {name: (lambda name=name: called.append(name)) for name in "abc"}
+    times = in_turns(calls, repeats=3, least=0, report=turns.append)
+    assert called[:6] == ["a", "a", "b", "b", "c", "c"]  # to warm up
+    assert called[6:] == turns == ["a", "b", "c", "b", "c", "a", "c", "a", "b"]
+    assert {name: len(seconds) for name, seconds in times.items()} == {"a": 3, "b": 3, "c": 3}
+
+
+def test_what_is_fast_is_called_as_often_as_fills_its_turn():
+    called = []
+
+    def fast():
+        called.append(1)
+        time.sleep(0.001)
+
+    (seconds,) = in_turns({"fast": fast}, repeats=1, least=0.02)["fast"]
+    assert len(called) > 5
+    assert seconds < 0.5 * len(called)  # of one call, not of all
+
+
+def test_ratios_are_taken_turn_by_turn():
+    assert ratios([2, 6, 20], [1, 2, 5]) == Spread(median=3, low=2.5, high=3.5)
+    assert Spread.of([4.0]) == Spread(4.0, 4.0, 4.0)
+
+
+def test_no_turn_is_an_error():
+    with pytest.raises(InputError, match="repeats must be a whole number of at least 1; got 0"):
+        in_turns({"a": list}, repeats=0)
+
+
+# --- engines --------------------------------------------------------------------------------------------------------
+
+
+def test_all_engines_say_what_the_detector_says(detector, prepared):
+    assert prepared.engines == FEW
+    images, said = noise(12, (3, 32, 32), seed=9), detector(noise(12, (3, 32, 32), seed=9))
+    for engine in ("kedge", "folded"):
+        found = prepared.start(engine)(images)
+        assert torch.allclose(found.score, said.score, atol=1e-5)
+        assert torch.equal(found.is_ood, said.is_ood)
+    assert torch.allclose(prepared.start("naive")(images), said.score, atol=1e-5)
+    assert prepared.start("plain")(images).shape == (12, 3)
+
+
+@pytest.mark.parametrize(("share", "expected"), [(0.2, 2), (0, 0), (1, 10), (0.5, 5)])
+def test_the_adaptive_engine_leaves_the_share_of_images_open_that_it_is_told(prepared, share, expected):
+    run, images = prepared.start("auto"), noise(10, (3, 32, 32), seed=8)
+    assert isinstance(run, Adaptive)
+    run.leave_open(images, share)
+    run.detector.asked = [0, 0]
+    for part in images.split(1):  # one at a time, as at a batch of one
+        run(part)
+    assert run.detector.asked == [10, 2 * 10 + 3 * expected]
+
+
+def test_the_adaptive_twin_has_the_anchors_of_the_detector_and_a_threshold_of_its_own(detector, prepared):
+    twin = kedge.load(prepared.folder / "auto.kedge")
+    assert twin.adaptive
+    assert torch.equal(twin.net.anchors, detector.net.anchors)
+    assert twin.settled is not None
+    assert len(twin.calibration.scores) < 120  # the other half went into the bound
+
+
+def test_an_adaptive_detector_is_measured_with_all_anchors_too(detector, tmp_path):
+    twin = kedge.AMP(copy.deepcopy(detector.net), anchors="auto").fit(noise(20, (3, 32, 32)))
+    twin.calibrate(noise(100, (3, 32, 32), seed=1))
+    found = bench.prepare(twin, tmp_path, engines=("auto",))
+    assert found.engines == ("plain", "kedge", "auto")
+    assert not kedge.load(tmp_path / "detector.kedge").adaptive
+
+
+def test_a_method_without_anchors_leaves_out_what_is_about_them(tmp_path):
+    images = noise(60, (3, 16, 16))
+    detector = kedge.Energy(kedge.models.build("compact", width=4)).fit(images).calibrate(images)
+    found = bench.prepare(detector, tmp_path, engines=FEW)
+    assert found.engines == ("plain", "kedge", "folded")
+    assert set(found.left_out) == {"naive", "auto"}
+    assert "AMP" in found.left_out["auto"]
+    rows = bench.inference(found, 2, repeats=1, least=0)
+    assert [row["engine"] for row in rows] == ["plain", "kedge", "folded"]
+
+
+def test_what_cannot_be_measured_is_an_error_that_says_why(detector, tmp_path):
+    with pytest.raises(NotReadyError, match="must be fitted and calibrated"):
+        bench.prepare(kedge.AMP(copy.deepcopy(detector.net)), tmp_path)
+    own = kedge.MSP(nn.Sequential(nn.Flatten(), nn.Linear(12, 2))).fit(torch.rand(9, 3, 2, 2))
+    with pytest.raises(InputError, match="of kedge's own"):
+        bench.prepare(own.calibrate(torch.rand(30, 3, 2, 2)), tmp_path)
+
+
+def test_an_engine_that_is_not_installed_is_left_out_with_the_reason(detector, tmp_path, monkeypatch):
+    pytest.importorskip("onnxscript")
+    monkeypatch.setattr(bench.engines, "export_onnx", lambda detector, path: path.write_bytes(b""))
+    monkeypatch.setitem(sys.modules, "openvino", None)
+    found = bench.prepare(detector, tmp_path, engines=("openvino-fp32", "openvino-int8"))
+    assert found.engines == ("plain", "kedge")
+    assert set(found.left_out) == {"openvino-fp32", "openvino-int8"}
+    assert "pip install 'kedge[openvino]'" in found.left_out["openvino-fp32"]
+
+
+def test_a_network_that_cannot_be_exported_leaves_out_all_exports(detector, tmp_path, monkeypatch):
+    def fails(detector, path):
+        raise InputError("no such operation")
+
+    monkeypatch.setattr(bench.engines, "export_onnx", fails)
+    found = bench.prepare(detector, tmp_path, engines=("onnxruntime-int8", "openvino-fp32"))
+    assert found.left_out == {"onnxruntime-int8": "no such operation", "openvino-fp32": "no such operation"}
+
+
+def test_exported_engines_are_measured_and_compared(tmp_path):
+    for package in ("onnx", "onnxscript", "onnxruntime"):
+        pytest.importorskip(package)
+    detector = bench.detector_of("compact", width=4, classes=3)
+    found = bench.prepare(detector, tmp_path, engines=("onnxruntime-fp32", "onnxruntime-int8"))
+    assert found.left_out == {}
+    rows = bench.inference(found, 3, repeats=1, threads=1, least=0)
+    assert [row["engine"] for row in rows] == ["plain", "kedge", "onnxruntime-fp32", "onnxruntime-int8"]
+    test, ood = kedge.ImageSet(noise(40, (3, 32, 32), seed=6), name="noise"), kedge.ImageSet(greys(30), name="greys")
+    values = quality(found, test, [ood], threads=1)
+    assert values["onnxruntime-fp32"]["agreement"] == 1
+    assert values["onnxruntime-fp32"]["auroc_points"]["greys"] == pytest.approx(0, abs=0.2)
+    assert 0 <= values["onnxruntime-int8"]["flagged"]["noise"] <= 1
+
+
+def greys(n):
+    return torch.arange(n, dtype=torch.uint8)[:, None, None, None].expand(n, 3, 32, 32).contiguous()
+
+
+# --- records --------------------------------------------------------------------------------------------------------
+
+
+def test_a_record_has_a_row_for_each_engine_and_batch(record):
+    assert [(row["engine"], row["batch"]) for row in record["inference"]] == [(e, b) for b in (1, 4) for e in FEW]
+    for row in record["inference"]:
+        assert row["images_per_second"] > 0
+        assert 0 < row["low"] <= row["ratio"] <= row["high"]
+    plain = [row for row in record["inference"] if row["engine"] == "plain"]
+    assert [(row["ratio"], row["low"], row["high"]) for row in plain] == [(1, 1, 1)] * 2
+    assert record["network"]["spec"]["arguments"]["width"] == 4
+    assert record["passes"] == 5
+    assert json.loads(json.dumps(record)) == record
+
+
+def test_the_progress_is_no_more_than_was_announced(detector, prepared):
+    said = []
+    options = {"batches": [2], "repeats": 2}
+    bench.measure(detector, name="a", least=0, prepared=prepared, training=1, training_batch=8, report=said.append,
+                  **options)  # fmt: skip
+    assert len(FEW) * 2 + 2 == len(said) <= bench.steps_of(**options, training=1)
+
+
+def test_memory_is_that_of_a_process_of_its_own(prepared):
+    small, large = (bench.peak_memory(prepared, "plain", batch, threads=1) for batch in (1, 400))
+    weight_and_maps = 400 * 32 * 32 * 4 * 4  # the first layer's output alone
+    assert large - small > weight_and_maps
+    assert small < 200e6
+
+
+def test_training_steps_are_those_of_both_twins(detector):
+    data = kedge.ImageSet(noise(64, (3, 16, 16)), torch.arange(64) % 3)
+    before = copy.deepcopy(detector.net.state_dict())
+    found = training_steps(detector.net, data, batch=16, repeats=2)
+    assert found["ratio"]["low"] <= found["ratio"]["median"] <= found["ratio"]["high"]
+    for twin in ("plain", "anchored"):
+        assert 0 < found[twin]["outside"] < 1
+        assert found[twin]["step"]["median"] > 0
+    assert all(torch.equal(value, before[name]) for name, value in detector.net.state_dict().items())
+
+
+def test_records_are_compared_where_both_have_a_row(record):
+    then = copy.deepcopy(record)
+    then["inference"] = [
+        row | {"images_per_second": row["images_per_second"] / 2, "ratio": row["ratio"] * 4}
+        for row in then["inference"]
+        if row["batch"] == 4
+    ]
+    changes = bench.against(record, then)
+    assert set(changes) == {(engine, 4) for engine in FEW}
+    assert all(change == pytest.approx((2, 0.25)) for change in changes.values())
+
+
+@pytest.mark.parametrize("wrong", [[], {}, {"kedge bench": 99, "inference": []}, {"kedge bench": 1, "inference": [{}]}])
+def test_what_is_no_record_is_refused(wrong):
+    with pytest.raises(FileFormatError, match=r"old\.json must be what kedge bench wrote"):
+        bench.check(wrong, "old.json")
+
+
+def test_the_page_shows_every_row_and_what_changed(record):
+    plain = page(record)
+    check(plain)
+    for title in ("naive AMP, K passes of pairs", "kedge, norms folded", "batch 4", "one plain forward pass"):
+        assert title in plain
+    assert "now / then" not in plain
+    compared = page(record | {"left_out": {"openvino-int8": "a <reason>"}}, record)
+    check(compared)
+    assert "now / then" in compared
+    assert "a &lt;reason&gt;" in compared
+
+
+# --- quality --------------------------------------------------------------------------------------------------------
+
+
+def test_quality_is_that_of_the_exact_engine_but_for_what_an_engine_changes(prepared):
+    test = kedge.ImageSet(noise(60, (3, 32, 32), seed=6), name="noise")
+    ood = kedge.ImageSet(greys(50), name="greys")
+    found = quality(prepared, test, [ood])
+    assert list(found) == ["kedge", "folded", "auto"]
+    exact = kedge.load(prepared.folder / "detector.kedge")
+    inside, outside = exact(test), exact(ood)
+    assert found["kedge"]["auroc"]["greys"] == pytest.approx(kedge.metrics.auroc(inside.score, outside.score), abs=1e-6)
+    assert found["kedge"]["fpr95_points"] == {"greys": 0.0}
+    assert found["kedge"]["flagged"] == {
+        "noise": pytest.approx(float(inside.is_ood.double().mean())),
+        "greys": pytest.approx(float(outside.is_ood.double().mean())),
+    }
+    assert found["folded"]["agreement"] == 1
+    assert found["folded"]["passes"] is found["kedge"]["passes"] is None
+    adaptive = kedge.load(prepared.folder / "auto.kedge")
+    adaptive.asked = [0, 0]
+    agreement = float((adaptive(test).label == inside.label).double().mean())
+    assert found["auto"]["agreement"] == pytest.approx(agreement)
+    assert found["auto"]["passes"]["noise"] == pytest.approx(adaptive.mean_passes)
+
+
+def test_the_open_share_follows_from_the_passes():
+    assert open_share(2.0, 5) == 0
+    assert open_share(5.0, 5) == 1
+    assert open_share(2.0, 2) == 0
+
+
+def test_quality_needs_a_set_that_is_out_of_distribution(prepared):
+    with pytest.raises(InputError, match="ood must be at least one set"):
+        quality(prepared, kedge.ImageSet(noise(2, (3, 32, 32))), [])
+
+
+# --- the commands ---------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def quick(monkeypatch):
+    """Measure without waiting for a turn to fill."""
+    command = import_module("kedge.cli.bench")  # its name in the package is that of the function
+    monkeypatch.setattr(command, "measure", partial(bench.measure, least=0))
+
+
+def test_the_command_writes_a_record_and_a_page_and_compares_with_the_one_before(quick, tmp_path):
+    arguments = ["bench", "compact", "--width", "4", "--batch", "2", "--repeats", "1", "--training", "0"]
+    engines = ["--engine", "kedge", "--engine", "folded"]
+    first = CliRunner().invoke(app, [*arguments, *engines, "-o", str(tmp_path / "a")])
+    assert first.exit_code == 0, first.output
+    assert "kedge, norms folded" in first.output
+    old = tmp_path / "a" / "bench.json"
+    assert [row["engine"] for row in json.loads(old.read_text())["inference"]] == ["plain", "kedge", "folded"]
+    check((tmp_path / "a" / "bench.html").read_text())
+    second = CliRunner().invoke(app, [*arguments, *engines, "-o", str(tmp_path / "b"), "--against", str(old), "--json"])
+    assert second.exit_code == 0, second.output
+    assert json.loads(second.stdout)["name"] == "compact"
+    assert "now / then" in (tmp_path / "b" / "bench.html").read_text()
+
+
+def test_the_command_takes_a_detector_s_file(quick, detector, tmp_path):
+    detector.save(tmp_path / "mine.kedge")
+    done = CliRunner().invoke(
+        app, ["bench", str(tmp_path / "mine.kedge"), "--batch", "2", "--repeats", "1", "--training", "1", "--engine",
+              "folded", "-o", str(tmp_path), "--json"]
+    )  # fmt: skip
+    assert done.exit_code == 0, done.output
+    record = json.loads(done.stdout)
+    assert record["name"] == "mine"
+    assert record["training"]["ratio"]["median"] > 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["no-such"], "subject must be a detector's file, one of cifar10, or a network, one of wrn"),
+        (["compact", "--engine", "abacus"], "engine must be one of plain, naive, .*; got abacus"),
+        (["cifar10", "--width", "3"], "width is for networks by name"),
+        (["compact", "--against", "nowhere.json"], "against must be a file that can be read; nowhere.json cannot"),
+    ],
+)
+def test_what_is_asked_for_wrongly_is_told(arguments, message):
+    failed = CliRunner().invoke(app, ["bench", *arguments])
+    with pytest.raises((InputError, FileFormatError), match=message):
+        raise failed.exception
+
+
+def test_a_file_that_is_no_record_is_told(tmp_path):
+    (tmp_path / "a.json").write_text("no JSON")
+    failed = CliRunner().invoke(app, ["bench", "compact", "--against", str(tmp_path / "a.json")])
+    with pytest.raises(FileFormatError, match=r"a\.json must be what kedge bench wrote"):
+        raise failed.exception
+
+
+def test_the_benchmark_of_inference_prints_its_tables(record, prepared, capsys):
+    script = runpy.run_path(str(ROOT / "benchmarks" / "inference.py"))
+    lines = list(script["time_table"](record | {"left_out": {"openvino-fp32": "it is missing"}}))
+    assert lines[0].startswith("tiny (Compact of width 4), 5 anchors")
+    assert sum("kedge, norms folded" in line for line in lines) == 4
+    assert lines[-1] == "  OpenVINO, float32 is left out: it is missing"
+    sets = kedge.ImageSet(noise(30, (3, 32, 32)), name="noise"), kedge.ImageSet(greys(9), name="greys")
+    found = quality(prepared, sets[0], sets[1:])
+    lines = list(script["quality_table"](found, "noise"))
+    assert "100.00% the same labels" in lines[1]
+    assert len(lines) == 1 + 3 * 2
+    share = script["measured_share"](prepared, found, "noise")
+    assert 0 <= share <= 1
+    assert len(script["some"](sets[0], 7)) == 7
+    assert np.array_equal(script["some"](sets[0], 0).images, sets[0].images)

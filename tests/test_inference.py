@@ -1,0 +1,183 @@
+"""A detector at work does less for the same verdicts, with as many threads as there are cores for it."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+import kedge
+from kedge.detectors import for_inference
+from kedge.errors import InputError
+from kedge.models import build
+from kedge.scoring.job import Job, Scorer
+from kedge.threads import cores, use_threads
+from kedge.transforms import seeded
+
+
+def pixels(n, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(0, 256, (n, 3, 16, 16), generator=generator, dtype=torch.uint8)
+
+
+def network(name="compact"):
+    """A small network whose norms are not those of a fresh one."""
+    with seeded(0):
+        net = build(name, width=4)
+        for module in net.modules():
+            if isinstance(module, nn.BatchNorm2d):
+                module.running_mean.normal_(0, 0.3)
+                module.running_var.uniform_(0.4, 2)
+    return net.eval()
+
+
+def ready(detector):
+    return detector.fit(pixels(20)).calibrate(kedge.ImageSet(pixels(60, seed=1), torch.arange(60) % 10))
+
+
+def norms(net):
+    return sum(isinstance(module, nn.BatchNorm2d) for module in net.modules())
+
+
+MAKERS = {
+    "amp": lambda: kedge.AMP(kedge.anchor(network(), init="fresh")),
+    "amp with mirrors": lambda: kedge.AMP(kedge.anchor(network(), init="fresh"), variant="recommended"),
+    "amp, anchors of each image": lambda: kedge.AMP(kedge.anchor(network(), init="fresh"), variant="authors", pool=9),
+    "adaptive amp": lambda: kedge.AMP(kedge.anchor(network(), init="fresh"), anchors="auto"),
+    "energy": lambda: kedge.Energy(network("airbench")),
+    "temperature scaling": lambda: kedge.TemperatureScaling(network()),
+}
+
+
+@pytest.mark.parametrize("name", MAKERS)
+def test_the_verdicts_stay_and_the_norms_go(name):
+    detector = ready(MAKERS[name]())
+    before = norms(detector.net)
+    fast = for_inference(detector)
+    said, expected = fast(pixels(30, seed=2)), detector(pixels(30, seed=2))
+    assert norms(fast.net) == 0 < before == norms(detector.net)
+    assert torch.allclose(said.score, expected.score, atol=1e-5)
+    assert torch.equal(said.label, expected.label)
+    assert torch.equal(said.is_ood, expected.is_ood)
+    assert all(p.is_contiguous(memory_format=torch.channels_last) for p in fast.net.parameters() if p.ndim == 4)
+
+
+def test_the_file_of_the_detector_stays_what_it_was(tmp_path):
+    detector = ready(MAKERS["amp"]())
+    detector.save(tmp_path / "before.kedge")
+    for_inference(detector)
+    detector.save(tmp_path / "after.kedge")
+    assert (tmp_path / "before.kedge").read_bytes() == (tmp_path / "after.kedge").read_bytes()
+
+
+def test_passes_of_an_adaptive_detector_are_counted_apart():
+    detector = ready(MAKERS["adaptive amp"]())
+    detector.asked = [7, 20]
+    fast = for_inference(detector)
+    fast.score(pixels(5))
+    assert fast.asked[0] == 5
+    assert detector.asked == [7, 20]
+
+
+@pytest.mark.parametrize("make", [kedge.KNN, kedge.ODIN, kedge.Gram])
+def test_a_method_that_reads_more_than_logits_stays_as_it_is(make):
+    detector = ready(make(network()))
+    assert for_inference(detector) is detector
+
+
+def test_a_detector_that_is_not_fitted_stays_as_it_is():
+    detector = kedge.MSP(network())
+    assert for_inference(detector) is detector
+
+
+class Reads(nn.Module):
+    """A network that uses the weight of a layer beside the layer itself."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv, self.norm, self.fc = nn.Conv2d(3, 4, 3, bias=False), nn.BatchNorm2d(4), nn.Linear(4, 10)
+        self.norm.running_var.fill_(9.0)
+
+    def forward(self, x):
+        return self.fc((self.norm(self.conv(x)) + self.conv.weight.sum()).mean(dim=(2, 3)))
+
+
+def test_a_network_that_would_say_something_else_stays_as_it_is():
+    detector = ready(kedge.MSP(Reads().eval()))
+    assert for_inference(detector) is detector
+
+
+def test_a_network_in_training_mode_is_left_in_it():
+    detector = ready(MAKERS["energy"]())
+    detector.net.train()
+    fast = for_inference(detector)
+    assert detector.net.training
+    assert torch.allclose(fast.score(pixels(9)), detector.score(pixels(9)), atol=1e-5)
+
+
+def test_files_are_scored_by_the_faster_one(tmp_path):
+    ready(MAKERS["amp"]()).save(tmp_path / "a.kedge")
+    assert norms(Scorer(Job(tmp_path / "a.kedge", (), tmp_path / "out.csv", "csv")).detector.net) == 0
+
+
+def test_so_is_what_is_served():
+    serving = pytest.importorskip("kedge.serving")
+    detector = ready(MAKERS["amp"]())
+    assert norms(serving.create_app(detector).state.service.detector.net) == 0 < norms(copy.deepcopy(detector.net))
+
+
+# --- threads --------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def eight_cores(monkeypatch):
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(8)), raising=False)
+
+
+@pytest.mark.parametrize(
+    ("files", "expected"),
+    [
+        ({}, 8),
+        ({"cpu.max": "max 100000"}, 8),
+        ({"cpu.max": "150000 100000"}, 2),
+        ({"cpu.max": "10000 100000"}, 1),
+        ({"cpu.max": "6400000 100000"}, 8),
+        ({"cpu/cpu.cfs_quota_us": "-1", "cpu/cpu.cfs_period_us": "100000"}, 8),
+        ({"cpu/cpu.cfs_quota_us": "300000", "cpu/cpu.cfs_period_us": "100000"}, 3),
+        ({"cpu.max": "not what it was"}, 8),
+    ],
+)
+def test_cores_are_those_that_a_container_leaves(eight_cores, tmp_path, files, expected):
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text + "\n")
+    assert cores(tmp_path) == expected
+
+
+@pytest.fixture
+def threads(monkeypatch):
+    """What torch is told, without telling it."""
+    told = [6]
+    monkeypatch.setattr(torch, "set_num_threads", told.append)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: told[-1])
+    monkeypatch.setattr("kedge.threads.cores", lambda: 4)
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    return told
+
+
+def test_threads_are_no_more_than_cores(threads):
+    assert use_threads() == 4
+
+
+def test_what_is_asked_for_goes_before_it(threads):
+    assert use_threads(9) == 9
+
+
+def test_so_does_the_variable(threads, monkeypatch):
+    monkeypatch.setenv("OMP_NUM_THREADS", "6")
+    assert use_threads() == 6
+
+
+def test_no_threads_are_an_error():
+    with pytest.raises(InputError, match="threads must be a whole number of at least 1; got 0"):
+        use_threads(0)
