@@ -1,7 +1,8 @@
 """What a verdict costs, in forward passes of the classifier that the user had.
 
     python benchmarks/inference.py [--networks wrn-40-2 airbench] [--batches 1 32 256] [--repeats 9] [--threads T]
-                                   [--memory] [--shipped [--data-dir DIR] [--images N]] [--quick] [--json PATH]
+                                   [--memory] [--quick] [--json PATH]
+                                   [--shipped [--data-dir DIR] [--images N] [--held-out N]]
 
 Every engine scores the same images in turns, so that whatever else the machine does falls on all alike. Printed are the
 images per second of each (the median over turns), its time over that of one plain eager forward pass in float32 of the
@@ -54,6 +55,7 @@ def main() -> None:
     parser.add_argument("--shipped", action="store_true", help=f"the detector {SHIPPED} instead of random weights")
     parser.add_argument("--data-dir", default=None, help="where data sets are; KEDGE_DATA by default")
     parser.add_argument("--images", type=int, default=2000, help="at most, of a set, for quality; 0 for all")
+    parser.add_argument("--held-out", type=int, default=0, help="at most, to calibrate on; 0 for all")
     parser.add_argument("--quick", action="store_true", help="one network and few turns")
     parser.add_argument("--json", default=None)
     options = parser.parse_args()
@@ -65,7 +67,7 @@ def main() -> None:
         for name in [SHIPPED] if options.shipped else options.networks:
             detector = kedge.load(SHIPPED) if options.shipped else detector_of(name, **NETWORKS[name])
             prepared, share = None, options.open
-            if options.shipped and (sets := Sets.found(options.data_dir, options.images)):
+            if options.shipped and (sets := Sets.found(options.data_dir, options.images, options.held_out)):
                 prepared = prepare(
                     detector, Path(folder), engines=options.engines, training_images=sets.train, held_out=sets.held_out
                 )
@@ -93,20 +95,21 @@ def main() -> None:
 class Sets:
     """The images that the quality of engines is measured on."""
 
-    def __init__(self, data_dir: str | None, images: int) -> None:
+    def __init__(self, data_dir: str | None, images: int, held_out: int) -> None:
         whole = sources.load("cifar10", "train", data_dir=data_dir)
         test = sources.load("cifar10", "test", data_dir=data_dir)
         assert isinstance(whole, kedge.ImageSet)
         assert isinstance(test, kedge.ImageSet)
-        self.train, self.held_out = whole.split(0.9, seed=0)  # as the shipped detector was trained and calibrated
+        self.train, rest = whole.split(0.9, seed=0)  # as the shipped detector was trained and calibrated
+        self.held_out = some(rest, held_out)
         self.test = some(test, images)
         self.ood = [some(each, images) for each in find(list(FILES), side=32, data_dir=data_dir).sets]
 
     @classmethod
-    def found(cls, data_dir: str | None, images: int) -> "Sets | None":
+    def found(cls, data_dir: str | None, images: int, held_out: int) -> "Sets | None":
         """The sets, or None with a note where they are not there."""
         try:
-            sets = cls(data_dir, images)
+            sets = cls(data_dir, images, held_out)
         except KedgeError as error:
             print(f"quality left out: {error}", file=sys.stderr)
             return None
