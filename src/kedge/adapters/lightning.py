@@ -43,7 +43,7 @@ class AnchorCallback(Callback):  # type: ignore[misc]  # mypy does not read Ligh
 
     Example:
         >>> from kedge.data import ImageSet
-        >>> images = ImageSet(torch.rand(40, 3, 4, 4), torch.arange(40) % 2)
+        >>> images = ImageSet(torch.randint(0, 256, (40, 3, 4, 4)).byte(), torch.arange(40) % 2)
         >>> callback = AnchorCallback(images, torch.rand(40, 3, 4, 4), path="detector.kedge")
         >>> callback.detector is None  # lightning.Trainer(callbacks=[callback]).fit(module, loader) makes it
         True
