@@ -48,9 +48,10 @@ def test_the_logits_stay_and_norms_go(name, anchored):
     assert norms(fast) < before == norms(net)
 
 
-def test_every_norm_of_compact_and_airbench_goes():
+@pytest.mark.parametrize("wrap", [kedge.Classifier, kedge.anchor])
+def test_every_norm_of_compact_and_airbench_goes(wrap):
     for name in ("compact", "airbench"):
-        assert norms(folded(kedge.Classifier(lived(build(name, **SIZES[name]))))) == 0
+        assert norms(folded(wrap(lived(build(name, **SIZES[name]))))) == 0
 
 
 def test_channels_last_stays():

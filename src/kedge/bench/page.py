@@ -28,7 +28,7 @@ def page(now: Record, then: Record | None = None) -> str:
         f"batch {best['batch']}."
     )
     made = now["made with"]
-    intro = [f"kedge {made['kedge']}, torch {made['torch']}, {made['machine']}. {now['threads']} threads."]
+    intro = [f"kedge {made['kedge']}, torch {made['torch']}, {made['machine']}."]
     if then is not None:
         intro.append(f"Compared with kedge {then['made with']['kedge']} on {then['made with']['machine']}.")
     parts = (
