@@ -33,6 +33,7 @@ import torch
 from PIL import Image
 
 import kedge
+from kedge.detectors import for_inference
 from kedge.files import atomic
 from kedge.models import build
 from kedge.provenance import provenance
@@ -108,7 +109,7 @@ def clients(pipe: Connection, port: int, files: list[bytes]) -> None:
 
 def engine(pipe: Connection, path: str, files: list[bytes]) -> None:
     """A process: told (how, batch, seconds), it answers with images, seconds and processor seconds."""
-    detector, limit = kedge.load(path), Settings().max_pixels
+    detector, limit = for_inference(kedge.load(path)), Settings().max_pixels  # as the service does
     assert detector.preprocess is not None
     rule = detector.preprocess
     tensors = [decode(data, 0, rule, limit) for data in files]
