@@ -233,6 +233,45 @@ def test_requests_that_come_together_share_batches_and_get_their_own_answers():
     assert len(sizes) == 3  # 18 images in batches of eight
 
 
+def test_a_batch_is_half_of_what_several_callers_wait_for():
+    sizes = []
+
+    def run(images):
+        sizes.append(len(images))
+        return list(images)
+
+    async def main():
+        batcher = Batcher(run, max_batch=64, max_delay=0.05, max_queue=100)
+        await batcher.start()
+        await asyncio.gather(*(batcher.submit(ones(1)) for _ in range(32)))
+        await batcher.submit(ones(32))
+        await batcher.stop()
+
+    together(main())
+    assert sizes == [16, 8, 8, 32], "the last has one caller, who gains nothing by halves"
+
+
+def test_a_network_that_has_work_waits_for_nobody():
+    go = threading.Event()
+
+    def run(images):
+        go.wait(10)
+        return list(images)
+
+    async def main():
+        batcher = Batcher(run, max_batch=4, max_delay=60, max_queue=100)
+        await batcher.start()
+        full = asyncio.create_task(batcher.submit(ones(4)))
+        await asyncio.sleep(0)
+        late = asyncio.create_task(batcher.submit(ones(1)))
+        await asyncio.sleep(0)
+        go.set()
+        await asyncio.gather(full, late)
+        await batcher.stop()
+
+    together(main())
+
+
 def test_a_full_queue_is_busy_and_has_room_again_later():
     go = threading.Event()
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import math
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -14,6 +15,7 @@ from torch import Tensor
 from kedge.errors import KedgeError
 
 Answer = Any
+FEW = 8  # images that are not worth two batches
 
 
 class Busy(KedgeError):  # noqa: N818 -- a state, not a fault
@@ -30,10 +32,13 @@ class _Waiting:
 class Batcher:
     """Runs a function on batches of images that several callers gave.
 
+    A batch is half of what waits where several callers wait: the other half is the next one's, so that the network has
+    work while answers go out and callers come back.
+
     Args:
         run: Takes images (B, D, ...) and gives one answer for each; called in one thread of its own.
         max_batch: Images at a time.
-        max_delay: Seconds to wait for more while there are fewer.
+        max_delay: Seconds to wait for more while there are fewer, where the network had nothing to do.
         max_queue: Images that may wait.
     """
 
@@ -77,15 +82,18 @@ class Batcher:
         return await waiting.future
 
     async def _work(self) -> None:
+        idle = True
         while True:
             if not self._queue:
                 if self._stopping:
                     return
                 self._more.clear()
                 await self._more.wait()
+                idle = True
                 continue
-            if self.queued < self.max_batch and self.max_delay and not self._stopping:
+            if idle and self.queued < self.max_batch and self.max_delay and not self._stopping:
                 await self._for_more()
+            idle = False
             batch = self._take()
             images = torch.stack([image for waiting, first, last in batch for image in waiting.images[first:last]])
             try:
@@ -109,7 +117,8 @@ class Batcher:
 
     def _take(self) -> list[tuple[_Waiting, int, int]]:
         """The next images: of the first request what is left of it, and of those behind it as many as fit."""
-        batch, room = [], self.max_batch
+        share = self.queued if len(self._queue) == 1 else max(FEW, math.ceil(self.queued / 2))
+        batch, room = [], min(self.max_batch, share)
         for waiting in self._queue:
             first = len(waiting.answers)
             last = min(len(waiting.images), first + room)

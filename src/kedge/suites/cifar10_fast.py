@@ -86,6 +86,9 @@ def cifar10_fast(setting: Setting) -> Study:
         "AMP, one temperature for all": MethodPlan(AMP, ("anchored",), {"temperature": "global"}),
         "Energy, centred": MethodPlan(Energy, ("plain",), {"centred": True}),
         "Energy, 5 flips and crops": MethodPlan(FlipsAndCrops, ("plain",), {"k": 5, "shift": 2}),
+        "Energy, centred, 5 flips and crops": MethodPlan(
+            FlipsAndCrops, ("plain",), {"k": 5, "shift": 1, "score": "amp"}
+        ),
         "pixel statistics": MethodPlan(PixelStatistics, ("plain",)),
     }
     rows |= {draw_label(seed): MethodPlan(AMP, ("anchored",), {"seed": seed}) for seed in DRAWS}
