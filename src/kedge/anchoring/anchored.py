@@ -178,7 +178,7 @@ class Anchored(Classifier):
             row_bytes = 3 * math.ceil(image_bytes * (self._growth or 1.0))  # a layer's input, output and one more
             rows = max(1, self.memory_cap // row_bytes)
             maps = self.shared_maps()[asked] if self.per_image is None else None
-            size = max(1, rows // k)
+            size = math.ceil(len(x) / math.ceil(len(x) / max(1, rows // k)))  # parts of one size
             chosen_by = (x if like is None else like).split(size)
             parts = [
                 self._fold(part, maps if maps is not None else self._own_maps(by)[asked], min(k, rows), layers)
