@@ -1,0 +1,146 @@
+"""What else the hypotheses of anchors could be read by, judged as the study `insight` judges.
+
+    python benchmarks/readings.py [--network anchored] [--k 10] [--scale small] [--networks runs/networks] [--json PATH]
+
+Trains the network where it is not there yet. Prints AUROC and FPR95 in percent, for each set that the study judges by,
+of deviations of the hypotheses alone, of AMP's score with each of them as its temperature, of combinations that are
+weighed on calibration images, and of AMP with anchors chosen in other ways.
+"""
+
+import argparse
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from kedge import AMP, ImageSet, scores
+from kedge.anchoring import Anchored
+from kedge.files import atomic
+from kedge.metrics import auroc, fpr95
+from kedge.provenance import provenance
+from kedge.suites import STUDIES
+from kedge.suites.plan import SuiteData
+from kedge.suites.run import SuiteRun
+from kedge.suites.study import Setting
+from kedge.transforms import Corruption, seeded
+
+Reading = Callable[[Tensor], Tensor]  # (K, B, C) -> (B,)
+
+
+def centred(hypotheses: Tensor) -> Tensor:
+    """Logits less their mean over classes."""
+    return hypotheses - hypotheses.mean(dim=-1, keepdim=True)
+
+
+def deviation(of: Callable[[Tensor], Tensor]) -> Reading:
+    """The deviation over anchors of something per class, as a mean over classes."""
+    return lambda hypotheses: of(hypotheses).std(dim=0).mean(dim=-1)
+
+
+DEVIATIONS: dict[str, Reading] = {
+    "sigmoid": deviation(torch.sigmoid),  # the paper's, as a mean
+    "softmax": deviation(lambda h: h.softmax(dim=-1)),
+    "log-softmax": deviation(lambda h: h.log_softmax(dim=-1)),
+    "centred logits": deviation(centred),
+    "relative to the spread over classes": lambda h: (
+        deviation(centred)(h) / h.mean(dim=0).std(dim=-1).clamp_min(scores.TAU_FLOOR)
+    ),
+    "energy": lambda h: h.logsumexp(dim=-1).std(dim=0),
+    "mutual information": scores.mutual_information,
+}
+
+
+def no_temperature(hypotheses: Tensor) -> Tensor:
+    """AMP's score of the mean hypothesis."""
+    return scores.amp(hypotheses.mean(dim=0))
+
+
+def with_temperature(tau: Reading) -> Reading:
+    """AMP's score with another temperature."""
+    return lambda h: scores.amp(scores.rescale(h.mean(dim=0), tau(h)))
+
+
+def combined(tau: Reading, known: Tensor) -> Reading:
+    """The sum of AMP's score and a deviation, each in units of its own deviation over calibration images."""
+    units = [float(part(known).std().clamp_min(scores.TAU_FLOOR)) for part in (no_temperature, tau)]
+    return lambda h: no_temperature(h) / units[0] + tau(h) / units[1]
+
+
+def hypotheses_of(net: Anchored, images: ImageSet) -> Tensor:
+    """The logits of a set under each anchor, (K, N, C)."""
+    with torch.no_grad():
+        return torch.cat([net.hypotheses(batch) for batch in images.images.split(250)], dim=1)
+
+
+def anchor_sets(data: SuiteData, k: int) -> dict[str, Tensor]:
+    """Anchors chosen by other rules than at random."""
+    train = data.train
+    assert isinstance(train, ImageSet)
+    some, labels = train.images[:5000].float() / 255, train.labels[:5000]
+    prototypes = torch.stack([some[labels == number].mean(dim=0) for number in labels.unique()])
+    flat, chosen = some.flatten(1), [0]
+    nearest = torch.full((len(some),), float("inf"))
+    while len(chosen) < k:  # each the image that is farthest from those before it
+        nearest = nearest.minimum((flat - flat[chosen[-1]]).norm(dim=1))
+        chosen.append(int(nearest.argmax()))
+    with seeded(0):
+        corrupted = Corruption()(some[:k])
+    return {"class means": prototypes, "far apart": some[chosen], "corrupted": corrupted, "grey": _grey(some, k)}
+
+
+def _grey(images: Tensor, k: int) -> Tensor:
+    """Flat images of several brightnesses: anchors that show nothing."""
+    levels = torch.linspace(0.2, 0.8, k).view(-1, *(1,) * (images.ndim - 1))
+    return levels.expand(k, *images.shape[1:])
+
+
+def main() -> None:
+    """Print the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--network", default="anchored", help="an anchored network of the study insight")
+    parser.add_argument("--k", type=int, default=5)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--scale", default="small", choices=("small", "smoke"))
+    parser.add_argument("--networks", type=Path, default=Path("runs/networks"))
+    parser.add_argument("--data-dir", type=Path, default=None)
+    parser.add_argument("--json", type=Path, default=None)
+    options = parser.parse_args()
+    (suite,) = STUDIES["insight"](Setting(options.scale, (options.seed,), options.data_dir)).suites
+    run = SuiteRun(suite, "runs/insight-readings", networks=options.networks)
+    data = run.data(options.seed)
+    net = run.detector(f"{options.network}: AMP", options.seed).net
+    assert isinstance(net, Anchored)
+    fitted = AMP(net, k=options.k, seed=options.seed).fit(data.train)
+    sets = (data.test, *data.ood)
+    readings: dict[str, Reading] = {"score without temperature": no_temperature}
+    readings |= {f"deviation of {name}, alone": tau for name, tau in DEVIATIONS.items()}
+    readings |= {f"temperature: {name}": with_temperature(tau) for name, tau in DEVIATIONS.items()}
+    known = hypotheses_of(net, data.held_out)
+    readings |= {f"score + deviation of {name}": combined(tau, known) for name, tau in DEVIATIONS.items()}
+    seen = [hypotheses_of(net, images) for images in sets]
+    rows = {name: [reading(h) for h in seen] for name, reading in readings.items()}
+    chosen = {"random": fitted.net.anchors, **anchor_sets(data, options.k)}
+    for name, anchors in chosen.items():
+        assert anchors is not None
+        net.set_anchors(anchors)
+        amp = with_temperature(DEVIATIONS["sigmoid"])
+        rows[f"anchors: {name}"] = [amp(hypotheses_of(net, images)) for images in sets]
+    table = {
+        name: {
+            ood.name: (100 * auroc(mine.numpy(), theirs.numpy()), 100 * fpr95(mine.numpy(), theirs.numpy()))
+            for ood, theirs in zip(data.ood, others, strict=True)
+        }
+        for name, (mine, *others) in rows.items()
+    }
+    print(f"{options.network}, K = {options.k}, seed {options.seed}: AUROC / FPR95")
+    for name, found in table.items():
+        print(f"{name:45}", *(f"{ood}: {a:5.1f} / {f:5.1f}  " for ood, (a, f) in found.items()))
+    if options.json:
+        with atomic(options.json) as temporary:
+            temporary.write_text(json.dumps({"made with": provenance(), "table": table}, indent=1))
+
+
+if __name__ == "__main__":
+    main()
