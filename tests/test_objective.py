@@ -8,7 +8,8 @@ import kedge
 from kedge.errors import InputError
 from kedge.models import build
 from kedge.models.ensemble import Ensemble
-from kedge.objective import CrossEntropy, Loss, Objective
+from kedge.objective import CrossEntropy, LogitNorm, Loss, Objective, Step
+from kedge.suites.insight import Agreement, AliveAnchors
 from kedge.training import Recipe, train
 from kedge.transforms import seeded
 
@@ -134,3 +135,43 @@ def test_a_data_loader_s_own_batch_counts_the_outliers():
     loader = torch.utils.data.DataLoader(data(), batch_size=6)
     train(network(), loader, Recipe(epochs=1, batch=8), objective=Noting(), outliers=data(10, "outliers"))
     assert seen == [(6, 12)] * 4
+
+
+# Losses by hand.
+
+
+def step_of(net, forward):
+    y = torch.tensor([0, 2])
+    return Step(net, forward, torch.rand(2, 1, 8, 8), y, None, None, None, {}, 0.0, 0, 2, 0.0)
+
+
+def test_logit_norm_is_the_cross_entropy_of_logits_of_one_length():
+    logits = torch.tensor([[3.0, 4.0, 0.0], [0.0, 0.0, -2.0]])  # of lengths 5 and 2
+    found = LogitNorm(temperature=0.5).loss(step_of(network(), lambda x: logits))
+    unit = torch.tensor([[1.2, 1.6, 0.0], [0.0, 0.0, -2.0]])
+    expected = (torch.log(unit[0].exp().sum()) - 1.2 + torch.log(unit[1].exp().sum()) + 2.0) / 2
+    torch.testing.assert_close(found.value, expected)
+    assert torch.equal(found.logits, logits)
+    with pytest.raises(InputError, match="temperature must lie in"):
+        LogitNorm(temperature=0)
+
+
+def test_agreement_is_two_cross_entropies_and_the_squared_difference_of_log_probabilities():
+    logits = torch.tensor([[0.0, 0.0, 0.0], [0.0, 0.0, 0.0], [0.0, 0.0, 0.0], [torch.log(torch.tensor(2.0)), 0.0, 0.0]])
+    found = Agreement().loss(step_of(network(), lambda x: logits))
+    third, half, quarter = (torch.tensor(1 / n).log() for n in (3, 2, 4))
+    fits = -(third + third) / 2, -(third + quarter) / 2
+    apart = ((half - third) ** 2 + 2 * (quarter - third) ** 2) / 6
+    torch.testing.assert_close(found.value, sum(fits) / 2 + 0.1 * apart)
+    assert torch.equal(found.logits, logits[:2])
+
+
+@pytest.mark.parametrize(("apart", "penalty"), [(0.0, 10 * 0.25), (0.2, 10 * 0.09), (0.5, 0.0), (2.0, 0.0)])
+def test_anchors_are_kept_alive_by_halves_that_differ(apart, penalty):
+    net = network(anchored=True)
+    with torch.no_grad():
+        net.stem.weight[:, 1:] = 1.0
+        net.stem.weight[:, :1] = 1.0 + apart
+    logits = torch.zeros(2, 3)
+    found = AliveAnchors().loss(step_of(net, lambda x: logits))
+    torch.testing.assert_close(found.value, torch.log(torch.tensor(3.0)) + penalty)

@@ -127,6 +127,37 @@ class CrossEntropy(Objective):
         return Loss(F.cross_entropy(logits, step.targets(), label_smoothing=step.label_smoothing), logits)
 
 
+class LogitNorm(Objective):
+    """Cross-entropy of logits of one length (Wei et al., ICML 2022), so that confidence cannot make them grow.
+
+    Detectors read the logits as they are: the length that training left free is what tells known from unknown.
+
+    Args:
+        temperature: What the logits of length one are divided by.
+
+    Example:
+        >>> LogitNorm().config()
+        {'temperature': 0.04}
+    """
+
+    name = "logit norm"
+
+    def __init__(self, temperature: float = 0.04) -> None:
+        self.temperature = between("temperature", temperature, 0, float("inf"), open_ends=True)
+
+    def loss(self, step: Step) -> Loss:
+        """The loss of a step."""
+        logits = step.logits()
+        fit = F.cross_entropy(
+            F.normalize(logits, dim=1) / self.temperature, step.targets(), label_smoothing=step.label_smoothing
+        )
+        return Loss(fit, logits)
+
+    def config(self) -> dict[str, Any]:
+        """The arguments."""
+        return {"temperature": self.temperature}
+
+
 class MadeOutliers(Objective):
     """Cross-entropy, and the uniform distribution for outliers that are made of the batch's own images.
 

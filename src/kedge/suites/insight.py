@@ -5,10 +5,12 @@ from functools import partial
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 
+from kedge.anchoring import Anchored
 from kedge.data import ImageSet
-from kedge.detectors import AMP, Energy
-from kedge.objective import MadeOutliers
+from kedge.detectors import AMP, KNN, Energy, FlipsAndCrops, Mahalanobis, ViM
+from kedge.objective import CrossEntropy, LogitNorm, Loss, MadeOutliers, Objective, Step
 from kedge.outliers import scramble
 from kedge.suites import sets
 from kedge.suites.cifar10_fast import EPOCHS, small_network, small_recipe
@@ -25,6 +27,13 @@ READINGS: dict[str, dict[str, Any]] = {
     "AMP, recommended": {"variant": "recommended"},
     "no temperature": {"rescale": "none"},
     "temperature alone": {"score": "temperature", "tau": "mean"},
+}
+# More of them, of the one network without variations.
+MORE: dict[str, dict[str, Any]] = {
+    "mutual information": {"score": "mutual_information"},
+    "AMP, tau mean, 10 anchors": {"tau": "mean", "k": 10},
+    "AMP, tau mean, balanced anchors": {"tau": "mean", "anchors": "balanced"},
+    "AMP, tau mean, 2 views": {"tau": "mean", "views": 2},
 }
 LIGHT = MadeOutliers(share=0.1, kinds=("jigsaw", "zoom", "recolour"))
 
@@ -55,6 +64,9 @@ def insight(setting: Setting) -> Study:
         "made outliers": anchored(objective=MadeOutliers()),
         "few made outliers": anchored(objective=LIGHT),
         "label smoothing": anchored(replace(small_recipe(setting), label_smoothing=0.2)),
+        "logit norm": anchored(objective=LogitNorm()),
+        "two anchors agree": anchored(objective=Agreement()),
+        "anchors kept alive": anchored(objective=AliveAnchors()),
         "twice as long": anchored(longer),
     }
     plain = {
@@ -62,6 +74,7 @@ def insight(setting: Setting) -> Study:
         "plain, made outliers": network(objective=MadeOutliers()),
         "plain, few made outliers": network(objective=LIGHT),
         "plain, label smoothing": network(replace(small_recipe(setting), label_smoothing=0.2)),
+        "plain, logit norm": network(objective=LogitNorm()),
         "plain, twice as long": network(longer),
     }
     rows = {
@@ -69,8 +82,20 @@ def insight(setting: Setting) -> Study:
         for name in networks
         for reading, options in READINGS.items()
     }
+    rows |= {f"anchored: {reading}": MethodPlan(AMP, ("anchored",), options) for reading, options in MORE.items()}
+    rows |= {
+        f"{name}: {kind.__name__}": MethodPlan(kind, (name,))
+        for name in ("anchored", "plain")
+        for kind in (KNN, ViM, Mahalanobis)
+    }
     rows |= {f"{name}: Energy": MethodPlan(Energy, (name,)) for name in (*networks, *plain)}
     rows |= {f"{name}: Energy, centred": MethodPlan(Energy, (name,), {"centred": True}) for name in plain}
+    rows |= {
+        f"{name}: Energy, centred, 5 flips and crops": MethodPlan(
+            FlipsAndCrops, (name,), {"k": 5, "shift": 1, "score": "amp"}
+        )
+        for name in plain
+    }
     suite = Suite(
         name="cifar10",
         title="What makes anchors speak",
@@ -85,6 +110,46 @@ def insight(setting: Setting) -> Study:
     )
     about = "Variations of training and of reading the anchors, judged on held-out images and one validation set."
     return Study("insight", "What makes anchors speak", about, (suite,))
+
+
+class Agreement(Objective):
+    """Cross-entropy under two anchors for each image, and how far their log-probabilities differ."""
+
+    name = "two anchors agree"
+    weight = 0.1
+
+    def loss(self, step: Step) -> Loss:
+        """The loss of a step."""
+        first, second = step.fitting(step.forward(step.x.repeat(2, *(1,) * (step.x.ndim - 1)))).chunk(2)
+        fits = [F.cross_entropy(logits, step.y, label_smoothing=step.label_smoothing) for logits in (first, second)]
+        apart = (first.log_softmax(dim=1) - second.log_softmax(dim=1)).square().mean()
+        return Loss(sum(fits) / 2 + self.weight * apart, first)
+
+    def config(self) -> dict[str, Any]:
+        """Its weight."""
+        return {"weight": self.weight}
+
+
+class AliveAnchors(Objective):
+    """Cross-entropy, and a penalty where the stem's halves differ by less than half of their size.
+
+    The stem sees ``W_x x + (W_c - W_x) c``: where the halves are equal, no anchor is seen at all.
+    """
+
+    name = "anchors kept alive"
+    least, weight = 0.5, 10.0
+
+    def loss(self, step: Step) -> Loss:
+        """The loss of a step."""
+        found = CrossEntropy().loss(step)
+        assert isinstance(step.net, Anchored)
+        of_anchor, of_image = step.net.stem.weight.chunk(2, dim=1)
+        apart = (of_anchor - of_image).norm() / of_image.norm()
+        return Loss(found.value + self.weight * (self.least - apart).clamp_min(0).square(), found.logits)
+
+    def config(self) -> dict[str, Any]:
+        """The arguments."""
+        return {"least": self.least, "weight": self.weight}
 
 
 def _data(setting: Setting, seed: int) -> SuiteData:
