@@ -1,13 +1,14 @@
 """What a verdict costs, in forward passes of the classifier that the user had.
 
     python benchmarks/inference.py [--networks wrn-40-2 airbench] [--batches 1 32 256] [--repeats 9] [--threads T]
-                                   [--memory] [--quick] [--json PATH]
+                                   [--memory] [--peers] [--quick] [--json PATH]
                                    [--shipped [--data-dir DIR] [--images N] [--held-out N]]
 
 Every engine scores the same images in turns, so that whatever else the machine does falls on all alike. Printed are the
 images per second of each (the median over turns), its time over that of one plain eager forward pass in float32 of the
 same network without anchoring (the median of the ratio in each turn, and its quartiles), and with --memory the peak
-memory that the engine adds to a process of its own. Engines that are not installed are left out, with the reason.
+memory that the engine adds to a process of its own. Engines that are not installed are left out, with the reason. With
+--peers, in the environment of `make peers`, pytorch-ood's detectors on the same network without anchoring, too.
 
 Weights are random: the time does not depend on them, but for anchors="auto", which takes the share --open of the images
 to all anchors. With --shipped it is the detector that comes with kedge and, where CIFAR-10 and sets of other images are
@@ -24,8 +25,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import torch
+
 import kedge
 from kedge.bench import OPEN, TITLES, Prepared, detector_of, measure, open_share, prepare, quality
+from kedge.bench.engines import noise
+from kedge.bench.plain import channels_last, without_anchors
+from kedge.bench.turns import Spread, in_turns, ratios
 from kedge.data import sources
 from kedge.errors import KedgeError
 from kedge.files import atomic
@@ -52,6 +58,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=None, help="of every engine; by default one for each core")
     parser.add_argument("--open", type=float, default=OPEN, help='share of images that anchors="auto" leaves open')
     parser.add_argument("--memory", action="store_true", help="peak memory, each in a process of its own")
+    parser.add_argument("--peers", action="store_true", help="pytorch-ood's detectors too; it must be installed")
     parser.add_argument("--shipped", action="store_true", help=f"the detector {SHIPPED} instead of random weights")
     parser.add_argument("--data-dir", default=None, help="where data sets are; KEDGE_DATA by default")
     parser.add_argument("--images", type=int, default=2000, help="at most, of a set, for quality; 0 for all")
@@ -87,9 +94,60 @@ def main() -> None:
             )
             result["networks"].append(record)
             print("\n".join(time_table(record)), end="\n\n", flush=True)
+            if options.peers:
+                record["peers"] = [
+                    row for batch in options.batches for row in peers(detector.net, batch, options.repeats)
+                ]
+                print("\n".join(peers_table(record["peers"])), end="\n\n", flush=True)
     if options.json:
         with atomic(options.json) as temporary:
             temporary.write_text(json.dumps(result, indent=1))
+
+
+def peers(net: kedge.Anchored, batch: int, repeats: int) -> list[dict[str, Any]]:
+    """pytorch-ood's detectors on the network without anchoring, in turns with one plain forward pass of it."""
+    import torchvision_ops  # noqa: F401
+
+    # isort: split
+    from pytorch_ood import detector
+
+    plain = channels_last(without_anchors(net)).eval()
+    layer = plain.network.feature_layers[-1]  # type: ignore[union-attr]
+
+    def features(x: torch.Tensor) -> torch.Tensor:
+        return plain.features(x, [layer])[1][layer].flatten(1)
+
+    assert net.anchors is not None
+    shape = tuple(net.anchors.shape[1:])
+    known = torch.utils.data.TensorDataset(noise(100, shape) / 255, torch.arange(100) % 10)
+    made = {
+        "MSP": detector.MaxSoftmax(plain),
+        "Energy": detector.EnergyBased(plain),
+        "ODIN": detector.ODIN(plain),
+        "Mahalanobis": detector.Mahalanobis(features).fit(torch.utils.data.DataLoader(known, batch_size=50)),
+    }
+    images = noise(batch, shape, seed=4)
+    calls = {"plain": torch.inference_mode()(lambda: plain(images))}
+    for name, peer in made.items():  # ODIN takes a gradient
+        run = peer if name == "ODIN" else torch.no_grad()(peer.predict)
+        calls[name] = lambda run=run: run(images / 255)
+    times = in_turns(calls, repeats=repeats)
+    return [
+        {
+            "method": name,
+            "batch": batch,
+            "images_per_second": batch / Spread.of(times[name]).median,
+            "ratio": ratios(times[name], times["plain"]).median,
+        }
+        for name in made
+    ]
+
+
+def peers_table(rows: list[dict[str, Any]]) -> Iterator[str]:
+    """The peers as text."""
+    yield f"  {'pytorch-ood, without anchoring':<38} batch   images/s   plain passes"
+    for row in rows:
+        yield f"  {row['method']:<38} {row['batch']:5} {row['images_per_second']:10,.1f} {row['ratio']:7.2f}"
 
 
 class Sets:

@@ -29,29 +29,27 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import ConcatDataset, DataLoader, IterableDataset, TensorDataset
 
-# torchvision's wheel does not import beside the CPU-only torch unless its two operators are declared.
-TORCHVISION = torch.library.Library("torchvision", "FRAGMENT")
-for _op in ("nms", "qnms"):
-    TORCHVISION.define(f"{_op}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+import torchvision_ops  # noqa: F401 -- before pytorch_ood
 
-import pytorch_ood  # noqa: E402
-import pytorch_ood.benchmark  # noqa: E402
-import pytorch_ood.metrics  # noqa: E402
-import timm  # noqa: E402
-from pytorch_ood import detector as peers  # noqa: E402
-from scipy.stats import spearmanr  # noqa: E402
-from threadpoolctl import threadpool_limits  # noqa: E402
+# isort: split
+import pytorch_ood
+import pytorch_ood.benchmark
+import pytorch_ood.metrics
+import timm
+from pytorch_ood import detector as peers
+from scipy.stats import spearmanr
+from threadpoolctl import threadpool_limits
 
-import kedge  # noqa: E402
-from kedge import adapters  # noqa: E402
-from kedge.data.digits import digits, letters  # noqa: E402
-from kedge.detectors.vim import KEPT_BYTES  # noqa: E402
-from kedge.files import atomic  # noqa: E402
-from kedge.metrics import auroc  # noqa: E402
-from kedge.models import build  # noqa: E402
-from kedge.models.compact import SCALE  # noqa: E402
-from kedge.provenance import provenance  # noqa: E402
-from kedge.training import Recipe  # noqa: E402
+import kedge
+from kedge import adapters
+from kedge.data.digits import digits, letters
+from kedge.detectors.vim import KEPT_BYTES
+from kedge.files import atomic
+from kedge.metrics import auroc
+from kedge.models import build
+from kedge.models.compact import SCALE
+from kedge.provenance import provenance
+from kedge.training import Recipe
 
 TOLERANCE = 1e-5  # of the largest score, in single precision
 EPSILON, K, DIM, SAMPLES, POWERS = 0.0014, 50, 64, 10, [1, 2, 3, 4]
