@@ -115,6 +115,8 @@ RECIPES = {
     ),
     # For a trained network that was anchored with init="preserve".
     "tune": Recipe(epochs=5, lr=0.02, nesterov=True, schedule="one-cycle"),
+    # For a student that starts from its teacher's own network.
+    "distil": Recipe(epochs=2, lr=0.01, nesterov=True, weight_decay=0.0, schedule="one-cycle"),
     # For 28 x 28 digits, which must not be flipped.
     "demo": Recipe(epochs=12, batch=64, nesterov=True, schedule="one-cycle", crop=2, flip=False),
 }

@@ -1,0 +1,168 @@
+"""Student: AMP in one forward pass, learned from an AMP detector."""
+
+from collections.abc import Callable
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from kedge import scores
+from kedge.anchoring import Anchored
+from kedge.anchoring.mean_anchor import Shifted, under_mean_anchor
+from kedge.checks import at_least, one_of, resolve, shape_of
+from kedge.detectors.base import Detection, Detector, Outputs
+from kedge.errors import ArchitectureError, InputError, NotReadyError
+from kedge.models.classifier import Classifier
+from kedge.models.conversion import conversion, convert
+from kedge.models.head import HeadOutput, head_name
+from kedge.transforms import seeded
+
+RULES = (*scores.RULES, "none")
+HIDDEN = 64
+
+
+class TemperatureHead(nn.Module):
+    """A network's head, and beside it two small layers that give the logarithm of a temperature.
+
+    Args:
+        head: Gives the logits; stays as it is.
+        hidden: Width of the layer between features and temperature.
+        seed: Of its weights; the temperature is 1 for every image until it is learned.
+
+    Example:
+        >>> output = TemperatureHead(nn.Linear(8, 3), hidden=4, seed=0)(torch.rand(2, 8))
+        >>> output.logits.shape, output.extra[0]
+        (torch.Size([2, 3]), tensor([0., 0.], grad_fn=<SqueezeBackward1>))
+    """
+
+    def __init__(self, head: nn.Linear, hidden: int, seed: int) -> None:
+        super().__init__()
+        with seeded(seed):
+            self.log_tau = nn.Sequential(nn.Linear(head.in_features, hidden), nn.ReLU(), nn.Linear(hidden, 1))
+        self.log_tau.to(head.weight)
+        self.start_at(0.0)
+        self.classes = head  # after the temperature, since the last linear layer of a network is its head
+
+    def start_at(self, log_tau: float) -> None:
+        """Forget what was learned: give the same temperature to every image."""
+        last = cast(nn.Linear, self.log_tau[-1])
+        nn.init.zeros_(last.weight)
+        nn.init.constant_(last.bias, log_tau)
+
+    def forward(self, features: Tensor) -> HeadOutput:
+        """Features (B, d) to logits (B, C), and the logarithm of the temperature (B,)."""
+        return HeadOutput(self.classes(features), (self.log_tau(features).squeeze(-1),))
+
+
+@conversion("student")
+def with_temperature(network: nn.Module, *, head: str, hidden: int, seed: int) -> nn.Module:
+    """Put a temperature beside a network's head.
+
+    Example:
+        >>> net = with_temperature(nn.Sequential(nn.Linear(4, 3)), head="0", hidden=2, seed=0)
+        >>> net[0].classes.out_features
+        3
+    """
+    network.set_submodule(head, TemperatureHead(cast(nn.Linear, network.get_submodule(head)), hidden, seed))
+    return network
+
+
+class Student(Detector):
+    """AMP in one pass: logits and temperature of the anchors together, as a plain network has learned to give them.
+
+    An AMP detector is the teacher: `kedge.distil` trains the student on the training images, and on mixes of them,
+    towards the mean over anchors of the teacher's logits and the logarithm of its temperature. The score is the
+    teacher's, of the logits divided by the temperature. Far from the training images nothing ties the student to its
+    teacher, so measure both on images that neither has seen (`benchmarks/distil.py`). Costs one forward pass, where the
+    teacher takes one for each anchor, and a training with K more of them for each image.
+
+    Args:
+        net: A network from ``Student.prepare``, trained; `kedge.distil` does both.
+        score: ``"amp"``, ``"msp"``, ``"max_logit"``, ``"entropy"``, ``"energy"`` or a function of your own on the
+            rescaled logits (B, C); or ``"temperature"`` alone.
+        rescale: ``"exp"``, ``"plain"`` or ``"none"``, as in AMP.
+
+    Example:
+        >>> from kedge import anchor
+        >>> net = anchor(nn.Sequential(nn.Flatten(), nn.Linear(12, 4), nn.ReLU(), nn.Linear(4, 2)))
+        >>> net.set_anchors(torch.rand(5, 3, 2, 2))
+        >>> detector = Student(Student.prepare(net)).fit(torch.rand(8, 3, 2, 2))
+        >>> detector.score(torch.rand(4, 3, 2, 2)).shape, detector.cost.forward
+        (torch.Size([4]), 1)
+    """
+
+    name = "student"
+
+    def __init__(self, net: nn.Module, *, score: str | scores.Score = "amp", rescale: str = "exp") -> None:
+        super().__init__(net)
+        temperature_head(self.net)
+        self.rescale = one_of("rescale", rescale, RULES)
+        self.score_by = score
+        known: dict[str, Callable[..., Tensor]] = scores.SCORES | {"temperature": torch.Tensor.exp}
+        self._score = None if score == "temperature" else resolve("score", score, known)
+
+    @classmethod
+    def prepare(cls, net: nn.Module, *, hidden: int = HIDDEN, head: str | None = None, seed: int = 0) -> Any:
+        """A plain copy of a network with a temperature beside its last linear layer, or beside ``head``.
+
+        Args:
+            net: A plain network; or an anchored one with its anchors, whose mean then becomes part of the first layer,
+                so that the student begins as the network under that mean (`under_mean_anchor`).
+            hidden: Width of the layer between features and temperature.
+            head: The name of the layer that gives the logits.
+            seed: Of the new weights.
+        """
+        plain = under_mean_anchor(net) if isinstance(net, Anchored) else net
+        network = plain.network if isinstance(plain, Classifier) else plain
+        if any(isinstance(module, TemperatureHead) for module in network.modules()):
+            raise InputError("net must not have a temperature beside its head yet; it has one: train it as it is")
+        name = head_name(network, head)
+        if any(isinstance(module, Shifted) and name.startswith(f"{at}.") for at, module in network.named_modules()):
+            raise ArchitectureError("net must have a head behind its first layer; its first linear layer is its last")
+        return convert(plain, "student", head=name, hidden=at_least("hidden", hidden, 1), seed=seed)
+
+    def outputs(self, x: Tensor) -> Outputs:
+        """The network's logits and temperature, and the score of the rescaled logits."""
+        return self.of_output(self.net(x, raw=True))
+
+    def of_output(self, output: Any) -> Outputs:
+        """What the method makes of the network's own output: pure tensor operations."""
+        tau = output.extra[0].exp()
+        return Outputs(output.logits, self.score_of(output.logits, tau), tau)
+
+    def score_of(self, logits: Tensor, tau: Tensor) -> Tensor:
+        """The score (B,) of logits (B, C) and temperatures (B,)."""
+        if self._score is None:
+            return tau
+        score = self._score(logits if self.rescale == "none" else scores.rescale(logits, tau, self.rescale))
+        if not isinstance(score, Tensor) or score.shape != tau.shape:
+            raise InputError(f"score must map logits (B, C) to (B,), {tuple(tau.shape)} here; got {shape_of(score)}")
+        return score
+
+    @property
+    def rescores(self) -> bool:
+        """Whether the score is taken of logits that each image's own temperature divides."""
+        return self._score is not None and self.rescale != "none"
+
+    def with_temperature(self, said: Detection, temperature: Tensor) -> Detection:
+        """What the detector would have said if images (N,) had other temperatures; see `AMP.with_temperature`."""
+        if self.calibration is None:
+            raise NotReadyError("the detector has no threshold yet: call calibrate(held_out) first")
+        if temperature.shape != said.score.shape:
+            raise InputError(f"temperature must be {tuple(said.score.shape)}, got {shape_of(temperature)}")
+        return self._decided(said.logits, self.score_of(said.logits, temperature), temperature, self.calibration)
+
+    def config(self) -> dict[str, Any]:
+        """The score and the rule, as plain data."""
+        return {"score": self.score_by if isinstance(self.score_by, str) else None, "rescale": self.rescale}
+
+
+def temperature_head(net: Classifier) -> TemperatureHead:
+    """The head with a temperature, or an error that says how to get one."""
+    found = next((module for module in net.network.modules() if isinstance(module, TemperatureHead)), None)
+    if found is None or isinstance(net, Anchored):
+        raise InputError(
+            "net must be a plain network with a temperature beside its head; make and train one with "
+            "kedge.distil(detector, train_set), or make one with kedge.Student.prepare(net)"
+        )
+    return found

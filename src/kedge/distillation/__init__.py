@@ -1,0 +1,6 @@
+"""Distillation: one pass of a plain network learns what the K passes of an AMP detector say."""
+
+from kedge.distillation.distil import chosen_recipe, distil
+from kedge.distillation.objective import MIX, Distillation
+
+__all__ = ["MIX", "Distillation", "chosen_recipe", "distil"]
