@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import Any, cast
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from kedge import scores
@@ -22,36 +23,42 @@ HIDDEN = 64
 
 
 class TemperatureHead(nn.Module):
-    """A network's head, and beside it two small layers that give the logarithm of a temperature.
+    """A network's head, and beside it two small layers that tell how far the anchors' logits would spread.
+
+    Where logits spread by s, their sigmoids spread by about sigmoid'(logit) s. So the logarithm of the temperature is
+    log sum sigmoid'(logits), over classes, plus what the layers make of the features: log s.
 
     Args:
         head: Gives the logits; stays as it is.
-        hidden: Width of the layer between features and temperature.
-        seed: Of its weights; the temperature is 1 for every image until it is learned.
+        hidden: Width of the layer between features and spread.
+        seed: Of its weights; the spread is the same for every image until it is learned.
 
     Example:
         >>> output = TemperatureHead(nn.Linear(8, 3), hidden=4, seed=0)(torch.rand(2, 8))
-        >>> output.logits.shape, output.extra[0]
-        (torch.Size([2, 3]), tensor([0., 0.], grad_fn=<SqueezeBackward1>))
+        >>> output.logits.shape, output.extra[0].shape
+        (torch.Size([2, 3]), torch.Size([2]))
     """
 
     def __init__(self, head: nn.Linear, hidden: int, seed: int) -> None:
         super().__init__()
         with seeded(seed):
-            self.log_tau = nn.Sequential(nn.Linear(head.in_features, hidden), nn.ReLU(), nn.Linear(hidden, 1))
-        self.log_tau.to(head.weight)
+            self.log_spread = nn.Sequential(nn.Linear(head.in_features, hidden), nn.ReLU(), nn.Linear(hidden, 1))
+        self.log_spread.to(head.weight)
         self.start_at(0.0)
         self.classes = head  # after the temperature, since the last linear layer of a network is its head
 
-    def start_at(self, log_tau: float) -> None:
-        """Forget what was learned: give the same temperature to every image."""
-        last = cast(nn.Linear, self.log_tau[-1])
+    def start_at(self, log_spread: float) -> None:
+        """Forget what was learned: give the same spread to every image."""
+        last = cast(nn.Linear, self.log_spread[-1])
         nn.init.zeros_(last.weight)
-        nn.init.constant_(last.bias, log_tau)
+        nn.init.constant_(last.bias, log_spread)
 
     def forward(self, features: Tensor) -> HeadOutput:
         """Features (B, d) to logits (B, C), and the logarithm of the temperature (B,)."""
-        return HeadOutput(self.classes(features), (self.log_tau(features).squeeze(-1),))
+        logits = self.classes(features)
+        kept = logits.detach()  # so that learning the temperature does not move the logits
+        slopes = F.logsigmoid(kept) + F.logsigmoid(-kept)  # log of sigmoid' = sigmoid (1 - sigmoid)
+        return HeadOutput(logits, (slopes.logsumexp(dim=-1) + self.log_spread(features).squeeze(-1),))
 
 
 @conversion("student")
@@ -108,7 +115,7 @@ class Student(Detector):
         Args:
             net: A plain network; or an anchored one with its anchors, whose mean then becomes part of the first layer,
                 so that the student begins as the network under that mean (`under_mean_anchor`).
-            hidden: Width of the layer between features and temperature.
+            hidden: Width of the layer between the features and the spread of the anchors' logits.
             head: The name of the layer that gives the logits.
             seed: Of the new weights.
         """

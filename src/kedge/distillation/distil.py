@@ -14,7 +14,7 @@ from kedge.distillation.apart import set_apart
 from kedge.distillation.objective import MIX, Distillation, check_teacher
 from kedge.errors import InputError
 from kedge.models import build
-from kedge.models.classifier import Classifier
+from kedge.models.classifier import evaluating
 from kedge.training import RECIPES, Recipe, train
 from kedge.training import recipe as named_recipe
 from kedge.transforms import seeded
@@ -74,18 +74,11 @@ def distil(
     objective = Distillation(teacher, mix=mix, weight_temperature=weight_temperature)
     chosen = chosen_recipe(teacher, recipe, fresh=network is not None)
     part, held_out = set_apart(teacher, train_set, held_out)
-    look = choose(part, teacher.preprocess, LOOK, "random", seed, at_least=1)
-    logits, log_tau = objective.targets(teacher.as_input(look))
-    net = Student.prepare(_network(teacher, network, logits.shape[1], seed), hidden=hidden, seed=seed)
-    net = net if isinstance(net, Classifier) else Classifier(net)
-    temperature_head(net).start_at(float(log_tau.mean()))
-    net = train(net, part, chosen, seed=seed, objective=objective, **{"preprocess": teacher.preprocess} | options)
+    student = untrained(objective, part, network=network, hidden=hidden, seed=seed)
+    options = {"preprocess": teacher.preprocess} | options
+    net = train(student.net, part, chosen, seed=seed, objective=objective, **options)
     if half:
         net.round_weights()
-    rule = teacher.rescale or ("plain" if logits.shape[1] > PLAIN_ABOVE else "exp")
-    student = Student(net, score=teacher.score_by, rescale=rule)
-    student.classes = teacher.classes
-    student.fit(part, preprocess=teacher.preprocess)
     known = teacher.calibration
     student.calibrate(held_out, tpr=known.tpr if known else TPR, confidence=known.confidence if known else None)
     net.record["teacher"] = {
@@ -96,6 +89,37 @@ def distil(
         **_compared(objective, student, held_out),
     }
     return student
+
+
+def untrained(
+    objective: Distillation,
+    images: Any,
+    *,
+    network: str | nn.Module | None = None,
+    hidden: int = HIDDEN,
+    seed: int = 0,
+) -> Student:
+    """The student before it is trained, and without a threshold: with the mean temperature of its teacher.
+
+    Args:
+        objective: Holds the teacher.
+        images: Training images.
+        network: See `distil`, as for the rest.
+        hidden: See there.
+        seed: See there.
+    """
+    teacher = objective.teacher
+    assert teacher.preprocess is not None
+    look = teacher.as_input(choose(images, teacher.preprocess, LOOK, "random", seed, at_least=1))
+    logits, log_tau = objective.targets(look)
+    net = Student.prepare(_network(teacher, network, logits.shape[1], seed), hidden=hidden, seed=seed)
+    rule = teacher.rescale or ("plain" if logits.shape[1] > PLAIN_ABOVE else "exp")
+    student = Student(net, score=teacher.score_by, rescale=rule)
+    with evaluating(student.net), torch.no_grad():
+        begun = student.net(look, raw=True).extra[0]
+    temperature_head(student.net).start_at(float((log_tau - begun).mean()))
+    student.classes = teacher.classes
+    return student.fit(images, preprocess=teacher.preprocess)
 
 
 def chosen_recipe(detector: Detector, recipe: str | Recipe | None, *, fresh: bool) -> Recipe:

@@ -17,15 +17,13 @@ from kedge.objective import Loss, Objective, Step
 from kedge.scores import TAU_FLOOR
 
 MIX = 0.5
-UNCENTRED = ("energy", "max_logit")  # scores that change when all logits of an image move together
 
 
 class Distillation(Objective):
     """How far the student's logits and temperature are from the teacher's, on training images and on mixes of them.
 
-    The squared distance of the logits, less their mean over classes where the teacher's score does not see that, as a
-    share of the squared length of the teacher's; plus the squared distance of the logarithms of the temperatures.
-    Labels are not used.
+    The squared distance of the logits, as a share of the squared length of the teacher's, plus the squared distance of
+    the logarithms of the temperatures. Labels are not used.
 
     Args:
         teacher: Fitted; it stays as it is.
@@ -42,7 +40,6 @@ class Distillation(Objective):
         self.teacher.net.eval().requires_grad_(False)
         self.mix = between("mix", mix, 0, 1)
         self.weight_temperature = between("weight_temperature", weight_temperature, 0, float("inf"))
-        self.centred = isinstance(teacher.score_by, str) and teacher.score_by not in UNCENTRED
 
     def check(self, net: Classifier) -> None:
         """Raise if the network has no temperature."""
@@ -66,8 +63,6 @@ class Distillation(Objective):
             raise InputError(
                 f"network must have as many classes as its teacher, {aims.shape[1]}; got {logits.shape[1]}"
             )
-        if self.centred:
-            logits, aims = (z - z.mean(dim=1, keepdim=True) for z in (logits, aims))
         share = (logits - aims).square().sum() / aims.square().sum().clamp_min(TAU_FLOOR)
         return share + self.weight_temperature * F.mse_loss(log_tau, log_aims)
 
