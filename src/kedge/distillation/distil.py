@@ -71,7 +71,7 @@ def distil(
     """
     teacher = check_teacher(detector)
     assert teacher.preprocess is not None
-    objective = Distillation(teacher, mix=mix, weight_temperature=weight_temperature)
+    objective = Distillation(teacher, mix=mix, weight_temperature=weight_temperature, keep_statistics=network is None)
     chosen = chosen_recipe(teacher, recipe, fresh=network is not None)
     part, held_out = set_apart(teacher, train_set, held_out)
     student = untrained(objective, part, network=network, hidden=hidden, seed=seed)

@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from kedge.anchoring.folding import NORMS
 from kedge.checks import between
 from kedge.detectors import AMP
 from kedge.detectors.student import temperature_head
@@ -30,14 +31,19 @@ class Distillation(Objective):
         mix: Mixes for each training image, a share: weighted means of two images of the batch, so that the student
             learns what its teacher says away from the training images too.
         weight_temperature: Of the temperature's part.
+        keep_statistics: Whether batch norms keep the statistics that they have, so that a student which begins as its
+            teacher's network does not move away from it by the noise of its batches.
     """
 
     name = "distillation"
     plain_only = True
 
-    def __init__(self, teacher: AMP, *, mix: float = MIX, weight_temperature: float = 1.0) -> None:
+    def __init__(
+        self, teacher: AMP, *, mix: float = MIX, weight_temperature: float = 1.0, keep_statistics: bool = False
+    ) -> None:
         self.teacher = copy.deepcopy(check_teacher(teacher))
-        self.teacher.net.eval().requires_grad_(False)
+        self.teacher.net.eval()
+        self.keep_statistics = keep_statistics
         self.mix = between("mix", mix, 0, 1)
         self.weight_temperature = between("weight_temperature", weight_temperature, 0, float("inf"))
 
@@ -68,6 +74,10 @@ class Distillation(Objective):
 
     def loss(self, step: Step) -> Loss:
         """The distance on the batch and on mixes of its images."""
+        if self.keep_statistics:
+            for module in step.net.modules():
+                if isinstance(module, NORMS):
+                    module.eval()
         x = torch.cat([step.x, mixed(step.x, round(self.mix * len(step.x)))])
         output = step.forward(x, raw=True)
         value = self.distance(output.logits, output.extra[0], self.targets(x))
@@ -79,7 +89,12 @@ class Distillation(Objective):
         for name, value in sorted(self.teacher.net.state_dict().items()):
             plain = value.detach().cpu().contiguous().flatten().view(torch.uint8)
             digest.update(name.encode() + plain.numpy().tobytes())
-        return {"mix": self.mix, "weight_temperature": self.weight_temperature, "teacher": digest.hexdigest()}
+        return {
+            "mix": self.mix,
+            "weight_temperature": self.weight_temperature,
+            "keep_statistics": self.keep_statistics,
+            "teacher": digest.hexdigest(),
+        }
 
 
 def mixed(x: Tensor, count: int) -> Tensor:
