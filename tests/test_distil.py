@@ -408,7 +408,7 @@ def test_what_its_teacher_was_trained_on_is_no_test_set_for_a_student_either():
 
 def test_controls_permute_a_student_s_temperatures_too():
     student = kedge.distil(teacher(), images(), recipe=SHORT)
-    nn.init.normal_(temperature_head(student.net).log_spread[-1].weight, std=3)
+    nn.init.normal_(temperature_head(student.net).log_spread[-1].weight, std=0.3)
     sets = images(20, seed=8, name="test"), [images(20, seed=9, name="other")]
     found = kedge.evaluate({"student": student}, *sets, controls=True)
     assert set(found.results) == {"student", "student, tau permuted"}
