@@ -1,8 +1,8 @@
 """How much of a detector's K passes one pass of a student keeps, on OOD sets that neither has seen.
 
     python benchmarks/distil.py [--detector cifar10] [--train cifar10] [--test cifar10] [--epochs 2] [--network NAME]
-                                [--ood SET ...] [--data-dir DIR] [--images N] [--repeats 5] [--seed 0] [--out FILE]
-                                [--json PATH]
+                                [--lr RATE] [--ood SET ...] [--data-dir DIR] [--images N] [--repeats 5] [--seed 0]
+                                [--out FILE] [--json PATH]
 
 A student of the detector is trained for so many epochs; below 1, on such a share of the training images. Its own
 hyper-parameters were chosen on training images and on the part val_x of tin_openood_cifar10.npz. Printed, for each
@@ -42,6 +42,7 @@ def main() -> None:
     parser.add_argument("--train", default="cifar10", help="its training images, calibration images included")
     parser.add_argument("--test", default="cifar10")
     parser.add_argument("--epochs", type=float, default=None, help="the recipe's by default; may be a share of one")
+    parser.add_argument("--lr", type=float, default=None, help="the recipe's by default")
     parser.add_argument("--network", default=None, help="of the student, by name; the teacher's own by default")
     parser.add_argument("--ood", nargs="*", default=None, help="every .npz in the data folder by default")
     parser.add_argument("--data-dir", default=None, help="KEDGE_DATA by default")
@@ -93,7 +94,7 @@ def taught(teacher: Detector, options: argparse.Namespace) -> tuple[Student, Stu
     if options.images is not None:
         held_out = held_out.subset(range(min(options.images, len(held_out))))
     same = {"network": options.network, "seed": options.seed}
-    how = training.recipe(how, epochs=max(1, round(epochs)))
+    how = training.recipe(how, epochs=max(1, round(epochs)), lr=options.lr or how.lr)
     begun = untrained(Distillation(teacher), part, **same).calibrate(held_out)
     return kedge.distil(teacher, part, held_out=held_out, recipe=how, **same), begun
 

@@ -117,7 +117,7 @@ RECIPES = {
     # For a trained network that was anchored with init="preserve".
     "tune": Recipe(epochs=5, lr=0.02, nesterov=True, schedule="one-cycle"),
     # For a student that starts from its teacher's own network.
-    "distil": Recipe(epochs=2, lr=1e-3, optimiser="adam", weight_decay=0.0, schedule="one-cycle"),
+    "distil": Recipe(epochs=2, lr=1e-4, optimiser="adam", weight_decay=0.0, schedule="one-cycle"),
     # For 28 x 28 digits, which must not be flipped.
     "demo": Recipe(epochs=12, batch=64, nesterov=True, schedule="one-cycle", crop=2, flip=False),
 }
