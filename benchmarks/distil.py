@@ -4,13 +4,14 @@
                                 [--lr RATE] [--ood SET ...] [--data-dir DIR] [--images N] [--repeats 5] [--seed 0]
                                 [--out FILE] [--json PATH]
 
-A student of the detector is trained for so many epochs; below 1, on such a share of the training images. Its own
-hyper-parameters were chosen on training images and on the part val_x of tin_openood_cifar10.npz. Printed, for each
-OOD set (by default every .npz in the data folder), are AUROC and FPR95 of the teacher; of the student before it was
-trained, which is the teacher's network under the mean of its anchors; of the student; and of the energy of the
-student's logits, as it is and centred, which is what its temperature can be held against. Beside them stand accuracy,
-the share of test images with the teacher's label, and milliseconds of one thread of the processor for an image, in
-batches of 32: the median of repetitions, in which the detectors take turns.
+A student of the detector is trained for so many epochs; below 1, on such a share of the training images. How it is
+trained was chosen on CIFAR-10 images that the teacher was not trained on, and on val_x of tin_openood_cifar10.npz.
+
+Printed, for each OOD set (by default every .npz in the data folder), are AUROC and FPR95 of the teacher; of the student
+before it was trained, which is the teacher's network under the mean of its anchors; of the student; and of the energy
+of the student's logits, as it is and centred, which is what its temperature can be held against. Beside them stand
+accuracy, the share of test images with the teacher's label, and milliseconds of one thread of the processor for an
+image, in batches of 32: the median of repetitions, in which the detectors take turns.
 """
 
 import argparse

@@ -7,6 +7,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from torch import nn
 from torch.utils.data import DataLoader
 from typer.testing import CliRunner
@@ -15,6 +16,7 @@ import kedge
 from kedge import scores
 from kedge.anchoring.mean_anchor import under_mean_anchor
 from kedge.cli import app
+from kedge.data import sources
 from kedge.data.digits import digits
 from kedge.detectors.student import TemperatureHead, temperature_head
 from kedge.distillation import Distillation, chosen_recipe, untrained
@@ -397,6 +399,19 @@ def test_data_sets_and_loaders_of_the_user_s_own():
         assert len(student.calibration.scores) == 20
         with pytest.raises(InputError, match="held_out must be in-distribution images that neither was trained on"):
             kedge.distil(teacher(), data, recipe=SHORT)
+
+
+def test_images_on_disk(tmp_path):
+    for number, (image, label) in enumerate(images()):
+        folder = tmp_path / ("ant", "bee", "cow")[label]
+        folder.mkdir(exist_ok=True)
+        Image.fromarray(image[0].numpy()).save(folder / f"{number:02}.png")
+    on_disk = sources.folder(tmp_path)
+    how = kedge.Preprocess((1, 8, 8))
+    amp = kedge.AMP(anchored()).fit(on_disk, preprocess=how).calibrate(on_disk.subset(range(0, 48, 3)), tpr=0.9)
+    student = kedge.distil(amp, on_disk, recipe=SHORT)
+    assert (student.net.record["data"]["images"], len(student.calibration.scores)) == (32, 16)
+    assert student(tmp_path / "ant" / "00.png").label.shape == (1,)
 
 
 def test_what_its_teacher_was_trained_on_is_no_test_set_for_a_student_either():
