@@ -58,7 +58,7 @@ class Distillation(Objective):
             teacher.net.to(x.device)
         with torch.no_grad():
             # All anchors, also of a teacher that would ask fewer.
-            said = teacher.of_hypotheses(teacher.net.hypotheses(x.to(teacher.net.mean), mirror=teacher.mirror))
+            said = teacher.of_hypotheses(teacher.net.hypotheses(x.to(teacher.net.mean), views=teacher.views))
         assert said.temperature is not None
         return said.logits.to(x), said.temperature.clamp_min(TAU_FLOOR).log().to(x)
 
