@@ -1,4 +1,4 @@
-"""A plain network out of an anchored one: what it computes under the mean of its anchors, in one pass."""
+"""Plain networks out of anchored ones: with another first layer, or as they are under the mean of their anchors."""
 
 import copy
 from typing import cast
@@ -69,15 +69,27 @@ def under_mean_anchor(net: Anchored) -> Classifier:
         raise NotReadyError("the network has no anchors to take the mean of: call set_anchors(images), or fit AMP")
     with torch.no_grad():
         part = net.shared_maps().mean(dim=0)  # (1, ...)
-    network = copy.deepcopy(net.network)
-    network.set_submodule(net.layer, net.stem.image_layer())
-    network = apply(network, "mean anchor", layer=net.layer, shape=list(part.shape[1:]))
+    plain = with_first_layer(net, net.stem.layer(net.stem.weight[:, net.stem.split :]))
+    plain.network = apply(plain.network, "mean anchor", layer=net.layer, shape=list(part.shape[1:]))
     with torch.no_grad():
-        cast(Shifted, network.get_submodule(net.layer)).anchor_maps.copy_(part)
+        cast(Shifted, plain.network.get_submodule(net.layer)).anchor_maps.copy_(part)
+    plain.record = dict(net.record)
+    plain.outliers = None if net.outliers is None else net.outliers.clone()
+    return plain.train(net.training)
+
+
+def with_first_layer(net: Anchored, layer: nn.Module) -> Classifier:
+    """A plain copy of an anchored network that has another layer in place of its first.
+
+    Example:
+        >>> from kedge import anchor
+        >>> net = anchor(nn.Sequential(nn.Flatten(), nn.Linear(12, 2)))
+        >>> with_first_layer(net, nn.Linear(12, 2)).network[1]
+        Linear(in_features=12, out_features=2, bias=True)
+    """
+    network = copy.deepcopy(net.network)
+    network.set_submodule(net.layer, layer)
     plain = Classifier(network)
     if net.has_statistics:
         plain.set_statistics(net.mean, net.std)
-    plain.record = dict(net.record)
-    plain.outliers = None if net.outliers is None else net.outliers.clone()
-    plain.training = net.training
     return plain

@@ -126,14 +126,6 @@ class Stem(nn.Module):
         """(W_c - W_x) * c for anchors as they reach the stem: (K, ...) -> (K, ...)."""
         return self.affine(anchors, self.weight[:, : self.split] - self.weight[:, self.split :], None)
 
-    def image_layer(self) -> nn.Module:
-        """A layer of the kind that was widened, with the weights of the image's part, W_x, and the bias."""
-        layer = copy.deepcopy(self._geometry[0])
-        layer.weight = nn.Parameter(self.weight.detach()[:, self.split :].clone())
-        if self.bias is not None:
-            layer.bias = nn.Parameter(self.bias.detach().clone())
-        return layer.train(self.training)
-
     def forward(self, x: Tensor) -> Tensor:
         """Apply the layer to [c, x - c], for the anchors of the current job."""
         job = self.job

@@ -28,6 +28,7 @@ from kedge.detectors.odin import ODIN
 from kedge.detectors.outlier_exposure import OutlierExposure
 from kedge.detectors.pixel_statistics import PixelStatistics
 from kedge.detectors.react import ReAct
+from kedge.detectors.rescoring import RescoringDetector
 from kedge.detectors.student import Student
 from kedge.detectors.svi import SVI
 from kedge.detectors.svi_avuc import SVIAvUC
@@ -65,6 +66,7 @@ __all__ = [
     "Outputs",
     "PixelStatistics",
     "ReAct",
+    "RescoringDetector",
     "SVIAvUC",
     "Student",
     "TemperatureScaling",

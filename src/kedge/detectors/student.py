@@ -1,24 +1,22 @@
 """Student: AMP in one forward pass, learned from an AMP detector."""
 
-from collections.abc import Callable
 from typing import Any, cast
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from kedge import scores
 from kedge.anchoring import Anchored
 from kedge.anchoring.mean_anchor import Shifted, under_mean_anchor
-from kedge.checks import at_least, one_of, resolve, shape_of
-from kedge.detectors.base import Detection, Detector, Outputs
-from kedge.errors import ArchitectureError, InputError, NotReadyError
+from kedge.checks import at_least
+from kedge.detectors.base import Outputs
+from kedge.detectors.rescoring import RescoringDetector
+from kedge.errors import ArchitectureError, InputError
 from kedge.models.classifier import Classifier
 from kedge.models.conversion import conversion, convert
 from kedge.models.head import HeadOutput, head_name
 from kedge.transforms import seeded
 
-RULES = (*scores.RULES, "none")
 HIDDEN = 64
 
 
@@ -34,6 +32,7 @@ class TemperatureHead(nn.Module):
         seed: Of its weights; the spread is the same for every image until it is learned.
 
     Example:
+        >>> import torch
         >>> output = TemperatureHead(nn.Linear(8, 3), hidden=4, seed=0)(torch.rand(2, 8))
         >>> output.logits.shape, output.extra[0].shape
         (torch.Size([2, 3]), torch.Size([2]))
@@ -74,7 +73,7 @@ def with_temperature(network: nn.Module, *, head: str, hidden: int, seed: int) -
     return network
 
 
-class Student(Detector):
+class Student(RescoringDetector):
     """AMP in one pass: logits and temperature of the anchors together, as a plain network has learned to give them.
 
     An AMP detector is the teacher: `kedge.distil` trains the student on the training images, and on mixes of them,
@@ -86,10 +85,11 @@ class Student(Detector):
     Args:
         net: A network from ``Student.prepare``, trained; `kedge.distil` does both.
         score: ``"amp"``, ``"msp"``, ``"max_logit"``, ``"entropy"``, ``"energy"`` or a function of your own on the
-            rescaled logits (B, C); or ``"temperature"`` alone.
-        rescale: ``"exp"``, ``"plain"`` or ``"none"``, as in AMP.
+            rescaled logits (B, C).
+        rescale: ``"exp"``, ``"plain"`` or ``"none"``; by default ``"exp"`` up to 200 classes and ``"plain"`` above.
 
     Example:
+        >>> import torch
         >>> from kedge import anchor
         >>> net = anchor(nn.Sequential(nn.Flatten(), nn.Linear(12, 4), nn.ReLU(), nn.Linear(4, 2)))
         >>> net.set_anchors(torch.rand(5, 3, 2, 2))
@@ -100,13 +100,9 @@ class Student(Detector):
 
     name = "student"
 
-    def __init__(self, net: nn.Module, *, score: str | scores.Score = "amp", rescale: str = "exp") -> None:
-        super().__init__(net)
+    def __init__(self, net: nn.Module, *, score: str | scores.Score = "amp", rescale: str | None = None) -> None:
+        super().__init__(net, score=score, rescale=rescale)
         temperature_head(self.net)
-        self.rescale = one_of("rescale", rescale, RULES)
-        self.score_by = score
-        known: dict[str, Callable[..., Tensor]] = scores.SCORES | {"temperature": torch.Tensor.exp}
-        self._score = None if score == "temperature" else resolve("score", score, known)
 
     @classmethod
     def prepare(cls, net: nn.Module, *, hidden: int = HIDDEN, head: str | None = None, seed: int = 0) -> Any:
@@ -135,33 +131,7 @@ class Student(Detector):
     def of_output(self, output: Any) -> Outputs:
         """What the method makes of the network's own output: pure tensor operations."""
         tau = output.extra[0].exp()
-        return Outputs(output.logits, self.score_of(output.logits, tau), tau)
-
-    def score_of(self, logits: Tensor, tau: Tensor) -> Tensor:
-        """The score (B,) of logits (B, C) and temperatures (B,)."""
-        if self._score is None:
-            return tau
-        score = self._score(logits if self.rescale == "none" else scores.rescale(logits, tau, self.rescale))
-        if not isinstance(score, Tensor) or score.shape != tau.shape:
-            raise InputError(f"score must map logits (B, C) to (B,), {tuple(tau.shape)} here; got {shape_of(score)}")
-        return score
-
-    @property
-    def rescores(self) -> bool:
-        """Whether the score is taken of logits that each image's own temperature divides."""
-        return self._score is not None and self.rescale != "none"
-
-    def with_temperature(self, said: Detection, temperature: Tensor) -> Detection:
-        """What the detector would have said if images (N,) had other temperatures; see `AMP.with_temperature`."""
-        if self.calibration is None:
-            raise NotReadyError("the detector has no threshold yet: call calibrate(held_out) first")
-        if temperature.shape != said.score.shape:
-            raise InputError(f"temperature must be {tuple(said.score.shape)}, got {shape_of(temperature)}")
-        return self._decided(said.logits, self.score_of(said.logits, temperature), temperature, self.calibration)
-
-    def config(self) -> dict[str, Any]:
-        """The score and the rule, as plain data."""
-        return {"score": self.score_by if isinstance(self.score_by, str) else None, "rescale": self.rescale}
+        return Outputs(output.logits, self.rescored(output.logits, tau), tau)
 
 
 def temperature_head(net: Classifier) -> TemperatureHead:

@@ -8,7 +8,6 @@ from torch import nn
 
 from kedge.data import batches, choose
 from kedge.detectors import AMP, Detector, Student
-from kedge.detectors.amp import PLAIN_ABOVE
 from kedge.detectors.student import HIDDEN, temperature_head
 from kedge.distillation.apart import set_apart
 from kedge.distillation.objective import MIX, Distillation, check_teacher
@@ -113,8 +112,7 @@ def untrained(
     look = teacher.as_input(choose(images, teacher.preprocess, LOOK, "random", seed, at_least=1))
     logits, log_tau = objective.targets(look)
     net = Student.prepare(_network(teacher, network, logits.shape[1], seed), hidden=hidden, seed=seed)
-    rule = teacher.rescale or ("plain" if logits.shape[1] > PLAIN_ABOVE else "exp")
-    student = Student(net, score=teacher.score_by, rescale=rule)
+    student = Student(net, score=teacher.score_by, rescale=teacher.rescale)
     with evaluating(student.net), torch.no_grad():
         begun = student.net(look, raw=True).extra[0]
     temperature_head(student.net).start_at(float((log_tau - begun).mean()))

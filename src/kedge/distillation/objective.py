@@ -11,6 +11,7 @@ from torch import Tensor
 from kedge.anchoring.folding import NORMS
 from kedge.checks import between
 from kedge.detectors import AMP
+from kedge.detectors.amp import HYPOTHESIS_SCORES
 from kedge.detectors.student import temperature_head
 from kedge.errors import InputError, NotReadyError
 from kedge.models.classifier import Classifier
@@ -116,15 +117,11 @@ def check_teacher(detector: Any) -> AMP:
         raise InputError(
             f"detector must be an AMP detector, whose K passes a student can save; got {type(detector).__name__}"
         )
-    for option, value, other in (
-        ("score", detector.score_by, "mutual_information"),
-        ("temperature", detector.temperature, "global"),
-    ):
-        if value == other:
-            raise InputError(
-                "detector must score by the mean logits and each image's own temperature, which a student learns; got "
-                f'{option}="{value}": fit AMP without it'
-            )
+    if detector.score_by in HYPOTHESIS_SCORES or detector.temperature == "global":
+        raise InputError(
+            "detector must score the mean logits, divided by each image's own temperature, which a student learns; got "
+            f"score={detector.score_by!r}, temperature={detector.temperature!r}"
+        )
     if detector.preprocess is None:
         raise NotReadyError("the detector is not fitted: call AMP(net).fit(train_set) first")
     return detector

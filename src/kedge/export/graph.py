@@ -9,13 +9,13 @@ from torch import Tensor, nn
 from kedge.anchoring import Anchored
 from kedge.anchoring.stem import Stem
 from kedge.anchoring.views import view
-from kedge.detectors import AMP, Detector, Outputs, Student, TemperatureScaling
+from kedge.detectors import AMP, Detector, Outputs, RescoringDetector, Student, TemperatureScaling
 from kedge.detectors.logits import LogitDetector
 from kedge.errors import InputError
 from kedge.models.classifier import Classifier, logits_of
 
 OUTPUTS = ("label", "probability", "score", "temperature", "p_value", "is_ood")
-EXPORTED = (AMP, Student, LogitDetector, TemperatureScaling)
+EXPORTED = (RescoringDetector, LogitDetector, TemperatureScaling)
 
 
 class FoldedStem(nn.Module):
@@ -84,7 +84,7 @@ class Graph(nn.Module):
     @property
     def names(self) -> tuple[str, ...]:
         """Of the outputs; the last is no output of the file, but has its name there."""
-        has_temperature = isinstance(self._detector[0], AMP | Student)
+        has_temperature = isinstance(self._detector[0], RescoringDetector)
         return (*(name for name in OUTPUTS if has_temperature or name != "temperature"), "logits")
 
     def forward(self, images: Tensor) -> tuple[Tensor, ...]:
