@@ -255,7 +255,7 @@ class Detector(ABC):
             raise NotReadyError(f"an unfitted {type(self).__name__} has nothing to save: call fit(train_set) first")
         known = self.calibration
         header = {
-            "detector": {"name": self.name, "config": self.config(), "passes": asdict(self.cost)},
+            "detector": {"name": self.name, "config": self.config()},
             "network": describe(self.net),
             "preprocess": asdict(self.preprocess),
             "classes": list(self.classes),
