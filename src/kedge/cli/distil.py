@@ -5,9 +5,9 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from kedge import distillation, training
+from kedge.cli.bars import training_bar
 from kedge.data import sources
 from kedge.detectors import load
 
@@ -19,7 +19,7 @@ def distil(
     train_split: Annotated[str, typer.Option(help="Of --train.")] = "train",
     calibrate: Annotated[
         str | None,
-        typer.Option(help="Images for the threshold; by default the teacher's calibration images in --train."),
+        typer.Option(help="Images for the threshold; by default four fifths of the teacher's own that are in --train."),
     ] = None,
     calibrate_split: Annotated[str | None, typer.Option(help="Of --calibrate.")] = None,
     network: Annotated[
@@ -47,8 +47,9 @@ def distil(
 ) -> None:
     """Teach a plain network to say in one forward pass what an AMP detector says in K.
 
-    Calibration images of the teacher are not trained on; the student is calibrated on them, by its own scores. Stopped
-    at any moment, the same command goes on.
+    Calibration images of the teacher are not trained on. The student is judged on a fifth of them, which is what to
+    choose settings by, and calibrated on the others, by its own scores. Stopped at any moment, the same command goes
+    on.
 
     For example:
 
@@ -57,21 +58,14 @@ def distil(
         kedge distil detector.kedge --train folder:photos/ --calibrate folder:held-out/ -o student.kedge
 
         kedge distil cifar10 --train cifar10 --network compact --epochs 30 -o small.kedge
+
+        kedge evaluate cifar10 student.kedge --test cifar10 --ood svhn   # what it keeps of its teacher
     """
     console, teacher = Console(), load(file)
     chosen = distillation.chosen_recipe(teacher, recipe, fresh=network is not None)
     images = sources.load(train, train_split, data_dir=data_dir)
     changes = {key: value for key, value in {"epochs": epochs, "batch": batch, "lr": lr}.items() if value is not None}
-    with Progress(
-        TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn(), TextColumn("{task.fields[note]}"),
-        console=console,
-    ) as bars:  # fmt: skip
-        task = bars.add_task("distilling", total=None, note="")
-
-        def on_step(p: training.Progress) -> None:
-            note = f"epoch {p.epoch}/{p.epochs}  loss {p.loss:.3f}  accuracy {p.accuracy:.1%}"
-            bars.update(task, total=p.steps, completed=p.step, note=f"{note}  {p.images_per_second:,.0f} images/s")
-
+    with training_bar(console, "distilling") as on_step:
         student = distillation.distil(
             teacher,
             images,
@@ -87,8 +81,8 @@ def distil(
             progress=on_step,
         )
     student.save(out)
-    same = student.net.record["teacher"]
-    console.print(
-        f"{same['agreement']:.1%} of {same['compared']:,} calibration images keep their label", highlight=False
-    )
+    judged = student.net.record["teacher"]["agreement"]
+    if judged is not None:
+        words = f"{judged['share']:.1%} of {judged['images']:,} images that it is not calibrated on"
+        console.print(f"the teacher's label for {words}", highlight=False)
     console.print(f"student   [bold]{out}[/]", highlight=False)

@@ -35,7 +35,6 @@ def facts(file: str | os.PathLike[str]) -> dict[str, Any]:
             "networks": len(members),
             "numbers": weights,
             "anchors": len(anchors[0]) if anchors else None,
-            "forward_passes": header["detector"].get("passes", {}).get("forward"),  # older files do not tell
             "taught_by": _teacher(record.get("teacher")),
             "input": " x ".join(map(str, header["preprocess"]["shape"])),
             "classes": header["classes"],

@@ -2,7 +2,7 @@
 
 import copy
 import hashlib
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -10,7 +10,7 @@ from torch import Tensor
 
 from kedge.anchoring.folding import NORMS
 from kedge.checks import between
-from kedge.detectors import AMP
+from kedge.detectors import AMP, Detector, for_inference
 from kedge.detectors.amp import HYPOTHESIS_SCORES
 from kedge.detectors.student import temperature_head
 from kedge.errors import InputError, NotReadyError
@@ -31,7 +31,6 @@ class Distillation(Objective):
         teacher: Fitted; it stays as it is.
         mix: Mixes for each training image, a share: weighted means of two images of the batch, so that the student
             learns what its teacher says away from the training images too.
-        weight_temperature: Of the temperature's part.
         keep_statistics: Whether batch norms keep the statistics that they have, so that a student which begins as its
             teacher's network does not move away from it by the noise of its batches.
     """
@@ -39,14 +38,12 @@ class Distillation(Objective):
     name = "distillation"
     plain_only = True
 
-    def __init__(
-        self, teacher: AMP, *, mix: float = MIX, weight_temperature: float = 1.0, keep_statistics: bool = False
-    ) -> None:
+    def __init__(self, teacher: Detector, *, mix: float = MIX, keep_statistics: bool = False) -> None:
         self.teacher = copy.deepcopy(check_teacher(teacher))
         self.teacher.net.eval()
-        self.keep_statistics = keep_statistics
+        self._fast = cast(AMP, for_inference(self.teacher))
         self.mix = between("mix", mix, 0, 1)
-        self.weight_temperature = between("weight_temperature", weight_temperature, 0, float("inf"))
+        self.keep_statistics = keep_statistics
 
     def check(self, net: Classifier) -> None:
         """Raise if the network has no temperature."""
@@ -54,7 +51,7 @@ class Distillation(Objective):
 
     def targets(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """The teacher's logits (B, C) and the logarithm of its temperature (B,), of images in [0, 1]."""
-        teacher = self.teacher
+        teacher = self._fast
         if teacher.net.mean.device != x.device:
             teacher.net.to(x.device)
         with torch.no_grad():
@@ -71,7 +68,7 @@ class Distillation(Objective):
                 f"network must have as many classes as its teacher, {aims.shape[1]}; got {logits.shape[1]}"
             )
         share = (logits - aims).square().sum() / aims.square().sum().clamp_min(TAU_FLOOR)
-        return share + self.weight_temperature * F.mse_loss(log_tau, log_aims)
+        return share + F.mse_loss(log_tau, log_aims)
 
     def loss(self, step: Step) -> Loss:
         """The distance on the batch and on mixes of its images."""
@@ -90,12 +87,7 @@ class Distillation(Objective):
         for name, value in sorted(self.teacher.net.state_dict().items()):
             plain = value.detach().cpu().contiguous().flatten().view(torch.uint8)
             digest.update(name.encode() + plain.numpy().tobytes())
-        return {
-            "mix": self.mix,
-            "weight_temperature": self.weight_temperature,
-            "keep_statistics": self.keep_statistics,
-            "teacher": digest.hexdigest(),
-        }
+        return {"mix": self.mix, "keep_statistics": self.keep_statistics, "teacher": digest.hexdigest()}
 
 
 def mixed(x: Tensor, count: int) -> Tensor:
