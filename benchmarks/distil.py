@@ -60,11 +60,13 @@ def main() -> None:
     for detector in others.values():
         detector.calibrate(parts.held_out)
     test = some(sources.load(options.test, data_dir=options.data_dir), options.images)
-    ood = find(list(FILES), side=teacher.preprocess.shape[-1], data_dir=options.data_dir).sets
+    there = find(list(FILES), side=teacher.preprocess.shape[-1], data_dir=options.data_dir).sets
+    if not there:
+        parser.error(f"none of {', '.join(FILES.values())} is in the data folder")
+    ood = [some(each, options.images) for each in there]
+    apart = [each.name for each in ood if each.name == CHOSEN_WITH and len(ood) > 1]
     detectors = {"teacher": teacher, "student": student, **others}
-    found = kedge.evaluate(
-        detectors, test, [some(each, options.images) for each in ood], apart=[CHOSEN_WITH], resamples=0
-    )
+    found = kedge.evaluate(detectors, test, ood, apart=apart, resamples=0)
     summary = Summary({0: found})
     for table in (summary.table(("accuracy", "auroc", "fpr95")), summary.by_set("auroc"), summary.by_set("fpr95")):
         print(table.markdown(), end="\n\n")

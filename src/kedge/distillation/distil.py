@@ -6,7 +6,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from kedge.data import choose
+from kedge.data import batches, choose
+from kedge.data.leakage import fingerprints
 from kedge.detectors import Detector, Student
 from kedge.detectors.student import temperature_head
 from kedge.distillation.apart import set_apart
@@ -83,7 +84,7 @@ def distil(
         "options": teacher.config(),
         "anchors": teacher.net.k,
         "data": teacher.net.record.get("data", {}),
-        "agreement": None if parts.validation is None else _agreement(objective, student, parts.validation),
+        "agreement": None if parts.validation is None else _judge(objective, student, parts.validation),
     }
     return student
 
@@ -126,13 +127,17 @@ def chosen_recipe(detector: Detector, recipe: str | Recipe | None, *, fresh: boo
 
 
 @torch.no_grad()
-def _agreement(objective: Distillation, student: Student, images: Any) -> dict[str, float]:
-    """The share of images to which student and teacher give the same label, and how many there are."""
+def _judge(objective: Distillation, student: Student, images: Any) -> dict[str, float]:
+    """The share of images to which student and teacher give the same label, and how many there are.
+
+    They are noted down beside the calibration images: a set to test on must not hold what settings are chosen by.
+    """
     assert student.preprocess is not None
-    same = torch.cat(
-        [
-            objective.targets(x)[0].argmax(dim=1) == student.net(x).argmax(dim=1)
-            for x, _ in student.inputs(images, student.preprocess)
-        ]
-    )
-    return {"share": float(same.double().mean()), "images": len(same)}
+    assert student.calibration is not None
+    same, prints = [], [student.calibration.fingerprints]
+    for raw, _ in batches(images, student.preprocess):
+        x = student.as_input(raw)
+        same.append(objective.targets(x)[0].argmax(dim=1) == student.net(x).argmax(dim=1))
+        prints.append(fingerprints(raw))
+    student.calibration = replace(student.calibration, fingerprints=torch.cat(prints))
+    return {"share": float(torch.cat(same).double().mean()), "images": sum(map(len, same))}
