@@ -19,7 +19,8 @@ detector = kedge.KNN(net).fit(train_set).calibrate(held_out)
 ```
 
 A larger score always means further out of distribution. The methods on a trained network run on plain networks and on
-those of `kedge.anchor`, with logits and features averaged over the anchors; AMP runs on anchored networks alone.
+those of `kedge.anchor`, with logits and features averaged over the anchors; AMP runs on anchored networks alone, and
+Student on the plain ones that `kedge.distil` makes of them.
 `kedge reproduce methods` trains what needs training and prints all of them in one table. Methods that learn from
 outliers carry a star there, and `kedge.evaluate` refuses sets that hold any of the images they learned from.
 """

@@ -17,7 +17,7 @@ LAYERS = [
     {"anchoring"},
     {"objective"},
     {"training", "detectors"},
-    {"evaluation", "theory", "adapters", "hub"},
+    {"evaluation", "theory", "adapters", "hub", "distillation"},
     {"report", "pipelines"},  # what people look at, and call
     {"scoring", "serving", "export"},  # detectors at work
     {"suites", "bench"},  # whole studies, down to their report; what verdicts cost

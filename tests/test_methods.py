@@ -17,12 +17,12 @@ from kedge.transforms import seeded
 NAMES = {
     "AMP", "MSP", "MaxLogit", "Entropy", "Energy", "TemperatureScaling", "ODIN", "Mahalanobis", "Gram", "MCDropout",
     "DeepEnsemble", "KNN", "ViM", "ReAct", "DEUP", "SVI", "SVIAvUC", "OutlierExposure", "ClassifierDiscrepancy", "UDG",
-    "DUQ", "FlipsAndCrops", "PixelStatistics",
+    "DUQ", "FlipsAndCrops", "PixelStatistics", "Student",
 }  # fmt: skip
 RECIPE = Recipe(epochs=1, batch=16, lr=0.02, crop=0, flip=False)
 TRAINED = [name for name, kind in DETECTORS.items() if issubclass(kind, TrainedDetector)]
 PREPARE = {"udg": {"groups": 6}}
-ANCHORED = [name for name in DETECTORS if name not in TRAINED]
+ANCHORED = [name for name in DETECTORS if name not in (*TRAINED, "student")]
 PLAIN = [name for name in DETECTORS if name != "amp"]
 EVERY = [(name, "plain") for name in PLAIN] + [(name, "anchored") for name in ANCHORED]
 
@@ -61,6 +61,8 @@ def made(name: str, kind="plain") -> Detector:
         return method(net)
     if name == "ensemble":
         return method([network(kind), network(kind, seed=1)])
+    if name == "student":
+        return method(method.prepare(network(kind)))
     return method(network(kind))
 
 
@@ -137,7 +139,7 @@ def test_scoring_leaves_no_trace(detectors, name, kind):
 def test_a_step_that_was_skipped_is_named(name):
     net = network("anchored" if name == "amp" else "plain")
     kind = DETECTORS[name]
-    if name in TRAINED:
+    if name in (*TRAINED, "student"):
         net = kind.prepare(net, **PREPARE.get(name, {}))
     detector = kind(net)
     with pytest.raises(NotReadyError, match=r"not fitted: call \w+\(net\)\.fit\(train_set\) first"):
@@ -188,6 +190,7 @@ def test_a_set_that_holds_outliers_of_the_training_is_refused(detectors):
 
 def test_costs_are_counted_in_passes(detectors):
     plain = {name: detectors[name, "plain"].cost for name in PLAIN}
+    assert plain["student"].forward == 1
     for name in ("msp", "max_logit", "entropy", "energy", "temperature_scaling", "mahalanobis", "gram", "knn", "vim"):
         assert (plain[name].forward, plain[name].backward) == (1, 0)
         assert (detectors[name, "anchored"].cost.forward) == 5  # an anchored network has five anchors
@@ -197,7 +200,7 @@ def test_costs_are_counted_in_passes(detectors):
     assert detectors["ensemble", "anchored"].cost.forward == 10
 
 
-@pytest.mark.parametrize("name", TRAINED)
+@pytest.mark.parametrize("name", [*TRAINED, "student"])
 def test_preparing_leaves_the_original(name):
     net = network("plain")
     before = {key: value.clone() for key, value in net.state_dict().items()}

@@ -28,11 +28,13 @@ from kedge.detectors import (
     OutlierExposure,
     PixelStatistics,
     ReAct,
+    Student,
     SVIAvUC,
     TemperatureScaling,
     ViM,
     load,
 )
+from kedge.distillation import distil
 from kedge.evaluation import evaluate
 from kedge.hub import from_pretrained, push_to_hub
 from kedge.models.classifier import Classifier
@@ -69,11 +71,13 @@ __all__ = [
     "Preprocess",
     "ReAct",
     "SVIAvUC",
+    "Student",
     "TemperatureScaling",
     "ViM",
     "adapters",
     "anchor",
     "calibration",
+    "distil",
     "evaluate",
     "evaluation",
     "from_pretrained",

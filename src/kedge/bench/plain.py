@@ -1,12 +1,12 @@
 """What verdicts are measured against: the network without anchoring, and AMP as the paper's pseudo-code has it."""
 
-import copy
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from kedge.anchoring import Anchored
+from kedge.anchoring.mean_anchor import with_first_layer
 from kedge.anchoring.views import view
 from kedge.detectors import AMP
 from kedge.models.classifier import Classifier, logits_of
@@ -18,24 +18,26 @@ def without_anchors(net: Anchored) -> Classifier:
     Its first layer has the image's half of the anchored one's weights.
 
     Example:
+        >>> from torch import nn
         >>> from kedge import anchor
         >>> net = anchor(nn.Sequential(nn.Flatten(), nn.Linear(12, 2)))
         >>> without_anchors(net).network[1]
         Linear(in_features=12, out_features=2, bias=True)
     """
-    return _with_first(net, net.stem.layer(net.stem.weight[:, net.stem.split :]))
+    return with_first_layer(net, net.stem.layer(net.stem.weight[:, net.stem.split :])).eval()
 
 
 def on_pairs(net: Anchored) -> Classifier:
     """The same network with a first layer of twice the inputs, which takes the pair [c, x - c] as it stands.
 
     Example:
+        >>> from torch import nn
         >>> from kedge import anchor
         >>> net = anchor(nn.Sequential(nn.Flatten(), nn.Linear(12, 2)))
         >>> on_pairs(net).network[1]
         Linear(in_features=24, out_features=2, bias=True)
     """
-    return _with_first(net, net.stem.layer(net.stem.weight))
+    return with_first_layer(net, net.stem.layer(net.stem.weight)).eval()
 
 
 class Naive:
@@ -47,6 +49,7 @@ class Naive:
         detector: AMP whose anchors all images share.
 
     Example:
+        >>> from torch import nn
         >>> from kedge import anchor
         >>> images = torch.rand(20, 3, 2, 2)
         >>> detector = AMP(anchor(nn.Sequential(nn.Flatten(), nn.Linear(12, 2)), init="fresh")).fit(images)
@@ -75,17 +78,9 @@ def channels_last(net: Any) -> Any:
     """A network with the layout of weights that is fast on a CPU, in place.
 
     Example:
+        >>> from torch import nn
         >>> net = channels_last(nn.Conv2d(3, 4, 3))
         >>> net.weight.is_contiguous(memory_format=torch.channels_last)
         True
     """
     return net.to(memory_format=torch.channels_last)
-
-
-def _with_first(net: Anchored, layer: nn.Module) -> Classifier:
-    network = copy.deepcopy(net.network)
-    network.set_submodule(net.layer, layer)
-    made = Classifier(network)
-    if net.has_statistics:
-        made.set_statistics(net.mean, net.std)
-    return made.eval()

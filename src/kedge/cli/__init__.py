@@ -14,6 +14,7 @@ from kedge.cli.calibrate import calibrate
 from kedge.cli.config import read_config
 from kedge.cli.data import data
 from kedge.cli.demo import demo
+from kedge.cli.distil import distil
 from kedge.cli.evaluate import evaluate
 from kedge.cli.export import export
 from kedge.cli.info import info
@@ -36,6 +37,7 @@ app.command()(train)
 app.command()(calibrate)
 app.command()(evaluate)
 app.command()(info)
+app.command()(distil)
 app.command()(export)
 app.command()(score)
 app.command()(serve)

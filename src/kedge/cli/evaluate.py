@@ -24,7 +24,9 @@ def evaluate(
     ],
     test: Annotated[str, typer.Option(help="In-distribution test images: a name, folder:PATH, npz:PATH.")],
     ood: Annotated[list[str], typer.Option(help="Out-of-distribution images, in the same way; may be repeated.")],
-    controls: Annotated[bool, typer.Option("--controls", help="Add AMP with its temperatures permuted.")] = False,
+    controls: Annotated[
+        bool, typer.Option("--controls", help="Add AMP, and students of it, with temperatures permuted.")
+    ] = False,
     resamples: Annotated[int, typer.Option(min=0, help="Of the bootstrap for intervals; 0 for none.")] = 1000,
     seed: Annotated[int, typer.Option(help="Of the bootstrap.")] = 0,
     report: Annotated[Path | None, typer.Option(help="Write an HTML report here.")] = None,

@@ -5,11 +5,11 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from kedge import metrics, training
 from kedge.anchoring import anchor
 from kedge.checks import one_of
+from kedge.cli.bars import training_bar
 from kedge.data import ImageSet, Preprocess, sources
 from kedge.detectors import AMP, Detector, Energy
 from kedge.detectors.amp import VARIANTS
@@ -85,16 +85,7 @@ def train(
     classes = int(images.labels.max()) + 1
     with seeded(seed):
         net = build(network, classes=classes, channels=channels)
-    with Progress(
-        TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn(), TextColumn("{task.fields[note]}"),
-        console=console,
-    ) as bars:  # fmt: skip
-        task = bars.add_task("training", total=None, note="")
-
-        def on_step(p: training.Progress) -> None:
-            note = f"epoch {p.epoch}/{p.epochs}  loss {p.loss:.3f}  accuracy {p.accuracy:.1%}"
-            bars.update(task, total=p.steps, completed=p.step, note=f"{note}  {p.images_per_second:,.0f} images/s")
-
+    with training_bar(console, "training") as on_step:
         trained = training.train(
             net if plain else anchor(net, init=init, every=every, spread=spread, mask=mask, seed=seed),
             part,

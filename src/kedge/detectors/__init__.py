@@ -28,6 +28,8 @@ from kedge.detectors.odin import ODIN
 from kedge.detectors.outlier_exposure import OutlierExposure
 from kedge.detectors.pixel_statistics import PixelStatistics
 from kedge.detectors.react import ReAct
+from kedge.detectors.rescoring import RescoringDetector
+from kedge.detectors.student import Student
 from kedge.detectors.svi import SVI
 from kedge.detectors.svi_avuc import SVIAvUC
 from kedge.detectors.temperature_scaling import TemperatureScaling
@@ -64,7 +66,9 @@ __all__ = [
     "Outputs",
     "PixelStatistics",
     "ReAct",
+    "RescoringDetector",
     "SVIAvUC",
+    "Student",
     "TemperatureScaling",
     "TrainedDetector",
     "ViM",
@@ -77,6 +81,7 @@ DETECTORS: dict[str, type[Detector]] = {
     kind.name: kind
     for kind in (
         AMP,
+        Student,
         MSP,
         MaxLogit,
         Entropy,

@@ -10,14 +10,13 @@ from torch import Tensor, nn
 from kedge import scores
 from kedge.anchoring import DEFAULT_K, Anchored
 from kedge.anchoring import views as viewing
-from kedge.checks import at_least, one_of, resolve, shape_of
+from kedge.checks import at_least, one_of, shape_of
 from kedge.data import Preprocess, choose
 from kedge.data.batches import CHOICES
-from kedge.detectors.base import Detection, Detector, Outputs
+from kedge.detectors.base import Outputs
+from kedge.detectors.rescoring import RescoringDetector
 from kedge.errors import InputError, NotReadyError
 
-PLAIN_ABOVE = 200  # classes from which on the paper divides by tau itself
-RULES = (*scores.RULES, "none")
 TEMPERATURES = ("image", "global")
 FEW = 2  # hypotheses that every image gets with anchors="auto"
 SETTLED = 0.95  # share of held-out images that all hypotheses accept where two are compared with them
@@ -45,7 +44,7 @@ VARIANTS = {
 }
 
 
-class AMP(Detector):
+class AMP(RescoringDetector):
     """Anchor-marginalised prediction (Anirudh and Thiagarajan, ACML 2022).
 
     K anchors give K hypotheses of an image. Their mean is the prediction; how far they disagree is a temperature for
@@ -109,11 +108,10 @@ class AMP(Detector):
                 f"AMP needs an anchored network, got {type(net).__name__}; make one with kedge.anchor(net) and train "
                 "it, or use a detector for plain networks such as kedge.Energy"
             )
-        super().__init__(net)
+        super().__init__(net, score=score, rescale=rescale, others=HYPOTHESIS_SCORES)
         chosen = VARIANTS[one_of("variant", variant, tuple(VARIANTS))]
         self.variant = variant
         self.tau = one_of("tau", tau or chosen.tau, scores.REDUCTIONS)
-        self.rescale = rescale if rescale is None else one_of("rescale", rescale, RULES)
         self.per_image = chosen.per_image
         self.temperature = one_of("temperature", temperature, TEMPERATURES)
         self.views = chosen.views if views is None else views
@@ -126,8 +124,6 @@ class AMP(Detector):
         self.settled: float | None = None  # a score of two hypotheses up to which an image is accepted
         self.asked = [0, 0]  # images, and passes for them
         self.global_tau: float | None = None
-        self.score_by = score
-        self._score = None if score in HYPOTHESIS_SCORES else resolve("score", score, scores.SCORES | HYPOTHESIS_SCORES)
         if isinstance(anchors, Tensor):
             if anchors.ndim < 2 or len(anchors) < 2:
                 raise InputError(f"anchors must be at least two images, (K, D, ...); got {shape_of(anchors)}")
@@ -193,7 +189,7 @@ class AMP(Detector):
         if self._score is None:
             assert isinstance(self.score_by, str)
             return Outputs(logits, HYPOTHESIS_SCORES[self.score_by](hypotheses, tau), tau)
-        return Outputs(logits, self._rescored(self._score, logits, tau), tau)
+        return Outputs(logits, self.rescored(logits, tau), tau)
 
     def _adaptive(self, x: Tensor) -> Outputs:
         """What two hypotheses say of the images that they settle, and what all say of the others."""
@@ -244,28 +240,7 @@ class AMP(Detector):
     @property
     def rescores(self) -> bool:
         """Whether the score is taken of logits that each image's own temperature divides."""
-        return self._score is not None and self.temperature == "image" and self.rescale != "none"
-
-    def with_temperature(self, said: Detection, temperature: Tensor) -> Detection:
-        """What the detector would have said if images (N,) had other temperatures, with the threshold as it is.
-
-        For controls: see ``controls`` of `kedge.evaluate`.
-        """
-        if self.calibration is None:
-            raise NotReadyError("the detector has no threshold yet: call calibrate(held_out) first")
-        if self._score is None:
-            raise InputError(f"score={self.score_by!r} is taken of the hypotheses, not of logits and a temperature")
-        if temperature.shape != said.score.shape:
-            raise InputError(f"temperature must be {tuple(said.score.shape)}, got {shape_of(temperature)}")
-        score = self._rescored(self._score, said.logits, temperature)
-        return self._decided(said.logits, score, temperature, self.calibration)
-
-    def _rescored(self, score_of: scores.Score, logits: Tensor, tau: Tensor) -> Tensor:
-        rule = self.rescale or ("plain" if logits.shape[1] > PLAIN_ABOVE else "exp")
-        score = score_of(logits if rule == "none" else scores.rescale(logits, self._divisor_of(tau), rule))
-        if not isinstance(score, Tensor) or score.shape != tau.shape:
-            raise InputError(f"score must map logits (B, C) to (B,), {tuple(tau.shape)} here; got {shape_of(score)}")
-        return score
+        return super().rescores and self.temperature == "image"
 
     def _divisor_of(self, tau: Tensor) -> Tensor:
         """The temperature to divide by: the image's own, or the same for all."""
@@ -280,12 +255,10 @@ class AMP(Detector):
 
     def config(self) -> dict[str, Any]:
         """The arguments, less the anchors themselves, which the network keeps."""
-        score = self.score_by if isinstance(self.score_by, str) else None
         return {
             "variant": self.variant,
-            "score": score,
+            **super().config(),
             "tau": self.tau,
-            "rescale": self.rescale,
             "temperature": self.temperature,
             "views": self.views,
             "anchors": "auto" if self.adaptive else None,

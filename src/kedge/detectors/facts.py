@@ -35,6 +35,7 @@ def facts(file: str | os.PathLike[str]) -> dict[str, Any]:
             "networks": len(members),
             "numbers": weights,
             "anchors": len(anchors[0]) if anchors else None,
+            "taught_by": _teacher(record.get("teacher")),
             "input": " x ".join(map(str, header["preprocess"]["shape"])),
             "classes": header["classes"],
             "calibration_images": calibrated.get("images"),
@@ -54,3 +55,7 @@ def facts(file: str | os.PathLike[str]) -> dict[str, Any]:
         }
     except (KeyError, TypeError, AttributeError, IndexError) as error:
         raise FileFormatError(f"{file} is a kedge file, but not of a detector: {error} is missing") from error
+
+
+def _teacher(taught: dict[str, Any] | None) -> str | None:
+    return None if taught is None else f"{taught['method']}, {taught['anchors']} anchors"

@@ -10,10 +10,12 @@ from kedge.anchoring.folding import folded
 from kedge.detectors.amp import AMP
 from kedge.detectors.base import Detector
 from kedge.detectors.logits import LogitDetector
+from kedge.detectors.rescoring import RescoringDetector
 from kedge.detectors.temperature_scaling import TemperatureScaling
 from kedge.models.classifier import Classifier, evaluating
 
-OF_LOGITS = (AMP, LogitDetector, TemperatureScaling)  # the others read layers inside the network, which folding changes
+# The others read layers inside the network, which folding changes.
+OF_LOGITS = (RescoringDetector, LogitDetector, TemperatureScaling)
 CLOSE = 1e-4  # of the largest logit, as far as float32 carries through a network
 
 

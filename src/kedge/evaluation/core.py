@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from kedge.data import ImageSet, Preprocess, gather
-from kedge.detectors import AMP, Detection, Detector
+from kedge.detectors import Detection, Detector, RescoringDetector
 from kedge.errors import InputError, NotReadyError
 from kedge.evaluation.leaks import refuse_leaks
 from kedge.evaluation.result import Evaluation, Result, Shifted, inside_scores
@@ -44,8 +44,8 @@ def evaluate(
             distribution beside ``id_test`` when this set is measured.
         apart: Names of OOD sets that stand by themselves and are left out of the means: a set that is of another kind
             than the others, or that a choice was made with.
-        controls: Add a row for every AMP detector with its temperatures permuted across all images: what is left of a
-            gain then does not come from the temperature of the single image.
+        controls: Add a row for every AMP detector, and every student of one, with its temperatures permuted across all
+            images: what is left of a gain then does not come from the temperature of the single image.
         resamples: Of the bootstrap for intervals; 0 for none.
         seed: Of the bootstrap, and of the permutation.
         progress: Called with the number of images done and the number in all.
@@ -95,7 +95,7 @@ def evaluate(
             done += len(images)
         seconds = time.perf_counter() - started
         table.results[name] = _result(detector, detections, table, seconds, seed)
-        if controls and isinstance(detector, AMP) and detector.rescores:
+        if controls and isinstance(detector, RescoringDetector) and detector.rescores:
             permuted = _permuted(detector, detections, seed)
             table.results[name + PERMUTED] = _result(detector, permuted, table, seconds, seed)
     return table
@@ -130,7 +130,7 @@ def _labelled(shifted: Sequence[ImageSet]) -> Sequence[ImageSet]:
     return shifted
 
 
-def _permuted(detector: AMP, detections: Mapping[str, Detection], seed: int) -> dict[str, Detection]:
+def _permuted(detector: RescoringDetector, detections: Mapping[str, Detection], seed: int) -> dict[str, Detection]:
     """The detections that follow when the images of all sets have exchanged their temperatures."""
     said = list(detections.values())
     temperatures = torch.cat([d.temperature for d in said if d.temperature is not None])

@@ -26,8 +26,9 @@ def refuse_leaks(detectors: Mapping[str, Detector], sets: Mapping[str, ImageSet]
             ours["anchor"] = torch.cat([fingerprints(images) for images in anchors])
         if detector.outliers is not None:
             ours["training outlier"] = detector.outliers
-        nets = (module for module in detector.net.modules() if isinstance(module, Classifier))
-        trained_on = {net.record.get("data", {}).get("sha256") for net in nets} - {None}
+        records = [module.record for module in detector.net.modules() if isinstance(module, Classifier)]
+        records += [record.get("teacher", {}) for record in records]  # what a student's teacher was trained on
+        trained_on = {record.get("data", {}).get("sha256") for record in records} - {None}
         for set_name, images in sets.items():
             if images.checksum in trained_on:
                 raise InputError(

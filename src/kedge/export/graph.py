@@ -9,13 +9,13 @@ from torch import Tensor, nn
 from kedge.anchoring import Anchored
 from kedge.anchoring.stem import Stem
 from kedge.anchoring.views import view
-from kedge.detectors import AMP, Detector, Outputs, TemperatureScaling
+from kedge.detectors import AMP, Detector, Outputs, RescoringDetector, Student, TemperatureScaling
 from kedge.detectors.logits import LogitDetector
 from kedge.errors import InputError
 from kedge.models.classifier import Classifier, logits_of
 
 OUTPUTS = ("label", "probability", "score", "temperature", "p_value", "is_ood")
-EXPORTED = (AMP, LogitDetector, TemperatureScaling)
+EXPORTED = (RescoringDetector, LogitDetector, TemperatureScaling)
 
 
 class FoldedStem(nn.Module):
@@ -84,7 +84,7 @@ class Graph(nn.Module):
     @property
     def names(self) -> tuple[str, ...]:
         """Of the outputs; the last is no output of the file, but has its name there."""
-        has_temperature = isinstance(self._detector[0], AMP)
+        has_temperature = isinstance(self._detector[0], RescoringDetector)
         return (*(name for name in OUTPUTS if has_temperature or name != "temperature"), "logits")
 
     def forward(self, images: Tensor) -> tuple[Tensor, ...]:
@@ -107,6 +107,8 @@ class Graph(nn.Module):
 
     def _outputs(self, x: Tensor) -> Outputs:
         detector = self._detector[0]
+        if isinstance(detector, Student):
+            return detector.of_output(self.net.network(x))
         if self.anchors is None:
             hypotheses = logits_of(self.net.network(x))[None]  # (1, B, C)
         else:
@@ -128,13 +130,13 @@ def check_exportable(detector: Detector) -> None:
         >>> from kedge.detectors import ODIN
         >>> check_exportable(ODIN(nn.Sequential(nn.Flatten(), nn.Linear(12, 2))))
         Traceback (most recent call last):
-        kedge.errors.InputError: detector must be AMP, MSP, MaxLogit, Entropy, Energy or TemperatureScaling; got ODIN...
+        kedge.errors.InputError: detector must be AMP, Student, MSP, MaxLogit, Entropy, Energy or TemperatureScaling...
     """
     if not isinstance(detector, EXPORTED):
         came = type(detector).__name__
         raise InputError(
-            f"detector must be AMP, MSP, MaxLogit, Entropy, Energy or TemperatureScaling; got {came}, which is more "
-            "than a function of the logits: run it with kedge"
+            f"detector must be AMP, Student, MSP, MaxLogit, Entropy, Energy or TemperatureScaling; got {came}, which "
+            "is more than a function of the logits: run it with kedge"
         )
     if isinstance(detector, AMP) and detector.adaptive:
         raise InputError(

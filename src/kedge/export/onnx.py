@@ -30,12 +30,12 @@ def export_onnx(
     """Write a calibrated detector to one ONNX file that needs neither kedge nor torch.
 
     In: ``images``, uint8 (N, D, H, W) of the network's size. Out: ``label``, ``probability`` of that label, ``score``,
-    ``temperature`` (of AMP), ``p_value`` and ``is_ood``, (N,) each. Normalisation, anchors, score and calibration are
-    inside; resizing is not, and is described in the metadata ``kedge.preprocess``.
+    ``temperature`` (of AMP and Student), ``p_value`` and ``is_ood``, (N,) each. Normalisation, anchors, score and
+    calibration are inside; resizing is not, and is described in the metadata ``kedge.preprocess``.
 
     Args:
-        detector: AMP with anchors that all images share, MSP, MaxLogit, Entropy, Energy or TemperatureScaling;
-            calibrated.
+        detector: AMP with anchors that all images share, Student, MSP, MaxLogit, Entropy, Energy or
+            TemperatureScaling; calibrated.
         path: Where to write.
         opset: The version of ONNX's operations.
         sha256: Of the detector's own file, for the metadata; by default of what `Detector.save` would write.

@@ -15,7 +15,7 @@ HEAD = 10.0  # times that, for the last layer, which starts far from where it en
 
 
 def make_optimiser(net: Classifier, recipe: Recipe) -> torch.optim.Optimizer:
-    """SGD for all weights, or Muon. Every group's ``scale`` says how its rate relates to the recipe's.
+    """SGD for all weights, Adam, or Muon. Every group's ``scale`` says how its rate relates to the recipe's.
 
     Muon takes the weights of convolutions and linear layers but the first and the last. All others go by Adam, with
     rates that fall with the square root of a layer's inputs, as the size of its weights does.
@@ -28,6 +28,9 @@ def make_optimiser(net: Classifier, recipe: Recipe) -> torch.optim.Optimizer:
             weight_decay=recipe.weight_decay,
             nesterov=recipe.nesterov,
         )
+    if recipe.optimiser == "adam":
+        every: list[dict[str, Any]] = [{"params": list(net.parameters()), "scale": 1.0}]
+        return torch.optim.AdamW(every, lr=recipe.lr, weight_decay=recipe.weight_decay)
     kinds = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Linear)
     # Only weights that are parameters: one that is drawn from a distribution (SVI) has others behind it.
     layers = [m for m in net.modules() if isinstance(m, kinds) and "weight" in m._parameters]

@@ -7,7 +7,7 @@ from kedge.checks import at_least, between, one_of
 from kedge.errors import InputError
 
 SCHEDULES = ("steps", "one-cycle", "linear")
-OPTIMISERS = ("sgd", "muon")
+OPTIMISERS = ("sgd", "muon", "adam")
 PADDINGS = ("zeros", "reflect")
 
 
@@ -20,11 +20,12 @@ class Recipe:
         batch: Images per step.
         lr: The highest learning rate.
         optimiser: ``"sgd"``, or ``"muon"`` for networks whose convolutions are followed by norms: steps of the same
-            relative size in every direction of a weight, and Adam for the first and the last layer, biases and norms.
+            relative size in every direction of a weight, and Adam for the first and the last layer, biases and norms;
+            or ``"adam"``, whose steps do not grow with the loss, for networks that are trained already.
         momentum: Of SGD, or of Muon.
         nesterov: Whether the momentum is Nesterov's.
-        weight_decay: Of SGD, biases and normalisation layers included, as in the paper's setup; Muon keeps its weights
-            at one size instead.
+        weight_decay: Of SGD, biases and normalisation layers included, as in the paper's setup, or of Adam, apart from
+            its gradients; Muon keeps its weights at one size instead.
         schedule: ``"steps"`` multiplies the rate by ``gamma`` at each of ``milestones``; ``"one-cycle"`` warms up
             linearly over the first fifth and falls linearly to zero; ``"linear"`` falls from the first step on.
         milestones: Epochs.
@@ -115,6 +116,8 @@ RECIPES = {
     ),
     # For a trained network that was anchored with init="preserve".
     "tune": Recipe(epochs=5, lr=0.02, nesterov=True, schedule="one-cycle"),
+    # For a student that starts from its teacher's own network.
+    "distil": Recipe(epochs=2, lr=1e-4, optimiser="adam", weight_decay=0.0, schedule="one-cycle"),
     # For 28 x 28 digits, which must not be flipped.
     "demo": Recipe(epochs=12, batch=64, nesterov=True, schedule="one-cycle", crop=2, flip=False),
 }

@@ -1,0 +1,95 @@
+"""Plain networks out of anchored ones: with another first layer, or as they are under the mean of their anchors."""
+
+import copy
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+
+from kedge.anchoring.anchored import Anchored
+from kedge.errors import NotReadyError
+from kedge.models.classifier import Classifier
+from kedge.models.conversion import apply, conversion
+
+
+class Shifted(nn.Module):
+    """A first layer, and the part of an anchor that is added to whatever it gives.
+
+    Args:
+        layer: Takes images.
+        shape: Of what it gives for one image.
+
+    Example:
+        >>> layer = Shifted(nn.Linear(4, 2), (2,))
+        >>> bool((layer(torch.ones(1, 4)) == layer.layer(torch.ones(1, 4))).all())
+        True
+    """
+
+    def __init__(self, layer: nn.Module, shape: tuple[int, ...]) -> None:
+        super().__init__()
+        weight = cast(Tensor, layer.weight)
+        self.layer = layer
+        # The name tells `kedge.export` that the sum belongs to the first layer.
+        self.anchor_maps = nn.Parameter(torch.zeros((1, *shape), dtype=weight.dtype, device=weight.device))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The layer's output, (B, ...), with the anchor's part."""
+        shifted: Tensor = self.layer(x) + self.anchor_maps
+        return shifted
+
+
+@conversion("mean anchor")
+def shift(network: nn.Module, *, layer: str, shape: list[int]) -> nn.Module:
+    """Give a network's first layer a constant to add to what it gives: zero, until it is set or learned.
+
+    Example:
+        >>> shift(nn.Sequential(nn.Linear(4, 2), nn.ReLU()), layer="0", shape=[2])[0].anchor_maps
+        Parameter containing:
+        tensor([[0., 0.]], requires_grad=True)
+    """
+    network.set_submodule(layer, Shifted(network.get_submodule(layer), tuple(shape)))
+    return network
+
+
+def under_mean_anchor(net: Anchored) -> Classifier:
+    """A plain copy of an anchored network that computes what it computes under the mean of its anchors.
+
+    The first layer is affine, so the mean of the anchors' parts there is the part of their mean, and it becomes a
+    constant of the copy. What the anchors' disagreement adds behind the first layer is lost.
+
+    Example:
+        >>> from kedge import anchor
+        >>> net = anchor(nn.Sequential(nn.Flatten(), nn.Linear(12, 4), nn.Linear(4, 2)), init="fresh").eval()
+        >>> net.set_anchors(torch.rand(5, 3, 2, 2))
+        >>> x = torch.rand(7, 3, 2, 2)
+        >>> bool(torch.allclose(under_mean_anchor(net)(x), net(x), atol=1e-5))  # linear all through
+        True
+    """
+    if net.anchors is None:
+        raise NotReadyError("the network has no anchors to take the mean of: call set_anchors(images), or fit AMP")
+    with torch.no_grad():
+        part = net.shared_maps().mean(dim=0)  # (1, ...)
+    plain = with_first_layer(net, net.stem.layer(net.stem.weight[:, net.stem.split :]))
+    plain.network = apply(plain.network, "mean anchor", layer=net.layer, shape=list(part.shape[1:]))
+    with torch.no_grad():
+        cast(Shifted, plain.network.get_submodule(net.layer)).anchor_maps.copy_(part)
+    plain.record = dict(net.record)
+    plain.outliers = None if net.outliers is None else net.outliers.clone()
+    return plain.train(net.training)
+
+
+def with_first_layer(net: Anchored, layer: nn.Module) -> Classifier:
+    """A plain copy of an anchored network that has another layer in place of its first.
+
+    Example:
+        >>> from kedge import anchor
+        >>> net = anchor(nn.Sequential(nn.Flatten(), nn.Linear(12, 2)))
+        >>> with_first_layer(net, nn.Linear(12, 2)).network[1]
+        Linear(in_features=12, out_features=2, bias=True)
+    """
+    network = copy.deepcopy(net.network)
+    network.set_submodule(net.layer, layer)
+    plain = Classifier(network)
+    if net.has_statistics:
+        plain.set_statistics(net.mean, net.std)
+    return plain
