@@ -3,4 +3,4 @@
 import multiprocessing
 
 FRESH = multiprocessing.get_context("forkserver")
-FRESH.set_forkserver_preload(["kedge.cli", "kornia.augmentation", "pytest"])
+FRESH.set_forkserver_preload(["kedge.cli", "kornia.augmentation", "pytest", "torch._dynamo"])  # the last by torch.optim
