@@ -664,9 +664,11 @@ async def good_answer(app):
 
 
 def test_every_hostile_request_is_answered_or_refused_and_the_next_good_one_is_answered(detector):
+    cases = 2000
+
     async def work(app):
         before = await good_answer(app)
-        counts = await fuzz(app, 4000, np.random.default_rng(5))
+        counts = await fuzz(app, cases, np.random.default_rng(5))
         service = app.state.service
         assert (service.held, service.taken, service.batcher.queued) == (0, 0, 0)
         assert await good_answer(app) == pytest.approx(before, rel=1e-4)
@@ -674,7 +676,7 @@ def test_every_hostile_request_is_answered_or_refused_and_the_next_good_one_is_a
 
     counts = with_app(detector, work)
     assert counts.keys() >= {200, 400, 404, 405, 415, 422, 499}
-    assert 0.1 < counts[200] / 4000 < 0.9
+    assert 0.1 < counts[200] / cases < 0.9
 
 
 @pytest.mark.slow
@@ -921,7 +923,6 @@ def test_what_is_no_http_is_refused(hostile_port, sent):
     sender = connected(hostile_port, sent)
     sender.shutdown(socket.SHUT_WR)
     answer = everything(sender)
-    assert not answer.startswith(b"HTTP/1.1 5")
     assert answer[:10] in (b"", b"HTTP/1.1 4", b"HTTP/1.1 2")
     assert b"Traceback" not in answer
     assert post(hostile_port).startswith(b"HTTP/1.1 200")
