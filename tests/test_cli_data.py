@@ -59,7 +59,7 @@ def isun(tmp_path):
     return home
 
 
-def test_list_names_every_set_with_its_licence_and_whether_it_is_here(run, isun, tmp_path):
+def test_list_names_every_set_with_its_licence_and_whether_it_is_here(run, isun):
     code, out, _ = run("data", "list")
     assert code == 0
     rows = {line.split("│")[1].strip(): line for line in out.splitlines() if line.count("│") > 4}

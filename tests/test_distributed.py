@@ -4,20 +4,26 @@ import json
 import os
 import subprocess
 import sys
-import textwrap
+from importlib.util import find_spec
+from pathlib import Path
 
 import pytest
+import torch
+from torch import nn
 
-pytest.importorskip("lightning_fabric")
+import kedge
+import kedge.files
+from kedge.training import Recipe, train
+from kedge.transforms import seeded
 
-# Without batch statistics, which each process would take of its own half.
-SCRIPT = textwrap.dedent(
-    """
-    import sys, torch, kedge
-    from torch import nn
-    from kedge.training import Recipe, train
-    from kedge.transforms import seeded
+pytestmark = pytest.mark.skipif(
+    find_spec("lightning_fabric") is None, reason="lightning_fabric is missing: kedge[fabric]"
+)
+KINDS = ("anchored", "plain")
 
+
+def train_in(directory, kind):
+    """Train without batch statistics, which each process would take of its own half."""
     torch.set_num_threads(1)
     generator = torch.Generator().manual_seed(0)
     labels = torch.arange(192) % 3
@@ -27,55 +33,62 @@ SCRIPT = textwrap.dedent(
         net = nn.Sequential(
             nn.Conv2d(3, 8, 3, padding=1), nn.GroupNorm(2, 8), nn.ReLU(),
             nn.MaxPool2d(2), nn.Flatten(), nn.Linear(288, 3),
-        )
-    net = kedge.anchor(net, every=2, mask=0.2, init="fresh") if sys.argv[2] == "anchored" else net
+        )  # fmt: skip
+        net = kedge.anchor(net, every=2, mask=0.2, init="fresh") if kind == "anchored" else net
     recipe = Recipe(epochs=4, batch=32, lr=0.05, crop=2, weight_decay=1e-3)
-    train(net, kedge.ImageSet(images, labels, "toy"), recipe, seed=5, directory=sys.argv[1])
-    """
-)
+    train(net, kedge.ImageSet(images, labels, "toy"), recipe, seed=5, directory=directory)
 
 
-def run(command, directory, kind):
-    env = os.environ | {"OMP_NUM_THREADS": "1"}
+def tell_who_writes(log):
+    """Note the rank of this process whenever it opens one of kedge's files to write."""
+    opened = os.open
+
+    def spying(path, *args, **options):
+        if str(path).endswith(".part"):
+            with log.open("a") as file:
+                file.write(os.environ["RANK"] + "\n")
+        return opened(path, *args, **options)
+
+    kedge.files.os.open = spying
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory):
+    """What one process wrote, in one/, and what two did, in two/; torchrun starts them once for both kinds."""
+    home = tmp_path_factory.mktemp("distributed")
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     done = subprocess.run(
-        [*command, str(directory / "run.py"), str(directory / "out"), kind],
-        capture_output=True, text=True, env=env, timeout=180, check=False,
+        [*torchrun, __file__, str(home / "two")],
+        capture_output=True, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"}, timeout=600, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
-    return [json.loads(line) for line in (directory / "out" / "history.jsonl").read_text().splitlines()]
+    for kind in KINDS:
+        train_in(home / "one" / kind, kind)
+    return home
 
 
-@pytest.mark.parametrize("kind", ["anchored", "plain"])
-def test_two_processes_give_the_loss_curve_of_one(tmp_path, kind):
-    curves = {}
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    for name, command in {"one": [sys.executable], "two": torchrun}.items():
-        directory = tmp_path / name
-        directory.mkdir()
-        (directory / "run.py").write_text(SCRIPT)
-        curves[name] = run(command, directory, kind)
-    assert [line["step"] for line in curves["two"]] == [6, 12, 18, 24]
-    for one, two in zip(curves["one"], curves["two"], strict=True):
+def curve(directory):
+    return [json.loads(line) for line in (directory / "history.jsonl").read_text().splitlines()]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_two_processes_give_the_loss_curve_of_one(home, kind):
+    alone, together = curve(home / "one" / kind), curve(home / "two" / kind)
+    assert [line["step"] for line in together] == [6, 12, 18, 24]
+    for one, two in zip(alone, together, strict=True):
         assert two["loss"] == pytest.approx(one["loss"], rel=1e-4)
         assert two["accuracy"] == pytest.approx(one["accuracy"], abs=0.011)  # two of 192 images may fall on the edge
-    assert curves["one"][-1]["loss"] < 0.9 * curves["one"][0]["loss"]
+    assert alone[-1]["loss"] < 0.9 * alone[0]["loss"]
 
 
-def test_only_the_first_process_writes(tmp_path):
-    directory = tmp_path / "run"
-    directory.mkdir()
-    spy = textwrap.dedent(
-        """
-        import os, pathlib, kedge.files
-        opened = os.open
-        def spying(path, *args, **options):
-            if str(path).endswith(".part"):
-                with open(pathlib.Path(__file__).parent / "writers.txt", "a") as log:
-                    log.write(os.environ["RANK"] + "\\n")
-            return opened(path, *args, **options)
-        kedge.files.os.open = spying
-        """
-    )
-    (directory / "run.py").write_text(spy + SCRIPT)
-    run([sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"], directory, "plain")
-    assert set((directory / "writers.txt").read_text().split()) == {"0"}
+def test_there_were_two_and_only_the_first_wrote(home):
+    assert [json.loads((home / "two" / kind / "record.json").read_text())["processes"] for kind in KINDS] == [2, 2]
+    assert set((home / "two" / "writers.txt").read_text().split()) == {"0"}
+
+
+if __name__ == "__main__":  # in each process that torchrun starts
+    folder = Path(sys.argv[1])
+    folder.mkdir(exist_ok=True)
+    tell_who_writes(folder / "writers.txt")
+    for kind in KINDS:
+        train_in(folder / kind, kind)

@@ -1,8 +1,8 @@
 """Detectors on the hub: what is pushed comes back; here the hub is a folder."""
 
-import builtins
 import importlib
 import shutil
+import sys
 from types import SimpleNamespace
 
 import pytest
@@ -118,7 +118,7 @@ def test_a_network_that_is_not_kedge_s_own_is_given_again(remote):
     assert same(kedge.from_pretrained("me/flat", model=fresh), detector)
 
 
-def test_what_goes_wrong_on_the_hub_is_told_in_one_line(detector, remote, monkeypatch):
+def test_what_goes_wrong_on_the_hub_is_told_in_one_line(detector, remote):
     with pytest.raises(NotReadyError, match=r"^me/none could not be read from the hub: 404: me/none$"):
         kedge.from_pretrained("me/none")
     (remote.folder / "me/broken").mkdir(parents=True)
@@ -130,14 +130,7 @@ def test_what_goes_wrong_on_the_hub_is_told_in_one_line(detector, remote, monkey
 
 
 def test_without_the_library_the_error_names_the_extra(detector, monkeypatch):
-    real = builtins.__import__
-
-    def missing(name, *rest, **options):
-        if name.split(".")[0] == "huggingface_hub":
-            raise ImportError(name)
-        return real(name, *rest, **options)
-
-    monkeypatch.setattr(importlib, "import_module", missing)
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
     for call in (lambda: kedge.push_to_hub(detector, "me/x"), lambda: kedge.from_pretrained("me/x")):
         with pytest.raises(NotReadyError, match=r"pip install 'kedge\[hub\]'"):
             call()

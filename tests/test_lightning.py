@@ -46,14 +46,14 @@ class Module(lightning.LightningModule):
         return torch.optim.SGD(self.parameters(), lr=0.05)
 
 
-def fit(callback, *, module=None, epochs=2, validate=True, folder=None, **options):
+def fit(*callbacks, module=None, epochs=2, validate=True, checkpoint=None):
     module = module or Module()
     trainer = lightning.Trainer(
         max_epochs=epochs, accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False,
-        enable_model_summary=False, callbacks=[callback, *options.pop("more", ())], **options,
+        enable_model_summary=False, callbacks=list(callbacks),
     )  # fmt: skip
     loader = DataLoader(TRAIN, batch_size=16)
-    trainer.fit(module, loader, loader if validate else None)
+    trainer.fit(module, loader, loader if validate else None, ckpt_path=checkpoint, weights_only=False)
     return trainer, module
 
 
@@ -85,7 +85,7 @@ def test_validation_can_evaluate_the_network_and_gets_an_auroc_that_others_can_m
                     auroc(kedge.AMP(net).fit(TRAIN).score(HELD_OUT), kedge.AMP(net).fit(TRAIN).score(BRIGHT))
                 )
 
-    _, module = fit(AnchorCallback(TRAIN, HELD_OUT, ood=BRIGHT), epochs=3, more=[Listen()])
+    _, module = fit(AnchorCallback(TRAIN, HELD_OUT, ood=BRIGHT), Listen(), epochs=3)
     assert len(logged) == 3
     assert logged == pytest.approx(counted, abs=1e-6)
     assert module.seen
@@ -113,13 +113,7 @@ def test_a_checkpoint_is_gone_on_with_and_keeps_its_anchors(tmp_path):
     trainer, module = fit(AnchorCallback(TRAIN, HELD_OUT), epochs=1)
     trainer.save_checkpoint(tmp_path / "last.ckpt")
     again = AnchorCallback(TRAIN, HELD_OUT)
-    resumed = Module()
-    other = lightning.Trainer(
-        max_epochs=2, accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False,
-        enable_model_summary=False, callbacks=[again],
-    )  # fmt: skip
-    loader = DataLoader(TRAIN, batch_size=16)
-    other.fit(resumed, loader, ckpt_path=tmp_path / "last.ckpt", weights_only=False)
+    _, resumed = fit(again, validate=False, checkpoint=tmp_path / "last.ckpt")
     assert torch.equal(resumed.net0.anchors, module.net0.anchors)
     assert again.detector.net.batches_seen == 6
 

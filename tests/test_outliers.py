@@ -101,9 +101,9 @@ def test_scrambling_keeps_how_strong_each_wave_is():
 
 def test_all_kinds_take_equal_parts():
     x = images(10)
-    y = made(make_outliers, x)
     with seeded(0):
-        assert torch.equal(y[:2], jigsaw(x[:2]))
+        expected = [maker(part) for maker, part in zip(MAKERS.values(), x.split(2), strict=True)]
+    assert torch.equal(made(make_outliers, x), torch.cat(expected))
     assert len(make_outliers(images(3))) == 3  # fewer images than kinds
     with pytest.raises(InputError, match=r"images must be \(B, D, H, W\) to make outliers of; got \(4, 5\)"):
         make_outliers(torch.rand(4, 5))
@@ -138,10 +138,10 @@ def test_nothing_made_is_plain_cross_entropy():
     torch.testing.assert_close(found.value, torch.nn.functional.cross_entropy(net(x), y))
 
 
-def test_a_network_learns_to_refuse_what_is_made(tmp_path):
+def test_a_network_learns_to_refuse_what_is_made():
     from kedge.data.digits import digits
 
-    train, test = digits().split(0.8)
+    train, test = digits().subset(range(0, 5000, 2)).split(0.8)
     recipe = kedge.training.recipe("demo", epochs=2)
 
     def largest(objective):

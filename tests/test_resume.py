@@ -1,11 +1,9 @@
 """A run can be killed at any moment; started again it ends with the very same weights."""
 
+import contextlib
 import json
-import os
+import resource
 import signal
-import subprocess
-import sys
-import textwrap
 import time
 
 import pytest
@@ -16,14 +14,13 @@ from kedge.errors import FileFormatError, InputError, KedgeError
 from kedge.models import build
 from kedge.training import Recipe, train
 from kedge.transforms import seeded
+from processes import FRESH
 
-SCRIPT = textwrap.dedent(
-    """
-    import sys, torch, kedge
-    from kedge.models import build
-    from kedge.training import Recipe, train
-    from kedge.transforms import seeded
+STEPS = 6 * 6
 
+
+def whole_run(directory, report=lambda step: None):
+    """A training with all that has a state: dropout, masks, corrupted anchors, a schedule, an average; its detector."""
     torch.set_num_threads(1)
     generator = torch.Generator().manual_seed(0)
     images = torch.randint(0, 256, (96, 1, 12, 12), dtype=torch.uint8, generator=generator)
@@ -32,56 +29,48 @@ SCRIPT = textwrap.dedent(
         net = build("wrn", depth=10, width=1, classes=3, channels=1, dropout=0.3)
     net = kedge.anchor(net, mask=0.25, mask_target="uniform", every=3)
     recipe = Recipe(epochs=6, batch=16, lr=0.05, nesterov=True, schedule="one-cycle", crop=2, ema=0.9)
-
-    def slow(p):
-        print(p.step, flush=True)
-
-    train(net, data, recipe, seed=3, directory=sys.argv[1], checkpoint_seconds=0.0, validation=data, progress=slow)
-    kedge.AMP(net).fit(data).save(sys.argv[1] + "/detector.kedge")
-    """
-)
-STEPS = 6 * 6
-
-
-def start(script, directory):
-    env = os.environ | {"OMP_NUM_THREADS": "1", "KMP_BLOCKTIME": "0"}
-    command = [sys.executable, str(script), str(directory)]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env)
+    train(
+        net, data, recipe, seed=3, directory=directory, checkpoint_seconds=0.0, validation=data,
+        progress=lambda p: report(p.step),
+    )  # fmt: skip
+    kedge.AMP(net).fit(data).save(directory / "detector.kedge")
 
 
 def weights(directory):
     return kedge.load(directory / "detector.kedge").net.state_dict()
 
 
+def history(directory):
+    lines = [json.loads(line) for line in (directory / "history.jsonl").read_text().splitlines()]
+    return [{name: value for name, value in line.items() if name != "seconds"} for line in lines]
+
+
 def test_a_run_killed_several_times_ends_with_bit_identical_weights(tmp_path):
-    script = tmp_path / "run.py"
-    script.write_text(SCRIPT)
-    whole = start(script, tmp_path / "whole")
-    assert whole.wait(timeout=120) == 0, whole.stderr.read()
+    once, often = tmp_path / "once", tmp_path / "often"
+    whole_run(once)
 
-    kills = 0
     for stop_after in (1, 6, 9, 14):  # steps of this life before SIGKILL; then one life that may finish
-        life = start(script, tmp_path / "killed")
+        steps, told = FRESH.Pipe(duplex=False)
+        life = FRESH.Process(target=whole_run, args=(often, told.send))
+        life.start()
+        told.close()
         for _ in range(stop_after):
-            assert life.stdout.readline(), life.stderr.read()
+            assert steps.recv() < STEPS
         time.sleep(0.003 * stop_after)  # so that the kill falls into different parts of a step
-        life.send_signal(signal.SIGKILL)
-        life.wait(timeout=30)
-        kills += life.returncode == -signal.SIGKILL
-    last = start(script, tmp_path / "killed")
-    assert last.wait(timeout=120) == 0, last.stderr.read()
+        life.kill()
+        life.join(timeout=30)
+        assert life.exitcode == -signal.SIGKILL
+    last = FRESH.Process(target=whole_run, args=(often,))
+    last.start()
+    last.join(timeout=120)
+    assert last.exitcode == 0
 
-    assert kills == 4
-    once, often = weights(tmp_path / "whole"), weights(tmp_path / "killed")
-    assert once.keys() == often.keys()
-    assert all(torch.equal(once[name], often[name]) for name in once)
-    lines = [(tmp_path / run / "history.jsonl").read_text().splitlines() for run in ("whole", "killed")]
-    first, second = ([json.loads(line) for line in run] for run in lines)
-    assert len(first) == len(second) == 6
-    assert [{k: v for k, v in line.items() if k != "seconds"} for line in first] == [
-        {k: v for k, v in line.items() if k != "seconds"} for line in second
-    ]
-    assert not list((tmp_path / "killed").glob(".*.part"))
+    expected, found = weights(once), weights(often)
+    assert expected.keys() == found.keys()
+    assert all(torch.equal(expected[name], found[name]) for name in expected)
+    assert len(history(once)) == 6
+    assert history(once) == history(often)
+    assert not list(often.glob(".*.part"))
 
 
 def toy(n=64, classes=2):
@@ -95,6 +84,11 @@ def network(classes=2):
         return build("compact", width=4, classes=classes, channels=1)
 
 
+def same_weights(one, other):
+    pairs = zip(one.state_dict().values(), other.state_dict().values(), strict=True)
+    return all(torch.equal(a, b) for a, b in pairs)
+
+
 RECIPE = Recipe(epochs=2, batch=16, lr=0.05, crop=0, flip=False)
 
 
@@ -103,9 +97,7 @@ def test_a_finished_run_is_not_trained_again(tmp_path):
     steps = []
     second = train(network(), toy(), RECIPE, directory=tmp_path, progress=steps.append)
     assert steps == []
-    assert all(
-        torch.equal(a, b) for a, b in zip(first.state_dict().values(), second.state_dict().values(), strict=True)
-    )
+    assert same_weights(first, second)
 
 
 @pytest.mark.parametrize(
@@ -153,32 +145,46 @@ def test_a_loss_that_is_not_a_number_stops_and_keeps_the_last_good_checkpoint(tm
         train(net, toy(), RECIPE, directory=tmp_path, progress=poison)
     healed = train(network(), toy(), RECIPE, directory=tmp_path)
     straight = train(network(), toy(), RECIPE)
-    pairs = zip(healed.state_dict().values(), straight.state_dict().values(), strict=True)
-    assert all(torch.equal(a, b) for a, b in pairs)
+    assert same_weights(healed, straight)
+
+
+class StopError(Exception):
+    pass
+
+
+def stop_at(step):
+    def stop(progress):
+        if progress.step == step:
+            raise StopError
+
+    return stop
+
+
+@contextlib.contextmanager
+def full_disk():
+    """Let no file grow beyond a page, as when the disk fills up in mid-write."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        signal.signal(signal.SIGXFSZ, handler)
 
 
 def test_a_disk_that_is_full_in_mid_checkpoint_loses_nothing(tmp_path):
-    script = tmp_path / "run.py"
-    limit = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))\n"
-    ignore = "import signal; signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
-    script.write_text(SCRIPT)
-    whole = start(script, tmp_path / "run")
-    for _ in range(8):
-        whole.stdout.readline()
-    whole.kill()
-    whole.wait(timeout=30)
-    before = (tmp_path / "run" / "last.ckpt").read_bytes()
-    full = tmp_path / "full.py"
-    full.write_text(ignore + limit + SCRIPT)
-    failed = start(full, tmp_path / "run")
-    _, errors = failed.communicate(timeout=120)
-    assert failed.returncode == 1
-    assert errors.splitlines()[-1].startswith("kedge.errors.KedgeError")
-    assert "last.ckpt could not be written" in errors.splitlines()[-1]
-    assert (tmp_path / "run" / "last.ckpt").read_bytes() == before
-    assert [p.name for p in (tmp_path / "run").iterdir() if p.name.endswith(".part")] == []
-    healed = start(script, tmp_path / "run")
-    assert healed.wait(timeout=120) == 0
+    straight = train(network(), toy(), RECIPE)
+    with pytest.raises(StopError):
+        train(network(), toy(), RECIPE, directory=tmp_path, checkpoint_seconds=0.0, progress=stop_at(5))
+    before = (tmp_path / "last.ckpt").read_bytes()
+    assert len(before) > 4096
+    with full_disk(), pytest.raises(KedgeError, match=r"last\.ckpt could not be written"):
+        train(network(), toy(), RECIPE, directory=tmp_path, checkpoint_seconds=0.0)
+    assert (tmp_path / "last.ckpt").read_bytes() == before
+    assert [p.name for p in tmp_path.iterdir() if p.name.endswith(".part")] == []
+    healed = train(network(), toy(), RECIPE, directory=tmp_path)
+    assert same_weights(healed, straight)
 
 
 def test_a_directory_that_cannot_be_written_is_named(tmp_path):
@@ -202,19 +208,10 @@ def test_shuffled_loaders_and_random_transforms_go_on_as_if_never_stopped(tmp_pa
     data = torch.utils.data.DataLoader(Noisy(), batch_size=8, shuffle=True) if kind == "loader" else Noisy()
     how = Recipe(epochs=3, batch=8, lr=0.02, crop=0, flip=False)
     straight = train(network(), data, how, directory=tmp_path / "straight")
-
-    class StopError(Exception):
-        pass
-
-    def stop(progress):
-        if progress.step == 9:
-            raise StopError
-
     with pytest.raises(StopError):
-        train(network(), data, how, directory=tmp_path / "stopped", checkpoint_seconds=0.0, progress=stop)
+        train(network(), data, how, directory=tmp_path / "stopped", checkpoint_seconds=0.0, progress=stop_at(9))
     resumed = train(network(), data, how, directory=tmp_path / "stopped")
-    pairs = zip(straight.state_dict().values(), resumed.state_dict().values(), strict=True)
-    assert all(torch.equal(a, b) for a, b in pairs)
+    assert same_weights(straight, resumed)
 
 
 def test_weights_that_an_epochs_last_step_ruined_do_not_replace_a_good_checkpoint(tmp_path):

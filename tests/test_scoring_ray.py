@@ -202,7 +202,7 @@ def test_the_command_starts_a_cluster_and_ends_it_and_prints_nothing_of_its_own(
     whole = scored(home, tmp_path / "whole.parquet")
     out = tmp_path / "out.parquet"
     command = ["score", "--detector", home / "detector.kedge", home / "photos", "-o", out, "--shard", SHARD, "--json"]
-    done = run(*command, "--no-summary", "--engine", "ray", "--ray-address", "local", "--parallel", 2)
+    done = run(*command, "--no-summary", "--engine", "ray", "--ray-address", "local", "--parallel", 1)
     assert done.exit_code == 0, done.output
     assert json.loads(done.stdout)["images"] == IMAGES
     assert list(read_rows(out)) == whole
@@ -255,7 +255,7 @@ def test_a_worker_that_is_killed_in_mid_write_costs_no_image(home, cluster, tmp_
     whole = scored(home, tmp_path / "whole.csv")
     reports = []
     rows = scored(
-        home, tmp_path / "out.csv", RayEngine(parallel=2), progress=lambda done, total: reports.append((done, total))
+        home, tmp_path / "out.csv", RayEngine(parallel=1), progress=lambda done, total: reports.append((done, total))
     )
     assert int(marker.read_text()) != os.getpid()
     assert (tmp_path / "out.csv").read_bytes() == (tmp_path / "whole.csv").read_bytes()

@@ -53,8 +53,6 @@ from kedge.data.sources.look import contact_sheet, spread, summarise
 from kedge.data.sources.streamed import Files, settled
 from kedge.errors import FileFormatError, InputError, KedgeWarning, NotReadyError
 
-RNG = np.random.default_rng(0)
-
 
 def pixels(*shape, seed=0):
     return np.random.default_rng(seed).integers(0, 256, shape, dtype=np.uint8)
@@ -261,7 +259,7 @@ def test_subsets_and_splits_read_nothing(photos):
         streamed.subset(torch.tensor([True]))
 
 
-def test_the_checksum_is_of_names_sizes_and_labels(photos, tmp_path):
+def test_the_checksum_is_of_names_sizes_and_labels(photos):
     streamed = folder(photos)
     lines = [f"{n}\t{(photos / n).stat().st_size}\t{y}\n" for n, y in zip(streamed.store.names, [0, 0, 1], strict=True)]
     assert streamed.checksum == hashlib.sha256("".join(sorted(lines)).encode()).hexdigest()

@@ -475,7 +475,7 @@ def test_the_rate_of_a_milestone_begins_with_its_epoch():
     assert [line["lr"] for line in net.record["history"]] == pytest.approx([0.01, 0.001, 0.0001])
 
 
-def test_anchors_and_statistics_are_taken_from_images_as_the_network_sees_them(tmp_path):
+def test_anchors_and_statistics_are_taken_from_images_as_the_network_sees_them():
     generator = torch.Generator().manual_seed(0)
     pixels = torch.randint(0, 256, (32, 12, 9, 3), dtype=torch.uint8, generator=generator).numpy()
     pictures = [(Image.fromarray(array), number % 2) for number, array in enumerate(pixels)]
