@@ -100,13 +100,27 @@ def test_scrambling_keeps_how_strong_each_wave_is():
 
 
 def test_all_kinds_take_equal_parts():
-    x = images(10)
+    x = images(15)
     with seeded(0):
-        expected = [maker(part) for maker, part in zip(MAKERS.values(), x.split(2), strict=True)]
+        expected = [maker(part) for maker, part in zip(MAKERS.values(), x.split(3), strict=True)]
     assert torch.equal(made(make_outliers, x), torch.cat(expected))
-    assert len(make_outliers(images(3))) == 3  # fewer images than kinds
     with pytest.raises(InputError, match=r"images must be \(B, D, H, W\) to make outliers of; got \(4, 5\)"):
         make_outliers(torch.rand(4, 5))
+
+
+@pytest.mark.parametrize("count", range(1, 16))
+def test_few_images_make_fewer_kinds_and_never_an_image_as_it_was(count):
+    x = images(count)
+    for seed in range(10):
+        y = made(make_outliers, x, seed=seed)
+        assert y.shape == x.shape
+        assert not any(torch.equal(one, other) for one in y for other in x)
+
+
+@pytest.mark.parametrize("kinds", [("remix", "mismatch"), tuple(MAKERS)])
+def test_of_too_few_images_none_are_made(kinds):
+    assert len(make_outliers(images(2), kinds)) == (0 if "zoom" not in kinds else 2)
+    assert len(make_outliers(images(0), kinds)) == 0
 
 
 # The objective.

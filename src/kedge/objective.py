@@ -195,9 +195,9 @@ class MadeOutliers(Objective):
         chosen = torch.randperm(len(step.x))[:count].to(step.x.device)
         # In one pass, so that batch norms see both: in passes of their own they would tell them apart.
         logits = step.forward(torch.cat([step.x, make_outliers(step.x[chosen], self.kinds)]))
-        known, made = logits.split([len(step.x), count])
+        known, made = logits.tensor_split([len(step.x)])
         fit = F.cross_entropy(step.fitting(known), step.y, label_smoothing=step.label_smoothing)
-        return Loss(fit - self.weight * made.log_softmax(dim=1).mean() if count else fit, known)
+        return Loss(fit - self.weight * made.log_softmax(dim=1).mean() if len(made) else fit, known)
 
     def config(self) -> dict[str, Any]:
         """The arguments."""

@@ -67,10 +67,14 @@ def scramble(images: Tensor) -> Tensor:
 MAKERS = {"jigsaw": jigsaw, "remix": remix, "mismatch": mismatch, "zoom": zoom, "recolour": recolour}
 
 
-def make_outliers(images: Tensor, kinds: tuple[str, ...] = tuple(MAKERS)) -> Tensor:
-    """Make an outlier of each image, an equal part of them of every kind.
+OF_SEVERAL = ("remix", "mismatch")  # kinds that need images beside an image
+SEVERAL = 3  # so that they are others
 
-    Randomness comes from torch's generator: see `kedge.transforms.seeded`.
+
+def make_outliers(images: Tensor, kinds: tuple[str, ...] = tuple(MAKERS)) -> Tensor:
+    """Make an outlier of each image, an equal part of them of every kind; of fewer kinds, drawn, where images are few.
+
+    None are made of one or two images where all kinds need more. Randomness comes from torch's generator: see `kedge.transforms.seeded`.
 
     Args:
         images: (B, D, H, W) in [0, 1].
@@ -82,14 +86,19 @@ def make_outliers(images: Tensor, kinds: tuple[str, ...] = tuple(MAKERS)) -> Ten
     """
     if images.ndim != 4:
         raise InputError(f"images must be (B, D, H, W) to make outliers of; got {tuple(images.shape)}")
+    if len(images) < SEVERAL * len(kinds):
+        able = [kind for kind in kinds if len(images) >= SEVERAL or kind not in OF_SEVERAL]
+        if not able or not len(images):
+            return images[:0]
+        drawn = torch.randperm(len(able))[: max(1, len(images) // SEVERAL)]
+        kinds = tuple(able[number] for number in drawn.tolist())
     parts = images.tensor_split(len(kinds))
-    made = [MAKERS[kind](part) for kind, part in zip(kinds, parts, strict=True) if len(part)]
-    return torch.cat(made) if made else images
+    return torch.cat([MAKERS[kind](part) for kind, part in zip(kinds, parts, strict=True)])
 
 
 def _others(images: Tensor, count: int) -> list[Tensor]:
-    """For each image other images of the batch, which differ from it and from each other where there are enough."""
-    steps = torch.randperm(max(count, len(images) - 1))[:count] + 1
+    """For each image other images of the batch, no two of them the same."""
+    steps = torch.randperm(len(images) - 1)[:count] + 1
     return [images.roll(int(step), dims=0) for step in steps]
 
 

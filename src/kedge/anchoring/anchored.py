@@ -12,8 +12,8 @@ from kedge.anchoring import survey as layers
 from kedge.anchoring.options import AnchoringOptions, Draw
 from kedge.anchoring.per_image import choose_per_image
 from kedge.anchoring.stem import Capture, Captured, Fold, Pair, Stem
-from kedge.anchoring.views import view
-from kedge.checks import at_least, finite, shape_of
+from kedge.anchoring.views import CHOICES, view
+from kedge.checks import at_least, finite, one_of, shape_of
 from kedge.errors import ArchitectureError, InputError, NotReadyError
 from kedge.models.classifier import Classifier, evaluating, logits_of
 from kedge.models.features import read_features
@@ -126,19 +126,10 @@ class Anchored(Classifier):
             x: Images (B, D, ...).
             like: Images to choose each image's own anchors by, where ``x`` is a perturbed version of them.
             views: Views of the image that anchors are held against in turn: 1 for the image itself, 2 for the mirrored
-                one too, 6 for both shifted by a pixel as well.
-            which: The anchors to ask, by number, rising; by default all.
+                one too, 6 for both shifted by a pixel as well. Fewer anchors take the first of them.
+            which: The anchors to ask, by number; by default all.
         """
-        if views == 1:
-            return self.marginalise(x, (), like, which=which)[0]
-        asked = range(self.k) if which is None else which
-        groups = [group for number in range(views) if (group := [k for k in asked if k % views == number])]
-        parts = [
-            self.marginalise(view(x, group[0] % views), (), x if like is None else like, which=group)[0]
-            for group in groups
-        ]
-        order = torch.tensor([k for group in groups for k in group], device=parts[0].device).argsort()
-        return torch.cat(parts)[order]
+        return self.marginalise(x, (), like, which=which, views=views)[0]
 
     def features(
         self, x: Tensor, layers: Sequence[str] = (), *, like: Tensor | None = None
@@ -154,11 +145,13 @@ class Anchored(Classifier):
         like: Tensor | None = None,
         *,
         which: Sequence[int] | None = None,
+        views: int = 1,
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """All hypotheses (K, B, C), and the mean over anchors of the layers' outputs, in one pass for each anchor.
 
-        With ``which``, only the anchors of these numbers are asked.
+        ``which`` and ``views`` are those of `hypotheses`.
         """
+        one_of("views", views, CHOICES)
         if self.anchors is None:
             raise NotReadyError(
                 "the anchored network has no anchors to evaluate with: call set_anchors(images) with a few training "
@@ -170,8 +163,8 @@ class Anchored(Classifier):
                 f"x must have the shape of the anchors, (B, {', '.join(map(str, self.anchors.shape[1:]))}); "
                 f"got {tuple(x.shape)}; for one image pass x[None]"
             )
-        asked = slice(None) if which is None else list(which)
-        k = self.k if which is None else len(which)
+        asked = list(range(self.k) if which is None else which)
+        k = len(asked)
         with evaluating(self):
             self._survey(x)
             image_bytes = x[0].numel() * self.mean.element_size()
@@ -181,7 +174,13 @@ class Anchored(Classifier):
             size = math.ceil(len(x) / math.ceil(len(x) / max(1, rows // k)))  # parts of one size
             chosen_by = (x if like is None else like).split(size)
             parts = [
-                self._fold(part, maps if maps is not None else self._own_maps(by)[asked], min(k, rows), layers)
+                self._fold(
+                    part,
+                    maps if maps is not None else self._own_maps(by)[asked],
+                    [number % views for number in asked],
+                    min(k, rows),
+                    layers,
+                )
                 for part, by in zip(x.split(size), chosen_by, strict=True)
             ]
         if len(parts) == 1:
@@ -254,15 +253,18 @@ class Anchored(Classifier):
             return Corruption() if x.ndim == 4 else None  # vectors and signals have no default corruption
         return self.options.corruption
 
-    def _fold(self, x: Tensor, maps: Tensor, group: int, layers: Sequence[str]) -> tuple[Tensor, dict[str, Tensor]]:
+    def _fold(
+        self, x: Tensor, maps: Tensor, views: Sequence[int], group: int, layers: Sequence[str]
+    ) -> tuple[Tensor, dict[str, Tensor]]:
         """Hypotheses and mean features of a few images, their anchors folded into the batch in groups."""
         normalised = self.normalise(x)
-        job = Fold(images=len(x), maps=maps)
+        seen = {number: view(normalised, number) for number in set(views)}
+        job = Fold(images=len(x), maps=maps, views=views)
         outputs, sums = [], dict.fromkeys(layers, torch.zeros((), dtype=self.mean.dtype, device=x.device))
-        for part in maps.split(group):
-            job.maps = part
+        for first, part in zip(range(0, len(views), group), maps.split(group), strict=True):
+            job.maps, job.views = part, views[first : first + group]
             with self.stem.doing(job):
-                folded = normalised.repeat(len(part), *(1,) * (x.ndim - 1))  # networks may read B off their input
+                folded = torch.cat([seen[number] for number in job.views])  # networks may read B off their input
                 output, found = read_features(self.network, folded, layers)
             outputs.append(logits_of(output).view(len(part), len(x), -1))  # (K, B, C)
             for name, value in found.items():

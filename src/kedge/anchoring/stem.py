@@ -7,8 +7,8 @@ image, the anchors' part once for all images.
 import contextlib
 import copy
 import threading
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import cast
 
 import torch
@@ -51,11 +51,15 @@ class Pair:
 
 @dataclass
 class Fold:
-    """Evaluation: the batch holds B images, once per anchor; ``maps`` are the anchors' parts, (K, 1 or B, ...)."""
+    """Evaluation: the batch holds B images, once per anchor; ``maps`` are the anchors' parts, (K, 1 or B, ...).
+
+    ``views`` has the number of the view that each anchor is held against.
+    """
 
     images: int
     maps: Tensor
-    image_part: Tensor | None = None  # kept between the passes over groups of anchors
+    views: Sequence[int]
+    image_parts: dict[int, Tensor] = field(default_factory=dict)  # by view; kept for the next group of anchors
 
 
 Job = Capture | Pair | Fold
@@ -149,9 +153,12 @@ class Stem(nn.Module):
 
     def _fold(self, x: Tensor, job: Fold) -> Tensor:
         _check_rows(x, len(job.maps) * job.images)
-        if job.image_part is None:
-            job.image_part = self.affine(x[: job.images], self.weight[:, self.split :], self.bias)  # (B, ...)
-        return (job.image_part + job.maps).flatten(0, 1)  # (K, B, ...) -> (K * B, ...)
+        for number, rows in zip(job.views, x.split(job.images), strict=True):
+            if number not in job.image_parts:
+                job.image_parts[number] = self.affine(rows, self.weight[:, self.split :], self.bias)  # (B, ...)
+        parts = [job.image_parts[number] for number in job.views]
+        both = (parts[0] if len(set(job.views)) == 1 else torch.stack(parts)) + job.maps
+        return both.flatten(0, 1)  # (K, B, ...) -> (K * B, ...)
 
 
 def check_supported(layer: nn.Module, name: str) -> None:

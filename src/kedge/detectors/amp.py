@@ -55,7 +55,7 @@ class AMP(RescoringDetector):
         net: A network from `kedge.anchor`, trained.
         variant: ``"paper"`` sums tau over classes and shares the anchors between images; ``"authors"`` takes the mean
             and draws anchors per image, as the published code does; ``"recommended"`` takes the mean over
-            classes, shares the anchors and takes six views.
+            classes, shares the anchors and holds each against another view of the image.
         score: ``"amp"``, ``"msp"``, ``"max_logit"``, ``"entropy"``, ``"energy"`` or a function of your own on the
             rescaled logits (B, C); or ``"temperature"`` or ``"mutual_information"`` of the hypotheses alone.
         tau: ``"sum"`` or ``"mean"``, where it should differ from the variant's.
@@ -114,9 +114,7 @@ class AMP(RescoringDetector):
         self.tau = one_of("tau", tau or chosen.tau, scores.REDUCTIONS)
         self.per_image = chosen.per_image
         self.temperature = one_of("temperature", temperature, TEMPERATURES)
-        self.views = chosen.views if views is None else views
-        if self.views not in viewing.CHOICES:
-            raise InputError(f"views must be one of {', '.join(map(str, viewing.CHOICES))}; got {views}")
+        self.views = one_of("views", chosen.views if views is None else views, viewing.CHOICES)
         self.adaptive = anchors == "auto" if isinstance(anchors, str) else False
         if self.adaptive and (temperature == "global" or score in HYPOTHESIS_SCORES):
             raise InputError('anchors="auto" goes with a score of rescaled logits and each image\'s own temperature')
@@ -141,6 +139,8 @@ class AMP(RescoringDetector):
 
     def fit_method(self, train_set: Any, preprocess: Preprocess) -> None:
         """Freeze the anchors, out of the training images where none are given."""
+        if self.views > 1 and not preprocess.is_image:
+            raise InputError(f"views must be 1 for inputs that are no images, {preprocess.shape}; got {self.views}")
         self.global_tau = self.settled = None
         self.asked = [0, 0]
         asked = self._anchors is not None or self._k is not None or self._seed is not None

@@ -45,7 +45,8 @@ class Memory:
         ) -> tuple[Tensor, dict[str, Tensor]]:
             if layers or torch.is_grad_enabled():
                 return ask(x, layers, like, **options)
-            key = (_digest(net.anchors), net.per_image, _digest(x), _digest(like), tuple(options.get("which") or ()))
+            asked = tuple(options.get("which") or ()), options.get("views", 1)
+            key = (_digest(net.anchors), net.per_image, _digest(x), _digest(like), *asked)
             if key not in self._said:
                 started = time.perf_counter()
                 hypotheses = ask(x, (), like, **options)[0]
