@@ -74,7 +74,8 @@ SEVERAL = 3  # so that they are others
 def make_outliers(images: Tensor, kinds: tuple[str, ...] = tuple(MAKERS)) -> Tensor:
     """Make an outlier of each image, an equal part of them of every kind; of fewer kinds, drawn, where images are few.
 
-    None are made of one or two images where all kinds need more. Randomness comes from torch's generator: see `kedge.transforms.seeded`.
+    None are made of one or two images where all kinds need more. Randomness comes from torch's generator: see
+    `kedge.transforms.seeded`.
 
     Args:
         images: (B, D, H, W) in [0, 1].
