@@ -137,7 +137,7 @@ def detector(home):
         (lambda: kedge.Energy(network("compact", 1), centred=True), 1),
         (lambda: kedge.TemperatureScaling(network("airbench", 1)), 1),
     ],
-    ids=["amp on airbench", "amp with one temperature", "amp with mirrors", "centred energy", "temperature scaling"],
+    ids=["amp on airbench", "amp with one temperature", "amp with views", "centred energy", "temperature scaling"],
 )
 def test_a_file_says_what_its_detector_says(make, channels, tmp_path):
     detector = calibrated(make(), channels)

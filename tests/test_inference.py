@@ -39,7 +39,7 @@ def norms(net):
 
 MAKERS = {
     "amp": lambda: kedge.AMP(kedge.anchor(network(), init="fresh")),
-    "amp with mirrors": lambda: kedge.AMP(kedge.anchor(network(), init="fresh"), variant="recommended"),
+    "amp with views": lambda: kedge.AMP(kedge.anchor(network(), init="fresh"), variant="recommended"),
     "amp, anchors of each image": lambda: kedge.AMP(kedge.anchor(network(), init="fresh"), variant="authors", pool=9),
     "adaptive amp": lambda: kedge.AMP(kedge.anchor(network(), init="fresh"), anchors="auto"),
     "energy": lambda: kedge.Energy(network("airbench")),
