@@ -23,8 +23,9 @@ e2e: $(VENV)/.e2e  ## Open the reports in a real browser (chromium); without one
 evidence: $(VENV)/.test  ## The slow tests.
 	$(BIN)/python -m pytest -m slow
 
-docs: $(VENV)/.test  ## Write docs/methods.md out of the docstrings.
+docs: $(VENV)/.test  ## Write docs/methods.md out of the docstrings, and the tables of docs/results.
 	$(BIN)/python docs/methods.py
+	$(BIN)/python docs/tables.py
 
 bench: $(VENV)/.test  ## Time verdicts in plain forward passes, training steps, and metrics against scikit-learn's.
 	$(BIN)/kedge bench

@@ -1,25 +1,15 @@
-"""Write the tables of docs/results into the pages that show them, and a picture: ``python docs/tables.py``."""
+"""Write the tables of docs/results into the pages that show them: ``python docs/tables.py``."""
 
 import json
 import statistics
-from collections import Counter
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 DOCS = Path(__file__).parent
-PAGES = {  # and the results that they show
-    DOCS.parent / "README.md": "cifar10-fast",
-    DOCS / "suites" / "cifar10-fast.md": "cifar10-fast",
-    DOCS / "insight.md": "insight",
-}
-SHOWN = {  # readings in the picture, and their marks
-    "AMP, tau mean": "o",
-    "no temperature": "x",
-    "temperature alone": "^",
-    "Energy": "s",
-    "Energy, centred": "D",
-}
+RESULTS = DOCS / "results" / "cifar10-fast.json"
+PAGES = (DOCS.parent / "README.md", DOCS / "suites" / "cifar10-fast.md")
 DRAWS = "AMP, other anchors"  # rows that only serve to measure noise
 
 Value = Callable[[Mapping[str, Any]], float]
@@ -28,31 +18,22 @@ Value = Callable[[Mapping[str, Any]], float]
 def main() -> None:
     """Write all pages."""
     for page in PAGES:
-        page.write_text(filled(page))
-    draw(results("insight"), DOCS / "insight.png")
+        page.write_text(filled(page.read_text()))
 
 
-def results(name: str) -> dict[str, Any]:
-    """What a study found."""
-    found: dict[str, Any] = json.loads((DOCS / "results" / f"{name}.json").read_text())
-    return found
-
-
-def filled(page: Path) -> str:
+def filled(text: str) -> str:
     """A page with its tables as the results have them."""
-    known, text = results(PAGES[page]), page.read_text()
-    tables: dict[str, Callable[[], str]] = {
-        "summary": lambda: summary(known),
-        "sets": lambda: by_set(known, "fpr95"),
-        "aurocs": lambda: by_set(known, "auroc"),
-        "more": lambda: more(known),
-        "near": lambda: by_network(known, 0),
-        "made": lambda: by_network(known, 1),
+    known = json.loads(RESULTS.read_text())
+    tables = {
+        "summary": summary(known),
+        "sets": by_set(known, "fpr95"),
+        "aurocs": by_set(known, "auroc"),
+        "more": more(known),
     }
     for name, table in tables.items():
         before, mark, rest = text.partition(f"<!-- table {name} -->\n")
         if mark:
-            text = before + mark + table() + "<!-- end -->" + rest.partition("<!-- end -->")[2]
+            text = before + mark + table + "<!-- end -->" + rest.partition("<!-- end -->")[2]
     return text
 
 
@@ -75,20 +56,26 @@ def summary(known: Mapping[str, Any]) -> str:
 
 def more(known: Mapping[str, Any]) -> str:
     """What else was measured: means over the far sets, how well the classes are known, and the time."""
+    of = next(iter(known["seeds"].values()))
     columns: dict[str, Value] = {
         "AUPR-in ↑": lambda r: r["mean"]["aupr_in"],
         "AUPR-out ↑": lambda r: r["mean"]["aupr_out"],
         "DTACC ↑": lambda r: r["mean"]["dtacc"],
         "ECE ↓": lambda r: r["ece"],
         "AURC ↓": lambda r: r["aurc"],
-        "flagged": lambda r: r["flagged"],
     }
+    columns |= {f"flagged, {name}": partial(_flagged, name) for name in (of["id"], *of["shifted"])}
     rows = []
     for label in ordered(known):
         milliseconds = statistics.median(values_of(known, label, lambda r: r["milliseconds_per_image"]))
         cells = [words(known, label, value) for value in columns.values()]
         rows.append([label, *cells, f"{milliseconds:.1f}"])
     return markdown(["method", *columns, "ms per image"], rows)
+
+
+def _flagged(name: str, result: Mapping[str, Any]) -> float:
+    share: float = result["flagged"][name]
+    return share
 
 
 def by_set(known: Mapping[str, Any], metric: str) -> str:
@@ -99,62 +86,6 @@ def by_set(known: Mapping[str, Any], metric: str) -> str:
         values: list[Value] = [lambda r, ood=ood: r["metrics"][ood][metric]["value"] for ood in sets]  # type: ignore[misc]
         rows.append([label, *(words(known, label, value) for value in values)])
     return markdown(["method", *sets], rows)
-
-
-def readings(known: Mapping[str, Any]) -> dict[str, dict[str, str]]:
-    """The rows of the study `insight`: by network and reading."""
-    found: dict[str, dict[str, str]] = {}
-    for label in first(known):
-        network, _, reading = label.partition(": ")
-        found.setdefault(network, {})[reading] = label
-    return found
-
-
-def by_network(known: Mapping[str, Any], number: int) -> str:
-    """AUROC / FPR95 on one set, of every network as every reading sees it; readings of few networks come last."""
-    rows, ood = readings(known), list(next(iter(first(known).values()))["metrics"])[number]
-    times = Counter(reading for of in rows.values() for reading in of)
-    common = [reading for reading, count in times.items() if count > 2]
-
-    def cell(label: str) -> str:
-        return f"{percent(known, label, ood, 'auroc'):.1f} / {percent(known, label, ood, 'fpr95'):.1f}"
-
-    lines = []
-    for network, of in rows.items():
-        cells = [cell(of[reading]) if reading in of else "" for reading in common]
-        lines.append([network, words(known, next(iter(of.values())), lambda r: r["accuracy"]), *cells])
-    rare = [
-        [network, reading, cell(label)]
-        for network, of in rows.items()
-        for reading, label in of.items()
-        if reading not in common
-    ]
-    heads = ["network", "accuracy", *common]
-    return markdown(heads, lines) + "\n" + markdown(["network", "reading", "AUROC / FPR95"], rare)
-
-
-def draw(known: Mapping[str, Any], path: Path) -> None:
-    """FPR95 of every network on either set, as the main readings see it."""
-    import matplotlib.pyplot as plt
-
-    rows, sets = readings(known), list(next(iter(first(known).values()))["metrics"])
-    figure, axes = plt.subplots(1, len(sets), figsize=(11, 0.32 * len(rows) + 1.2), sharey=True, layout="constrained")
-    for axis, ood in zip(axes, sets, strict=True):
-        for number, (reading, marker) in enumerate(SHOWN.items()):
-            at = {place: of[reading] for place, of in enumerate(rows.values()) if reading in of}
-            rates = [percent(known, label, ood, "fpr95") for label in at.values()]
-            axis.plot(rates, list(at), marker, color=f"C{number}", label=reading)
-        axis.set(title=ood, xlabel="FPR95, percent", yticks=range(len(rows)), yticklabels=list(rows))
-        axis.grid(axis="x", alpha=0.3)
-    axes[0].invert_yaxis()
-    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=len(SHOWN), frameon=False)
-    figure.savefig(path, dpi=120)
-    plt.close(figure)
-
-
-def percent(known: Mapping[str, Any], label: str, ood: str, metric: str) -> float:
-    """The mean over seeds of a metric on one set."""
-    return 100 * statistics.fmean(values_of(known, label, lambda r: r["metrics"][ood][metric]["value"]))
 
 
 def first(known: Mapping[str, Any]) -> Mapping[str, Any]:

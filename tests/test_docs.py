@@ -3,6 +3,8 @@
 import runpy
 from pathlib import Path
 
+import pytest
+
 from kedge.detectors import DETECTORS
 
 DOCS = Path(__file__).parent.parent / "docs"
@@ -19,3 +21,12 @@ def test_every_method_says_what_it_computes_in_one_paragraph():
         paragraphs = [part for part in about.split("\n\n") if part.strip()]
         assert len(paragraphs) == 2, f"{kind.__name__}: a summary and one paragraph"
         assert "pass" in paragraphs[1], f"{kind.__name__} must say what it costs, in passes"
+
+
+TABLES = runpy.run_path(str(DOCS / "tables.py"))
+
+
+@pytest.mark.parametrize("page", TABLES["PAGES"], ids=lambda page: page.name)
+def test_tables_of_results_are_those_of_the_files(page):
+    assert page.read_text() == TABLES["filled"](page.read_text()), "run `python docs/tables.py`"
+    assert "<!-- table" in page.read_text()
