@@ -13,13 +13,15 @@ from kedge.detectors import AMP, KNN, Energy, FlipsAndCrops, Mahalanobis, ViM
 from kedge.objective import CrossEntropy, LogitNorm, Loss, MadeOutliers, Objective, Step
 from kedge.outliers import scramble
 from kedge.suites import sets
-from kedge.suites.cifar10_fast import EPOCHS, small_network, small_recipe
+from kedge.suites.cifar10_fast import small_network, small_recipe
 from kedge.suites.plan import MethodPlan, NetworkPlan, Protocol, Suite, SuiteData
 from kedge.suites.study import HELD_OUT, Setting, Study, smoke_data
+from kedge.training import Recipe
 from kedge.transforms import seeded
 
 NEAR = "tiny-imagenet (OpenOOD)"
 MOST = 1_000  # images of a set to judge by
+SHORT = 2  # epochs; half of those of cifar10-fast, whose twins are "twice as long" here
 # How each reads the hypotheses of an anchored network. The last two leave the temperature out, or everything else.
 READINGS: dict[str, dict[str, Any]] = {
     "AMP": {},
@@ -45,25 +47,27 @@ def insight(setting: Setting) -> Study:
         >>> sorted(insight(Setting("smoke")).suites[0].networks)[:2]
         ['T in every batch', 'T in whole batches']
     """
-    network = partial(small_network, setting)
+    short, longer = small_recipe(setting, SHORT), small_recipe(setting)
 
-    def anchored(how: Any = None, objective: Any = None, **anchoring: Any) -> NetworkPlan:
+    def network(how: Recipe = short, **plan: Any) -> NetworkPlan:
+        return small_network(setting, how, **plan)
+
+    def anchored(how: Recipe = short, objective: Any = None, **anchoring: Any) -> NetworkPlan:
         more = {} if objective is None else {"objective": objective}
         return network(how, anchored=True, anchoring={"spread": True} | anchoring, **more)
 
-    longer = small_recipe(setting, 2 * EPOCHS)
     networks = {
         "anchored": anchored(),
         "no T": anchored(corruption=None),
         "T in every batch": anchored(every=1),
         "T in whole batches": anchored(spread=False),
-        "T to the end": anchored(replace(small_recipe(setting), settle=0.0)),
+        "T to the end": anchored(replace(short, settle=0.0)),
         "fresh stem": anchored(init="fresh"),
         "masked, uniform": anchored(mask=0.25, mask_target="uniform"),
         "mismatched": anchored(objective=MadeOutliers(kinds=("mismatch",))),
         "made outliers": anchored(objective=MadeOutliers()),
         "few made outliers": anchored(objective=LIGHT),
-        "label smoothing": anchored(replace(small_recipe(setting), label_smoothing=0.2)),
+        "label smoothing": anchored(replace(short, label_smoothing=0.2)),
         "logit norm": anchored(objective=LogitNorm()),
         "two anchors agree": anchored(objective=Agreement()),
         "anchors kept alive": anchored(objective=AliveAnchors()),
@@ -73,7 +77,7 @@ def insight(setting: Setting) -> Study:
         "plain": network(),
         "plain, made outliers": network(objective=MadeOutliers()),
         "plain, few made outliers": network(objective=LIGHT),
-        "plain, label smoothing": network(replace(small_recipe(setting), label_smoothing=0.2)),
+        "plain, label smoothing": network(replace(short, label_smoothing=0.2)),
         "plain, logit norm": network(objective=LogitNorm()),
         "plain, twice as long": network(longer),
     }
