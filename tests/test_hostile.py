@@ -698,7 +698,7 @@ def resident() -> int:
 
 
 def test_what_was_answered_is_forgotten(detector, caplog):
-    """Of a request only its counts stay, and 8 bytes for each score in the martingale; a body has 1,000 and more."""
+    """Of a request only its counts stay."""
 
     async def work(app):
         caplog.set_level(logging.CRITICAL)

@@ -179,6 +179,10 @@ def test_metrics_tell_of_drift(detector):
     assert value(said["after"], "kedge_drift_log_wealth") > 4.6
 
 
+def test_the_memory_of_the_drift_does_not_grow_with_what_was_scored(detector):
+    assert create_app(detector).state.service.metrics.drift.state()["bounded"]
+
+
 def test_a_detector_that_fails_is_told_to_the_log_and_not_to_the_client(detector, monkeypatch, caplog):
     app = create_app(detector)
     monkeypatch.setattr(app.state.service, "_run", lambda images: 1 / 0)

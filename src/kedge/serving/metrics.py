@@ -36,7 +36,7 @@ class Metrics:
         )
         self.batches = Histogram("kedge_batch_images", "Images in a batch.", buckets=SIZES, registry=own)
         self.queue = Gauge("kedge_queue_images", "Images that wait.", registry=own)
-        self.drift = Martingale(calibration)
+        self.drift = Martingale(calibration, bounded=True)
         self.wealth = Gauge(
             "kedge_drift_log_wealth",
             "Logarithm of the martingale's wealth; without drift it ever reaches 4.6 with a chance of at most 1 %.",
