@@ -2,6 +2,7 @@
 
 import asyncio
 import base64
+import copy
 import io
 import json
 import os
@@ -27,6 +28,7 @@ from kedge.serving import Batcher, Busy, Settings, create_app
 from kedge.transforms import seeded
 
 CLASSES = ("ant", "bee", "cow")
+PNG = {"Content-Type": "image/png"}
 
 
 def png(seed=0, size=(12, 12), mode="RGB") -> bytes:
@@ -194,6 +196,46 @@ def test_a_detector_that_fails_is_told_to_the_log_and_not_to_the_client(detector
     assert "ZeroDivisionError" in caplog.text
 
 
+def test_what_the_detector_itself_complains_of_is_no_fault_of_the_client(detector, monkeypatch, caplog):
+    app, broken = create_app(detector), copy.deepcopy(detector)
+    for weights in broken.net.parameters():
+        weights.data.fill_(float("nan"))
+    monkeypatch.setattr(app.state.service, "detector", broken)
+    with TestClient(app, raise_server_exceptions=False) as http:
+        answers = [http.post(f"/v1/{what}", content=png(), headers=PNG) for what in ("score", "explain")]
+    assert [answer.status_code for answer in answers] == [500, 500]
+    assert "the network gives NaN or infinite logits" in caplog.text
+    assert all("NaN" not in answer.text for answer in answers)
+
+
+def test_an_explanation_is_the_answer_and_what_each_anchor_predicts(detector):
+    with client(detector) as http:
+        said = http.post("/v1/explain", content=png(1), headers=PNG).json()
+        several = http.post("/v1/explain", files=[("images", (f"{n}.png", png())) for n in range(2)])
+        behind = http.get("/v1/background").json()
+    assert said["result"] == expected(detector, png(1))
+    assert len(said["hypotheses"]) == len(behind["anchors"]) == 3
+    assert {h["name"] for h in said["hypotheses"]} <= set(CLASSES)
+    assert said["image"].startswith("data:image/png;base64,")
+    assert behind["threshold"] == detector.calibration.threshold
+    assert sum(behind["shares"]) == pytest.approx(1)
+    assert len(behind["edges"]) == len(behind["shares"]) + 1
+    assert several.status_code == 422
+
+
+def test_an_explanation_takes_a_place_and_the_network_s_own_thread(detector, monkeypatch):
+    app, seen = create_app(detector), []
+
+    def watched(*_):
+        seen.append((app.state.service.taken, threading.current_thread().name))
+        return []
+
+    monkeypatch.setattr("kedge.serving.service.by_anchor", watched)
+    with TestClient(app) as http:
+        assert http.post("/v1/explain", content=png(), headers=PNG).status_code == 200
+    assert seen == [(1, "kedge-network_0")]
+
+
 def test_a_detector_must_have_a_threshold_and_limits_must_make_sense(detector):
     bare = kedge.AMP(kedge.anchor(build("compact", width=4, classes=3))).fit(torch.rand(20, 3, 12, 12))
     with pytest.raises(NotReadyError, match="no threshold yet"):
@@ -352,6 +394,34 @@ def test_a_failing_batch_whose_caller_gave_up_is_not_run_again():
         await batcher.stop()
 
     together(main())
+
+
+def test_images_whose_callers_gave_up_are_not_computed():
+    calls, begun, go = [], threading.Event(), threading.Event()
+
+    def run(images):
+        calls.append(images.flatten().tolist())
+        begun.set()
+        go.wait(10)
+        return list(images)
+
+    async def main():
+        batcher = Batcher(run, max_batch=2, max_delay=0.0, max_queue=50)
+        await batcher.start()
+        first = asyncio.create_task(batcher.submit(ones(4)))
+        await asyncio.to_thread(begun.wait, 10)
+        second, third = (asyncio.create_task(batcher.submit(ones(1, start))) for start in (10, 20))
+        await asyncio.sleep(0)
+        for gone in (first, second):
+            gone.cancel()
+        await asyncio.sleep(0)
+        go.set()
+        await third
+        await batcher.stop()
+        assert batcher.queued == 0
+
+    together(main())
+    assert calls == [[0.0, 1.0], [20.0]]
 
 
 def test_a_caller_that_gives_up_leaves_no_trace():

@@ -81,6 +81,10 @@ class Batcher:
         self._more.set()
         return await waiting.future
 
+    async def between(self, function: Callable[[Tensor], Answer], image: Tensor) -> Answer:
+        """What a function that uses the network too gives for one image; it runs between two batches."""
+        return await asyncio.get_running_loop().run_in_executor(self._thread, function, image)
+
     async def _work(self) -> None:
         idle = True
         while True:
@@ -94,7 +98,8 @@ class Batcher:
             if idle and self.queued < self.max_batch and self.max_delay and not self._stopping:
                 await self._for_more()
             idle = False
-            batch = self._take()
+            if not (batch := self._take()):
+                continue
             images = torch.stack([image for waiting, first, last in batch for image in waiting.images[first:last]])
             try:
                 answers = await asyncio.get_running_loop().run_in_executor(self._thread, self.run, images)
@@ -116,7 +121,12 @@ class Batcher:
                 await asyncio.wait_for(self._more.wait(), left)
 
     def _take(self) -> list[tuple[_Waiting, int, int]]:
-        """The next images: of the first request what is left of it, and of those behind it as many as fit."""
+        """The next images: of the first request what is left of it, and of those behind it as many as fit.
+
+        Requests whose callers gave up are dropped.
+        """
+        for gone in [waiting for waiting in self._queue if waiting.future.done()]:
+            self._drop(gone)
         share = self.queued if len(self._queue) == 1 else max(FEW, math.ceil(self.queued / 2))
         batch, room = [], min(self.max_batch, share)
         for waiting in self._queue:

@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from kedge.detectors import Detector, for_inference
-from kedge.errors import InputError, NotReadyError
+from kedge.errors import InputError, KedgeError, NotReadyError
 from kedge.serving.batcher import Batcher, Busy
 from kedge.serving.bodies import Refused
 from kedge.serving.decode import decode
@@ -83,7 +83,8 @@ class Service:
         with self._places([file]):
             (image,) = await self._decode([file])
             (result,) = await self._submit([image])
-        by = await asyncio.get_running_loop().run_in_executor(self.readers, by_anchor, self.detector, image)
+            assert self.batcher is not None
+            by = await self.batcher.between(self._by_anchor, image)
         return {"result": result, "hypotheses": by, "image": address(image)}
 
     @contextlib.contextmanager
@@ -117,8 +118,13 @@ class Service:
         assert self.batcher is not None
         return await self.batcher.submit(images)
 
+    def _by_anchor(self, image: Tensor) -> list[dict[str, Any]]:
+        with _own_failure():
+            return by_anchor(self.detector, image)
+
     def _run(self, images: Tensor) -> list[dict[str, Any]]:
-        said = self.detector(images, batch_size=len(images))
+        with _own_failure():
+            said = self.detector(images, batch_size=len(images))
         self.metrics.scored(said.score.tolist(), int(said.is_ood.sum()))
         classes, missing = self.detector.classes, [None] * len(said)
         columns = zip(
@@ -142,3 +148,12 @@ class Service:
             }
             for label, probability, score, temperature, p_value, is_ood in columns
         ]
+
+
+@contextlib.contextmanager
+def _own_failure() -> Iterator[None]:
+    """Keep what the detector complains of from being told to a client, whose images were checked before."""
+    try:
+        yield
+    except KedgeError as error:
+        raise RuntimeError(f"the detector failed: {error}") from error
