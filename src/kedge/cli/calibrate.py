@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from kedge.artifact import shipped
+from kedge.artifact import locate
 from kedge.data import sources
 from kedge.detectors import load
 from kedge.errors import InputError
@@ -33,7 +33,7 @@ def calibrate(
 
         kedge calibrate cifar10 folder:my-photos/ --out mine.kedge
     """
-    if out is None and not file.exists() and str(file) in shipped():
+    if out is None and locate(file) != file:
         raise InputError(f"--out must say where to write: {file} comes with kedge and stays as it is")
     detector = load(file)
     found = sources.load(images, split, data_dir=data_dir)
