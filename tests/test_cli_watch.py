@@ -13,7 +13,6 @@ from kedge.errors import FileFormatError, InputError, NotReadyError
 from kedge.scoring.rows import COLUMNS
 from test_report import check
 
-
 HEAD = (",".join(COLUMNS) + "\n").encode()
 
 

@@ -32,7 +32,7 @@ from kedge.data import Preprocess, decoding, open_image
 from kedge.errors import FileFormatError, InputError
 from kedge.models import build
 from kedge.scoring.inputs import plan
-from kedge.scoring.job import score_files, score_shard
+from kedge.scoring.job import score_files, score_shards
 from kedge.scoring.rows import read_rows
 from kedge.serving import Settings, create_app
 from kedge.serving.bodies import Refused, from_form
@@ -409,6 +409,11 @@ def detector():
     with seeded(0):
         net = kedge.anchor(build("compact", width=4, classes=3), init="fresh", seed=0)
     return kedge.AMP(net, k=3).fit(train).calibrate(torch.rand(50, 3, SIDE, SIDE, generator=generator))
+
+
+def score_shard(detector, shard):
+    ((_, rows),) = score_shards(detector, [(0, shard)])
+    return rows
 
 
 def check_rows(rows, names):

@@ -19,7 +19,7 @@ from kedge import errors
 from kedge.checks import at_least
 from kedge.errors import InputError, KedgeError, NotReadyError
 from kedge.scoring.inputs import cut
-from kedge.scoring.job import Job, Report, Scorer
+from kedge.scoring.job import HEAD, Job, Report, Scorer
 
 TASKS = 20_000  # at most: more shards than that share a task, or the workers would wait for the process that hands out
 TRIES = 5  # of a shard whose worker is killed
@@ -106,7 +106,7 @@ class Worker:
         for path in (str(job.folder / "plan.jsonl"), *self.probes):
             if not Path(path).exists():
                 raise NotReadyError(f"{path} must be seen by all machines of the cluster; {host} does not: share it")
-        begun = json.loads((job.folder / "job.json").read_text())["identity"]
+        begun = json.loads((job.folder / HEAD).read_text())["identity"]
         if job.identity() != begun:
             raise NotReadyError(f"detector must be the same file on all machines; {job.detector} on {host} is another")
         return Scorer(job)
