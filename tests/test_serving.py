@@ -22,7 +22,7 @@ from fastapi.testclient import TestClient
 from PIL import Image
 
 import kedge
-from kedge.errors import InputError, NotReadyError
+from kedge.errors import InputError, KedgeWarning, NotReadyError
 from kedge.models import build
 from kedge.serving import Batcher, Busy, Settings, create_app
 from kedge.transforms import seeded
@@ -86,7 +86,7 @@ def test_an_image_comes_as_a_body_a_form_or_base64_and_gets_the_detector_s_answe
         (b"no image", "image/png", 400, "cannot be read"),
         (png()[:60], "image/png", 400, r"images\[0\] cannot be read"),
         (b"{", "application/json", 422, "must be JSON"),
-        (b"[" * 100_000, "application/json", 422, "must be JSON"),
+        (b"[" * 100_000, "application/json", 413, "more values than so many need"),
         (b"[1]", "application/json", 422, 'must be {"image"'),
         (b'{"images": 3}', "application/json", 422, "must be a list"),
         (b'{"images": []}', "application/json", 400, "at least one"),
@@ -133,7 +133,8 @@ def test_a_token_is_asked_for_where_there_is_one(detector):
         assert http.get("/v1/info").status_code == 401
         assert http.get("/v1/info", headers={"Authorization": "Bearer other"}).status_code == 401
         assert http.get("/v1/info", headers={"Authorization": "Bearer secret"}).status_code == 200
-        assert http.get("/healthz").status_code == 200
+        for address in ("/", "/healthz", "/readyz", "/docs", "/openapi.json"):
+            assert http.get(address).status_code == 200
         assert http.get("/metrics").status_code == 401
 
 
@@ -148,6 +149,17 @@ def test_info_health_and_the_description(detector):
         assert set(described["paths"]["/v1/score"]["post"]["requestBody"]["content"]) == {
             "image/*", "multipart/form-data", "application/json"
         }  # fmt: skip
+
+
+def test_a_detector_that_can_flag_nothing_has_no_threshold_to_tell(detector):
+    bare = copy.copy(detector)
+    with pytest.warns(KedgeWarning, match="too few to flag any image"):
+        bare.calibrate(torch.rand(5, 3, 12, 12))
+    with client(bare) as http:
+        assert http.get("/v1/info").json()["threshold"] is None
+        assert http.get("/v1/background").json()["threshold"] is None
+        described = http.get("/openapi.json").json()["components"]["schemas"]["Info"]["properties"]["threshold"]
+    assert {"type": "null"} in described["anyOf"]
 
 
 def value(text, name):

@@ -11,7 +11,7 @@ from fastapi.responses import HTMLResponse, JSONResponse, Response
 
 from kedge.detectors import Detector
 from kedge.serving.bodies import Refused, images_of
-from kedge.serving.explain import background
+from kedge.serving.explain import background, finite_or_none
 from kedge.serving.guard import add_guards
 from kedge.serving.schema import BODY, Answer, Info, Problem
 from kedge.serving.service import Service
@@ -86,7 +86,7 @@ def _add_routes(app: FastAPI, service: Service) -> None:
             "classes": list(service.detector.classes),
             "input": list(service.preprocess.shape),
             "accepts": known.tpr,
-            "threshold": known.threshold,
+            "threshold": finite_or_none(known.threshold),
             "calibration_images": len(known.scores),
             "passes_per_image": service.detector.cost.forward,
             "version": version("kedge"),

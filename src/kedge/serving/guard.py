@@ -17,7 +17,7 @@ from kedge.serving.service import Service
 
 RETRY_AFTER = 1  # seconds
 GONE = 499  # for the counts, as nginx has it: the client went away, and nobody reads the answer
-OPEN = ("/", "/healthz", "/readyz")  # without a token: the page asks for it
+OPEN = ("/", "/healthz", "/readyz", "/docs", "/openapi.json")  # without a token: the page asks for it
 log = logging.getLogger(__name__)
 
 
