@@ -175,6 +175,13 @@ def test_where_ties_skew_the_rank_sum_the_p_value_is_that_of_permutations():
     assert compared.p_up == pytest.approx(exact, rel=3 / math.sqrt(ENOUGH))
 
 
+def test_permutations_are_as_many_as_asked_for_at_most():
+    test = WindowTest([0.0] * 97 + [1.0] * 3, window=20, horizon=20, draws=99)
+    (compared,) = test.update([1.0] * 20)
+    assert compared.p_up == 1 / 100
+    assert compared.alarm  # by the distance
+
+
 def test_the_threshold_shares_alpha_among_the_tests_of_the_horizon():
     test = WindowTest(range(20), window=40, every=10, horizon=100, alpha=0.07)
     assert test.tests == len(test.update(range(100))) == 7
@@ -545,6 +552,7 @@ def test_too_few_calibration_scores_are_refused():
         ({"alpha": 0}, "alpha must lie in"),
         ({"alpha": 1.0}, "alpha must lie in"),
         ({"seed": -1}, "seed must be"),
+        ({"draws": 0}, "draws must be"),
     ],
 )
 def test_bad_settings_are_refused(settings, message):

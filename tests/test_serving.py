@@ -18,6 +18,7 @@ import httpx
 import numpy as np
 import pytest
 import torch
+from fastapi import FastAPI
 from fastapi.testclient import TestClient
 from PIL import Image
 
@@ -25,6 +26,7 @@ import kedge
 from kedge.errors import InputError, KedgeWarning, NotReadyError
 from kedge.models import build
 from kedge.serving import Batcher, Busy, Settings, create_app
+from kedge.serving.metrics import WINDOW, Metrics
 from kedge.transforms import seeded
 
 CLASSES = ("ant", "bee", "cow")
@@ -138,6 +140,20 @@ def test_a_token_is_asked_for_where_there_is_one(detector):
         assert http.get("/metrics").status_code == 401
 
 
+def test_mounted_in_another_application_it_answers_guards_and_counts(detector):
+    outer, inner = FastAPI(), create_app(detector, Settings(token="secret"))
+    outer.mount("/birds", inner)
+    known = {"Authorization": "Bearer secret"}
+    with TestClient(outer) as http:
+        assert [http.get(f"/birds/{open}").status_code for open in ("", "healthz", "readyz")] == [200] * 3
+        assert http.get("/birds/v1/info").status_code == 401
+        answer = http.post("/birds/v1/score", content=png(1), headers=PNG | known)
+        text = http.get("/birds/metrics", headers=known).text
+        http.portal.call(inner.state.service.stop)
+    assert answer.json() == {"results": [expected(detector, png(1))]}
+    assert value(text, 'kedge_requests_total{code="200"}') == 1
+
+
 def test_info_health_and_the_description(detector):
     with client(detector) as http:
         info = http.get("/v1/info").json()
@@ -193,13 +209,30 @@ def test_metrics_tell_of_drift(detector):
     assert value(said["after"], "kedge_drift_log_wealth") > 4.6
 
 
+def test_metrics_compare_the_newest_scores_with_the_calibration_and_forget_the_alarm():
+    metrics, rng, said = Metrics(torch.arange(1000.0) / 1000), np.random.default_rng(0), []
+    for shift in (0, 0, 0.5, 0):  # the calibration scores are uniform
+        metrics.scored((shift + rng.random(WINDOW)).tolist(), 0)
+        text = metrics.text().decode()
+        said.append((value(text, "kedge_drift_window_p_value"), value(text, "kedge_drift_window_alarm")))
+    p, alarms = zip(*said, strict=True)
+    assert alarms == (0, 0, 1, 0)
+    assert p[2] < 1e-6 < 0.01 < min(p[0], p[1], p[3])
+
+
+def test_with_few_calibration_scores_there_is_no_window():
+    metrics = Metrics(torch.arange(19.0))
+    metrics.scored([9.0] * WINDOW, 0)
+    assert value(metrics.text().decode(), "kedge_drift_window_p_value") == 1
+
+
 def test_the_memory_of_the_drift_does_not_grow_with_what_was_scored(detector):
     assert create_app(detector).state.service.metrics.drift.state()["bounded"]
 
 
 def test_a_detector_that_fails_is_told_to_the_log_and_not_to_the_client(detector, monkeypatch, caplog):
     app = create_app(detector)
-    monkeypatch.setattr(app.state.service, "_run", lambda images: 1 / 0)
+    monkeypatch.setattr(app.state.service.batcher, "run", lambda images: 1 / 0)
     with TestClient(app, raise_server_exceptions=False) as http:
         answer = http.post("/v1/score", content=png(), headers={"Content-Type": "image/png"})
     assert answer.status_code == 500
@@ -279,7 +312,6 @@ def test_requests_that_come_together_share_batches_and_get_their_own_answers():
 
     async def main():
         batcher = Batcher(run, max_batch=8, max_delay=0.05, max_queue=100)
-        await batcher.start()
         answers = await asyncio.gather(*(batcher.submit(ones(n, 10 * n)) for n in (1, 2, 3, 11, 1)))
         await batcher.stop()
         return answers
@@ -300,7 +332,6 @@ def test_a_batch_is_half_of_what_several_callers_wait_for():
 
     async def main():
         batcher = Batcher(run, max_batch=64, max_delay=0.05, max_queue=100)
-        await batcher.start()
         await asyncio.gather(*(batcher.submit(ones(1)) for _ in range(32)))
         await batcher.submit(ones(32))
         await batcher.stop()
@@ -318,7 +349,6 @@ def test_a_network_that_has_work_waits_for_nobody():
 
     async def main():
         batcher = Batcher(run, max_batch=4, max_delay=60, max_queue=100)
-        await batcher.start()
         full = asyncio.create_task(batcher.submit(ones(4)))
         await asyncio.sleep(0)
         late = asyncio.create_task(batcher.submit(ones(1)))
@@ -339,7 +369,6 @@ def test_a_full_queue_is_busy_and_has_room_again_later():
 
     async def main():
         batcher = Batcher(run, max_batch=2, max_delay=0.0, max_queue=4)
-        await batcher.start()
         first = asyncio.create_task(batcher.submit(ones(4)))
         await asyncio.sleep(0.05)
         with pytest.raises(Busy):
@@ -358,7 +387,6 @@ def test_a_full_queue_is_busy_and_has_room_again_later():
 def test_stopping_finishes_what_was_taken():
     async def main():
         batcher = Batcher(lambda images: [float(x) for x in images], max_batch=1, max_delay=0.0, max_queue=50)
-        await batcher.start()
         tasks = [asyncio.create_task(batcher.submit(ones(5))) for _ in range(4)]
         await asyncio.sleep(0)
         await batcher.stop()
@@ -375,7 +403,6 @@ def test_a_failure_reaches_those_who_asked_and_nobody_else():
 
     async def main():
         batcher = Batcher(run, max_batch=2, max_delay=0.0, max_queue=50)
-        await batcher.start()
         with pytest.raises(ValueError, match="bad batch"):
             await batcher.submit(ones(5))
         assert batcher.queued == 0
@@ -395,7 +422,6 @@ def test_a_failing_batch_whose_caller_gave_up_is_not_run_again():
 
     async def main():
         batcher = Batcher(run, max_batch=4, max_delay=0.0, max_queue=50)
-        await batcher.start()
         gone = asyncio.create_task(batcher.submit(ones(1)))
         await asyncio.sleep(0.05)
         gone.cancel()
@@ -419,7 +445,6 @@ def test_images_whose_callers_gave_up_are_not_computed():
 
     async def main():
         batcher = Batcher(run, max_batch=2, max_delay=0.0, max_queue=50)
-        await batcher.start()
         first = asyncio.create_task(batcher.submit(ones(4)))
         await asyncio.to_thread(begun.wait, 10)
         second, third = (asyncio.create_task(batcher.submit(ones(1, start))) for start in (10, 20))
@@ -439,7 +464,6 @@ def test_images_whose_callers_gave_up_are_not_computed():
 def test_a_caller_that_gives_up_leaves_no_trace():
     async def main():
         batcher = Batcher(lambda images: [float(x) for x in images], max_batch=4, max_delay=0.2, max_queue=50)
-        await batcher.start()
         gone = asyncio.create_task(batcher.submit(ones(1)))
         await asyncio.sleep(0.01)
         gone.cancel()

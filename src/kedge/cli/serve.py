@@ -19,7 +19,9 @@ def serve(
     port: Annotated[int, typer.Option(min=0, max=65535)] = 8000,
     token: Annotated[str | None, typer.Option(envvar="KEDGE_TOKEN", help="What clients must send as a bearer.")] = None,
     max_batch: Annotated[int, typer.Option(min=1, help="Images that the network sees at a time.")] = 64,
-    max_delay: Annotated[float, typer.Option(min=0, max=10, help="Seconds an image waits for others while the network is idle.")] = 0.005,
+    max_delay: Annotated[
+        float, typer.Option(min=0, max=10, help="Seconds an image waits for others while the network is idle.")
+    ] = 0.005,
     max_queue: Annotated[int, typer.Option(min=1, help="Images that may wait; beyond it the answer is 503.")] = 512,
     max_images: Annotated[int, typer.Option(min=1, help="In one request.")] = 64,
     max_bytes: Annotated[int, typer.Option(min=1, help="Of one request.")] = 20_000_000,

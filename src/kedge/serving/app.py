@@ -19,7 +19,10 @@ from kedge.serving.settings import Settings
 
 
 def create_app(detector: Detector, settings: Settings | None = None) -> FastAPI:
-    """The service of a calibrated detector as an ASGI application.
+    """The service of a calibrated detector as an ASGI application, by itself or mounted in another.
+
+    It begins to work with the first image. Servers tell it by ASGI's lifespan when to finish what it took and end;
+    another application does not pass that on, so that a mounted one ends with its process.
 
     Args:
         detector: Fitted and calibrated.
@@ -29,7 +32,6 @@ def create_app(detector: Detector, settings: Settings | None = None) -> FastAPI:
 
     @contextlib.asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        await service.start()
         yield
         await service.stop()
 
@@ -105,5 +107,5 @@ def _add_routes(app: FastAPI, service: Service) -> None:
 
     @app.get("/metrics", include_in_schema=False)
     async def metrics() -> Response:
-        service.metrics.queue.set(0 if service.batcher is None else service.batcher.queued)
+        service.metrics.queue.set(service.batcher.queued)
         return Response(service.metrics.text(), media_type="text/plain; version=0.0.4")

@@ -53,10 +53,6 @@ class Batcher:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="kedge-network")
         self._loop: asyncio.Task[None] | None = None
 
-    async def start(self) -> None:
-        """Begin to work."""
-        self._loop = asyncio.create_task(self._work())
-
     async def stop(self) -> None:
         """Take no more, finish what was taken, and end."""
         self._stopping = True
@@ -75,6 +71,8 @@ class Batcher:
             raise Busy("the service is stopping")
         if self.queued + len(images) > self.max_queue:
             raise Busy(f"{self.queued} images are waiting, and {self.max_queue} may")
+        if self._loop is None:
+            self._loop = asyncio.create_task(self._work())
         waiting = _Waiting(images)
         self._queue.append(waiting)
         self.queued += len(images)
