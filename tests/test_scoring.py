@@ -22,7 +22,7 @@ import kedge
 from kedge.cli import app
 from kedge.errors import FileFormatError, InputError, NotReadyError
 from kedge.models import build
-from kedge.scoring import plan, read_rows, score_files, summarise
+from kedge.scoring import RayEngine, plan, read_rows, score_files, summarise
 from kedge.scoring.inputs import open_named
 from kedge.transforms import seeded
 from test_report import check
@@ -168,6 +168,11 @@ def test_a_compressed_or_broken_tar_is_named(home, tmp_path):
     (tmp_path / "a.tar").write_bytes(b"no tar at all" * 100)
     with pytest.raises(FileFormatError, match=r"a\.tar must be an uncompressed tar"):
         scored(home, [tmp_path / "a.tar"], tmp_path / "out.csv")
+
+
+def test_a_cluster_from_outside_is_refused_at_once():
+    with pytest.raises(InputError, match=r"address must be 'auto', 'host:port' or 'local'.*got 'ray://a:1': start the"):
+        RayEngine("ray://a:1")
 
 
 @pytest.mark.parametrize("name", ["shard", "batch", "workers"])

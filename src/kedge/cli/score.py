@@ -49,7 +49,8 @@ def score(
     shard: Annotated[int, typer.Option(min=1, help="Images that are written together.")] = SHARD,
     engine: Annotated[str, typer.Option(help="What runs the shards: local (this process) or ray.")] = "local",
     ray_address: Annotated[
-        str | None, typer.Option(help="Of the cluster: auto, host:port, ray://host:port; without it a local one.")
+        str | None,
+        typer.Option(help="Of the cluster that this machine is in: auto, host:port; without it a local one."),
     ] = None,
     parallel: Annotated[
         int | None, typer.Option(min=1, help="Workers of the cluster, of a core each; without it, one for each core.")
