@@ -13,6 +13,7 @@ import subprocess
 import sys
 import threading
 import time
+import warnings
 
 import httpx
 import numpy as np
@@ -21,8 +22,10 @@ import torch
 from fastapi import FastAPI
 from fastapi.testclient import TestClient
 from PIL import Image
+from typer.testing import CliRunner
 
 import kedge
+from kedge.cli import app
 from kedge.errors import InputError, KedgeWarning, NotReadyError
 from kedge.models import build
 from kedge.serving import Batcher, Busy, Settings, create_app
@@ -522,6 +525,23 @@ def test_many_clients_at_once_get_their_own_answers_and_a_stop_finishes_them(det
     process.send_signal(signal.SIGTERM)
     assert process.wait(timeout=30) == 0
     assert "Traceback" not in process.stderr.read()
+
+
+def test_the_port_that_was_free_is_told(detector, tmp_path, monkeypatch):
+    detector.save(tmp_path / "detector.kedge")
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    monkeypatch.setattr(warnings, "filterwarnings", lambda *_, **__: None)
+    ports = []
+
+    def run(server, sockets):
+        ports.extend(taken.getsockname()[1] for taken in sockets)
+        sockets[0].close()
+
+    monkeypatch.setattr("uvicorn.Server.run", run)
+    done = CliRunner().invoke(app, ["serve", str(tmp_path / "detector.kedge"), "--port", "0", "--threads", "1"])
+    assert done.exit_code == 0, done.output
+    assert ports[0] > 0
+    assert f"http://127.0.0.1:{ports[0]} " in done.output
 
 
 def test_json_answers_are_strict_json(detector):
