@@ -1,6 +1,7 @@
 """``kedge calibrate``: a new threshold for a saved detector."""
 
 import json
+import math
 from pathlib import Path
 from typing import Annotated
 
@@ -45,7 +46,8 @@ def calibrate(
     assert known is not None
     detector.save(written)
     if as_json:
-        said = {"file": str(written), "threshold": known.threshold, "images": len(known.scores)}
+        threshold = known.threshold if math.isfinite(known.threshold) else None
+        said = {"file": str(written), "threshold": threshold, "images": len(known.scores)}
         typer.echo(json.dumps(said | {"tpr": tpr, "confidence": confidence}, indent=1))
         return
     words = f"threshold {known.threshold:.6g} from {len(known.scores):,} images"
