@@ -13,7 +13,7 @@ LATENCIES = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0
 SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 QUANTILES = (0.01, 0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99, 0.999)  # of the calibration scores
 
-WINDOW = 500  # newest scores that are compared with as many of the calibration's, some tens of milliseconds each time
+WINDOW = 500  # newest scores that are compared with as many of the calibration's
 
 
 class Metrics:
