@@ -39,6 +39,7 @@ from kedge.files import atomic
 from kedge.models import build
 from kedge.provenance import provenance
 from kedge.scoring import RayEngine, plan, score_files
+from kedge.scoring.inputs import Reader
 from kedge.scoring.job import BATCH, Job, Scorer
 from kedge.threads import use_threads
 
@@ -120,8 +121,9 @@ def decode(home: Path) -> None:
     """Read, decode and resize every image."""
     preprocess = kedge.load(home / "detector.kedge").preprocess
     assert preprocess is not None
+    reader = Reader()
     for shard in plan([home / "images"]):
-        for opener in shard.openers():
+        for opener in reader.openers(shard):
             preprocess(opener())
 
 

@@ -6,6 +6,7 @@ import re
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from typer.testing import CliRunner
 
 import kedge
@@ -61,6 +62,28 @@ def test_info_is_readable_too(folder):
     assert re.search(r"classes\s+ant, bee, cow", said)
 
 
+def test_what_a_file_says_is_text_and_no_markup(folder, tmp_path):
+    header, tensors = kedge.artifact.read(folder / "amp.kedge")
+    header["classes"] = ["[/b]", "[red]bee", "cow"]
+    header["network"]["spec"]["arguments"]["pool"] = "max"
+    kedge.artifact.write(tmp_path / "[/b].kedge", header, tensors)
+    done = run("info", tmp_path / "[/b].kedge")
+    assert done.exit_code == 0, done.output
+    assert re.search(r"classes\s+\[/b\], \[red\]bee, cow", done.output)
+    assert "pool max" in done.output
+
+
+def test_a_path_is_text_and_no_markup(folder, tmp_path):
+    home = tmp_path / "[red]"
+    done = run("calibrate", folder / "msp.kedge", f"npz:{folder / 'fresh.npz'}", "--out", home / "a.kedge")
+    assert "[red]/a.kedge" in done.output.replace("\n", "")
+    Image.new("RGB", (10, 10)).save(tmp_path / "a.png")
+    done = run("score", "--detector", folder / "msp.kedge", tmp_path / "a.png", "-o", home / "a.csv")
+    assert "[red]/a.csv.html" in done.output.replace("\n", "")
+    done = run("watch", home / "a.csv", "--detector", folder / "msp.kedge")
+    assert "[red]/a-drift.html" in done.output.replace("\n", "")
+
+
 def test_info_needs_no_network_that_is_not_kedge_s_own(tmp_path):
     images = torch.rand(30, 3, 4, 4)
     kedge.MSP(torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(48, 2))).fit(images).save(tmp_path / "a.kedge")
@@ -83,6 +106,9 @@ def test_calibrate_sets_the_threshold_anew(folder, tmp_path):
     fresh = kedge.ImageSet.from_arrays(greys(100, 2), np.arange(60) % 3)
     assert after.calibration.threshold == before.calibrate(fresh, tpr=0.8).calibration.threshold
     assert kedge.load(folder / "amp.kedge").calibration.tpr == 0.9  # the first file is as it was
+    said = json.loads(run("calibrate", tmp_path / "b", f"npz:{folder / 'fresh.npz'}", "--tpr", 0.8, "--json").stdout)
+    expected = {"file": str(tmp_path / "b"), "threshold": after.calibration.threshold, "images": 60}
+    assert said == expected | {"tpr": 0.8, "confidence": None}
 
 
 def test_evaluate_prints_what_the_function_gives(folder, tmp_path):

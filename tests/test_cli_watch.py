@@ -9,9 +9,11 @@ from typer.testing import CliRunner
 
 import kedge
 from kedge.cli import app
-from kedge.errors import InputError, NotReadyError
+from kedge.errors import FileFormatError, InputError, NotReadyError
 from kedge.scoring.rows import COLUMNS
 from test_report import check
+
+HEAD = (",".join(COLUMNS) + "\n").encode()
 
 
 def run(*arguments):
@@ -86,6 +88,28 @@ def test_rows_with_an_error_are_left_out(folder, tmp_path):
     write(tmp_path / "none.jsonl", [], errors=["a"])
     with pytest.raises(InputError, match="rows must hold at least one score"):
         raise run("watch", tmp_path / "none.jsonl", "--detector", folder / "msp.kedge").exception
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "error", "words"),
+    [
+        ("none.csv", None, InputError, r"rows must be a file that can be read; .*none\.csv cannot: No such file"),
+        ("none.parquet", None, InputError, r"rows must be a file that can be read; .*none\.parquet cannot"),
+        ("other.csv", b"a,b\n1,2\n", FileFormatError, r"other\.csv must be csv as kedge score .*: the column path is"),
+        ("empty.csv", b"", FileFormatError, "the column path is missing"),
+        ("bad.csv", HEAD + b"a.png,cat,much,1,1,1,True,\n", FileFormatError, "could not convert string to float"),
+        ("bad.jsonl", b'{"path": "a.png"\n', FileFormatError, r"bad\.jsonl must be jsonl as kedge score writes it"),
+        ("list.jsonl", b"[1, 2]\n", FileFormatError, "the column path is missing"),
+        ("other.jsonl", b'{"path": "a.png"}\n', FileFormatError, "the column label is missing"),
+        ("bytes.jsonl", b"\xff\xfe", FileFormatError, "can't decode"),
+        ("bad.parquet", b"no parquet", FileFormatError, r"bad\.parquet must be parquet as kedge score writes it"),
+    ],
+)
+def test_files_that_are_no_rows_are_told_in_a_line(folder, tmp_path, name, content, error, words):
+    if content is not None:
+        (tmp_path / name).write_bytes(content)
+    with pytest.raises(error, match=words):
+        raise run("watch", tmp_path / name, "--detector", folder / "msp.kedge").exception
 
 
 def test_without_calibration_there_is_nothing_to_compare_with(folder):

@@ -175,6 +175,13 @@ def test_where_ties_skew_the_rank_sum_the_p_value_is_that_of_permutations():
     assert compared.p_up == pytest.approx(exact, rel=3 / math.sqrt(ENOUGH))
 
 
+def test_permutations_are_as_many_as_asked_for_at_most():
+    test = WindowTest([0.0] * 97 + [1.0] * 3, window=20, horizon=20, draws=99)
+    (compared,) = test.update([1.0] * 20)
+    assert compared.p_up == 1 / 100
+    assert compared.alarm  # by the distance
+
+
 def test_the_threshold_shares_alpha_among_the_tests_of_the_horizon():
     test = WindowTest(range(20), window=40, every=10, horizon=100, alpha=0.07)
     assert test.tests == len(test.update(range(100))) == 7
@@ -315,12 +322,13 @@ def test_the_wealth_ever_reaches_1_over_alpha_with_chance_alpha():
         assert alpha / 3 <= reached <= alpha + 3 * standard_error(alpha, games)
 
 
+@pytest.mark.parametrize("bounded", [False, True])
 @pytest.mark.parametrize("draw", [normal, saturated])
-def test_a_stream_without_drift_rarely_raises_the_alarm(draw):
+def test_a_stream_without_drift_rarely_raises_the_alarm(draw, bounded):
     alpha, runs, alarms = 0.2, 80, 0
     for run in range(runs):
         rng = np.random.default_rng([run, 2])
-        martingale = Martingale(draw(rng, 20), alpha=alpha, seed=run)
+        martingale = Martingale(draw(rng, 20), alpha=alpha, seed=run, bounded=bounded)
         martingale.update(draw(rng, 100))
         alarms += martingale.alarm
     assert alarms / runs <= alpha + 3 * standard_error(alpha, runs)
@@ -347,6 +355,47 @@ def test_the_martingale_notices_drift_within_some_images(drift, clean, within):
     assert noticed >= 11
 
 
+def test_with_a_bound_it_is_the_martingale_of_distances_in_half_precision():
+    rng = np.random.default_rng(0)
+    for scale, place in ((1e-7, 0.0), (1e-3, 0.9), (1.0, -3.0), (1e3, 0.0)):
+        calibration, stream = place + scale * normal(rng, 200), place + scale * normal(rng, 100)
+        bounded = Martingale(calibration, bounded=True)
+        centre = bounded._past.centre
+        rest = calibration[calibration != centre]
+        assert len(rest) == 199
+        exact = Martingale((rest - centre).astype(np.float16))
+        assert bounded.update(stream) == exact.update((stream - centre).astype(np.float16))
+    beyond = Martingale([0.0, 0.0], bounded=True).update([1e9, 1e300, 1e5])
+    assert beyond == Martingale([0.0]).update([65_504.0] * 3)  # where half precision ends all tie
+
+
+def test_with_a_bound_drift_is_noticed_at_any_scale_and_place():
+    for scale, place in ((1e-4, 1.0), (1.0, 0.0), (10.0, 1000.0)):
+        rng = np.random.default_rng(0)
+        martingale = Martingale(place + scale * normal(rng, 500), bounded=True)
+        martingale.update(place + scale * (1 + normal(rng, 100)))
+        assert martingale.since < 60
+
+
+def test_with_a_bound_p_values_are_uniform_and_independent_from_the_first_on():
+    runs, p = 2500, np.empty((2500, 3))
+    for run in range(runs):
+        scores = normal(np.random.default_rng([run, 1]), 5)
+        martingale = Martingale(np.sort(scores[:2]), seed=run, bounded=True)
+        p[run] = [martingale._p_value(score) for score in scores[2:]]
+    for a, b in itertools.combinations(range(3), 2):
+        cells = np.histogram2d(p[:, a], p[:, b], bins=4, range=[[0, 1], [0, 1]])[0]
+        assert stats.chisquare(cells.ravel()).pvalue > 0.001
+
+
+def test_with_a_bound_no_stream_takes_more_memory():
+    martingale = Martingale(np.zeros(10), bounded=True)
+    before = martingale._past._counts.nbytes
+    martingale.update(np.random.default_rng(0).normal(size=2000))
+    assert martingale._past._counts.nbytes == before <= 2**19
+    assert sum(martingale.state()["past"][2]) == 2009
+
+
 def test_wealth_is_a_float_of_any_size():
     martingale = Martingale(np.zeros(10_000))
     (*_, last) = martingale.update(np.arange(1, 1001))  # each a new record
@@ -368,7 +417,11 @@ def test_the_smallest_draw_of_the_smoothing_does_not_pay_without_end():
 
 
 def instruments(calibration):
-    return [WindowTest(calibration, window=30, every=4, horizon=200, seed=3), Martingale(calibration, seed=3)]
+    return [
+        WindowTest(calibration, window=30, every=4, horizon=200, seed=3),
+        Martingale(calibration, seed=3),
+        Martingale(calibration, seed=3, bounded=True),
+    ]
 
 
 @pytest.mark.parametrize("draw", [normal, saturated])  # of which the latter takes permutations
@@ -499,6 +552,7 @@ def test_too_few_calibration_scores_are_refused():
         ({"alpha": 0}, "alpha must lie in"),
         ({"alpha": 1.0}, "alpha must lie in"),
         ({"seed": -1}, "seed must be"),
+        ({"draws": 0}, "draws must be"),
     ],
 )
 def test_bad_settings_are_refused(settings, message):
@@ -510,7 +564,7 @@ def test_bad_settings_are_refused(settings, message):
 
 
 def test_a_foreign_state_is_refused():
-    test, martingale = instruments(range(40))
+    test, martingale, _ = instruments(range(40))
     with pytest.raises(InputError, match=r"state must be what state\(\)"):
         WindowTest.restore(martingale.state())
     with pytest.raises(InputError, match="past is missing or unknown"):

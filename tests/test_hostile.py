@@ -32,10 +32,10 @@ from kedge.data import Preprocess, decoding, open_image
 from kedge.errors import FileFormatError, InputError
 from kedge.models import build
 from kedge.scoring.inputs import plan
-from kedge.scoring.job import score_files, score_shard
+from kedge.scoring.job import score_files, score_shards
 from kedge.scoring.rows import read_rows
 from kedge.serving import Settings, create_app
-from kedge.serving.bodies import Refused, from_form
+from kedge.serving.bodies import Refused, from_form, from_json
 from kedge.serving.decode import FORMATS, decode
 from kedge.serving.protocol import impatient
 from kedge.transforms import seeded
@@ -411,6 +411,11 @@ def detector():
     return kedge.AMP(net, k=3).fit(train).calibrate(torch.rand(50, 3, SIDE, SIDE, generator=generator))
 
 
+def score_shard(detector, shard):
+    ((_, rows),) = score_shards(detector, [(0, shard)])
+    return rows
+
+
 def check_rows(rows, names):
     assert [row["path"] for row in rows] == list(names)
     for row in rows:
@@ -700,7 +705,7 @@ def resident() -> int:
 
 
 def test_what_was_answered_is_forgotten(detector, caplog):
-    """Of a request only its counts stay, and 8 bytes for each score in the martingale; a body has 1,000 and more."""
+    """Of a request only its counts stay."""
 
     async def work(app):
         caplog.set_level(logging.CRITICAL)
@@ -723,13 +728,13 @@ def test_what_was_answered_is_forgotten(detector, caplog):
 def test_large_bodies_of_nothing_are_refused_at_once_and_in_a_thread(detector):
     size = 1_000_000
     bodies = {
-        b"[" * size: 422,
-        b"[" + b"1," * (size // 2) + b"1]": 422,
+        b"[" * size: 413,
+        b"[" + b"1," * (size // 2) + b"1]": 413,
         b'{"images":[' + b'"",' * (size // 3) + b'""]}': 413,
         b"9" * size: 422,
         b'{"image":"' + b"=" * size + b'"}': 400,
         b'{"image":"' + b"A" * size + b'%"}': 400,
-        b'{"a":' * (size // 5): 422,
+        b'{"a":' * (size // 5): 413,
     }
 
     async def work(app):
@@ -739,6 +744,19 @@ def test_large_bodies_of_nothing_are_refused_at_once_and_in_a_thread(detector):
             assert (await waiting)[0] == code
 
     with_app(detector, work)
+
+
+@pytest.mark.parametrize("values", [b"{},", b"[],", b"0,", b'"",', b"[", b'{"a":'])
+def test_json_of_far_more_values_than_images_is_refused_before_it_is_parsed(monkeypatch, values):
+    monkeypatch.setattr("kedge.serving.bodies.json.loads", lambda body: pytest.fail("it was parsed"))
+    with pytest.raises(Refused, match="more values than so many need") as refused:
+        from_json(b'{"images":[' + values * 1000, 64)
+    assert refused.value.code == 413
+
+
+def test_json_of_as_many_data_addresses_as_may_come_is_parsed():
+    images = ["data:image/png;base64,aGVsbG8="] * 64
+    assert from_json(json.dumps({"images": images}, indent=1).encode(), 64) == [b"hello"] * 64
 
 
 @pytest.mark.parametrize(

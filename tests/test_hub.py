@@ -46,7 +46,7 @@ def remote(tmp_path, monkeypatch):
             shutil.copytree(folder_path, tmp_path / repo_id, dirs_exist_ok=True)
 
         def hf_hub_download(self, *, repo_id, filename, revision):
-            asked.append(("download", repo_id, revision))
+            asked.append(("download", repo_id, revision, self.token))
             path = tmp_path / repo_id / filename
             if not path.exists():
                 raise RuntimeError(f"404: {repo_id}\nand much more")
@@ -66,8 +66,8 @@ def same(one, other):
 @pytest.mark.parametrize("name", ["me/insects", "hf://me/insects"])
 def test_what_is_pushed_comes_back(detector, remote, name):
     assert kedge.push_to_hub(detector, name, token="secret", private=True) == "hub/me/insects"
-    assert same(kedge.from_pretrained(name, revision="v1"), detector)
-    assert remote.asked == [("create", "me/insects", True, "secret"), ("download", "me/insects", "v1")]
+    assert same(kedge.from_pretrained(name, revision="v1", token="other"), detector)
+    assert remote.asked == [("create", "me/insects", True, "secret"), ("download", "me/insects", "v1", "other")]
     pushed = remote.folder / "me" / "insects"
     assert sorted(path.name for path in pushed.iterdir()) == ["README.md", "detector.kedge"]
     assert not any(b"secret" in path.read_bytes() for path in pushed.iterdir())

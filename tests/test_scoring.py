@@ -1,9 +1,11 @@
 """Scoring files: every input exactly once, in order, whatever is broken and however often the job is killed."""
 
 import csv
+import fcntl
 import io
 import json
 import os
+import shutil
 import signal
 import tarfile
 import time
@@ -18,7 +20,7 @@ import kedge
 from kedge.cli import app
 from kedge.errors import FileFormatError, InputError, NotReadyError
 from kedge.models import build
-from kedge.scoring import plan, read_rows, score_files, summarise
+from kedge.scoring import RayEngine, plan, read_rows, score_files, summarise
 from kedge.scoring.inputs import open_named
 from kedge.transforms import seeded
 from processes import FRESH
@@ -107,6 +109,25 @@ def test_tars_and_parquet_files_give_the_rows_of_their_images(home, tmp_path, so
         assert np.array(open_named(row["path"])).tolist() == np.array(open_named(same["path"])).tolist()
 
 
+def test_shards_of_a_parquet_file_are_read_in_one_go_from_the_row_that_is_asked_for(home, tmp_path, monkeypatch):
+    import pyarrow.parquet
+
+    given, asked = {"shard": 4, "batch": 4}, []
+    whole = scored(home, [home / "rows.parquet"], tmp_path / "whole.jsonl", **given)
+    real = pyarrow.parquet.ParquetFile.iter_batches
+
+    def watched(self, size, row_groups, **options):
+        asked.append(row_groups)
+        return real(self, size, row_groups, **options)
+
+    monkeypatch.setattr(pyarrow.parquet.ParquetFile, "iter_batches", watched)
+    with pytest.raises(Stopped):
+        scored(home, [home / "rows.parquet"], tmp_path / "out.jsonl", progress=stop_after(12), **given)
+    assert asked == [[0, 1, 2, 3, 4]]  # groups of seven rows
+    assert scored(home, [home / "rows.parquet"], tmp_path / "out.jsonl", **given) == whole
+    assert asked[1] == [1, 2, 3, 4]  # from row 12 on
+
+
 def test_inputs_are_files_folders_globs_and_lists_in_the_order_given(home):
     listed = home / "some.txt"
     listed.write_text("# two of them\nphotos/2/05.png\n\nphotos/2/02.png\n")
@@ -146,6 +167,24 @@ def test_a_compressed_or_broken_tar_is_named(home, tmp_path):
     (tmp_path / "a.tar").write_bytes(b"no tar at all" * 100)
     with pytest.raises(FileFormatError, match=r"a\.tar must be an uncompressed tar"):
         scored(home, [tmp_path / "a.tar"], tmp_path / "out.csv")
+
+
+def test_a_cluster_from_outside_is_refused_at_once():
+    with pytest.raises(InputError, match=r"address must be 'auto', 'host:port' or 'local'.*got 'ray://a:1': start the"):
+        RayEngine("ray://a:1")
+
+
+@pytest.mark.parametrize("name", ["shard", "batch", "workers"])
+def test_sizes_are_checked_before_anything_is_done(home, tmp_path, name):
+    with pytest.raises(InputError, match=f"{name} must be a whole number of at least 1; got 0"):
+        scored(home, [home / "photos"], tmp_path / "out.csv", **{name: 0})
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_folder_in_the_place_of_the_rows_is_named(home, tmp_path):
+    (tmp_path / "out.csv").mkdir()
+    with pytest.raises(InputError, match=r"out must be a file to write; .*out\.csv is a folder"):
+        scored(home, [home / "photos"], tmp_path / "out.csv", overwrite=True)
 
 
 def test_what_is_there_is_not_written_over_unless_asked_for(home, tmp_path):
@@ -206,6 +245,49 @@ def test_a_job_goes_on_where_it_was_with_the_inputs_that_it_was_planned_with(hom
     assert [os.path.basename(row["path"]) for row in rows] == [f"{n}.png" for n in range(9)]
 
 
+def test_the_last_part_of_a_job_is_done_again_where_it_was_cut(home, tmp_path):
+    out, seen = tmp_path / "out.csv", []
+
+    def cut(rows):
+        seen.append(len(list(read_rows(rows))))
+        with pytest.raises(InputError, match="another process is writing"):
+            scored(home, [home / "photos"], out)
+        raise Stopped
+
+    with pytest.raises(Stopped):
+        scored(home, [home / "photos"], out, finish=cut)
+    scored(home, [home / "photos"], out, finish=lambda rows: seen.append(rows.name))
+    assert seen == [32, "out.csv"]
+    assert [path.name for path in tmp_path.iterdir()] == ["out.csv"]
+
+
+def test_a_job_that_is_killed_while_it_puts_its_shards_together_leaves_nothing_beside(home, tmp_path, monkeypatch):
+    out, seen = tmp_path / "out.csv", []
+
+    def killed(*_):
+        seen.extend(path.name for path in tmp_path.iterdir())
+        raise Stopped
+
+    with monkeypatch.context() as patch:
+        patch.setattr("kedge.scoring.job.cut", killed)
+        with pytest.raises(Stopped):
+            scored(home, [home / "photos"], out)
+    assert seen == ["out.csv.parts"]
+    assert len(scored(home, [home / "photos"], out)) == 32
+
+
+def test_a_lock_on_a_folder_that_was_removed_meanwhile_is_no_lock(home, tmp_path, monkeypatch):
+    out, real = tmp_path / "out.csv", fcntl.flock
+
+    def late(lock, how):
+        real(lock, how)
+        shutil.rmtree(tmp_path / "out.csv.parts")  # by the process that had it
+
+    monkeypatch.setattr(fcntl, "flock", late)
+    with pytest.raises(InputError, match="another process is writing"):
+        scored(home, [home / "photos"], out)
+
+
 def test_a_job_begun_with_other_arguments_is_not_mixed_with_this_one(home, tmp_path):
     out = tmp_path / "out.csv"
     with pytest.raises(Stopped):
@@ -251,7 +333,10 @@ def test_killed_again_and_again_it_ends_with_every_image_once(home, tmp_path):
         life.join(timeout=30)
         assert life.exitcode == -signal.SIGKILL
         assert not out.exists()
-    rows = scored(home, [many], out, shard=16)
+    command = [sys.executable, "-m", "kedge", "score", "--detector", str(home / "detector.kedge"), str(many)]
+    subprocess.run([*command, "-o", str(out), "--shard", "16"], check=True, timeout=120, capture_output=True)
+    assert sorted(path.name for path in tmp_path.glob("*out*")) == ["out.parquet", "out.parquet.html"]
+    rows = list(read_rows(out))
     assert [row["path"] for row in rows] == [row["path"] for row in whole]
     assert len({row["path"] for row in rows}) == 401
     assert rows == whole
@@ -308,9 +393,55 @@ def test_the_command_writes_rows_and_a_page(home, tmp_path):
     assert done.exit_code == 0, done.output
     with out.open(newline="") as file:
         assert len(list(csv.DictReader(file))) == 32
-    read = check((tmp_path / "out.html").read_text())
+    read = check((tmp_path / "out.csv.html").read_text())
     assert sum(1 for attributes in read.all("img")) == 20
     assert "2 files could not be read" in read.text
+
+
+def test_a_page_that_was_cut_is_written_when_the_command_goes_on(home, tmp_path, monkeypatch):
+    command = ["score", "--detector", home / "detector.kedge", home / "photos", "-o", tmp_path / "out.csv"]
+
+    def killed(*_, **__):
+        raise Stopped
+
+    with monkeypatch.context() as patch:
+        patch.setattr(sys.modules["kedge.cli.score"], "page", killed)
+        assert isinstance(run(*command).exception, Stopped)
+    (tmp_path / "out.csv.html").write_text("of the life before")
+    done = run(*command)
+    assert done.exit_code == 0, done.output
+    check((tmp_path / "out.csv.html").read_text())
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["out.csv", "out.csv.html"]
+
+
+def test_a_page_of_somebody_else_is_not_written_over(home, tmp_path):
+    command = ["score", "--detector", home / "detector.kedge", home / "photos/0/03.png", "-o", tmp_path / "index.csv"]
+    for name in ("index.html", "index.csv.html"):
+        (tmp_path / name).write_text("of somebody else")
+    with pytest.raises(InputError, match=r"the summary must not be there yet; .*index\.csv\.html is: move it"):
+        raise run(*command).exception
+    assert not (tmp_path / "index.csv").exists()
+    assert run(*command, "--overwrite").exit_code == 0
+    check((tmp_path / "index.csv.html").read_text())
+    assert (tmp_path / "index.html").read_text() == "of somebody else"
+
+
+def test_without_matplotlib_nothing_is_scored_for_a_page_that_cannot_be_drawn(home, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    command = ["score", "--detector", home / "detector.kedge", home / "photos/0/03.png", "-o", tmp_path / "out.csv"]
+    assert isinstance(run(*command).exception, NotReadyError)
+    assert not list(tmp_path.iterdir())
+    assert run(*command, "--no-summary").exit_code == 0
+
+
+def test_the_page_shows_images_of_a_column_with_another_name(home, tmp_path):
+    import pyarrow
+    import pyarrow.parquet
+
+    pyarrow.parquet.write_table(pyarrow.table({"pixels": [encoded(1), encoded(2)]}), tmp_path / "a.parquet")
+    command = ["score", "--detector", home / "detector.kedge", tmp_path / "a.parquet", "--column", "pixels"]
+    assert run(*command, "-o", tmp_path / "out.csv").exit_code == 0
+    assert len(list(check((tmp_path / "out.csv.html").read_text()).all("img"))) == 2
 
 
 def test_exit_codes_and_json_are_for_programs(home, tmp_path):

@@ -2,6 +2,7 @@
 
 import asyncio
 import base64
+import copy
 import io
 import json
 import os
@@ -12,21 +13,27 @@ import subprocess
 import sys
 import threading
 import time
+import warnings
 
 import httpx
 import numpy as np
 import pytest
 import torch
+from fastapi import FastAPI
 from fastapi.testclient import TestClient
 from PIL import Image
+from typer.testing import CliRunner
 
 import kedge
-from kedge.errors import InputError, NotReadyError
+from kedge.cli import app
+from kedge.errors import InputError, KedgeWarning, NotReadyError
 from kedge.models import build
 from kedge.serving import Batcher, Busy, Settings, create_app
+from kedge.serving.metrics import WINDOW, Metrics
 from kedge.transforms import seeded
 
 CLASSES = ("ant", "bee", "cow")
+PNG = {"Content-Type": "image/png"}
 
 
 def png(seed=0, size=(12, 12), mode="RGB") -> bytes:
@@ -84,7 +91,7 @@ def test_an_image_comes_as_a_body_a_form_or_base64_and_gets_the_detector_s_answe
         (b"no image", "image/png", 400, "cannot be read"),
         (png()[:60], "image/png", 400, r"images\[0\] cannot be read"),
         (b"{", "application/json", 422, "must be JSON"),
-        (b"[" * 100_000, "application/json", 422, "must be JSON"),
+        (b"[" * 100_000, "application/json", 413, "more values than so many need"),
         (b"[1]", "application/json", 422, 'must be {"image"'),
         (b'{"images": 3}', "application/json", 422, "must be a list"),
         (b'{"images": []}', "application/json", 400, "at least one"),
@@ -131,8 +138,23 @@ def test_a_token_is_asked_for_where_there_is_one(detector):
         assert http.get("/v1/info").status_code == 401
         assert http.get("/v1/info", headers={"Authorization": "Bearer other"}).status_code == 401
         assert http.get("/v1/info", headers={"Authorization": "Bearer secret"}).status_code == 200
-        assert http.get("/healthz").status_code == 200
+        for address in ("/", "/healthz", "/readyz", "/docs", "/openapi.json"):
+            assert http.get(address).status_code == 200
         assert http.get("/metrics").status_code == 401
+
+
+def test_mounted_in_another_application_it_answers_guards_and_counts(detector):
+    outer, inner = FastAPI(), create_app(detector, Settings(token="secret"))
+    outer.mount("/birds", inner)
+    known = {"Authorization": "Bearer secret"}
+    with TestClient(outer) as http:
+        assert [http.get(f"/birds/{open}").status_code for open in ("", "healthz", "readyz")] == [200] * 3
+        assert http.get("/birds/v1/info").status_code == 401
+        answer = http.post("/birds/v1/score", content=png(1), headers=PNG | known)
+        text = http.get("/birds/metrics", headers=known).text
+        http.portal.call(inner.state.service.stop)
+    assert answer.json() == {"results": [expected(detector, png(1))]}
+    assert value(text, 'kedge_requests_total{code="200"}') == 1
 
 
 def test_info_health_and_the_description(detector):
@@ -146,6 +168,17 @@ def test_info_health_and_the_description(detector):
         assert set(described["paths"]["/v1/score"]["post"]["requestBody"]["content"]) == {
             "image/*", "multipart/form-data", "application/json"
         }  # fmt: skip
+
+
+def test_a_detector_that_can_flag_nothing_has_no_threshold_to_tell(detector):
+    bare = copy.copy(detector)
+    with pytest.warns(KedgeWarning, match="too few to flag any image"):
+        bare.calibrate(torch.rand(5, 3, 12, 12))
+    with client(bare) as http:
+        assert http.get("/v1/info").json()["threshold"] is None
+        assert http.get("/v1/background").json()["threshold"] is None
+        described = http.get("/openapi.json").json()["components"]["schemas"]["Info"]["properties"]["threshold"]
+    assert {"type": "null"} in described["anyOf"]
 
 
 def value(text, name):
@@ -179,15 +212,76 @@ def test_metrics_tell_of_drift(detector):
     assert value(said["after"], "kedge_drift_log_wealth") > 4.6
 
 
+def test_metrics_compare_the_newest_scores_with_the_calibration_and_forget_the_alarm():
+    metrics, rng, said = Metrics(torch.arange(1000.0) / 1000), np.random.default_rng(0), []
+    for shift in (0, 0, 0.5, 0):  # the calibration scores are uniform
+        metrics.scored((shift + rng.random(WINDOW)).tolist(), 0)
+        text = metrics.text().decode()
+        said.append((value(text, "kedge_drift_window_p_value"), value(text, "kedge_drift_window_alarm")))
+    p, alarms = zip(*said, strict=True)
+    assert alarms == (0, 0, 1, 0)
+    assert p[2] < 1e-6 < 0.01 < min(p[0], p[1], p[3])
+
+
+def test_with_few_calibration_scores_there_is_no_window():
+    metrics = Metrics(torch.arange(19.0))
+    metrics.scored([9.0] * WINDOW, 0)
+    assert value(metrics.text().decode(), "kedge_drift_window_p_value") == 1
+
+
+def test_the_memory_of_the_drift_does_not_grow_with_what_was_scored(detector):
+    assert create_app(detector).state.service.metrics.drift.state()["bounded"]
+
+
 def test_a_detector_that_fails_is_told_to_the_log_and_not_to_the_client(detector, monkeypatch, caplog):
     app = create_app(detector)
-    monkeypatch.setattr(app.state.service, "_run", lambda images: 1 / 0)
+    monkeypatch.setattr(app.state.service.batcher, "run", lambda images: 1 / 0)
     with TestClient(app, raise_server_exceptions=False) as http:
         answer = http.post("/v1/score", content=png(), headers={"Content-Type": "image/png"})
     assert answer.status_code == 500
     assert "ZeroDivision" not in answer.text
     assert "division" not in answer.text
     assert "ZeroDivisionError" in caplog.text
+
+
+def test_what_the_detector_itself_complains_of_is_no_fault_of_the_client(detector, monkeypatch, caplog):
+    app, broken = create_app(detector), copy.deepcopy(detector)
+    for weights in broken.net.parameters():
+        weights.data.fill_(float("nan"))
+    monkeypatch.setattr(app.state.service, "detector", broken)
+    with TestClient(app, raise_server_exceptions=False) as http:
+        answers = [http.post(f"/v1/{what}", content=png(), headers=PNG) for what in ("score", "explain")]
+    assert [answer.status_code for answer in answers] == [500, 500]
+    assert "the network gives NaN or infinite logits" in caplog.text
+    assert all("NaN" not in answer.text for answer in answers)
+
+
+def test_an_explanation_is_the_answer_and_what_each_anchor_predicts(detector):
+    with client(detector) as http:
+        said = http.post("/v1/explain", content=png(1), headers=PNG).json()
+        several = http.post("/v1/explain", files=[("images", (f"{n}.png", png())) for n in range(2)])
+        behind = http.get("/v1/background").json()
+    assert said["result"] == expected(detector, png(1))
+    assert len(said["hypotheses"]) == len(behind["anchors"]) == 3
+    assert {h["name"] for h in said["hypotheses"]} <= set(CLASSES)
+    assert said["image"].startswith("data:image/png;base64,")
+    assert behind["threshold"] == detector.calibration.threshold
+    assert sum(behind["shares"]) == pytest.approx(1)
+    assert len(behind["edges"]) == len(behind["shares"]) + 1
+    assert several.status_code == 422
+
+
+def test_an_explanation_takes_a_place_and_the_network_s_own_thread(detector, monkeypatch):
+    app, seen = create_app(detector), []
+
+    def watched(*_):
+        seen.append((app.state.service.taken, threading.current_thread().name))
+        return []
+
+    monkeypatch.setattr("kedge.serving.service.by_anchor", watched)
+    with TestClient(app) as http:
+        assert http.post("/v1/explain", content=png(), headers=PNG).status_code == 200
+    assert seen == [(1, "kedge-network_0")]
 
 
 def test_a_detector_must_have_a_threshold_and_limits_must_make_sense(detector):
@@ -221,7 +315,6 @@ def test_requests_that_come_together_share_batches_and_get_their_own_answers():
 
     async def main():
         batcher = Batcher(run, max_batch=8, max_delay=0.05, max_queue=100)
-        await batcher.start()
         answers = await asyncio.gather(*(batcher.submit(ones(n, 10 * n)) for n in (1, 2, 3, 11, 1)))
         await batcher.stop()
         return answers
@@ -242,7 +335,6 @@ def test_a_batch_is_half_of_what_several_callers_wait_for():
 
     async def main():
         batcher = Batcher(run, max_batch=64, max_delay=0.05, max_queue=100)
-        await batcher.start()
         await asyncio.gather(*(batcher.submit(ones(1)) for _ in range(32)))
         await batcher.submit(ones(32))
         await batcher.stop()
@@ -260,7 +352,6 @@ def test_a_network_that_has_work_waits_for_nobody():
 
     async def main():
         batcher = Batcher(run, max_batch=4, max_delay=60, max_queue=100)
-        await batcher.start()
         full = asyncio.create_task(batcher.submit(ones(4)))
         await asyncio.sleep(0)
         late = asyncio.create_task(batcher.submit(ones(1)))
@@ -281,7 +372,6 @@ def test_a_full_queue_is_busy_and_has_room_again_later():
 
     async def main():
         batcher = Batcher(run, max_batch=2, max_delay=0.0, max_queue=4)
-        await batcher.start()
         first = asyncio.create_task(batcher.submit(ones(4)))
         await asyncio.sleep(0.05)
         with pytest.raises(Busy):
@@ -300,7 +390,6 @@ def test_a_full_queue_is_busy_and_has_room_again_later():
 def test_stopping_finishes_what_was_taken():
     async def main():
         batcher = Batcher(lambda images: [float(x) for x in images], max_batch=1, max_delay=0.0, max_queue=50)
-        await batcher.start()
         tasks = [asyncio.create_task(batcher.submit(ones(5))) for _ in range(4)]
         await asyncio.sleep(0)
         await batcher.stop()
@@ -317,7 +406,6 @@ def test_a_failure_reaches_those_who_asked_and_nobody_else():
 
     async def main():
         batcher = Batcher(run, max_batch=2, max_delay=0.0, max_queue=50)
-        await batcher.start()
         with pytest.raises(ValueError, match="bad batch"):
             await batcher.submit(ones(5))
         assert batcher.queued == 0
@@ -337,7 +425,6 @@ def test_a_failing_batch_whose_caller_gave_up_is_not_run_again():
 
     async def main():
         batcher = Batcher(run, max_batch=4, max_delay=0.0, max_queue=50)
-        await batcher.start()
         gone = asyncio.create_task(batcher.submit(ones(1)))
         await asyncio.sleep(0.05)
         gone.cancel()
@@ -350,10 +437,36 @@ def test_a_failing_batch_whose_caller_gave_up_is_not_run_again():
     together(main())
 
 
+def test_images_whose_callers_gave_up_are_not_computed():
+    calls, begun, go = [], threading.Event(), threading.Event()
+
+    def run(images):
+        calls.append(images.flatten().tolist())
+        begun.set()
+        go.wait(10)
+        return list(images)
+
+    async def main():
+        batcher = Batcher(run, max_batch=2, max_delay=0.0, max_queue=50)
+        first = asyncio.create_task(batcher.submit(ones(4)))
+        await asyncio.to_thread(begun.wait, 10)
+        second, third = (asyncio.create_task(batcher.submit(ones(1, start))) for start in (10, 20))
+        await asyncio.sleep(0)
+        for gone in (first, second):
+            gone.cancel()
+        await asyncio.sleep(0)
+        go.set()
+        await third
+        await batcher.stop()
+        assert batcher.queued == 0
+
+    together(main())
+    assert calls == [[0.0, 1.0], [20.0]]
+
+
 def test_a_caller_that_gives_up_leaves_no_trace():
     async def main():
         batcher = Batcher(lambda images: [float(x) for x in images], max_batch=4, max_delay=0.2, max_queue=50)
-        await batcher.start()
         gone = asyncio.create_task(batcher.submit(ones(1)))
         await asyncio.sleep(0.01)
         gone.cancel()
@@ -412,6 +525,23 @@ def test_many_clients_at_once_get_their_own_answers_and_a_stop_finishes_them(det
     process.send_signal(signal.SIGTERM)
     assert process.wait(timeout=30) == 0
     assert "Traceback" not in process.stderr.read()
+
+
+def test_the_port_that_was_free_is_told(detector, tmp_path, monkeypatch):
+    detector.save(tmp_path / "detector.kedge")
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    monkeypatch.setattr(warnings, "filterwarnings", lambda *_, **__: None)
+    ports = []
+
+    def run(server, sockets):
+        ports.extend(taken.getsockname()[1] for taken in sockets)
+        sockets[0].close()
+
+    monkeypatch.setattr("uvicorn.Server.run", run)
+    done = CliRunner().invoke(app, ["serve", str(tmp_path / "detector.kedge"), "--port", "0", "--threads", "1"])
+    assert done.exit_code == 0, done.output
+    assert ports[0] > 0
+    assert f"http://127.0.0.1:{ports[0]} " in done.output
 
 
 def test_json_answers_are_strict_json(detector):

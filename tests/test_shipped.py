@@ -87,6 +87,18 @@ def test_a_file_of_the_same_name_goes_first(tmp_path, monkeypatch):
     assert kedge.load(Path(artifact.SHIPPED) / "cifar10.kedge").name == "amp"
 
 
+def test_a_folder_of_the_same_name_does_not_hide_it(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "cifar10").mkdir()
+    assert kedge.load("cifar10").name == kedge.from_pretrained("cifar10").name == "amp"
+    with pytest.raises(InputError, match="--out must say where to write"):
+        raise run("calibrate", "cifar10", f"folder:{tmp_path}").exception
+    kedge.hub.save_pretrained(
+        kedge.MSP(kedge.models.build("compact", width=4)).fit(torch.rand(9, 3, 16, 16)), "cifar10"
+    )
+    assert kedge.from_pretrained("cifar10").name == "msp"
+
+
 def test_a_shipped_detector_is_not_written_over(tmp_path):
     before = (artifact.SHIPPED / "cifar10.kedge").read_bytes()
     with pytest.raises(InputError, match="--out must say where to write"):

@@ -34,7 +34,7 @@ def shipped() -> list[str]:
 def locate(path: str | os.PathLike[str]) -> Path:
     """The file of a detector: the path itself, or, where there is no such file, the shipped one of that name."""
     given = Path(path)
-    if not given.exists() and str(path) in shipped():
+    if not given.is_file() and str(path) in shipped():
         return SHIPPED / f"{given}.kedge"
     return given
 

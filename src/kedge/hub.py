@@ -102,29 +102,33 @@ def save_pretrained(detector: Detector, folder: str | os.PathLike[str], *, repo_
 
 
 def from_pretrained(
-    name_or_folder: str | os.PathLike[str], *, revision: str | None = None, model: nn.Module | None = None
+    name_or_folder: str | os.PathLike[str],
+    *,
+    revision: str | None = None,
+    token: str | None = None,
+    model: nn.Module | None = None,
 ) -> Detector:
     """Load a detector from the hub, from a folder, or as `kedge.load` does. Loading never runs code of it.
 
     Args:
         name_or_folder: ``"owner/name"`` or ``"hf://owner/name"`` on the hub; a folder with ``detector.kedge`` in it; a
-            detector's file; or the name of a detector that comes with kedge. A folder of that name goes first.
+            detector's file; or the name of a detector that comes with kedge. Such a folder or file goes first.
         revision: On the hub: a branch, tag or commit.
+        token: Of the hub, for a private repository; by default the one that huggingface_hub keeps.
         model: For networks that are not kedge's own: the network, freshly built, as it was before anchoring.
 
     Example:
         >>> from_pretrained("hf://me/cifar10-anchored", revision="main")  # doctest: +SKIP
     """
-    path = artifact.locate(name_or_folder)
+    inside = Path(name_or_folder) / FILE
+    path = inside if inside.is_file() else artifact.locate(name_or_folder)
     if path.is_dir():
-        path = path / FILE
-        if not path.is_file():
-            raise InputError(f"name_or_folder must hold {FILE}; the folder {name_or_folder} does not")
+        raise InputError(f"name_or_folder must hold {FILE}; the folder {name_or_folder} does not")
     if path.is_file():
         if revision is not None:
             raise InputError(f"revision is of repositories on the hub; {name_or_folder} is on this machine")
         return load(path, model=model)
-    return load(_fetch(_repository(name_or_folder), revision), model=model)
+    return load(_fetch(_repository(name_or_folder), revision, token), model=model)
 
 
 def model_card(file: str | os.PathLike[str], repo_id: str) -> str:
@@ -162,10 +166,10 @@ def _promise(known: dict[str, Any]) -> str:
     return f"{flagged}, with confidence {100 * known['confidence']:g} % in its {known['calibration_images']} images."
 
 
-def _fetch(name: str, revision: str | None) -> str:
+def _fetch(name: str, revision: str | None, token: str | None) -> str:
     hub = _hub()
     try:
-        api = hub.HfApi(library_name="kedge", library_version=version("kedge"))
+        api = hub.HfApi(token=token, library_name="kedge", library_version=version("kedge"))
         return str(api.hf_hub_download(repo_id=name, filename=FILE, revision=revision))
     except Exception as error:  # the library's own errors are many, and change with its versions
         raise NotReadyError(f"{name} could not be read from the hub: {_first_line(error)}") from error

@@ -6,6 +6,7 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
@@ -86,15 +87,15 @@ def bench(
     else:
         _show(console, record, then)
     for name in ("bench.json", "bench.html"):
-        console.print(f"{name.split('.')[1]:<10}[bold]{out / name}[/]", highlight=False)
+        console.print(f"{name.split('.')[1]:<10}[bold]{escape(str(out / name))}[/]", highlight=False)
 
 
 def _subject(name: str, width: int | None) -> Detector:
     """A detector from a file, or on a network by name."""
-    if Path(name).exists() or name in shipped() or name not in models.names():
+    if Path(name).is_file() or name in shipped() or name not in models.names():
         if width is not None:
             raise InputError("width is for networks by name; a detector has its own: leave it out")
-        if not Path(name).exists() and name not in shipped():
+        if not Path(name).is_file() and name not in shipped():
             raise InputError(
                 f"subject must be a detector's file, one of {', '.join(shipped())}, or a network, one of "
                 f"{', '.join(models.names())}; got {name!r}"
@@ -120,7 +121,8 @@ def _write(out: Path, record: dict[str, Any], then: dict[str, Any] | None) -> No
 
 def _show(console: Console, record: dict[str, Any], then: dict[str, Any] | None) -> None:
     changes = None if then is None else against(record, then)
-    table = Table(title=f"{record['name']}, {record['threads']} threads: median of {record['repeats']} turns")
+    name = escape(record["name"])
+    table = Table(title=f"{name}, {record['threads']} threads: median of {record['repeats']} turns")
     heads = ["batch", "images/s", "plain passes", "quartiles"]
     heads += ["memory, MB"] if any("memory" in row for row in record["inference"]) else []
     table.add_column("engine")

@@ -1,12 +1,15 @@
 """``kedge calibrate``: a new threshold for a saved detector."""
 
+import json
+import math
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 
-from kedge.artifact import shipped
+from kedge.artifact import locate
 from kedge.data import sources
 from kedge.detectors import load
 from kedge.errors import InputError
@@ -22,6 +25,7 @@ def calibrate(
     ] = None,
     out: Annotated[Path | None, typer.Option(help="Where to write; the same file by default.")] = None,
     data_dir: Annotated[Path | None, typer.Option(help="Where data sets are; KEDGE_DATA by default.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead, for programs.")] = False,
 ) -> None:
     """Set the threshold of a detector anew, on in-distribution images that it was not trained on.
 
@@ -33,12 +37,18 @@ def calibrate(
 
         kedge calibrate cifar10 folder:my-photos/ --out mine.kedge
     """
-    if out is None and not file.exists() and str(file) in shipped():
+    if out is None and locate(file) != file:
         raise InputError(f"--out must say where to write: {file} comes with kedge and stays as it is")
     detector = load(file)
     found = sources.load(images, split, data_dir=data_dir)
     detector.calibrate(found, tpr=tpr, confidence=confidence)
-    assert detector.calibration is not None
-    detector.save(out or file)
-    words = f"threshold {detector.calibration.threshold:.6g} from {len(detector.calibration.scores):,} images"
-    Console().print(f"{words}  [bold]{out or file}[/]", highlight=False)
+    known, written = detector.calibration, out or file
+    assert known is not None
+    detector.save(written)
+    if as_json:
+        threshold = known.threshold if math.isfinite(known.threshold) else None
+        said = {"file": str(written), "threshold": threshold, "images": len(known.scores)}
+        typer.echo(json.dumps(said | {"tpr": tpr, "confidence": confidence}, indent=1))
+        return
+    words = f"threshold {known.threshold:.6g} from {len(known.scores):,} images"
+    Console().print(f"{words}  [bold]{escape(str(written))}[/]", highlight=False)

@@ -35,6 +35,12 @@ def demo(
 
         [dim]>>>[/] detector = kedge.load("runs/demo/detector.kedge")
         [dim]>>>[/] detector("photo.png").is_ood
+
+    For example:
+
+        kedge demo --out runs/demo --seed 1
+
+        kedge score --detector runs/demo/detector.kedge photo.png
     """
     console = Console()
     with Progress(

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from kedge.data import sources
@@ -75,4 +76,4 @@ def evaluate(
             detector=lead if isinstance(lead, AMP) else None,
             record=record,
         )
-        console.print(f"report    [bold]{written}[/]", highlight=False)
+        console.print(f"report    [bold]{escape(str(written))}[/]", highlight=False)

@@ -2,6 +2,7 @@
 
 import hashlib
 import itertools
+import json
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -9,12 +10,13 @@ import numpy as np
 import torch
 import typer
 from rich.console import Console
+from rich.markup import escape
 
 from kedge.artifact import locate
 from kedge.data import batches, sources
 from kedge.detectors import Detector, load
 from kedge.errors import InputError, KedgeError
-from kedge.export import OnnxDetector, compare, export_onnx, quantise
+from kedge.export import Difference, OnnxDetector, compare, export_onnx, quantise
 from kedge.export.onnx import FIRST_OPSET, OPSET
 from kedge.export.runtime import ENGINES
 from kedge.files import atomic
@@ -39,6 +41,7 @@ def export(
         str, typer.Option(help=f"With --int8: what will run the file, {' or '.join(ENGINES)}.")
     ] = ENGINES[0],
     data_dir: Annotated[Path | None, typer.Option(help="Where data sets are; KEDGE_DATA by default.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead, for programs.")] = False,
 ) -> None:
     """Write a detector to one ONNX file that needs neither kedge nor torch.
 
@@ -58,33 +61,38 @@ def export(
             if calibrate is None
             else "--calibrate is for --int8; to set the threshold of a detector anew, run `kedge calibrate` first"
         )
-    split = int8_split or _training_split(int8)
-    if int8 is not None and (int8, split) == (calibrate, calibrate_split):
-        raise InputError("--calibrate must be other images than --int8: a threshold holds for images not seen before")
-    console, detector = Console(), load(file)
+    console, detector = Console(stderr=as_json), load(file)
+    said: dict[str, Any] = {"file": str(out)}
     with atomic(out) as temporary:
         export_onnx(detector, temporary, opset=opset, sha256=hashlib.sha256(locate(file).read_bytes()).hexdigest())
         if check:
-            console.print(_checked(detector, temporary), highlight=False)
+            found = _checked(detector, temporary)
+            words = f"largest difference of a score {found.largest:.2g}, of scores up to {found.scale:.3g}"
+            console.print(f"checked   {words}", highlight=False)
+            said |= {"largest_difference": found.largest, "largest_score": found.scale}
         if int8 is not None and calibrate is not None:
-            training = sources.load(int8, split, data_dir=data_dir)
+            training = sources.load(int8, int8_split or _training_split(int8), data_dir=data_dir)
             held_out = sources.load(calibrate, calibrate_split, data_dir=data_dir)
             before = _labels(detector, temporary, held_out)
             quantise(temporary, temporary, training, held_out, engine=engine)
             same = float((before == _labels(detector, temporary, held_out, engine)).mean())
             console.print(f"int8      {same:.1%} of {len(before)} calibration images keep their label", highlight=False)
-    console.print(f"{out.stat().st_size / 1e6:.2f} MB  [bold]{out}[/]", highlight=False)
+            said["labels_kept"] = same
+    said["bytes"] = out.stat().st_size
+    if as_json:
+        typer.echo(json.dumps(said, indent=1))
+    console.print(f"{said['bytes'] / 1e6:.2f} MB  [bold]{escape(str(out))}[/]", highlight=False)
 
 
-def _checked(detector: Detector, path: Path) -> str:
+def _checked(detector: Detector, path: Path) -> Difference:
     found = compare(detector, path)
-    words = f"largest difference of a score {found.largest:.2g}, of scores up to {found.scale:.3g}"
     if not found.is_close:
         raise KedgeError(
-            f"the exported file does not give the detector's scores: {words}; it was not kept. Look for layers that "
-            "draw random numbers or that work differently batch by batch, or pass --no-check"
+            f"the exported file does not give the detector's scores: they differ by up to {found.largest:.2g}, of "
+            f"scores up to {found.scale:.3g}; it was not kept. Look for layers that draw random numbers or that work "
+            "differently batch by batch, or pass --no-check"
         )
-    return f"checked   {words}"
+    return found
 
 
 def _labels(detector: Detector, path: Path, images: Any, engine: str = ENGINES[0]) -> Any:
@@ -95,6 +103,6 @@ def _labels(detector: Detector, path: Path, images: Any, engine: str = ENGINES[0
     return np.asarray(OnnxDetector(path, engine=engine)(pixels)["label"])
 
 
-def _training_split(name: str | None) -> str | None:
+def _training_split(name: str) -> str | None:
     """The training images of a set by name; folders and files have no such thing."""
-    return "train" if name in sources.names() and "train" in sources.source(str(name)).splits else None
+    return "train" if name in sources.names() and "train" in sources.source(name).splits else None

@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from kedge.detectors.facts import facts
@@ -32,5 +33,5 @@ def info(
     table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
     for name, value in found.items():
         words = ", ".join(map(str, value)) if isinstance(value, list) else value
-        table.add_row(f"[bold]{name.replace('_', ' ')}[/]", "" if words is None else str(words))
+        table.add_row(f"[bold]{name.replace('_', ' ')}[/]", "" if words is None else escape(str(words)))
     Console().print(table)

@@ -9,14 +9,17 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from kedge.checks import one_of
 from kedge.detectors import load
 from kedge.errors import InputError
 from kedge.files import atomic
+from kedge.report.figures import require
 from kedge.scoring import FORMATS, RayEngine, Summary, read_rows, score_files, summarise
 from kedge.scoring.inputs import SHARD
+from kedge.scoring.job import begun
 from kedge.scoring.page import page
 from kedge.scoring.ray_engine import ray_module
 from kedge.threads import use_threads
@@ -35,7 +38,10 @@ def score(
     column: Annotated[str | None, typer.Option(help="Of parquet inputs: where the images are.")] = None,
     batch: Annotated[int, typer.Option(min=1, help="Images that the network sees at a time.")] = 256,
     workers: Annotated[
-        int | None, typer.Option(min=1, help="Threads that read images; without it, one for each core, at most 8.")
+        int | None,
+        typer.Option(
+            min=1, help="Threads that read images; without it, one for each core, at most 8, and two a worker with Ray."
+        ),
     ] = None,
     threads: Annotated[
         int | None, typer.Option(min=1, help="Threads of the network; without it, as many as there are cores for it.")
@@ -43,14 +49,15 @@ def score(
     shard: Annotated[int, typer.Option(min=1, help="Images that are written together.")] = SHARD,
     engine: Annotated[str, typer.Option(help="What runs the shards: local (this process) or ray.")] = "local",
     ray_address: Annotated[
-        str | None, typer.Option(help="Of the cluster: auto, host:port, ray://host:port; without it a local one.")
+        str | None,
+        typer.Option(help="Of the cluster that this machine is in: auto, host:port; without it a local one."),
     ] = None,
     parallel: Annotated[
         int | None, typer.Option(min=1, help="Workers of the cluster, of a core each; without it, one for each core.")
     ] = None,
     summary: Annotated[bool, typer.Option(help="Write a page with shares, a plot and the most suspicious.")] = True,
     top: Annotated[int, typer.Option(min=0, help="How many of the most suspicious to show.")] = 20,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Write over --out.")] = False,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Write over --out and its summary.")] = False,
     fail_on_ood: Annotated[bool, typer.Option("--fail-on-ood", help="End with exit code 3 if any is flagged.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON: the summary, or the rows.")] = False,
 ) -> None:
@@ -70,22 +77,30 @@ def score(
         kedge score --detector detector.kedge /shared/photos -o /shared/out.parquet --engine ray --ray-address auto
     """
     runner = _engine(engine, ray_address, parallel, threads)
+    written = _page_of(out, overwrite) if out is not None and summary else None
     console = Console(stderr=as_json)
+    found = summarise([])
+
+    def finish(rows: Path) -> None:
+        nonlocal found
+        found = summarise(read_rows(rows, form), top=top)
+        if written is not None:
+            _write_page(found, written, f"Scores of {rows.name}", detector, column)
+
     with tempfile.TemporaryDirectory(prefix="kedge-") as temporary:
         target, form = (Path(temporary) / "rows.jsonl", None) if out is None else (out, kind)
         options = {"shard": shard, "column": column, "batch": batch, "workers": workers, "overwrite": overwrite}
-        _run(console, detector, inputs, target, kind=form, engine=runner, **options)
-        found = summarise(read_rows(target, form), top=top)
+        _run(console, detector, inputs, target, kind=form, engine=runner, finish=finish, **options)
         if out is None:
             _print_rows(console, target, as_json)
     if out is not None:
-        if summary:
-            console.print(f"summary   [bold]{_write_page(found, out, detector)}[/]", highlight=False)
+        if written is not None:
+            console.print(f"summary   [bold]{escape(str(written))}[/]", highlight=False)
         if as_json:
             typer.echo(json.dumps(found.as_dict(), indent=1))
         console.print(
             f"{found.images:,} images, {found.flagged:,} flagged ({found.share:.1%}), {found.errors:,} unreadable  "
-            f"[bold]{out}[/]",
+            f"[bold]{escape(str(out))}[/]",
             highlight=False,
         )
     if fail_on_ood and found.flagged:
@@ -131,14 +146,23 @@ def _print_rows(console: Console, target: Path, as_json: bool) -> None:
             console.print(_line(row), highlight=False, markup=False)
 
 
-def _write_page(found: Summary, out: Path, detector: Path) -> Path:
+def _page_of(out: Path, overwrite: bool) -> Path:
+    """Where the summary goes, once it is sure that it can be written; a job that goes on writes over its own."""
+    require()
+    written = out.with_name(f"{out.name}.html")
+    if written.exists() and not (overwrite or begun(out) or out.exists()):  # of ``out`` the job itself will tell
+        raise InputError(
+            f"the summary must not be there yet; {written} is: move it, or say --overwrite or --no-summary"
+        )
+    return written
+
+
+def _write_page(found: Summary, written: Path, title: str, detector: Path, column: str | None) -> None:
     known = load(detector).calibration
     assert known is not None
-    written = out.with_name(f"{out.stem}.html")
     with atomic(written) as temporary:
-        text = page(found, title=f"Scores of {out.name}", calibration=known.scores.double().numpy())
+        text = page(found, title=title, calibration=known.scores.double().numpy(), column=column)
         temporary.write_text(text, encoding="utf-8", errors="replace")
-    return written
 
 
 def _line(row: dict[str, object]) -> str:

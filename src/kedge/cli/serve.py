@@ -1,5 +1,6 @@
 """``kedge serve``: a detector over HTTP."""
 
+import contextlib
 import signal
 import warnings
 from pathlib import Path
@@ -7,6 +8,7 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 
 from kedge.detectors import load
 from kedge.errors import NotReadyError
@@ -16,10 +18,12 @@ from kedge.threads import use_threads
 def serve(
     file: Annotated[Path, typer.Argument(help="A calibrated detector, or the name of one that kedge ships: cifar10.")],
     host: Annotated[str, typer.Option(help="0.0.0.0 lets other machines in.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535)] = 8000,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes one that is free.")] = 8000,
     token: Annotated[str | None, typer.Option(envvar="KEDGE_TOKEN", help="What clients must send as a bearer.")] = None,
     max_batch: Annotated[int, typer.Option(min=1, help="Images that the network sees at a time.")] = 64,
-    max_delay: Annotated[float, typer.Option(min=0, max=10, help="Seconds an image waits for others.")] = 0.005,
+    max_delay: Annotated[
+        float, typer.Option(min=0, max=10, help="Seconds an image waits for others while the network is idle.")
+    ] = 0.005,
     max_queue: Annotated[int, typer.Option(min=1, help="Images that may wait; beyond it the answer is 503.")] = 512,
     max_images: Annotated[int, typer.Option(min=1, help="In one request.")] = 64,
     max_bytes: Annotated[int, typer.Option(min=1, help="Of one request.")] = 20_000_000,
@@ -63,17 +67,21 @@ def serve(
         token=token or None,
     )
     use_threads(threads)
-    app = create_app(load(file), settings)
-    Console(stderr=True).print(f"serving   [bold]http://{host}:{port}[/]  docs at /docs", highlight=False)
-    # uvicorn finishes what it took on SIGTERM and then raises the signal again; to stop so is a success.
-    signal.signal(signal.SIGTERM, lambda *_: None)
-    # Python keeps every warning that it has shown, and hostile files make Pillow's differ without end.
-    warnings.filterwarnings("ignore", module=r"PIL\.")
-    uvicorn.run(
-        app,
+    config = uvicorn.Config(
+        create_app(load(file), settings),
         host=host,
         port=port,
         log_level="warning",
         http=impatient(settings.timeout / 2),
         timeout_graceful_shutdown=int(timeout) + 1,
     )
+    taken = config.bind_socket()
+    place = f"[{host}]" if ":" in host else host
+    words = f"serving   [bold]{escape(f'http://{place}:{taken.getsockname()[1]}')}[/]  docs at /docs"
+    Console(stderr=True).print(words, highlight=False)
+    # uvicorn finishes what it took on SIGTERM and then raises the signal again; to stop so is a success.
+    signal.signal(signal.SIGTERM, lambda *_: None)
+    # Python keeps every warning that it has shown, and hostile files make Pillow's differ without end.
+    warnings.filterwarnings("ignore", module=r"PIL\.")
+    with contextlib.suppress(KeyboardInterrupt):
+        uvicorn.Server(config).run([taken])

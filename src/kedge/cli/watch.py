@@ -7,6 +7,7 @@ from typing import Annotated
 import numpy as np
 import typer
 from rich.console import Console
+from rich.markup import escape
 
 from kedge.detectors import load
 from kedge.drift import history
@@ -64,6 +65,6 @@ def watch(
         }
         typer.echo(json.dumps(said, indent=1))
     console.print(finding(found), highlight=False)
-    console.print(f"plot      [bold]{written}[/]", highlight=False)
+    console.print(f"plot      [bold]{escape(str(written))}[/]", highlight=False)
     if drifted and fail_on_drift:
         raise typer.Exit(DRIFTED)

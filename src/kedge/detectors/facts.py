@@ -31,7 +31,7 @@ def facts(file: str | os.PathLike[str]) -> dict[str, Any]:
             "method": header["detector"]["name"],
             "options": ", ".join(f"{k} {v}" for k, v in header["detector"]["config"].items() if v is not None),
             "network": first["type"] if spec is None else spec["name"],
-            "arguments": None if spec is None else ", ".join(f"{k} {v:g}" for k, v in spec["arguments"].items()),
+            "arguments": None if spec is None else ", ".join(f"{k} {_short(v)}" for k, v in spec["arguments"].items()),
             "networks": len(members),
             "numbers": weights,
             "anchors": len(anchors[0]) if anchors else None,
@@ -59,3 +59,7 @@ def facts(file: str | os.PathLike[str]) -> dict[str, Any]:
 
 def _teacher(taught: dict[str, Any] | None) -> str | None:
     return None if taught is None else f"{taught['method']}, {taught['anchors']} anchors"
+
+
+def _short(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, (int, float)) else str(value)

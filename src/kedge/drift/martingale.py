@@ -1,8 +1,6 @@
 """A conformal test martingale: money that can only be won if the scores drift."""
 
 import math
-from array import array
-from bisect import bisect_left, bisect_right
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Self
@@ -11,6 +9,7 @@ import numpy as np
 
 from kedge.checks import at_least, between
 from kedge.drift.arrays import Floats, Numbers, as_scores, known_state
+from kedge.drift.past import Everything, Grid
 from kedge.errors import InputError
 
 # How often money moves from one bet to another. A drift after t images costs about log(1 / J) + J t of log-wealth until
@@ -79,17 +78,17 @@ class Martingale:
     would be sure to look like drift. Bets on them win nothing on average, so by Ville's inequality the wealth ever
     reaches ``1 / alpha`` with chance at most ``alpha``, however long the stream.
 
-    All scores are kept, 8 bytes each, in a sorted array: finding a place takes O(log n) steps, and making room is one
-    move of memory, faster than a tree in Python up to millions of scores. A past cut to its newest scores would break
-    the promise: earlier p-values tell how the scores that are kept compare with those that left, so the next p-value is
-    not independent of them. Where memory must be bounded, round the scores and the calibration scores to a fixed grid
-    and start a new martingale with fresh calibration images now and then. The past comes to hold the drifted scores
-    too, so a drift is noticed while it is new or not at all.
+    All scores are kept, 8 bytes each, in order. A past cut to its newest scores would break the promise: earlier
+    p-values tell how the scores that are kept compare with those that left, so the next p-value is not independent of
+    them. With ``bounded`` scores, the calibration's too, are rounded and counted, in half a megabyte: to float16, less
+    one calibration score that is drawn at random and left out. The promise is the same, since it holds with any ties.
+    The past comes to hold the drifted scores too, so a drift is noticed while it is new or not at all.
 
     Args:
         calibration: One score per held-out in-distribution image.
         alpha: Chance of ever raising a false alarm.
         seed: Of the smoothing.
+        bounded: Whether memory, and the time for a score, must not grow with the stream.
 
     Example:
         >>> rng = np.random.default_rng(0)
@@ -101,8 +100,9 @@ class Martingale:
         (True, 534)
     """
 
-    def __init__(self, calibration: Numbers, *, alpha: float = 0.01, seed: int = 0) -> None:
-        self._past = array("d", np.sort(as_scores("calibration", calibration, fewest=1)).tolist())
+    def __init__(self, calibration: Numbers, *, alpha: float = 0.01, seed: int = 0, bounded: bool = False) -> None:
+        known = as_scores("calibration", calibration, fewest=1)
+        self._past = Grid(known, seed) if bounded else Everything(known)
         self.alpha = between("alpha", alpha, 0, 1, open_ends=True)
         self.seed = at_least("seed", seed, 0)
         self.seen = 0
@@ -131,10 +131,8 @@ class Martingale:
 
     def _p_value(self, score: float) -> float:
         """Smoothed p-value among the past, of which the score is a part from now on."""
-        low, high = bisect_left(self._past, score), bisect_right(self._past, score)
-        above, ties = len(self._past) - high, high - low + 1  # it ties with itself
-        self._past.insert(high, score)
-        return (above + ties * (1 - self._rng.random())) / len(self._past)  # in (0, 1]: p = 0 would pay without end
+        above, ties, size = self._past.add(score)
+        return (above + ties * (1 - self._rng.random())) / size  # in (0, 1]: p = 0 would pay without end
 
     def state(self) -> dict[str, Any]:
         """Everything, as plain data for JSON; `restore` goes on from it as if nothing had happened.
@@ -146,7 +144,8 @@ class Martingale:
             True
         """
         return {
-            "past": self._past.tolist(),
+            "past": self._past.state(),
+            "bounded": isinstance(self._past, Grid),
             "alpha": self.alpha,
             "seed": self.seed,
             "seen": self.seen,
@@ -158,8 +157,11 @@ class Martingale:
     @classmethod
     def restore(cls, state: Mapping[str, Any]) -> Self:
         """Make a martingale from what `state` returned."""
-        known_state(state, ["past", "alpha", "seed", "seen", "since", "log_wealth", "shares"])
-        martingale = cls(state["past"], alpha=state["alpha"], seed=state["seed"])
+        known_state(state, ["past", "bounded", "alpha", "seed", "seen", "since", "log_wealth", "shares"])
+        bounded = state["bounded"]
+        martingale = cls([0.0] if bounded else state["past"], alpha=state["alpha"], seed=state["seed"], bounded=bounded)
+        if isinstance(martingale._past, Grid):
+            martingale._past.restore(state["past"])
         martingale.seen, martingale.since, martingale.log_wealth = state["seen"], state["since"], state["log_wealth"]
         martingale._shares = np.array(state["shares"])
         if martingale._shares.shape != first_shares().shape:

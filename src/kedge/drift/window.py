@@ -52,8 +52,8 @@ class WindowTest:
     share the calibration scores, windows overlap, and both statistics see the same ranks. The union bound holds for any
     dependence and any ties, and at p-values this small it wastes little unless the calibration set is as small as the
     window (tests/test_drift.py measures how much). ``p_any`` is exact. ``p_up`` is normal, corrected for ties, and on
-    the safe side without them; where ties skew it, it comes from seeded permutations, at most a million: with a
-    threshold below 1e-6, only ``p_any`` raises the alarm then.
+    the safe side without them; where ties skew it, it comes from seeded permutations, at most ``draws``: with a
+    threshold below ``1 / draws``, only ``p_any`` raises the alarm then.
 
     A window notices shifts; a change of the spread alone moves the distance little and takes larger windows, or the
     `Martingale`.
@@ -64,6 +64,7 @@ class WindowTest:
         every: Images from one test to the next; a quarter of the window if not given.
         horizon: Images over which the promise holds.
         alpha: Chance of any false alarm over the horizon.
+        draws: Permutations at most, which bound the time of a test.
         seed: Of permutations.
 
     Example:
@@ -85,6 +86,7 @@ class WindowTest:
         every: int | None = None,
         horizon: int = 10_000,
         alpha: float = 0.01,
+        draws: int = 1_000_000,
         seed: int = 0,
     ) -> None:
         self._calibration = np.sort(as_scores("calibration", calibration, fewest=FEWEST))
@@ -96,6 +98,7 @@ class WindowTest:
                 f"horizon must be at least the window, {window}; got {horizon}: no test would ever be made"
             )
         self.alpha = between("alpha", alpha, 0, 1, open_ends=True)
+        self.draws = at_least("draws", draws, 1)
         self.seed = at_least("seed", seed, 0)
         self.seen = 0
         self.since: int | None = None
@@ -145,7 +148,7 @@ class WindowTest:
     def _permuted(self, window: Floats, index: int) -> float:
         """P-value by permutations; before an alarm there are enough of them to raise one."""
         rng = np.random.Generator(np.random.PCG64([self.seed, index]))  # the same in any batch
-        draws = 9_999 if self.alarm else math.ceil(min(5 / self.threshold, 1e6))
+        draws = min(self.draws, 9_999 if self.alarm else math.ceil(5 / self.threshold))
         return p_up_permuted(window, self._calibration, draws, rng)
 
     def state(self) -> dict[str, Any]:
@@ -176,4 +179,4 @@ class WindowTest:
         return test
 
 
-_SETTINGS = ("window", "every", "horizon", "alpha", "seed")
+_SETTINGS = ("window", "every", "horizon", "alpha", "draws", "seed")

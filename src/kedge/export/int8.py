@@ -12,6 +12,7 @@ from torch import Tensor
 from kedge import calibration
 from kedge.checks import at_least
 from kedge.data import Preprocess, batches, choose
+from kedge.data.leakage import fingerprints, shared
 from kedge.errors import InputError
 from kedge.export.file import (
     PREFIX,
@@ -79,7 +80,7 @@ def quantise(
         )
         quantised = needs("onnx").load(made)
     set_metadata(quantised, facts | {f"{PREFIX}quantised": "int8"})
-    write_model(_recalibrated(quantised, held_out, engine, None, None), out)
+    write_model(_recalibrated(quantised, held_out, engine, None, None, seen=fingerprints(chosen)), out)
 
 
 def recalibrate(
@@ -106,11 +107,13 @@ def recalibrate(
     write_model(_recalibrated(read_model(path), held_out, engine, tpr, confidence), path if out is None else out)
 
 
-def _recalibrated(model: Any, held_out: Any, engine: str, tpr: float | None, confidence: float | None) -> Any:
+def _recalibrated(
+    model: Any, held_out: Any, engine: str, tpr: float | None, confidence: float | None, seen: Tensor | None = None
+) -> Any:
     facts = metadata(model)
     if tpr is None:
         tpr, confidence = float(facts[f"{PREFIX}tpr"]), json.loads(facts[f"{PREFIX}confidence"])
-    scores, logits, labels = _said(model, preprocess_of(facts), held_out, engine)
+    scores, logits, labels = _said(model, preprocess_of(facts), held_out, engine, seen)
     known = labels >= 0
     if not bool(known.any()):
         held = {tensor.name: tensor for tensor in model.graph.initializer}
@@ -124,8 +127,13 @@ def _recalibrated(model: Any, held_out: Any, engine: str, tpr: float | None, con
     return model
 
 
-def _said(model: Any, preprocess: Preprocess, images: Any, engine: str) -> tuple[Tensor, Tensor, Tensor]:
-    """Scores, logits and labels of images, -1 where there is no label; the file keeps its logits to itself."""
+def _said(
+    model: Any, preprocess: Preprocess, images: Any, engine: str, seen: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Scores, logits and labels of images, -1 where there is no label; the file keeps its logits to itself.
+
+    An image whose fingerprint is among those ``seen`` is refused.
+    """
     onnx = needs("onnx")
     probe = onnx.ModelProto()
     probe.CopyFrom(model)
@@ -136,6 +144,11 @@ def _said(model: Any, preprocess: Preprocess, images: Any, engine: str) -> tuple
         write_model(probe, Path(folder) / "probe.onnx")
         detector = OnnxDetector(Path(folder) / "probe.onnx", engine=engine)
         for x, y in batches(images, preprocess, size=BATCH):
+            if seen is not None and len(shared(seen, fingerprints(x))):
+                raise InputError(
+                    "held_out must be other images than training_images; some are in both: a threshold holds for "
+                    "images that were not seen before"
+                )
             found = detector(_as_uint8(x))
             scores.append(torch.from_numpy(found["score"]))
             logits.append(torch.from_numpy(found["logits"]))

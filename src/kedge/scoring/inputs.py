@@ -4,8 +4,10 @@ import glob
 import io
 import os
 import tarfile
+from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import accumulate, islice
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -18,6 +20,7 @@ IMAGES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".p
 LISTS = (".txt", ".lst")
 COLUMNS = ("image", "img", "bytes", "jpg", "png")  # of a parquet file, where none is named
 SHARD = 512  # images, the most that are scored twice when a job is killed
+AT_ONCE = 64  # rows of a parquet file that are held beside those which are worked on
 
 
 @dataclass(frozen=True)
@@ -44,27 +47,6 @@ class Shard:
             return [as_text(f"{self.source}/{name}") for name, _, _ in self.items]
         return [as_text(f"{self.source}#{row}") for row in self.items]
 
-    def openers(self) -> Iterator["Opener"]:
-        """A function for each image, that reads it or raises an `InputError`."""
-        if self.kind == "parquet":
-            yield from self._rows()
-        for item in self.items if self.kind != "parquet" else ():
-            if self.kind == "files":
-                yield Opener(item)
-            else:
-                name, offset, size = item
-                yield Opener(self.source, name, offset, size)
-
-    def _rows(self) -> Iterator["Opener"]:
-        values = ParquetRows(self.source).take_column(self.items, self.column)
-        for row, value in zip(self.items, values, strict=True):
-            name = f"{self.source}#{row}"
-            if isinstance(value, dict):  # as Hugging Face's datasets keep images
-                value = value.get("bytes") or value.get("path")
-            if not isinstance(value, (str, bytes)):
-                value = b""  # no image, as the row will say
-            yield Opener(value if isinstance(value, str) else io.BytesIO(value), name)
-
 
 @dataclass(frozen=True)
 class Opener:
@@ -83,6 +65,38 @@ class Opener:
         with open(self.source, "rb") as tar:
             tar.seek(self.offset)
             return open_image(io.BytesIO(tar.read(self.size)), name=f"{self.source}/{self.name}")
+
+
+class Reader:
+    """Opens the images of shards; in a parquet file it goes on where the shard before ended."""
+
+    def __init__(self) -> None:
+        self._values: Iterator[Any] = iter(())
+        self._at: tuple[str, str, int] | None = None  # the file, the column and the row that come next
+
+    def openers(self, shard: Shard) -> Iterator[Opener]:
+        """A function for each image, that reads it or raises an `InputError`."""
+        if shard.kind == "parquet":
+            yield from self._rows(shard)
+        for item in shard.items if shard.kind != "parquet" else ():
+            if shard.kind == "files":
+                yield Opener(item)
+            else:
+                name, offset, size = item
+                yield Opener(shard.source, name, offset, size)
+
+    def _rows(self, shard: Shard) -> Iterator[Opener]:
+        first, count = shard.items[0], len(shard.items)
+        if self._at != (shard.source, shard.column, first):
+            self._values = ParquetRows(shard.source).values(shard.column, first)
+        self._at = None
+        for row, value in zip(shard.items, islice(self._values, count), strict=True):
+            if isinstance(value, dict):  # as Hugging Face's datasets keep images
+                value = value.get("bytes") or value.get("path")
+            if not isinstance(value, (str, bytes)):
+                value = b""  # no image, as the row will say
+            yield Opener(value if isinstance(value, str) else io.BytesIO(value), f"{shard.source}#{row}")
+        self._at = (shard.source, shard.column, first + count)
 
 
 def plan(inputs: Sequence[str | os.PathLike[str]], *, shard: int = SHARD, column: str | None = None) -> Iterator[Shard]:
@@ -190,20 +204,18 @@ class ParquetRows:
             )
         return found[0]
 
-    def take_column(self, rows: Sequence[int], column: str) -> list[Any]:
-        """The values of consecutive rows; only the groups of rows that hold them are read."""
-        first, last, seen, values = rows[0], rows[-1], 0, []
-        for group in range(self.file.num_row_groups):
-            size = self.file.metadata.row_group(group).num_rows
-            if seen <= last and seen + size > first:
-                low, high = max(first - seen, 0), min(last + 1 - seen, size)
-                try:
-                    held = self.file.read_row_group(group, columns=[column]).column(0)
-                    values += held.slice(low, high - low).to_pylist()
-                except (OSError, ValueError) as error:
-                    raise FileFormatError(f"{self.path} cannot be read as a parquet file: {error}") from error
-            seen += size
-        return values
+    def values(self, column: str, first: int) -> Iterator[Any]:
+        """The values of a column from a row on, a few at a time; groups of rows before it are not read."""
+        sizes = [self.file.metadata.row_group(group).num_rows for group in range(self.file.num_row_groups)]
+        ends = list(accumulate(sizes))
+        group = bisect_right(ends, first)
+        before = first - (ends[group] - sizes[group])  # rows of the group that are passed over
+        try:
+            for batch in self.file.iter_batches(AT_ONCE, [*range(group, len(sizes))], columns=[column]):
+                yield from batch.column(0)[before:].to_pylist()
+                before = max(0, before - len(batch))
+        except (OSError, ValueError) as error:
+            raise FileFormatError(f"{self.path} cannot be read as a parquet file: {error}") from error
 
 
 def as_text(name: str) -> str:
@@ -237,8 +249,8 @@ def cut(items: Iterable[Any], size: int) -> Iterator[tuple[Any, ...]]:
         yield tuple(held)
 
 
-def open_named(name: str) -> Image.Image:
-    """Read an image by the name that its row has."""
+def open_named(name: str, column: str | None = None) -> Image.Image:
+    """Read an image by the name that its row has; ``column`` is that of parquet files."""
     if not Path(name).exists():
         if ".tar/" in name:
             source, member = name.split(".tar/", 1)
@@ -248,6 +260,6 @@ def open_named(name: str) -> Image.Image:
                         return Opener(f"{source}.tar", *item)()
         source, _, row = name.rpartition("#")
         if source.endswith(".parquet") and row.isdigit():
-            column = ParquetRows(source).image_column(None)
-            return next(Shard("parquet", source, (int(row),), column).openers())()
+            where = ParquetRows(source).image_column(column)
+            return next(Reader().openers(Shard("parquet", source, (int(row),), where)))()
     return open_image(name)

@@ -3,12 +3,12 @@
 import fcntl
 import hashlib
 import json
-import shutil
+import os
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import asdict, dataclass
 from functools import partial
-from itertools import accumulate, tee
+from itertools import accumulate, chain, tee
 from pathlib import Path
 from typing import Any
 
@@ -16,17 +16,19 @@ import torch
 from torch import Tensor
 
 from kedge.artifact import locate
+from kedge.checks import at_least
 from kedge.data import Preprocess
 from kedge.data.reading import in_order, readers
 from kedge.detectors import Detector, for_inference, load
 from kedge.errors import InputError, KedgeError, NotReadyError
 from kedge.files import atomic, remove_leftovers
 from kedge.scoring import inputs
-from kedge.scoring.inputs import SHARD, Opener, Shard, as_text, cut
+from kedge.scoring.inputs import SHARD, Opener, Reader, Shard, as_text, cut
 from kedge.scoring.rows import ROWS, Row, format_of, read_rows, rows_of, writing
 
 Report = Callable[[int, int], None]
 BATCH = 256
+HEAD = "job.json"  # in the folder of a job that is planned
 
 
 @dataclass(frozen=True)
@@ -53,10 +55,14 @@ class Job:
     batch: int = BATCH
     workers: int = 2
 
+    def __post_init__(self) -> None:
+        for name in ("shard", "batch", "workers"):
+            at_least(name, getattr(self, name), 1)
+
     @property
     def folder(self) -> Path:
         """Where the shards that are done lie until all are."""
-        return self.out.with_name(f"{self.out.name}.parts")
+        return _folder(self.out)
 
     def part(self, number: int) -> Path:
         """The rows of one shard."""
@@ -94,6 +100,15 @@ class Job:
             return _shard(lines.readline())
 
 
+def begun(out: Path) -> bool:
+    """Whether a job for this file was begun and is not finished."""
+    return (_folder(out) / HEAD).exists()
+
+
+def _folder(out: Path) -> Path:
+    return out.with_name(f"{out.name}.parts")
+
+
 def _shard(line: str | bytes) -> Shard:
     plain = json.loads(line)
     items = tuple(tuple(item) if isinstance(item, list) else item for item in plain["items"])
@@ -113,6 +128,7 @@ def score_files(
     overwrite: bool = False,
     engine: Callable[[Job, list[int], Report], None] | None = None,
     progress: Report | None = None,
+    finish: Callable[[Path], None] | None = None,
 ) -> Path:
     """Score images of any number into a file with a row for each.
 
@@ -131,18 +147,20 @@ def score_files(
         overwrite: Whether to write over ``out``, and over a job for it that was begun with other arguments.
         engine: What runs the shards of these numbers: this process by default, or `kedge.scoring.RayEngine`.
         progress: Called with the number of images done and the number in all.
+        finish: Called with the path once the rows are there, as the job's last part: where it was killed, or failed,
+            the same call does it again.
 
     Returns:
         The path written.
     """
-    threads = workers or (readers() if engine is None else 2)
+    if workers is None:
+        workers = readers() if engine is None else 2
     job = Job(
-        Path(detector), tuple(map(str, sources)), Path(out), format_of(Path(out), kind), shard, column, batch, threads
+        Path(detector), tuple(map(str, sources)), Path(out), format_of(Path(out), kind), shard, column, batch, workers
     )
-    begun = (job.folder / "job.json").exists()
-    if job.out.exists() and not (overwrite or begun):
-        raise InputError(f"out must not be there yet; {job.out} is: choose another name, or overwrite it")
+    _check_out(job, overwrite)
     with _locked(job):
+        _check_out(job, overwrite)  # another process may have written it meanwhile
         total = _begin(job, overwrite)
         sizes = [len(shard.items) for shard in job.shards()]
         waiting = [number for number in range(len(sizes)) if not job.part(number).exists()]
@@ -150,8 +168,10 @@ def score_files(
         report = progress or (lambda done, total: None)
         report(done, total)
         (engine or run_here)(job, waiting, lambda more, _: report(done + more, total))
-        _finish(job, len(sizes))
-    shutil.rmtree(job.folder)
+        _put_together(job, len(sizes))
+        if finish is not None:
+            finish(job.out)
+        _forget(job)
     return job.out
 
 
@@ -192,19 +212,17 @@ class Scorer:
                 yield len(rows)
 
 
-def score_shard(detector: Detector, shard: Shard, *, batch: int = BATCH, workers: int = 2) -> list[Row]:
-    """A row for each image of a shard; images that cannot be read get one with an error."""
-    ((_, rows),) = score_shards(detector, [(0, shard)], batch=batch, workers=workers)
-    return rows
-
-
 def score_shards(
     detector: Detector, numbered: Iterable[tuple[int, Shard]], *, batch: int = BATCH, workers: int = 2
 ) -> Generator[tuple[int, list[Row]], None, None]:
-    """The rows of each shard with its number; the images of a shard are read while the one before is scored."""
+    """The rows of each shard with its number; an image that cannot be read gets a row with an error.
+
+    The images of a shard are read while the one before is scored.
+    """
     assert detector.preprocess is not None
     mine, ahead = tee(numbered)
-    tasks = (partial(_decode, opener, detector.preprocess) for _, shard in ahead for opener in shard.openers())
+    openers = chain.from_iterable(map(Reader().openers, (shard for _, shard in ahead)))
+    tasks = (partial(_decode, opener, detector.preprocess) for opener in openers)
     with closing(in_order(tasks, ahead=2 * batch, workers=workers)) as found:
         for number, shard in mine:
             rows: list[Row] = []
@@ -240,20 +258,29 @@ def _locked(job: Job) -> Iterator[None]:
     with lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if not os.path.samestat(os.fstat(lock.fileno()), (job.folder / "lock").stat()):
+                raise OSError("whoever had the lock has ended the job, and another has begun it anew")
         except OSError as error:
             raise InputError(f"another process is writing {job.out}; wait for it, or choose another name") from error
         yield
 
 
+def _check_out(job: Job, overwrite: bool) -> None:
+    if job.out.is_dir():
+        raise InputError(f"out must be a file to write; {job.out} is a folder: add a file name")
+    if job.out.exists() and not (overwrite or begun(job.out)):
+        raise InputError(f"out must not be there yet; {job.out} is: choose another name, or overwrite it")
+
+
 def _begin(job: Job, overwrite: bool) -> int:
     """Plan the job, or take up one that was begun; return the number of images."""
     remove_leftovers(job.folder)
-    head, identity = job.folder / "job.json", job.identity()
+    head, identity = job.folder / HEAD, job.identity()
     if head.exists():
-        begun = json.loads(head.read_text())
-        if begun["identity"] == identity:
-            return int(begun["images"])
-        changed = [key for key, value in identity.items() if begun["identity"].get(key) != value]
+        known = json.loads(head.read_text())
+        if known["identity"] == identity:
+            return int(known["images"])
+        changed = [key for key, value in identity.items() if known["identity"].get(key) != value]
         if not overwrite:
             raise InputError(
                 f"{job.folder} holds a job that was begun with other {', '.join(changed)}; finish it as it was, choose "
@@ -274,12 +301,26 @@ def _begin(job: Job, overwrite: bool) -> int:
     return images
 
 
-def _finish(job: Job, shards: int) -> None:
-    """Put the shards together, in order."""
+def _put_together(job: Job, shards: int) -> None:
+    """Make one file of the shards, in order."""
     missing = [number for number in range(shards) if not job.part(number).exists()]
     if missing:
         raise KedgeError(f"{len(missing)} of {shards} shards were not scored; run the same command again")
-    with atomic(job.out) as temporary, writing(temporary, job.kind) as write:
+    whole = job.folder / "whole"  # in the folder, so that no half of it is left elsewhere
+    with atomic(whole) as temporary, writing(temporary, job.kind) as write:
         for number in range(shards):
             for rows in cut(read_rows(job.part(number), job.kind), ROWS):
                 write(rows)
+    whole.replace(job.out)
+
+
+def _forget(job: Job) -> None:
+    """Remove the folder while the lock is held: the head first, without which nothing counts, and the lock last."""
+    lock = job.folder / "lock"
+    (job.folder / HEAD).unlink(missing_ok=True)
+    for file in job.folder.iterdir():
+        if file != lock and file.is_file():
+            file.unlink()
+    lock.unlink()
+    with suppress(OSError):  # the next one may be there already
+        job.folder.rmdir()

@@ -7,22 +7,23 @@ from numpy.typing import NDArray
 from kedge.errors import KedgeError
 from kedge.report import figures
 from kedge.report.document import document
-from kedge.report.gallery import number, picture
+from kedge.report.gallery import SIDE, number, picture
 from kedge.report.markup import Html, figure, join, section, table, tag
 from kedge.report.tables import percent
 from kedge.scoring.inputs import open_named
 from kedge.scoring.summary import Summary
 
-SIDE = 192  # pixels of a thumbnail that is read anew
 
-
-def page(summary: Summary, *, title: str, calibration: NDArray[np.float64] | None = None) -> str:
+def page(
+    summary: Summary, *, title: str, calibration: NDArray[np.float64] | None = None, column: str | None = None
+) -> str:
     """The whole page, which loads nothing.
 
     Args:
         summary: Of the rows.
         title: Of the page.
         calibration: The detector's calibration scores, to draw beside those of the images.
+        column: Of parquet files: where the images are.
     """
     read = summary.images - summary.errors
     finding = f"{summary.flagged:,} of {read:,} images are flagged as out of distribution, {percent(summary.share)} %."
@@ -30,7 +31,7 @@ def page(summary: Summary, *, title: str, calibration: NDArray[np.float64] | Non
     parts = (
         ("scores", "Scores", _scores(summary, calibration)),
         ("classes", "Classes", _classes(summary)),
-        ("suspicious", "Most suspicious", _contact_sheet(summary)),
+        ("suspicious", "Most suspicious", _contact_sheet(summary, column)),
     )
     return document(title, finding, unread, parts)
 
@@ -58,7 +59,7 @@ def _classes(summary: Summary) -> Html:
     return section("classes", "By predicted class", table("", heads, rows, label="Flagged by class"))
 
 
-def _contact_sheet(summary: Summary) -> Html:
+def _contact_sheet(summary: Summary, column: str | None) -> Html:
     cards = []
     for row in summary.suspicious:
         words = (
@@ -67,15 +68,15 @@ def _contact_sheet(summary: Summary) -> Html:
             f"score {number(row['score'])}, p {number(row['p_value'], 2)}",
             "flagged" if row["is_ood"] else "accepted",
         )
-        cards.append(figure(_thumbnail(row["path"]), join(words, tag("br"))))
+        cards.append(figure(_thumbnail(row["path"], column), join(words, tag("br"))))
     note = tag("p", "The images with the highest scores, the highest first.")
     return section("suspicious", "The most suspicious images", note, tag("div", *cards, class_="gallery"))
 
 
-def _thumbnail(name: str) -> Html:
+def _thumbnail(name: str, column: str | None) -> Html:
     try:
-        image = open_named(name).convert("RGB")
-    except KedgeError:  # it may be gone by now, or in a column of another name
+        image = open_named(name, column).convert("RGB")
+    except KedgeError:  # it may be gone by now
         return tag("p", "cannot be shown", class_="note")
     image.thumbnail((SIDE, SIDE))
     return picture(torch.from_numpy(np.array(image)).permute(2, 0, 1), f"{name}")

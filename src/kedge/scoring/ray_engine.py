@@ -19,7 +19,7 @@ from kedge import errors
 from kedge.checks import at_least
 from kedge.errors import InputError, KedgeError, NotReadyError
 from kedge.scoring.inputs import cut
-from kedge.scoring.job import Job, Report, Scorer
+from kedge.scoring.job import HEAD, Job, Report, Scorer
 
 TASKS = 20_000  # at most: more shards than that share a task, or the workers would wait for the process that hands out
 TRIES = 5  # of a shard whose worker is killed
@@ -38,8 +38,8 @@ class RayEngine:
     at: Ray starts another in its place. What was there of Ray before stays; what the engine starts, it ends.
 
     Args:
-        address: Of a cluster: ``"auto"``, ``"host:port"`` or ``"ray://host:port"``; ``"local"`` starts one on this
-            machine; None joins one that runs on this machine and starts one where there is none.
+        address: Of a cluster that this machine is part of: ``"auto"`` or ``"host:port"``; ``"local"`` starts one on
+            this machine; None joins one that runs on this machine and starts one where there is none.
         parallel: Workers at most, of a core each; by default as many as the cluster has cores.
 
     Example:
@@ -53,6 +53,11 @@ class RayEngine:
     def __post_init__(self) -> None:
         if self.parallel is not None:
             at_least("parallel", self.parallel, 1)
+        if self.address is not None and self.address.startswith("ray://"):
+            raise InputError(
+                f"address must be 'auto', 'host:port' or 'local', since Ray Data does not run over ray://; got "
+                f"{self.address!r}: start the command on a machine of the cluster"
+            )
 
     def __call__(self, job: Job, waiting: list[int], report: Report) -> None:
         """Score the shards of these numbers."""
@@ -106,7 +111,7 @@ class Worker:
         for path in (str(job.folder / "plan.jsonl"), *self.probes):
             if not Path(path).exists():
                 raise NotReadyError(f"{path} must be seen by all machines of the cluster; {host} does not: share it")
-        begun = json.loads((job.folder / "job.json").read_text())["identity"]
+        begun = json.loads((job.folder / HEAD).read_text())["identity"]
         if job.identity() != begun:
             raise NotReadyError(f"detector must be the same file on all machines; {job.detector} on {host} is another")
         return Scorer(job)
@@ -130,44 +135,6 @@ class Worker:
 
 
 def _said(ray: ModuleType, job: Job, waiting: list[int], parallel: int | None) -> Generator[Said, None, None]:
-    """What each task says when it is done."""
-    home = os.getcwd()
-    if not _over_client():
-        yield from _run(ray, job, waiting, parallel, home)
-        return
-    inside = ray.remote(num_cpus=0)(Inside).remote(job, waiting, parallel, home)
-    while said := ray.get(inside.next.remote()):
-        yield said
-
-
-def _over_client() -> bool:
-    """Whether Ray was joined by ``ray://``, over which Ray Data itself does not run."""
-    from ray.util import client
-
-    return bool(client.ray.is_connected())
-
-
-class Inside:
-    """Hands out the shards from within the cluster, for a process that is outside.
-
-    Args:
-        job: What is scored.
-        waiting: Numbers of its shards.
-        parallel: Workers.
-        home: The folder that the job's paths are relative to.
-    """
-
-    def __init__(self, job: Job, waiting: list[int], parallel: int | None, home: str) -> None:
-        if Path(home).is_dir():
-            os.chdir(home)
-        self.said = _run(ray_module(), job, waiting, parallel, home)
-
-    def next(self) -> Said | None:
-        """What the next task says; None after the last."""
-        return next(self.said, None)
-
-
-def _run(ray: ModuleType, job: Job, waiting: list[int], parallel: int | None, home: str) -> Iterator[Said]:
     """Hand out the shards and yield what each task says when it is done."""
     import pyarrow
 
@@ -182,7 +149,7 @@ def _run(ray: ModuleType, job: Job, waiting: list[int], parallel: int | None, ho
     with _settings(ray):
         said = ray.data.from_arrow(tasks).map_batches(
             Worker,
-            fn_constructor_args=(job, home, probes),
+            fn_constructor_args=(job, os.getcwd(), probes),
             batch_size=None,
             compute=_pool(ray, workers),
             num_cpus=1,

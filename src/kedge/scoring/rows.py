@@ -2,13 +2,13 @@
 
 import csv
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
 from kedge.detectors import Detection
-from kedge.errors import InputError
+from kedge.errors import FileFormatError, InputError
 from kedge.scoring.inputs import parquet_module
 
 Row = Mapping[str, Any]
@@ -102,17 +102,38 @@ def read_rows(path: str | Path, kind: str | None = None) -> Iterator[dict[str, A
     """The rows of a file, one after the other, with the types that they were written with."""
     file = Path(path)
     found = format_of(file, kind)
-    if found == "parquet":
-        for batch in parquet_module().ParquetFile(file).iter_batches(ROWS):
-            yield from batch.to_pylist()
-        return
+    try:
+        yield from _parquet_rows(file) if found == "parquet" else _text_rows(file, found)
+    except OSError as error:
+        raise InputError(f"rows must be a file that can be read; {file} cannot: {error.strerror or error}") from error
+    except (ValueError, csv.Error) as error:  # pyarrow's own are of these kinds too
+        raise FileFormatError(f"{file} must be {found} as kedge score writes it; it is not: {error}") from error
+
+
+def _parquet_rows(file: Path) -> Iterator[dict[str, Any]]:
+    opened = parquet_module().ParquetFile(file)
+    _check(opened.schema_arrow.names)
+    for batch in opened.iter_batches(ROWS):
+        yield from batch.to_pylist()
+
+
+def _text_rows(file: Path, kind: str) -> Iterator[dict[str, Any]]:
     with file.open(encoding="utf-8", newline="") as lines:
-        if found == "csv":
-            for row in csv.DictReader(lines):
-                yield {name: _typed(row[name], COLUMNS.get(name, str)) for name in row}
+        if kind == "csv":
+            table = csv.DictReader(lines, restval="")
+            _check(table.fieldnames or ())
+            for row in table:
+                yield {name: _typed(row[name], of) for name, of in COLUMNS.items()}
         else:
             for line in lines:
-                yield json.loads(line)
+                row = json.loads(line)
+                _check(row if isinstance(row, dict) else ())
+                yield row
+
+
+def _check(columns: Container[str]) -> None:
+    if missing := [name for name in COLUMNS if name not in columns]:
+        raise ValueError(f"the column {missing[0]} is missing")
 
 
 def _csv(row: Row) -> dict[str, Any]:

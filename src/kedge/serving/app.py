@@ -11,7 +11,7 @@ from fastapi.responses import HTMLResponse, JSONResponse, Response
 
 from kedge.detectors import Detector
 from kedge.serving.bodies import Refused, images_of
-from kedge.serving.explain import background
+from kedge.serving.explain import background, finite_or_none
 from kedge.serving.guard import add_guards
 from kedge.serving.schema import BODY, Answer, Info, Problem
 from kedge.serving.service import Service
@@ -19,7 +19,10 @@ from kedge.serving.settings import Settings
 
 
 def create_app(detector: Detector, settings: Settings | None = None) -> FastAPI:
-    """The service of a calibrated detector as an ASGI application.
+    """The service of a calibrated detector as an ASGI application, by itself or mounted in another.
+
+    It begins to work with the first image. Servers tell it by ASGI's lifespan when to finish what it took and end;
+    another application does not pass that on, so that a mounted one ends with its process.
 
     Args:
         detector: Fitted and calibrated.
@@ -29,7 +32,6 @@ def create_app(detector: Detector, settings: Settings | None = None) -> FastAPI:
 
     @contextlib.asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        await service.start()
         yield
         await service.stop()
 
@@ -86,7 +88,7 @@ def _add_routes(app: FastAPI, service: Service) -> None:
             "classes": list(service.detector.classes),
             "input": list(service.preprocess.shape),
             "accepts": known.tpr,
-            "threshold": known.threshold,
+            "threshold": finite_or_none(known.threshold),
             "calibration_images": len(known.scores),
             "passes_per_image": service.detector.cost.forward,
             "version": version("kedge"),
@@ -105,5 +107,5 @@ def _add_routes(app: FastAPI, service: Service) -> None:
 
     @app.get("/metrics", include_in_schema=False)
     async def metrics() -> Response:
-        service.metrics.queue.set(0 if service.batcher is None else service.batcher.queued)
+        service.metrics.queue.set(service.batcher.queued)
         return Response(service.metrics.text(), media_type="text/plain; version=0.0.4")

@@ -53,10 +53,6 @@ class Batcher:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="kedge-network")
         self._loop: asyncio.Task[None] | None = None
 
-    async def start(self) -> None:
-        """Begin to work."""
-        self._loop = asyncio.create_task(self._work())
-
     async def stop(self) -> None:
         """Take no more, finish what was taken, and end."""
         self._stopping = True
@@ -75,11 +71,17 @@ class Batcher:
             raise Busy("the service is stopping")
         if self.queued + len(images) > self.max_queue:
             raise Busy(f"{self.queued} images are waiting, and {self.max_queue} may")
+        if self._loop is None:
+            self._loop = asyncio.create_task(self._work())
         waiting = _Waiting(images)
         self._queue.append(waiting)
         self.queued += len(images)
         self._more.set()
         return await waiting.future
+
+    async def between(self, function: Callable[[Tensor], Answer], image: Tensor) -> Answer:
+        """What a function that uses the network too gives for one image; it runs between two batches."""
+        return await asyncio.get_running_loop().run_in_executor(self._thread, function, image)
 
     async def _work(self) -> None:
         idle = True
@@ -94,7 +96,8 @@ class Batcher:
             if idle and self.queued < self.max_batch and self.max_delay and not self._stopping:
                 await self._for_more()
             idle = False
-            batch = self._take()
+            if not (batch := self._take()):
+                continue
             images = torch.stack([image for waiting, first, last in batch for image in waiting.images[first:last]])
             try:
                 answers = await asyncio.get_running_loop().run_in_executor(self._thread, self.run, images)
@@ -116,7 +119,12 @@ class Batcher:
                 await asyncio.wait_for(self._more.wait(), left)
 
     def _take(self) -> list[tuple[_Waiting, int, int]]:
-        """The next images: of the first request what is left of it, and of those behind it as many as fit."""
+        """The next images: of the first request what is left of it, and of those behind it as many as fit.
+
+        Requests whose callers gave up are dropped.
+        """
+        for gone in [waiting for waiting in self._queue if waiting.future.done()]:
+            self._drop(gone)
         share = self.queued if len(self._queue) == 1 else max(FEW, math.ceil(self.queued / 2))
         batch, room = [], min(self.max_batch, share)
         for waiting in self._queue:

@@ -20,6 +20,7 @@ class Refused(Exception):  # noqa: N818 -- an answer, not a fault
     """A request that gets an answer of its own."""
 
     def __init__(self, code: int, detail: str) -> None:
+        super().__init__(detail)
         self.code, self.detail = code, detail
 
 
@@ -81,6 +82,8 @@ def from_json(body: bytes, max_images: int) -> list[bytes]:
         >>> from_json(b'{"images": ["aGVsbG8=", "YQ=="]}', 2)
         [b'hello', b'a']
     """
+    if sum(map(body.count, (b",", b"[", b"{"))) > 2 * max_images + 16:  # base64 has none of these, a data: address one
+        raise Refused(413, f"images must be at most {max_images}; the body has more values than so many need")
     try:
         given = json.loads(body)
     except (ValueError, RecursionError) as error:

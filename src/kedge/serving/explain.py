@@ -2,6 +2,7 @@
 
 import base64
 import io
+import math
 from typing import Any
 
 import numpy as np
@@ -35,10 +36,15 @@ def background(detector: Detector) -> dict[str, Any]:
     return {
         "edges": bins.tolist(),
         "shares": (counts / len(scores)).tolist(),
-        "threshold": detector.calibration.threshold,
+        "threshold": finite_or_none(detector.calibration.threshold),
         "anchors": anchors,
         "examples": examples,
     }
+
+
+def finite_or_none(threshold: float) -> float | None:
+    """The threshold as JSON can have it: None where it is infinite, for want of calibration images."""
+    return threshold if math.isfinite(threshold) else None
 
 
 def by_anchor(detector: Detector, image: Tensor) -> list[dict[str, Any]]:

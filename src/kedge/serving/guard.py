@@ -17,7 +17,7 @@ from kedge.serving.service import Service
 
 RETRY_AFTER = 1  # seconds
 GONE = 499  # for the counts, as nginx has it: the client went away, and nobody reads the answer
-OPEN = ("/", "/healthz", "/readyz")  # without a token: the page asks for it
+OPEN = ("/", "/healthz", "/readyz", "/docs", "/openapi.json")  # without a token: the page asks for it
 log = logging.getLogger(__name__)
 
 
@@ -38,6 +38,7 @@ class Guard:
             await self.app(scope, receive, send)
             return
         started, status = time.perf_counter(), 0
+        path = scope["path"].removeprefix(scope.get("root_path", ""))  # where it is mounted in another application
 
         async def counted(message: Message) -> None:
             nonlocal status
@@ -48,7 +49,7 @@ class Guard:
         problem = None
         try:
             async with asyncio.timeout(self.settings.timeout):
-                if self._known(scope):
+                if path in OPEN or self._known(scope):
                     await self.app(scope, receive, counted)
                 else:
                     detail = "send the token as Authorization: Bearer TOKEN"
@@ -60,13 +61,13 @@ class Guard:
             problem = _problem(500, "the service failed to answer; its log says why")
         if problem is not None and status == 0:
             await problem(scope, receive, counted)
-        if scope["path"].startswith("/v1/"):
+        if path.startswith("/v1/"):
             self.service.metrics.requests.labels(str(status)).inc()
             self.service.metrics.latency.observe(time.perf_counter() - started)
 
     def _known(self, scope: Scope) -> bool:
-        """Whether the client may ask this."""
-        if self.settings.token is None or scope["path"] in OPEN:
+        """Whether the client may ask."""
+        if self.settings.token is None:
             return True
         given = next((value for name, value in scope["headers"] if name == b"authorization"), b"")
         return hmac.compare_digest(given, f"Bearer {self.settings.token}".encode())

@@ -6,11 +6,14 @@ import numpy as np
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from torch import Tensor
 
-from kedge.drift import Martingale
+from kedge.drift import Martingale, WindowTest
+from kedge.drift.window import FEWEST
 
 LATENCIES = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 QUANTILES = (0.01, 0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99, 0.999)  # of the calibration scores
+
+WINDOW = 500  # newest scores that are compared with as many of the calibration's
 
 
 class Metrics:
@@ -36,13 +39,27 @@ class Metrics:
         )
         self.batches = Histogram("kedge_batch_images", "Images in a batch.", buckets=SIZES, registry=own)
         self.queue = Gauge("kedge_queue_images", "Images that wait.", registry=own)
-        self.drift = Martingale(calibration)
+        self.drift = Martingale(calibration, bounded=True)
         self.wealth = Gauge(
             "kedge_drift_log_wealth",
             "Logarithm of the martingale's wealth; without drift it ever reaches 4.6 with a chance of at most 1 %.",
             registry=own,
         )
         self.drifted = Gauge("kedge_drift_alarm", "1 once the martingale's wealth has reached 100.", registry=own)
+        self.window = _window_test(calibration)
+        self.p_value = Gauge(
+            "kedge_drift_window_p_value",
+            f"Of a two-sample test of the newest {WINDOW} scores against the calibration scores, made once for each "
+            f"{WINDOW} images.",
+            registry=own,
+        )
+        self.p_value.set(1)
+        self.window_drifted = Gauge(
+            "kedge_drift_window_alarm",
+            "1 while that p-value is so small that it comes in a million images without drift with a chance of at most "
+            "1 %.",
+            registry=own,
+        )
 
     def scored(self, scores: Sequence[float], flagged: int) -> None:
         """Count a batch that was scored."""
@@ -54,7 +71,18 @@ class Metrics:
         self.drift.update(scores)
         self.wealth.set(self.drift.log_wealth)
         self.drifted.set(self.drift.alarm)
+        if self.window is not None and (compared := self.window.update(scores)):
+            self.p_value.set(compared[-1].p)
+            self.window_drifted.set(compared[-1].p <= self.window.threshold)
 
     def text(self) -> bytes:
         """As Prometheus reads it."""
         return generate_latest(self.registry)
+
+
+def _window_test(calibration: Tensor) -> WindowTest | None:
+    """The test of the newest scores; None where the calibration scores are too few for any."""
+    if len(calibration) < FEWEST:
+        return None
+    some = np.random.default_rng(0).permutation(calibration.double().numpy())[:WINDOW]
+    return WindowTest(some, window=WINDOW, every=WINDOW, horizon=1_000_000, draws=9_999)

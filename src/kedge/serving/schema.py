@@ -30,7 +30,7 @@ class Info(BaseModel):
     classes: list[str]
     input: list[int]
     accepts: float
-    threshold: float
+    threshold: float | None = Field(description="Scores above it are flagged; null where none ever is.")
     calibration_images: int
     passes_per_image: int
     version: str

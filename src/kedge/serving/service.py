@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from kedge.detectors import Detector, for_inference
-from kedge.errors import InputError, NotReadyError
+from kedge.errors import InputError, KedgeError, NotReadyError
 from kedge.serving.batcher import Batcher, Busy
 from kedge.serving.bodies import Refused
 from kedge.serving.decode import decode
@@ -33,28 +33,21 @@ class Service:
         self.preprocess = detector.preprocess
         self.metrics = Metrics(detector.calibration.scores)
         self.readers = ThreadPoolExecutor(settings.readers, thread_name_prefix="kedge-reader")
-        self.batcher: Batcher | None = None
+        self.batcher = Batcher(
+            self._run, max_batch=settings.max_batch, max_delay=settings.max_delay, max_queue=settings.max_queue
+        )
         self.held = 0  # bytes of requests
         self.taken = 0  # images that are decoded, or wait for it or for the network
 
-    async def start(self) -> None:
-        """Begin to take requests."""
-        limits = self.settings
-        self.batcher = Batcher(
-            self._run, max_batch=limits.max_batch, max_delay=limits.max_delay, max_queue=limits.max_queue
-        )
-        await self.batcher.start()
-
     async def stop(self) -> None:
         """Finish what was taken, and end."""
-        if self.batcher is not None:
-            await self.batcher.stop()
+        await self.batcher.stop()
         self.readers.shutdown()
 
     @property
     def ready(self) -> bool:
         """Whether there is room for a request."""
-        return self.batcher is not None and self.taken < self.settings.max_queue
+        return self.taken < self.settings.max_queue
 
     @contextlib.contextmanager
     def room(self) -> Iterator[Callable[[int], None]]:
@@ -76,14 +69,14 @@ class Service:
     async def score(self, given: Sequence[bytes]) -> list[dict[str, Any]]:
         """An answer for each image."""
         with self._places(given):
-            return await self._submit(await self._decode(given))
+            return await self.batcher.submit(await self._decode(given))
 
     async def explain(self, file: bytes) -> dict[str, Any]:
         """An answer for one image, and what each anchor makes of it."""
         with self._places([file]):
             (image,) = await self._decode([file])
-            (result,) = await self._submit([image])
-        by = await asyncio.get_running_loop().run_in_executor(self.readers, by_anchor, self.detector, image)
+            (result,) = await self.batcher.submit([image])
+            by = await self.batcher.between(self._by_anchor, image)
         return {"result": result, "hypotheses": by, "image": address(image)}
 
     @contextlib.contextmanager
@@ -113,12 +106,13 @@ class Service:
             for read in reads:  # after the first that fails, the others are not worth the work
                 read.cancel()
 
-    async def _submit(self, images: Sequence[Tensor]) -> list[dict[str, Any]]:
-        assert self.batcher is not None
-        return await self.batcher.submit(images)
+    def _by_anchor(self, image: Tensor) -> list[dict[str, Any]]:
+        with _own_failure():
+            return by_anchor(self.detector, image)
 
     def _run(self, images: Tensor) -> list[dict[str, Any]]:
-        said = self.detector(images, batch_size=len(images))
+        with _own_failure():
+            said = self.detector(images, batch_size=len(images))
         self.metrics.scored(said.score.tolist(), int(said.is_ood.sum()))
         classes, missing = self.detector.classes, [None] * len(said)
         columns = zip(
@@ -142,3 +136,12 @@ class Service:
             }
             for label, probability, score, temperature, p_value, is_ood in columns
         ]
+
+
+@contextlib.contextmanager
+def _own_failure() -> Iterator[None]:
+    """Keep what the detector complains of from being told to a client, whose images were checked before."""
+    try:
+        yield
+    except KedgeError as error:
+        raise RuntimeError(f"the detector failed: {error}") from error
