@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 import signal
+import sys
 import tarfile
 import time
 
@@ -333,8 +334,7 @@ def test_killed_again_and_again_it_ends_with_every_image_once(home, tmp_path):
         life.join(timeout=30)
         assert life.exitcode == -signal.SIGKILL
         assert not out.exists()
-    command = [sys.executable, "-m", "kedge", "score", "--detector", str(home / "detector.kedge"), str(many)]
-    subprocess.run([*command, "-o", str(out), "--shard", "16"], check=True, timeout=120, capture_output=True)
+    assert run("score", "--detector", home / "detector.kedge", many, "-o", out, "--shard", 16).exit_code == 0
     assert sorted(path.name for path in tmp_path.glob("*out*")) == ["out.parquet", "out.parquet.html"]
     rows = list(read_rows(out))
     assert [row["path"] for row in rows] == [row["path"] for row in whole]
