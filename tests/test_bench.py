@@ -246,6 +246,16 @@ def test_training_steps_are_those_of_both_twins(detector):
     assert all(torch.equal(value, before[name]) for name, value in detector.net.state_dict().items())
 
 
+def test_every_measured_cycle_has_a_step_with_corrupted_anchors():
+    corrupted = []
+    net = kedge.anchor(
+        kedge.models.build("compact", width=4, classes=2), corruption=lambda c: corrupted.append(len(c)) or c
+    )
+    data = kedge.ImageSet(noise(40, (3, 8, 8)), torch.arange(40) % 2)  # two steps an epoch
+    training_steps(net, data, batch=16, repeats=2)
+    assert corrupted == [16, 16, 16]  # one of five steps, in the cycle that warms up and in both that are measured
+
+
 def test_records_are_compared_where_both_have_a_row(record):
     then = copy.deepcopy(record)
     then["inference"] = [

@@ -21,7 +21,7 @@ from kedge.training.feed import make_feed
 from kedge.training.loop import _prepare
 from kedge.training.run import Run
 
-CYCLE = 5  # steps, one of them with corrupted anchors
+CYCLE = 5  # steps: by default one of them has corrupted anchors; in networks with spread=True each has some
 
 
 class TimedEngine(Engine):
@@ -100,7 +100,7 @@ def training_steps(
         For ``"plain"`` and ``"anchored"`` the seconds of a ``"step"`` with their spread and the share of it that is
         ``"outside"`` forward, backward and optimiser; and the ``"ratio"`` of the two steps, with its spread.
     """
-    recipe = Recipe(epochs=1, batch=batch)
+    recipe = Recipe(epochs=CYCLE * (repeats + 1), batch=batch)  # of a step at least: anchors are corrupted to the end
     steppers = {
         "plain": Stepper(without_anchors(net), data, recipe),
         "anchored": Stepper(copy.deepcopy(net), data, recipe),
