@@ -1,6 +1,7 @@
 """Benchmarks measure what they say: the same images, in turns, against one plain forward pass; never how fast it is."""
 
 import copy
+import dataclasses
 import json
 import runpy
 import sys
@@ -146,6 +147,27 @@ def test_an_adaptive_detector_is_measured_with_all_anchors_too(detector, tmp_pat
     found = bench.prepare(twin, tmp_path, engines=("auto",))
     assert found.engines == ("plain", "kedge", "auto")
     assert not kedge.load(tmp_path / "detector.kedge").adaptive
+
+
+def test_twins_keep_the_promise_of_the_detector(detector, tmp_path):
+    images = noise(100, (3, 32, 32), seed=1)
+    adaptive = kedge.AMP(copy.deepcopy(detector.net), anchors="auto").fit(images)
+    bench.prepare(adaptive.calibrate(images, tpr=0.8, confidence=0.9), tmp_path, engines=("auto",))
+    for twin in ("detector.kedge", "auto.kedge"):
+        promised = kedge.load(tmp_path / twin).calibration
+        assert (promised.tpr, promised.confidence) == (0.8, 0.9)
+
+
+def test_random_images_may_be_too_few_for_the_promise(detector, tmp_path):
+    strict = kedge.AMP(copy.deepcopy(detector.net)).fit(noise(20, (3, 32, 32)))
+    strict.calibrate(noise(100, (3, 32, 32), seed=1), tpr=0.99)
+    assert bench.prepare(strict, tmp_path, engines=("auto",)).left_out == {}  # and nothing warns
+
+
+def test_exported_engines_run_at_the_batch_that_they_are_given(prepared, monkeypatch):
+    monkeypatch.setattr(bench.engines, "OnnxDetector", lambda *_, **__: lambda images, batch_size=16: batch_size)
+    run = dataclasses.replace(prepared, engines=("onnxruntime-fp32",)).start("onnxruntime-fp32")
+    assert run(noise(40, (3, 32, 32))) == 40
 
 
 def test_a_method_without_anchors_leaves_out_what_is_about_them(tmp_path):

@@ -1,6 +1,7 @@
 """Everything that can give a verdict on the same images, each started from files, in this process or in another."""
 
 import copy
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -15,7 +16,7 @@ from kedge.bench.plain import Naive, channels_last, without_anchors
 from kedge.checks import between, one_of
 from kedge.detectors import AMP, Detector, for_inference, load
 from kedge.detectors.amp import FEW
-from kedge.errors import InputError, KedgeError, NotReadyError
+from kedge.errors import InputError, KedgeError, KedgeWarning, NotReadyError
 from kedge.export import OnnxDetector, export_onnx, quantise
 from kedge.export.runtime import ENGINES, package
 from kedge.models import Spec, build
@@ -134,25 +135,28 @@ def prepare(
     shape, said = detector.preprocess.shape, report or (lambda what: None)
     wanted = tuple(name for name in TITLES if engines is None or name in (PLAIN, EXACT, *engines))
     training_images = noise(64, shape, seed=2) if training_images is None else training_images
-    held_out = noise(HELD_OUT, shape, seed=3) if held_out is None else held_out
     left_out: dict[str, str] = {}
-    if isinstance(detector, AMP) and detector.adaptive:
-        detector = _twin(detector, None).calibrate(held_out)
-    detector.save(folder / "detector.kedge")
-    shared = isinstance(detector, AMP) and detector.net.per_image is None
-    if not shared:
-        left_out |= dict.fromkeys(("naive", "auto"), "it is for AMP with anchors that all images share")
-    elif "auto" in wanted:
-        said("adaptive anchors")
-        _attempt(left_out, ("auto",), lambda: _write_adaptive(detector, folder / "auto.kedge", held_out))
-    exports = [name for name in wanted if name.partition("-")[0] in ENGINES]
-    if exports:
-        said("export to ONNX")
-        _attempt(left_out, exports, lambda: export_onnx(detector, folder / "fp32.onnx"))
-    for name in exports:
-        if name not in left_out:
-            said(TITLES[name])
-            _attempt(left_out, (name,), partial(_write_onnx, name, folder, training_images, held_out))
+    with warnings.catch_warnings():
+        if held_out is None:
+            held_out = noise(HELD_OUT, shape, seed=3)
+            warnings.simplefilter("ignore", KedgeWarning)  # they may be too few for the promise, which does not matter
+        if isinstance(detector, AMP) and detector.adaptive:
+            detector = _twin(detector, None, held_out)
+        detector.save(folder / "detector.kedge")
+        shared = isinstance(detector, AMP) and detector.net.per_image is None
+        if not shared:
+            left_out |= dict.fromkeys(("naive", "auto"), "it is for AMP with anchors that all images share")
+        elif "auto" in wanted:
+            said("adaptive anchors")
+            _attempt(left_out, ("auto",), lambda: _write_adaptive(detector, folder / "auto.kedge", held_out))
+        exports = [name for name in wanted if name.partition("-")[0] in ENGINES]
+        if exports:
+            said("export to ONNX")
+            _attempt(left_out, exports, lambda: export_onnx(detector, folder / "fp32.onnx"))
+        for name in exports:
+            if name not in left_out:
+                said(TITLES[name])
+                _attempt(left_out, (name,), partial(_write_onnx, name, folder, training_images, held_out))
     kept = {name: reason for name, reason in left_out.items() if name in wanted}
     return Prepared(folder, shape, detector.cost.forward, tuple(name for name in wanted if name not in kept), kept)
 
@@ -178,16 +182,17 @@ class Adaptive:
         detector.settled = float(ordered[settled - 1]) if settled else float("-inf")
 
 
-def _twin(detector: AMP, anchors: str | None) -> AMP:
-    """The same detector on a network of its own, with all anchors for every image or with as few as settle it."""
+def _twin(detector: AMP, anchors: str | None, held_out: Any) -> AMP:
+    """The same detector and promise on a network of its own, with all anchors for every image or as few as needed."""
     twin = AMP(copy.deepcopy(detector.net), **{**detector.config(), "anchors": anchors})
-    twin.preprocess, twin.classes = detector.preprocess, detector.classes
-    return twin
+    twin.preprocess, twin.classes, promised = detector.preprocess, detector.classes, detector.calibration
+    assert promised is not None
+    return twin.calibrate(held_out, tpr=promised.tpr, confidence=promised.confidence)
 
 
 def _write_adaptive(detector: Detector, path: Path, held_out: Any) -> None:
     assert isinstance(detector, AMP)
-    _twin(detector, "auto").calibrate(held_out).save(path)
+    _twin(detector, "auto", held_out).save(path)
 
 
 def _write_onnx(name: str, folder: Path, training_images: Any, held_out: Any) -> None:
@@ -226,13 +231,11 @@ def _naive(folder: Path, threads: int | None) -> Run:
 
 
 def _kedge(folder: Path, threads: int | None) -> Run:
-    detector = load(folder / "detector.kedge")
-    return lambda images: detector(images, batch_size=len(images))
+    return _at_once(load(folder / "detector.kedge"))
 
 
 def _folded(folder: Path, threads: int | None) -> Run:
-    detector = for_inference(load(folder / "detector.kedge"))
-    return lambda images: detector(images, batch_size=len(images))
+    return _at_once(for_inference(load(folder / "detector.kedge")))
 
 
 def _auto(folder: Path, threads: int | None) -> Run:
@@ -242,7 +245,11 @@ def _auto(folder: Path, threads: int | None) -> Run:
 
 
 def _onnx(file: str, runtime: str) -> Callable[[Path, int | None], Run]:
-    return lambda folder, threads: OnnxDetector(folder / file, engine=runtime, threads=threads)
+    return lambda folder, threads: _at_once(OnnxDetector(folder / file, engine=runtime, threads=threads))
+
+
+def _at_once(detector: Detector | OnnxDetector) -> Run:
+    return lambda images: detector(images, batch_size=len(images))
 
 
 _STARTS: dict[str, Callable[[Path, int | None], Run]] = {
