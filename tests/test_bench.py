@@ -250,6 +250,23 @@ def test_the_progress_is_no_more_than_was_announced(detector, prepared):
     assert len(FEW) * 2 + 2 == len(said) <= bench.steps_of(**options, training=1)
 
 
+def test_a_row_tells_the_share_of_images_that_was_left_open(prepared):
+    shares = {}
+    for batch, asked in ((1, 0.28), (3, 0.5), (16, 0.2)):
+        rows = bench.inference(prepared, batch, repeats=1, least=0, open_share=asked, engines=("auto",))
+        shares[batch] = rows[1]["open_share"]
+        assert "open_share" not in rows[0]
+    assert shares == {1: 3 / 10, 3: 6 / 12, 16: 3 / 16}  # of whole images, in whole batches
+
+
+def test_the_memory_of_the_adaptive_engine_is_measured_with_the_share_that_it_is_told(prepared, monkeypatch):
+    told = []
+    monkeypatch.setattr(Adaptive, "leave_open", lambda run, images, share: told.append((len(images), share)))
+    monkeypatch.setattr(bench.memory, "CLEAR", prepared.folder / "clear_refs")
+    bench.memory.added(str(prepared.folder), [3, 32, 32], "auto", 4, torch.get_num_threads(), 0.3)
+    assert told == [(12, 0.3)]
+
+
 def test_memory_is_that_of_a_process_of_its_own(prepared):
     small, large = (bench.peak_memory(prepared, "plain", batch, threads=1) for batch in (1, 400))
     weight_and_maps = 400 * 32 * 32 * 4 * 4  # the first layer's output alone
@@ -417,6 +434,9 @@ def test_the_benchmark_of_inference_prints_its_tables(record, prepared):
     assert len(lines) == 1 + 3 * 2
     twin = kedge.load(prepared.folder / "auto.kedge")
     twin(sets[0])
-    assert script["measured_share"](prepared, found, "noise") == pytest.approx((twin.mean_passes - 2) / 3, abs=1e-6)
+    measured_share = script["measured_share"]
+    assert measured_share(prepared, found, "noise", 0.2) == pytest.approx((twin.mean_passes - 2) / 3, abs=1e-6)
+    assert measured_share(prepared, {"auto": {"passes": {"noise": 2.0}}}, "noise", 0.2) == 0.0
+    assert measured_share(prepared, {}, "noise", 0.2) == 0.2
     assert len(script["some"](sets[0], 7)) == 7
     assert np.array_equal(script["some"](sets[0], 0).images, sets[0].images)

@@ -1,7 +1,7 @@
 """What a verdict costs: every engine beside one plain forward pass of the same network, in one run."""
 
 from kedge.bench.engines import OPEN, PLAIN, TITLES, Prepared, detector_of, prepare
-from kedge.bench.measure import against, check, inference, measure, steps_of
+from kedge.bench.measure import against, check, inference, measure, steps_of, title_of
 from kedge.bench.memory import peak_memory
 from kedge.bench.quality import open_share, quality
 from kedge.bench.steps import training_steps
@@ -21,5 +21,6 @@ __all__ = [
     "prepare",
     "quality",
     "steps_of",
+    "title_of",
     "training_steps",
 ]

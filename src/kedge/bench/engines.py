@@ -1,6 +1,7 @@
 """Everything that can give a verdict on the same images, each started from files, in this process or in another."""
 
 import copy
+import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -23,6 +24,7 @@ from kedge.models import Spec, build
 from kedge.transforms import seeded
 
 SIDE = 32  # of images for networks by name
+FEWEST = 10  # images that an engine runs on: so that a share of them can be left open at a batch of one
 OPEN = 0.2  # share of images that two hypotheses leave open, where nobody says otherwise
 HELD_OUT = 120  # random images to calibrate on, where the verdicts do not matter
 PLAIN, EXACT = "plain", "kedge"
@@ -106,6 +108,16 @@ def noise(n: int, shape: tuple[int, ...], *, seed: int = 0) -> Tensor:
     return torch.randint(0, 256, (n, *shape), generator=generator, dtype=torch.uint8)
 
 
+def batches_of(batch: int, shape: tuple[int, ...]) -> tuple[Tensor, ...]:
+    """The random images that engines are measured on, a batch at a time.
+
+    Example:
+        >>> [len(part) for part in batches_of(4, (3, 8, 8))]
+        [4, 4, 4]
+    """
+    return noise(batch * math.ceil(FEWEST / batch), shape, seed=4).split(batch)
+
+
 def prepare(
     detector: Detector,
     folder: Path,
@@ -177,9 +189,9 @@ class Adaptive:
         detector = self.detector
         with torch.no_grad():
             few = detector.net.hypotheses(detector.as_input(images), views=detector.views, which=range(FEW))
-        ordered = detector.of_hypotheses(few).score.sort().values
-        settled = round((1 - share) * len(images))
-        detector.settled = float(ordered[settled - 1]) if settled else float("-inf")
+        ordered = detector.of_hypotheses(few).score.sort().values.tolist()
+        edges, settled = [-math.inf, *ordered, math.inf], round((1 - share) * len(images))
+        detector.settled = (edges[settled] + edges[settled + 1]) / 2  # between two, so that rounding moves none
 
 
 def _twin(detector: AMP, anchors: str | None, held_out: Any) -> AMP:

@@ -11,8 +11,9 @@ import torch
 
 from kedge.anchoring import Anchored
 from kedge.anchoring.rebuild import describe
-from kedge.bench.engines import OPEN, PLAIN, TITLES, Adaptive, Prepared, Run, noise, prepare
+from kedge.bench.engines import OPEN, PLAIN, TITLES, Adaptive, Prepared, Run, batches_of, noise, prepare
 from kedge.bench.memory import peak_memory
+from kedge.bench.quality import open_share as share_of
 from kedge.bench.steps import training_steps
 from kedge.bench.turns import LEAST, Spread, in_turns, ratios
 from kedge.data import ImageSet
@@ -21,7 +22,6 @@ from kedge.errors import FileFormatError
 from kedge.provenance import provenance
 
 FORMAT = 1
-FEWEST = 10  # images of a turn: so that a share of them can be left open at a batch of one
 Report = Callable[[str], None]
 
 
@@ -43,33 +43,34 @@ def inference(
         batch: Images at a time.
         repeats: Turns of each engine.
         threads: Of engines that are not torch; by default as many as torch takes.
-        open_share: The share of images that two hypotheses leave to all anchors, for the adaptive engine.
+        open_share: The share of images that two hypotheses leave to all anchors, for the adaptive engine; as near to
+            it as the number of images allows.
         engines: Of those that can run; all by default. The plain forward pass always runs.
         least: Seconds of a turn at least.
         report: Called with the title of an engine after each of its turns.
 
     Returns:
         For each engine ``engine``, ``batch``, ``images_per_second`` and, beside one plain forward pass, ``ratio`` with
-        its quartiles ``low`` and ``high`` over the turns.
+        its quartiles ``low`` and ``high`` over the turns; for the adaptive one ``open_share``, as it was.
     """
     wanted = [name for name in prepared.engines if name == PLAIN or engines is None or name in engines]
-    images = noise(max(batch, FEWEST), prepared.shape, seed=4)
-    calls = {}
-    for name in wanted:
-        run = prepared.start(name, threads=threads)
+    parts = batches_of(batch, prepared.shape)
+    runs = {name: prepared.start(name, threads=threads) for name in wanted}
+    for run in runs.values():
         if isinstance(run, Adaptive):
-            run.leave_open(images, open_share)
-        calls[name] = partial(_through, run, images.split(batch))
+            run.leave_open(torch.cat(parts), open_share)
+    calls = {name: partial(_through, run, parts) for name, run in runs.items()}
     said = None if report is None else (lambda name: report(TITLES[name]))
     times = in_turns(calls, repeats=repeats, least=least, report=said)
     return [
         {
             "engine": name,
             "batch": batch,
-            "images_per_second": len(images) / Spread.of(times[name]).median,
+            "images_per_second": batch * len(parts) / Spread.of(times[name]).median,
             **_named(ratios(times[name], times[PLAIN])),
+            **_left_open(run, prepared.passes),
         }
-        for name in wanted
+        for name, run in runs.items()
     ]
 
 
@@ -110,7 +111,7 @@ def measure(
         options: dict[str, Any] = {"threads": threads, "open_share": open_share, "engines": engines, "least": least}
         rows = [row for batch in batches for row in inference(files, batch, repeats=repeats, report=said, **options)]
         for row in rows if memory else ():
-            row["memory"] = peak_memory(files, row["engine"], row["batch"], threads=threads)
+            row["memory"] = peak_memory(files, row["engine"], row["batch"], threads=threads, open_share=open_share)
             said(f"memory of {TITLES[row['engine']]}")
     steps = None
     if training and isinstance(detector.net, Anchored):
@@ -135,6 +136,16 @@ def measure(
         "training": steps,
         "made with": provenance(),
     }
+
+
+def title_of(row: Mapping[str, Any]) -> str:
+    """What a row is of; for the adaptive engine with the share of images that it left open.
+
+    Example:
+        >>> title_of({"engine": "auto", "open_share": 0.25})
+        'kedge, norms folded, anchors="auto", 25.0% open'
+    """
+    return TITLES[row["engine"]] + (f", {row['open_share']:.1%} open" if "open_share" in row else "")
 
 
 def steps_of(batches: Sequence[int], repeats: int, *, memory: bool = False, training: int = 0) -> int:
@@ -185,6 +196,10 @@ def against(now: Mapping[str, Any], then: Mapping[str, Any]) -> dict[tuple[str, 
 def _through(run: Run, parts: Sequence[torch.Tensor]) -> None:
     for images in parts:
         run(images)
+
+
+def _left_open(run: Run, passes: int) -> dict[str, float]:
+    return {"open_share": share_of(run.detector.mean_passes, passes)} if isinstance(run, Adaptive) else {}
 
 
 def _named(spread: Spread) -> dict[str, float]:

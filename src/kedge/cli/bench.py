@@ -11,7 +11,7 @@ from rich.table import Table
 
 from kedge import models
 from kedge.artifact import shipped
-from kedge.bench import OPEN, TITLES, against, check, detector_of, measure, steps_of
+from kedge.bench import OPEN, TITLES, against, check, detector_of, measure, steps_of, title_of
 from kedge.bench.page import page
 from kedge.detectors import Detector, load
 from kedge.errors import FileFormatError, InputError
@@ -127,7 +127,7 @@ def _show(console: Console, record: dict[str, Any], then: dict[str, Any] | None)
     for head in heads + ([] if changes is None else ["images/s, now / then", "passes, now / then"]):
         table.add_column(head, justify="right")
     for row in record["inference"]:
-        cells = [TITLES[row["engine"]], str(row["batch"]), f"{row['images_per_second']:,.1f}", f"{row['ratio']:.2f}"]
+        cells = [title_of(row), str(row["batch"]), f"{row['images_per_second']:,.1f}", f"{row['ratio']:.2f}"]
         cells.append(f"{row['low']:.2f} to {row['high']:.2f}")
         cells += [f"{row['memory'] / 1e6:,.0f}"] if "memory" in row else []
         if changes is not None:
