@@ -16,7 +16,7 @@ from kedge.detectors import Detector, load
 from kedge.errors import InputError, KedgeError
 from kedge.export import OnnxDetector, compare, export_onnx, quantise
 from kedge.export.onnx import FIRST_OPSET, OPSET
-from kedge.export.runtime import ENGINES
+from kedge.export.runtime import ENGINES, package
 from kedge.files import atomic
 
 LOOK = 256  # images on which the labels of both networks are compared
@@ -26,7 +26,7 @@ def export(
     file: Annotated[Path, typer.Argument(help="A calibrated detector, or the name of one that kedge ships: cifar10.")],
     out: Annotated[Path, typer.Option("--out", "-o", help="The ONNX file.")],
     check: Annotated[
-        bool, typer.Option(help="Compare the file's scores with the detector's before keeping it.")
+        bool, typer.Option(help="Compare what the file says with what the detector says before keeping it.")
     ] = True,
     opset: Annotated[int, typer.Option(min=FIRST_OPSET, help="The version of ONNX's operations.")] = OPSET,
     int8: Annotated[
@@ -36,8 +36,8 @@ def export(
     calibrate: Annotated[str | None, typer.Option(help="With --int8: images for the new threshold.")] = None,
     calibrate_split: Annotated[str | None, typer.Option(help="Of --calibrate.")] = None,
     engine: Annotated[
-        str, typer.Option(help=f"With --int8: what will run the file, {' or '.join(ENGINES)}.")
-    ] = ENGINES[0],
+        str | None, typer.Option(help=f"With --int8: what will run the file, {' (the default) or '.join(ENGINES)}.")
+    ] = None,
     data_dir: Annotated[Path | None, typer.Option(help="Where data sets are; KEDGE_DATA by default.")] = None,
 ) -> None:
     """Write a detector to one ONNX file that needs neither kedge nor torch.
@@ -51,6 +51,12 @@ def export(
 
         kedge export cifar10 -o small.onnx --int8 cifar10 --calibrate folder:held-out/
     """
+    given = {"--int8-split": int8_split, "--calibrate-split": calibrate_split, "--engine": engine}
+    stray = ", ".join(name for name, value in given.items() if value is not None)
+    if stray and int8 is None and calibrate is None:
+        raise InputError(
+            f"{stray} must come with --int8, which is missing: name training images by it, or leave {stray} out"
+        )
     if (int8 is None) != (calibrate is None):
         raise InputError(
             "--calibrate must come with --int8, since a quantised network gives other scores, for which the old "
@@ -62,13 +68,16 @@ def export(
     if int8 is not None and (int8, split) == (calibrate, calibrate_split):
         raise InputError("--calibrate must be other images than --int8: a threshold holds for images not seen before")
     console, detector = Console(), load(file)
+    engine, sets = engine or ENGINES[0], None
+    if int8 is not None and calibrate is not None:  # what can fail, before minutes of work
+        package(engine)
+        sets = sources.load(int8, split, data_dir=data_dir), sources.load(calibrate, calibrate_split, data_dir=data_dir)
     with atomic(out) as temporary:
         export_onnx(detector, temporary, opset=opset, sha256=hashlib.sha256(locate(file).read_bytes()).hexdigest())
         if check:
             console.print(_checked(detector, temporary), highlight=False)
-        if int8 is not None and calibrate is not None:
-            training = sources.load(int8, split, data_dir=data_dir)
-            held_out = sources.load(calibrate, calibrate_split, data_dir=data_dir)
+        if sets is not None:
+            training, held_out = sets
             before = _labels(detector, temporary, held_out)
             quantise(temporary, temporary, training, held_out, engine=engine)
             same = float((before == _labels(detector, temporary, held_out, engine)).mean())
@@ -79,9 +88,10 @@ def export(
 def _checked(detector: Detector, path: Path) -> str:
     found = compare(detector, path)
     words = f"largest difference of a score {found.largest:.2g}, of scores up to {found.scale:.3g}"
+    words += f"; {found.verdicts} other labels or decisions" if found.verdicts else ""
     if not found.is_close:
         raise KedgeError(
-            f"the exported file does not give the detector's scores: {words}; it was not kept. Look for layers that "
+            f"the exported file does not say what the detector says: {words}; it was not kept. Look for layers that "
             "draw random numbers or that work differently batch by batch, or pass --no-check"
         )
     return f"checked   {words}"

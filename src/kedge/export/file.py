@@ -74,9 +74,17 @@ def set_metadata(model: Any, entries: Mapping[str, str]) -> None:
 
 
 def check_metadata(found: Mapping[str, str], path: str | os.PathLike[str]) -> None:
-    """Raise unless kedge wrote the file."""
+    """Raise unless kedge wrote the file, and what it wrote can be read."""
     if f"{PREFIX}preprocess" not in found:
         raise FileFormatError(f"{path} is an ONNX file, but kedge did not export it: export one by `kedge export`")
+    try:
+        preprocess_of(found)
+        promise_of(found)
+    except (KeyError, TypeError, ValueError) as error:
+        raise FileFormatError(
+            f"{path} must say how images become inputs and what its threshold promises; its metadata is damaged: "
+            f"{error!r}. Export it again by `kedge export`"
+        ) from error
 
 
 def preprocess_of(found: Mapping[str, str]) -> Preprocess:
@@ -88,6 +96,16 @@ def preprocess_of(found: Mapping[str, str]) -> Preprocess:
     """
     held = json.loads(found[f"{PREFIX}preprocess"])
     return Preprocess(tuple(held["shape"]), held["resize"], held["fit"])
+
+
+def promise_of(found: Mapping[str, str]) -> tuple[float, float | None]:
+    """The share of in-distribution images that the threshold accepts, and its confidence, out of the metadata.
+
+    Example:
+        >>> promise_of({"kedge.tpr": "0.95", "kedge.confidence": "null"})
+        (0.95, None)
+    """
+    return float(found[f"{PREFIX}tpr"]), json.loads(found[f"{PREFIX}confidence"])
 
 
 def rule(preprocess: Preprocess) -> str:

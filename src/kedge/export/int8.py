@@ -1,6 +1,5 @@
 """8-bit integers: a smaller, faster file of a network that is a little different, with a threshold of its own."""
 
-import json
 import os
 import tempfile
 from pathlib import Path
@@ -19,12 +18,13 @@ from kedge.export.file import (
     metadata,
     needs,
     preprocess_of,
+    promise_of,
     read_model,
     set_metadata,
     write_calibration,
     write_model,
 )
-from kedge.export.runtime import OnnxDetector
+from kedge.export.runtime import OnnxDetector, as_uint8, package
 
 LINEAR = ("Conv", "Gemm", "MatMul")
 QUANTISED = (*LINEAR, "Add", "MaxPool", "Relu")  # what onnxruntime computes in 8 bits from end to end
@@ -56,6 +56,7 @@ def quantise(
         engine: What the file will be run by; engines round 8-bit sums differently.
         seed: Of the choice.
     """
+    package(engine)
     quantization = needs("onnxruntime.quantization")
     model = read_model(path)
     facts = metadata(model)
@@ -68,7 +69,7 @@ def quantise(
         quantization.quantize_static(
             model,
             made,
-            _Reader(_as_uint8(chosen)),
+            _Reader(as_uint8(chosen)),
             quant_format=quantization.QuantFormat.QDQ,
             op_types_to_quantize=list(QUANTISED),
             per_channel=True,
@@ -99,8 +100,9 @@ def recalibrate(
         path: A file that `export_onnx` or `quantise` wrote.
         held_out: In-distribution images that the network was neither trained nor quantised on.
         out: Where to write; the same file by default.
-        tpr: The share of in-distribution images to accept; by default what it was, and ``confidence`` with it.
-        confidence: None, or the probability with which the promise must hold for this calibration set.
+        tpr: The share of in-distribution images to accept; by default what it was.
+        confidence: The probability with which the promise must hold for this calibration set; by default what it was,
+            and none where ``tpr`` is given.
         engine: What the file will be run by.
     """
     write_model(_recalibrated(read_model(path), held_out, engine, tpr, confidence), path if out is None else out)
@@ -109,7 +111,8 @@ def recalibrate(
 def _recalibrated(model: Any, held_out: Any, engine: str, tpr: float | None, confidence: float | None) -> Any:
     facts = metadata(model)
     if tpr is None:
-        tpr, confidence = float(facts[f"{PREFIX}tpr"]), json.loads(facts[f"{PREFIX}confidence"])
+        tpr, as_it_was = promise_of(facts)
+        confidence = as_it_was if confidence is None else confidence
     scores, logits, labels = _said(model, preprocess_of(facts), held_out, engine)
     known = labels >= 0
     if not bool(known.any()):
@@ -136,7 +139,7 @@ def _said(model: Any, preprocess: Preprocess, images: Any, engine: str) -> tuple
         write_model(probe, Path(folder) / "probe.onnx")
         detector = OnnxDetector(Path(folder) / "probe.onnx", engine=engine)
         for x, y in batches(images, preprocess, size=BATCH):
-            found = detector(_as_uint8(x))
+            found = detector(x)
             scores.append(torch.from_numpy(found["score"]))
             logits.append(torch.from_numpy(found["logits"]))
             labels.append(torch.full((len(x),), -1) if y is None else y)
@@ -152,10 +155,6 @@ class _Reader:
     def get_next(self) -> dict[str, Any] | None:
         part = next(self.parts, None)
         return None if part is None else {"images": part.numpy()}
-
-
-def _as_uint8(images: Tensor) -> Tensor:
-    return images if images.dtype == torch.uint8 else (images * 255).round().clamp(0, 255).to(torch.uint8)
 
 
 def _float_nodes(model: Any) -> list[str]:
