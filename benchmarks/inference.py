@@ -23,6 +23,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -69,6 +70,7 @@ def main() -> None:
     options = parser.parse_args()
     if options.quick:
         vars(options).update(QUICK)
+    theirs = pytorch_ood() if options.peers else None  # before minutes of measuring, not after
     threads = use_threads(options.threads)
     result: dict[str, Any] = {"options": vars(options), "threads": threads, "networks": [], "quality": None}
     with tempfile.TemporaryDirectory(prefix="kedge-bench-") as folder:
@@ -95,9 +97,9 @@ def main() -> None:
             )
             result["networks"].append(record)
             print("\n".join(time_table(record)), end="\n\n", flush=True)
-            if options.peers:
+            if theirs is not None:
                 record["peers"] = [
-                    row for batch in options.batches for row in peers(detector.net, batch, options.repeats)
+                    row for batch in options.batches for row in peers(theirs, detector.net, batch, options.repeats)
                 ]
                 print("\n".join(peers_table(record["peers"])), end="\n\n", flush=True)
     if options.json:
@@ -105,13 +107,17 @@ def main() -> None:
             temporary.write_text(json.dumps(result, indent=1))
 
 
-def peers(net: kedge.Anchored, batch: int, repeats: int) -> list[dict[str, Any]]:
+def pytorch_ood() -> Any:
+    """Its detectors, or an end that says where they are to be had."""
+    try:
+        import_module("torchvision_ops")  # first
+        return import_module("pytorch_ood.detector")
+    except ImportError as error:
+        raise SystemExit(f"--peers needs pytorch-ood: run it with the Python of `make peers` ({error})") from error
+
+
+def peers(theirs: Any, net: kedge.Anchored, batch: int, repeats: int) -> list[dict[str, Any]]:
     """pytorch-ood's detectors on the network without anchoring, in turns with one plain forward pass of it."""
-    import torchvision_ops  # noqa: F401
-
-    # isort: split
-    from pytorch_ood import detector
-
     plain = channels_last(without_anchors(net)).eval()
     layer = plain.network.feature_layers[-1]  # type: ignore[union-attr]
 
@@ -122,10 +128,10 @@ def peers(net: kedge.Anchored, batch: int, repeats: int) -> list[dict[str, Any]]
     shape = tuple(net.anchors.shape[1:])
     known = torch.utils.data.TensorDataset(noise(100, shape) / 255, torch.arange(100) % 10)
     made = {
-        "MSP": detector.MaxSoftmax(plain),
-        "Energy": detector.EnergyBased(plain),
-        "ODIN": detector.ODIN(plain),
-        "Mahalanobis": detector.Mahalanobis(features).fit(torch.utils.data.DataLoader(known, batch_size=50)),
+        "MSP": theirs.MaxSoftmax(plain),
+        "Energy": theirs.EnergyBased(plain),
+        "ODIN": theirs.ODIN(plain),
+        "Mahalanobis": theirs.Mahalanobis(features).fit(torch.utils.data.DataLoader(known, batch_size=50)),
     }
     images = noise(batch, shape, seed=4)
     calls = {"plain": torch.inference_mode()(lambda: plain(images))}

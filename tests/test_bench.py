@@ -189,6 +189,17 @@ def test_what_cannot_be_measured_is_an_error_that_says_why(detector, tmp_path):
         bench.prepare(own.calibrate(torch.rand(30, 3, 2, 2)), tmp_path)
 
 
+def test_an_engine_that_nobody_knows_is_told(detector, prepared, tmp_path):
+    images = kedge.ImageSet(greys(2))
+    for call in (
+        lambda: bench.prepare(detector, tmp_path, engines=("abacus",)),
+        lambda: bench.inference(prepared, 2, repeats=1, engines=("abacus",)),
+        lambda: quality(prepared, images, [images], engines=("abacus",)),
+    ):
+        with pytest.raises(InputError, match=r"engine must be one of 'plain', .*; got 'abacus'"):
+            call()
+
+
 def test_an_engine_that_is_not_installed_is_left_out_with_the_reason(detector, tmp_path, monkeypatch):
     pytest.importorskip("onnxscript")
     monkeypatch.setattr(bench.engines, "export_onnx", lambda detector, path: path.write_bytes(b""))
@@ -265,6 +276,14 @@ def test_the_memory_of_the_adaptive_engine_is_measured_with_the_share_that_it_is
     monkeypatch.setattr(bench.memory, "CLEAR", prepared.folder / "clear_refs")
     bench.memory.added(str(prepared.folder), [3, 32, 32], "auto", 4, torch.get_num_threads(), 0.3)
     assert told == [(12, 0.3)]
+
+
+def test_memory_that_cannot_be_measured_is_told_before_anything_is_measured(detector, tmp_path, monkeypatch):
+    monkeypatch.setattr(bench.memory, "CLEAR", tmp_path / "no-such-folder" / "clear_refs")
+    said = []
+    with pytest.raises(NotReadyError, match=r"memory can be measured on Linux, .*clear_refs; here it may not"):
+        bench.measure(detector, name="a", memory=True, report=said.append)
+    assert said == []
 
 
 def test_memory_is_that_of_a_process_of_its_own(prepared):
@@ -403,7 +422,7 @@ def test_the_command_takes_a_detector_s_file(quick, detector, tmp_path):
     ("arguments", "message"),
     [
         (["no-such"], "subject must be a detector's file, one of cifar10, or a network, one of wrn"),
-        (["compact", "--engine", "abacus"], "engine must be one of plain, naive, .*; got abacus"),
+        (["compact", "--engine", "abacus"], "engine must be one of 'plain', 'naive', .*; got 'abacus'"),
         (["cifar10", "--width", "3"], "width is for networks by name"),
         (["compact", "--against", "nowhere.json"], "against must be a file that can be read; nowhere.json cannot"),
     ],
@@ -419,6 +438,15 @@ def test_a_file_that_is_no_record_is_told(tmp_path):
     failed = CliRunner().invoke(app, ["bench", "compact", "--against", str(tmp_path / "a.json")])
     with pytest.raises(FileFormatError, match=r"a\.json must be what kedge bench wrote"):
         raise failed.exception
+
+
+def test_the_benchmark_of_inference_looks_for_its_peers_before_it_measures(monkeypatch):
+    script = runpy.run_path(str(ROOT / "benchmarks" / "inference.py"))
+    monkeypatch.setitem(script["main"].__globals__, "measure", lambda *_, **__: pytest.fail("measured first"))
+    monkeypatch.setitem(sys.modules, "pytorch_ood", None)
+    monkeypatch.setattr(sys, "argv", ["inference.py", "--peers", "--quick"])
+    with pytest.raises(SystemExit, match="--peers needs pytorch-ood"):
+        script["main"]()
 
 
 def test_the_benchmark_of_inference_prints_its_tables(record, prepared):

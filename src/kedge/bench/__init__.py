@@ -1,6 +1,6 @@
 """What a verdict costs: every engine beside one plain forward pass of the same network, in one run."""
 
-from kedge.bench.engines import OPEN, PLAIN, TITLES, Prepared, detector_of, prepare
+from kedge.bench.engines import OPEN, PLAIN, TITLES, Prepared, check_engines, detector_of, prepare
 from kedge.bench.measure import against, check, inference, measure, steps_of, title_of
 from kedge.bench.memory import peak_memory
 from kedge.bench.quality import open_share, quality
@@ -13,6 +13,7 @@ __all__ = [
     "Prepared",
     "against",
     "check",
+    "check_engines",
     "detector_of",
     "inference",
     "measure",

@@ -77,6 +77,16 @@ class Prepared:
         return _STARTS[engine](self.folder, threads)
 
 
+def check_engines(engines: Sequence[str] | None) -> None:
+    """Raise unless all are known; None stands for all of them.
+
+    Example:
+        >>> check_engines(["kedge", "folded"])
+    """
+    for name in engines or ():
+        one_of("engine", name, tuple(TITLES))
+
+
 def detector_of(network: str, *, anchors: int | None = None, seed: int = 0, **arguments: Any) -> AMP:
     """AMP on a network by name with random weights, on which the time of a pass does not depend.
 
@@ -143,6 +153,7 @@ def prepare(
         raise NotReadyError("the detector must be fitted and calibrated before it is measured: call fit and calibrate")
     if not isinstance(getattr(detector.net.network, "spec", None), Spec):
         raise InputError("detector must have one network, of kedge's own, since every engine loads it from a file")
+    check_engines(engines)
     folder.mkdir(parents=True, exist_ok=True)
     shape, said = detector.preprocess.shape, report or (lambda what: None)
     wanted = tuple(name for name in TITLES if engines is None or name in (PLAIN, EXACT, *engines))
@@ -215,14 +226,12 @@ def _write_onnx(name: str, folder: Path, training_images: Any, held_out: Any) ->
         quantise(folder / "fp32.onnx", folder / f"{name}.onnx", training_images, held_out, engine=runtime)
 
 
-def _attempt(left_out: dict[str, str], engines: Sequence[str], action: Callable[[], Any]) -> bool:
+def _attempt(left_out: dict[str, str], engines: Sequence[str], action: Callable[[], Any]) -> None:
     """Do what some engines need, or note down why they are left out."""
     try:
         action()
     except KedgeError as error:
         left_out.update(dict.fromkeys(engines, str(error)))
-        return False
-    return True
 
 
 def _plain(folder: Path, threads: int | None) -> Run:

@@ -11,8 +11,8 @@ import torch
 
 from kedge.anchoring import Anchored
 from kedge.anchoring.rebuild import describe
-from kedge.bench.engines import OPEN, PLAIN, TITLES, Adaptive, Prepared, Run, batches_of, noise, prepare
-from kedge.bench.memory import peak_memory
+from kedge.bench.engines import OPEN, PLAIN, TITLES, Adaptive, Prepared, Run, batches_of, check_engines, noise, prepare
+from kedge.bench.memory import check_memory, peak_memory
 from kedge.bench.quality import open_share as share_of
 from kedge.bench.steps import training_steps
 from kedge.bench.turns import LEAST, Spread, in_turns, ratios
@@ -53,6 +53,7 @@ def inference(
         For each engine ``engine``, ``batch``, ``images_per_second`` and, beside one plain forward pass, ``ratio`` with
         its quartiles ``low`` and ``high`` over the turns; for the adaptive one ``open_share``, as it was.
     """
+    check_engines(engines)
     wanted = [name for name in prepared.engines if name == PLAIN or engines is None or name in engines]
     parts = batches_of(batch, prepared.shape)
     runs = {name: prepared.start(name, threads=threads) for name in wanted}
@@ -105,6 +106,8 @@ def measure(
         report: Called with what was done after each step of the work.
         prepared: What `prepare` wrote, where it has been called already.
     """
+    if memory:
+        check_memory()
     said, threads = report or (lambda what: None), torch.get_num_threads()
     with tempfile.TemporaryDirectory(prefix="kedge-bench-") as folder:
         files = prepared or prepare(detector, Path(folder), engines=engines, report=said)

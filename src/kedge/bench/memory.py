@@ -11,17 +11,29 @@ from pathlib import Path
 import torch
 
 from kedge.bench.engines import OPEN, Adaptive, Prepared, batches_of
-from kedge.errors import KedgeError
+from kedge.errors import KedgeError, NotReadyError
 from kedge.export.runtime import ENGINES, package
 
 CHILD = "import json, sys; from kedge.bench.memory import added; print(added(*json.loads(sys.argv[1])))"
 STATUS, CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 
 
+def check_memory() -> None:
+    """Raise where memory cannot be measured; nothing else is lost by asking."""
+    try:
+        _bytes("VmHWM")
+        CLEAR.write_text("5")
+    except OSError as error:
+        raise NotReadyError(
+            f"memory can be measured on Linux, where a process may write {CLEAR}; here it may not: {error}. Measure "
+            "without memory"
+        ) from error
+
+
 def peak_memory(prepared: Prepared, engine: str, batch: int, *, threads: int, open_share: float = OPEN) -> int:
     """Bytes that an engine has at the peak of a batch, with its weights, beyond those of a process that has only begun.
 
-    Linux only: it reads /proc.
+    Only where `check_memory` lets it.
 
     Args:
         prepared: See `kedge.bench.prepare`.

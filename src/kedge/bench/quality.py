@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kedge.bench.engines import EXACT, PLAIN, TITLES, Adaptive, Prepared, Run
+from kedge.bench.engines import EXACT, PLAIN, TITLES, Adaptive, Prepared, Run, check_engines
 from kedge.data import ImageSet
 from kedge.detectors.amp import FEW
 from kedge.errors import InputError
@@ -44,6 +44,7 @@ def quality(
     """
     if not ood:
         raise InputError("ood must be at least one set of images; got none")
+    check_engines(engines)
     found: dict[str, dict[str, Any]] = {}
     exact: Mapping[str, Arrays] = {}
     for engine in (EXACT, *(name for name in COMPARED if name != EXACT)):

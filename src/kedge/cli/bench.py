@@ -11,7 +11,7 @@ from rich.table import Table
 
 from kedge import models
 from kedge.artifact import shipped
-from kedge.bench import OPEN, TITLES, against, check, detector_of, measure, steps_of, title_of
+from kedge.bench import OPEN, TITLES, against, check, check_engines, detector_of, measure, steps_of, title_of
 from kedge.bench.page import page
 from kedge.detectors import Detector, load
 from kedge.errors import FileFormatError, InputError
@@ -60,9 +60,7 @@ def bench(
     require()  # before minutes of measuring, not after
     console = Console(stderr=as_json)
     then = None if compare is None else _read(compare)
-    unknown = [name for name in engine or () if name not in TITLES]
-    if unknown:
-        raise InputError(f"engine must be one of {', '.join(TITLES)}; got {', '.join(unknown)}")
+    check_engines(engine)
     use_threads(threads)
     detector, batches = _subject(subject, width), batch or [1, 32]
     with Progress(
