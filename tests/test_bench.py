@@ -295,13 +295,14 @@ def test_memory_is_that_of_a_process_of_its_own(prepared):
 
 def test_training_steps_are_those_of_both_twins(detector):
     data = kedge.ImageSet(noise(64, (3, 16, 16)), torch.arange(64) % 3)
-    before = copy.deepcopy(detector.net.state_dict())
+    before, random = copy.deepcopy(detector.net.state_dict()), torch.random.get_rng_state()
     found = training_steps(detector.net, data, batch=16, repeats=2)
     assert found["ratio"]["low"] <= found["ratio"]["median"] <= found["ratio"]["high"]
     for twin in ("plain", "anchored"):
         assert 0 < found[twin]["outside"] < 1
         assert found[twin]["step"]["median"] > 0
     assert all(torch.equal(value, before[name]) for name, value in detector.net.state_dict().items())
+    assert torch.equal(torch.random.get_rng_state(), random)
 
 
 def test_every_measured_cycle_has_a_step_with_corrupted_anchors():
