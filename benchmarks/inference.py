@@ -30,7 +30,7 @@ from typing import Any
 import torch
 
 import kedge
-from kedge.bench import OPEN, TITLES, Prepared, detector_of, measure, open_share, prepare, quality, title_of
+from kedge.bench import OPEN, TITLES, Prepared, detector_of, measure, open_share, prepare, quality, subject_of, title_of
 from kedge.bench.engines import noise
 from kedge.bench.plain import channels_last, without_anchors
 from kedge.bench.turns import Spread, in_turns, ratios
@@ -200,7 +200,7 @@ def time_table(record: dict[str, Any]) -> Iterator[str]:
     """One network as text."""
     spec = record["network"]["spec"]
     size = f" of width {spec['arguments']['width']}" if spec and spec["name"] in ("compact", "airbench") else ""
-    title = f"{record['name']} ({record['network']['type']}{size}), {record['passes']} anchors"
+    title = f"{subject_of(record)} ({record['network']['type']}{size}), {record['passes']} anchors"
     yield f"{title}, {record['threads']} threads; {record['made with']['machine']}"
     yield f"  median and quartiles of {record['repeats']} turns"
     yield f"  {'engine':<48} batch   images/s   plain passes             MB"

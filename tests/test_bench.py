@@ -26,6 +26,7 @@ from kedge.bench.steps import training_steps
 from kedge.bench.turns import Spread, in_turns, ratios
 from kedge.cli import app
 from kedge.errors import FileFormatError, InputError, NotReadyError
+from kedge.provenance import processor
 from kedge.transforms import seeded
 from test_report import check
 
@@ -179,6 +180,16 @@ def test_a_method_without_anchors_leaves_out_what_is_about_them(tmp_path):
     assert "AMP" in found.left_out["auto"]
     rows = bench.inference(found, 2, repeats=1, least=0)
     assert [row["engine"] for row in rows] == ["plain", "kedge", "folded"]
+
+
+def test_networks_that_are_made_for_imagenet_see_images_of_its_size(monkeypatch):
+    def asked(n, shape, seed):
+        raise RuntimeError(f"asked for {shape}")  # before anything is computed
+
+    monkeypatch.setattr(bench.engines, "noise", asked)
+    for network, side, expected in (("resnet18", None, 224), ("resnet18-cifar", None, 32), ("compact", 16, 16)):
+        with pytest.raises(RuntimeError, match=rf"asked for \(3, {expected}, {expected}\)"):
+            bench.detector_of(network, side=side)
 
 
 def test_what_cannot_be_measured_is_an_error_that_says_why(detector, tmp_path):
@@ -336,6 +347,8 @@ def test_what_is_no_record_is_refused(wrong):
 def test_the_page_shows_every_row_and_what_changed(record):
     plain = page(record)
     check(plain)
+    assert "What a verdict of tiny at 32 x 32 costs" in plain
+    assert processor() in plain
     for title in ("naive AMP, K passes of pairs", "kedge, norms folded", "batch 4", "one plain forward pass"):
         assert title in plain
     assert "now / then" not in plain
@@ -398,6 +411,7 @@ def test_the_command_writes_a_record_and_a_page_and_compares_with_the_one_before
     first = CliRunner().invoke(app, [*arguments, *engines, "-o", str(tmp_path / "a")])
     assert first.exit_code == 0, first.output
     assert "kedge, norms folded" in first.output
+    assert "compact at 32 x 32" in first.output
     old = tmp_path / "a" / "bench.json"
     assert [row["engine"] for row in json.loads(old.read_text())["inference"]] == ["plain", "kedge", "folded"]
     check((tmp_path / "a" / "bench.html").read_text())
@@ -453,7 +467,7 @@ def test_the_benchmark_of_inference_looks_for_its_peers_before_it_measures(monke
 def test_the_benchmark_of_inference_prints_its_tables(record, prepared):
     script = runpy.run_path(str(ROOT / "benchmarks" / "inference.py"))
     lines = list(script["time_table"](record | {"left_out": {"openvino-fp32": "it is missing"}}))
-    assert lines[0].startswith("tiny (Compact of width 4), 5 anchors")
+    assert lines[0].startswith("tiny at 32 x 32 (Compact of width 4), 5 anchors")
     assert sum("kedge, norms folded" in line for line in lines) == 4
     assert lines[-1] == "  OpenVINO, float32 is left out: it is missing"
     sets = kedge.ImageSet(noise(30, (3, 32, 32)), name="noise"), kedge.ImageSet(greys(9), name="greys")

@@ -1,7 +1,7 @@
 """What a verdict costs: every engine beside one plain forward pass of the same network, in one run."""
 
 from kedge.bench.engines import OPEN, PLAIN, TITLES, Prepared, check_engines, detector_of, prepare
-from kedge.bench.measure import against, check, inference, measure, steps_of, title_of
+from kedge.bench.measure import against, check, inference, measure, steps_of, subject_of, title_of
 from kedge.bench.memory import peak_memory
 from kedge.bench.quality import open_share, quality
 from kedge.bench.steps import training_steps
@@ -22,6 +22,7 @@ __all__ = [
     "prepare",
     "quality",
     "steps_of",
+    "subject_of",
     "title_of",
     "training_steps",
 ]

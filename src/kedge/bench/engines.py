@@ -23,7 +23,8 @@ from kedge.export.runtime import ENGINES, package
 from kedge.models import Spec, build
 from kedge.transforms import seeded
 
-SIDE = 32  # of images for networks by name
+SIDE = 32  # of images for networks by name, but for these
+SIDES = dict.fromkeys(("resnet18", "resnet34", "resnet50"), 224)
 FEWEST = 10  # images that an engine runs on: so that a share of them can be left open at a batch of one
 OPEN = 0.2  # share of images that two hypotheses leave open, where nobody says otherwise
 HELD_OUT = 120  # random images to calibrate on, where the verdicts do not matter
@@ -87,12 +88,15 @@ def check_engines(engines: Sequence[str] | None) -> None:
         one_of("engine", name, tuple(TITLES))
 
 
-def detector_of(network: str, *, anchors: int | None = None, seed: int = 0, **arguments: Any) -> AMP:
+def detector_of(
+    network: str, *, anchors: int | None = None, side: int | None = None, seed: int = 0, **arguments: Any
+) -> AMP:
     """AMP on a network by name with random weights, on which the time of a pass does not depend.
 
     Args:
         network: One of `kedge.models.names`.
         anchors: How many, 5 by default.
+        side: Of its images, in pixels; by default 224 for networks that are made for ImageNet, and 32 for others.
         seed: Of the weights, and of the random images that the detector is fitted and calibrated on.
         **arguments: Of `kedge.models.build`.
 
@@ -102,9 +106,9 @@ def detector_of(network: str, *, anchors: int | None = None, seed: int = 0, **ar
     """
     with seeded(seed):
         net = channels_last(anchor(build(network, **arguments), init="fresh", mean=0.5, std=0.25, seed=seed)).eval()
-    channels = net.stem.split
-    detector = AMP(net, k=anchors).fit(noise(32, (channels, SIDE, SIDE), seed=seed))
-    return detector.calibrate(noise(HELD_OUT, (channels, SIDE, SIDE), seed=seed + 1))
+    pixels = side or SIDES.get(network, SIDE)
+    shape = (net.stem.split, pixels, pixels)
+    return AMP(net, k=anchors).fit(noise(32, shape, seed=seed)).calibrate(noise(HELD_OUT, shape, seed=seed + 1))
 
 
 def noise(n: int, shape: tuple[int, ...], *, seed: int = 0) -> Tensor:

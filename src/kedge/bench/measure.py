@@ -1,5 +1,6 @@
 """Measured: images per second of every engine, and its time beside one plain forward pass, as plain data."""
 
+import math
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
@@ -11,7 +12,19 @@ import torch
 
 from kedge.anchoring import Anchored
 from kedge.anchoring.rebuild import describe
-from kedge.bench.engines import OPEN, PLAIN, TITLES, Adaptive, Prepared, Run, batches_of, check_engines, noise, prepare
+from kedge.bench.engines import (
+    OPEN,
+    PLAIN,
+    SIDE,
+    TITLES,
+    Adaptive,
+    Prepared,
+    Run,
+    batches_of,
+    check_engines,
+    noise,
+    prepare,
+)
 from kedge.bench.memory import check_memory, peak_memory
 from kedge.bench.quality import open_share as share_of
 from kedge.bench.steps import training_steps
@@ -85,7 +98,7 @@ def measure(
     open_share: float = OPEN,
     memory: bool = False,
     training: int = 0,
-    training_batch: int = 128,
+    training_batch: int | None = None,
     least: float = LEAST,
     report: Report | None = None,
     prepared: Prepared | None = None,
@@ -101,7 +114,7 @@ def measure(
         open_share: See `inference`.
         memory: Whether to measure the peak memory of each engine too, in a process of its own.
         training: Cycles of five training steps; 0 for none. For anchored networks.
-        training_batch: Images of a training step.
+        training_batch: Images of a training step; see `step_images`.
         least: Seconds of a turn at least.
         report: Called with what was done after each step of the work.
         prepared: What `prepare` wrote, where it has been called already.
@@ -118,11 +131,12 @@ def measure(
             said(f"memory of {TITLES[row['engine']]}")
     steps = None
     if training and isinstance(detector.net, Anchored):
-        images = noise(max(512, training_batch), files.shape, seed=5)
+        batch = training_batch or step_images(files.shape)
+        images = noise(max(512, batch), files.shape, seed=5)
         classes = int(detector.net(images[:1]).shape[1])
         data = ImageSet(images, torch.arange(len(images)) % classes, "random images")
         steps = training_steps(
-            detector.net, data, batch=training_batch, repeats=training, report=lambda twin: said(f"training, {twin}")
+            detector.net, data, batch=batch, repeats=training, report=lambda twin: said(f"training, {twin}")
         )
     return {
         "kedge bench": FORMAT,
@@ -139,6 +153,26 @@ def measure(
         "training": steps,
         "made with": provenance(),
     }
+
+
+def step_images(shape: tuple[int, ...]) -> int:
+    """The images of a training step: 128 of 32 x 32 pixels, fewer of more, and at least 8.
+
+    Example:
+        >>> step_images((3, 32, 32)), step_images((3, 64, 64)), step_images((3, 224, 224))
+        (128, 32, 8)
+    """
+    return max(8, min(128, 128 * SIDE**2 // math.prod(shape[1:])))
+
+
+def subject_of(record: Mapping[str, Any]) -> str:
+    """What a record is of, with the size of its images.
+
+    Example:
+        >>> subject_of({"name": "resnet50", "input": [3, 224, 224]})
+        'resnet50 at 224 x 224'
+    """
+    return f"{record['name']} at {' x '.join(map(str, record['input'][1:]))}"
 
 
 def title_of(row: Mapping[str, Any]) -> str:

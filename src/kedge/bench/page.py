@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from kedge.bench.engines import PLAIN, TITLES
-from kedge.bench.measure import against, title_of
+from kedge.bench.measure import against, subject_of, title_of
 from kedge.report import figures
 from kedge.report.document import document
 from kedge.report.markup import NOTHING, Html, figure, section, table, tag
@@ -37,7 +37,7 @@ def page(now: Record, then: Record | None = None) -> str:
         ("training", "Training", _training(now)),
         ("left-out", "Left out", _left_out(now)),
     )
-    return document(f"What a verdict of {now['name']} costs", finding, intro, parts)
+    return document(f"What a verdict of {subject_of(now)} costs", finding, intro, parts)
 
 
 def _bars(now: Record) -> Html | None:

@@ -11,7 +11,18 @@ from rich.table import Table
 
 from kedge import models
 from kedge.artifact import shipped
-from kedge.bench import OPEN, TITLES, against, check, check_engines, detector_of, measure, steps_of, title_of
+from kedge.bench import (
+    OPEN,
+    TITLES,
+    against,
+    check,
+    check_engines,
+    detector_of,
+    measure,
+    steps_of,
+    subject_of,
+    title_of,
+)
 from kedge.bench.page import page
 from kedge.detectors import Detector, load
 from kedge.errors import FileFormatError, InputError
@@ -118,7 +129,8 @@ def _write(out: Path, record: dict[str, Any], then: dict[str, Any] | None) -> No
 
 def _show(console: Console, record: dict[str, Any], then: dict[str, Any] | None) -> None:
     changes = None if then is None else against(record, then)
-    table = Table(title=f"{record['name']}, {record['threads']} threads: median of {record['repeats']} turns")
+    title = f"{subject_of(record)}, {record['threads']} threads: median of {record['repeats']} turns"
+    table = Table(title=title, caption=record["made with"]["machine"])
     heads = ["batch", "images/s", "plain passes", "quartiles"]
     heads += ["memory, MB"] if any("memory" in row for row in record["inference"]) else []
     table.add_column("engine")
