@@ -1,6 +1,5 @@
 """The ONNX file: weights inside, what is known of the detector as metadata, calibration in tensors of fixed names."""
 
-import importlib
 import json
 import os
 from collections.abc import Mapping
@@ -11,8 +10,9 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
+from kedge.checks import needs
 from kedge.data import Preprocess
-from kedge.errors import FileFormatError, InputError, KedgeError, NotReadyError
+from kedge.errors import FileFormatError, InputError, KedgeError
 from kedge.files import atomic
 
 PREFIX = "kedge."
@@ -25,24 +25,9 @@ SCORES, RANKS, THRESHOLD, TEMPERATURE = (
 LARGEST = 2**31 - 2**20  # bytes that protobuf puts into one file, less what is not weights
 
 
-def needs(package: str, extra: str = "onnx") -> Any:
-    """Import a package of an extra, or say how to install it.
-
-    Example:
-        >>> needs("no_such_package")
-        Traceback (most recent call last):
-        kedge.errors.NotReadyError: this needs no_such_package, which is missing: pip install 'kedge[onnx]'
-    """
-    try:
-        return importlib.import_module(package)
-    except ImportError as error:
-        missing = error.name or package
-        raise NotReadyError(f"this needs {missing}, which is missing: pip install 'kedge[{extra}]'") from error
-
-
 def read_model(path: str | os.PathLike[str]) -> Any:
     """Read an ONNX file that kedge wrote, as onnx's ModelProto."""
-    onnx = needs("onnx")
+    onnx = needs("onnx", "onnx")
     if not Path(path).is_file():
         raise InputError(f"path must be an ONNX file that kedge exported; there is no file {path}")
     try:
@@ -70,7 +55,7 @@ def metadata(model: Any) -> dict[str, str]:
 def set_metadata(model: Any, entries: Mapping[str, str]) -> None:
     """Replace the metadata of a model."""
     del model.metadata_props[:]
-    needs("onnx.helper").set_model_props(model, dict(entries))
+    needs("onnx.helper", "onnx").set_model_props(model, dict(entries))
 
 
 def check_metadata(found: Mapping[str, str], path: str | os.PathLike[str]) -> None:
@@ -159,7 +144,7 @@ def write_calibration(
 
 
 def _set_tensors(model: Any, values: Mapping[str, Any]) -> None:
-    onnx = needs("onnx")
+    onnx = needs("onnx", "onnx")
     held = {tensor.name: tensor for tensor in model.graph.initializer}
     for name, value in values.items():
         if name not in held:

@@ -9,14 +9,13 @@ import torch
 from torch import Tensor
 
 from kedge import calibration
-from kedge.checks import at_least
+from kedge.checks import at_least, needs
 from kedge.data import Preprocess, batches, choose
 from kedge.errors import InputError
 from kedge.export.file import (
     PREFIX,
     TEMPERATURE,
     metadata,
-    needs,
     preprocess_of,
     promise_of,
     read_model,
@@ -57,7 +56,7 @@ def quantise(
         seed: Of the choice.
     """
     package(engine)
-    quantization = needs("onnxruntime.quantization")
+    quantization = needs("onnxruntime.quantization", "onnx")
     model = read_model(path)
     facts = metadata(model)
     left = _float_nodes(model)
@@ -78,7 +77,7 @@ def quantise(
             weight_type=quantization.QuantType.QInt8,
             nodes_to_exclude=left,
         )
-        quantised = needs("onnx").load(made)
+        quantised = needs("onnx", "onnx").load(made)
     set_metadata(quantised, facts | {f"{PREFIX}quantised": "int8"})
     write_model(_recalibrated(quantised, held_out, engine, None, None), out)
 
@@ -117,7 +116,7 @@ def _recalibrated(model: Any, held_out: Any, engine: str, tpr: float | None, con
     known = labels >= 0
     if not bool(known.any()):
         held = {tensor.name: tensor for tensor in model.graph.initializer}
-        temperature = float(needs("onnx").numpy_helper.to_array(held[TEMPERATURE]))
+        temperature = float(needs("onnx", "onnx").numpy_helper.to_array(held[TEMPERATURE]))
     else:
         wrong = logits[known].argmax(dim=1) != labels[known]
         temperature = calibration.fit_temperature(logits[known], labels[known]) if bool(wrong.any()) else 1.0
@@ -129,7 +128,7 @@ def _recalibrated(model: Any, held_out: Any, engine: str, tpr: float | None, con
 
 def _said(model: Any, preprocess: Preprocess, images: Any, engine: str) -> tuple[Tensor, Tensor, Tensor]:
     """Scores, logits and labels of images, -1 where there is no label; the file keeps its logits to itself."""
-    onnx = needs("onnx")
+    onnx = needs("onnx", "onnx")
     probe = onnx.ModelProto()
     probe.CopyFrom(model)
     set_metadata(probe, {key: value for key, value in metadata(model).items() if key != f"{PREFIX}engine"})

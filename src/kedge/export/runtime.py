@@ -11,10 +11,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from kedge.checks import at_least, one_of
+from kedge.checks import at_least, needs, one_of
 from kedge.data import batches
 from kedge.errors import FileFormatError, InputError, KedgeWarning
-from kedge.export.file import PREFIX, check_metadata, needs, preprocess_of
+from kedge.export.file import PREFIX, check_metadata, preprocess_of
 from kedge.export.graph import OUTPUTS
 
 ENGINES = ("onnxruntime", "openvino")
@@ -91,7 +91,7 @@ def package(engine: str) -> Any:
     """The package of an engine, imported; where it is missing, an error that says how to get it."""
     one_of("engine", engine, ENGINES)
     if engine == "onnxruntime":
-        return needs("onnxruntime")
+        return needs("onnxruntime", "onnx")
     # Importing openvino reports it to its makers over the network, unless this package of theirs cannot be imported.
     sys.modules.setdefault("openvino_telemetry", None)  # type: ignore[arg-type]
     return needs("openvino", "openvino")
