@@ -31,8 +31,8 @@ import torch
 
 import kedge
 from kedge.bench import OPEN, TITLES, Prepared, detector_of, measure, open_share, prepare, quality, subject_of, title_of
-from kedge.bench.engines import noise
 from kedge.bench.plain import channels_last, without_anchors
+from kedge.bench.subjects import noise
 from kedge.bench.turns import Spread, in_turns, ratios
 from kedge.data import sources
 from kedge.errors import KedgeError

@@ -18,11 +18,12 @@ from typer.testing import CliRunner
 
 import kedge
 from kedge import bench
-from kedge.bench.engines import Adaptive, noise
+from kedge.bench.engines import Adaptive
 from kedge.bench.page import page
 from kedge.bench.plain import Naive, on_pairs, without_anchors
 from kedge.bench.quality import open_share, quality
 from kedge.bench.steps import training_steps
+from kedge.bench.subjects import noise
 from kedge.bench.turns import Spread, in_turns, ratios
 from kedge.cli import app
 from kedge.errors import FileFormatError, InputError, NotReadyError
@@ -186,7 +187,7 @@ def test_networks_that_are_made_for_imagenet_see_images_of_its_size(monkeypatch)
     def asked(n, shape, seed):
         raise RuntimeError(f"asked for {shape}")  # before anything is computed
 
-    monkeypatch.setattr(bench.engines, "noise", asked)
+    monkeypatch.setattr(bench.subjects, "noise", asked)
     for network, side, expected in (("resnet18", None, 224), ("resnet18-cifar", None, 32), ("compact", 16, 16)):
         with pytest.raises(RuntimeError, match=rf"asked for \(3, {expected}, {expected}\)"):
             bench.detector_of(network, side=side)

@@ -595,12 +595,12 @@ def test_the_check_sees_what_is_no_number_another_label_or_another_decision(name
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (["--int8", "folder:a"], "old threshold does not hold"),
-        (["--calibrate", "folder:a"], "kedge calibrate"),
-        (["--int8", "folder:a", "--calibrate", "folder:a"], "other images"),
         (["--engine", "openvino"], "--engine must come with --int8"),
         (["--int8-split", "train", "--calibrate-split", "test"], "--int8-split, --calibrate-split must"),
         (["--int8", "folder:a", "--calibrate", "folder:b", "--engine", "abacus"], "engine must be one of"),
+        (["--int8", "folder:a"], "old threshold does not hold"),
+        (["--calibrate", "folder:a"], "kedge calibrate"),
+        (["--int8", "folder:a", "--calibrate", "folder:a"], "other images"),
     ],
 )
 def test_options_that_would_give_no_promise_are_refused(options, words, home, tmp_path):

@@ -12,22 +12,18 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from kedge.anchoring import Anchored, anchor
+from kedge.anchoring import Anchored
 from kedge.bench.plain import Naive, channels_last, without_anchors
+from kedge.bench.subjects import HELD_OUT, noise
 from kedge.checks import between, one_of
 from kedge.detectors import AMP, Detector, for_inference, load
 from kedge.detectors.amp import FEW
 from kedge.errors import InputError, KedgeError, KedgeWarning, NotReadyError
 from kedge.export import OnnxDetector, export_onnx, quantise
 from kedge.export.runtime import ENGINES, package
-from kedge.models import Spec, build
-from kedge.transforms import seeded
+from kedge.models import Spec
 
-SIDE = 32  # of images for networks by name, but for these
-SIDES = dict.fromkeys(("resnet18", "resnet34", "resnet50"), 224)
-FEWEST = 10  # images that an engine runs on: so that a share of them can be left open at a batch of one
 OPEN = 0.2  # share of images that two hypotheses leave open, where nobody says otherwise
-HELD_OUT = 120  # random images to calibrate on, where the verdicts do not matter
 PLAIN, EXACT = "plain", "kedge"
 TITLES = {
     PLAIN: "one plain forward pass",
@@ -86,50 +82,6 @@ def check_engines(engines: Sequence[str] | None) -> None:
     """
     for name in engines or ():
         one_of("engine", name, tuple(TITLES))
-
-
-def detector_of(
-    network: str, *, anchors: int | None = None, side: int | None = None, seed: int = 0, **arguments: Any
-) -> AMP:
-    """AMP on a network by name with random weights, on which the time of a pass does not depend.
-
-    Args:
-        network: One of `kedge.models.names`.
-        anchors: How many, 5 by default.
-        side: Of its images, in pixels; by default 224 for networks that are made for ImageNet, and 32 for others.
-        seed: Of the weights, and of the random images that the detector is fitted and calibrated on.
-        **arguments: Of `kedge.models.build`.
-
-    Example:
-        >>> detector_of("compact", width=4).net.k
-        5
-    """
-    with seeded(seed):
-        net = channels_last(anchor(build(network, **arguments), init="fresh", mean=0.5, std=0.25, seed=seed)).eval()
-    pixels = side or SIDES.get(network, SIDE)
-    shape = (net.stem.split, pixels, pixels)
-    return AMP(net, k=anchors).fit(noise(32, shape, seed=seed)).calibrate(noise(HELD_OUT, shape, seed=seed + 1))
-
-
-def noise(n: int, shape: tuple[int, ...], *, seed: int = 0) -> Tensor:
-    """Random images, uint8.
-
-    Example:
-        >>> noise(2, (3, 8, 8)).shape
-        torch.Size([2, 3, 8, 8])
-    """
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randint(0, 256, (n, *shape), generator=generator, dtype=torch.uint8)
-
-
-def batches_of(batch: int, shape: tuple[int, ...]) -> tuple[Tensor, ...]:
-    """The random images that engines are measured on, a batch at a time.
-
-    Example:
-        >>> [len(part) for part in batches_of(4, (3, 8, 8))]
-        [4, 4, 4]
-    """
-    return noise(batch * math.ceil(FEWEST / batch), shape, seed=4).split(batch)
 
 
 def prepare(

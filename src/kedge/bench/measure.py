@@ -12,22 +12,11 @@ import torch
 
 from kedge.anchoring import Anchored
 from kedge.anchoring.rebuild import describe
-from kedge.bench.engines import (
-    OPEN,
-    PLAIN,
-    SIDE,
-    TITLES,
-    Adaptive,
-    Prepared,
-    Run,
-    batches_of,
-    check_engines,
-    noise,
-    prepare,
-)
+from kedge.bench.engines import OPEN, PLAIN, TITLES, Adaptive, Prepared, Run, check_engines, prepare
 from kedge.bench.memory import check_memory, peak_memory
 from kedge.bench.quality import open_share as share_of
 from kedge.bench.steps import training_steps
+from kedge.bench.subjects import SIDE, batches_of, noise
 from kedge.bench.turns import LEAST, Spread, in_turns, ratios
 from kedge.data import ImageSet
 from kedge.detectors import Detector

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import torch
 
-from kedge.bench.engines import OPEN, Adaptive, Prepared, batches_of
+from kedge.bench.engines import OPEN, Adaptive, Prepared
+from kedge.bench.subjects import batches_of
 from kedge.errors import KedgeError, NotReadyError
 from kedge.export.runtime import ENGINES, package
 
