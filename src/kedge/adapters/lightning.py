@@ -8,12 +8,17 @@ import torch
 from torch import nn
 
 from kedge.anchoring import Anchored
-from kedge.checks import needs
 from kedge.detectors import AMP, Detector
-from kedge.errors import InputError
+from kedge.errors import InputError, NotReadyError
 from kedge.metrics import auroc
 
-Callback = needs("lightning.pytorch.callbacks", "lightning", "kedge.adapters.lightning").Callback
+try:
+    from lightning.pytorch.callbacks import Callback
+except ImportError as missing:
+    raise NotReadyError(
+        f"kedge.adapters.lightning needs {missing.name}, which is missing: pip install 'kedge[lightning]'"
+    ) from missing
+
 LOGGED = "ood_auroc"
 
 

@@ -59,4 +59,4 @@ def batches_of(batch: int, shape: tuple[int, ...]) -> tuple[Tensor, ...]:
         >>> [len(part) for part in batches_of(4, (3, 8, 8))]
         [4, 4, 4]
     """
-    return noise(batch * math.ceil(FEWEST / batch), shape, seed=4).split(batch)
+    return tuple(noise(batch * math.ceil(FEWEST / batch), shape, seed=4).split(batch))
