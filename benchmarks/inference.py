@@ -11,9 +11,10 @@ memory that the engine adds to a process of its own. Engines that are not instal
 --peers, in the environment of `make peers`, pytorch-ood's detectors on the same network without anchoring, too.
 
 Weights are random: the time does not depend on them, but for anchors="auto", which takes the share --open of the images
-to all anchors. With --shipped it is the detector that comes with kedge and, where CIFAR-10 and sets of other images are
-in the data folder, first what each engine costs in quality: every one is calibrated on its own scores and compared with
-the exact one, and the share that anchors="auto" leaves open is the one that it has on CIFAR-10's test images.
+to all anchors, as nearly as the number of images allows: its rows tell. With --shipped it is the detector that comes
+with kedge and, where CIFAR-10 and sets of other images are in the data folder, first what each engine costs in quality:
+every one is calibrated on its own scores and compared with the exact one, and the share that anchors="auto" leaves open
+is the one that it has on CIFAR-10's test images.
 """
 
 import argparse
@@ -22,15 +23,16 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import torch
 
 import kedge
-from kedge.bench import OPEN, TITLES, Prepared, detector_of, measure, open_share, prepare, quality
-from kedge.bench.engines import noise
+from kedge.bench import OPEN, TITLES, Prepared, detector_of, measure, open_share, prepare, quality, subject_of, title_of
 from kedge.bench.plain import channels_last, without_anchors
+from kedge.bench.subjects import noise
 from kedge.bench.turns import Spread, in_turns, ratios
 from kedge.data import sources
 from kedge.errors import KedgeError
@@ -68,6 +70,7 @@ def main() -> None:
     options = parser.parse_args()
     if options.quick:
         vars(options).update(QUICK)
+    theirs = pytorch_ood() if options.peers else None  # before minutes of measuring, not after
     threads = use_threads(options.threads)
     result: dict[str, Any] = {"options": vars(options), "threads": threads, "networks": [], "quality": None}
     with tempfile.TemporaryDirectory(prefix="kedge-bench-") as folder:
@@ -79,7 +82,7 @@ def main() -> None:
                     detector, Path(folder), engines=options.engines, training_images=sets.train, held_out=sets.held_out
                 )
                 result["quality"] = quality(prepared, sets.test, sets.ood, report=note)
-                share = measured_share(prepared, result["quality"], sets.test.name) or share
+                share = measured_share(prepared, result["quality"], sets.test.name, share)
                 print("\n".join(quality_table(result["quality"], sets.test.name)), end="\n\n")
             record = measure(
                 detector,
@@ -94,9 +97,9 @@ def main() -> None:
             )
             result["networks"].append(record)
             print("\n".join(time_table(record)), end="\n\n", flush=True)
-            if options.peers:
+            if theirs is not None:
                 record["peers"] = [
-                    row for batch in options.batches for row in peers(detector.net, batch, options.repeats)
+                    row for batch in options.batches for row in peers(theirs, detector.net, batch, options.repeats)
                 ]
                 print("\n".join(peers_table(record["peers"])), end="\n\n", flush=True)
     if options.json:
@@ -104,13 +107,17 @@ def main() -> None:
             temporary.write_text(json.dumps(result, indent=1))
 
 
-def peers(net: kedge.Anchored, batch: int, repeats: int) -> list[dict[str, Any]]:
+def pytorch_ood() -> Any:
+    """Its detectors, or an end that says where they are to be had."""
+    try:
+        import_module("torchvision_ops")  # first
+        return import_module("pytorch_ood.detector")
+    except ImportError as error:
+        raise SystemExit(f"--peers needs pytorch-ood: run it with the Python of `make peers` ({error})") from error
+
+
+def peers(theirs: Any, net: kedge.Anchored, batch: int, repeats: int) -> list[dict[str, Any]]:
     """pytorch-ood's detectors on the network without anchoring, in turns with one plain forward pass of it."""
-    import torchvision_ops  # noqa: F401
-
-    # isort: split
-    from pytorch_ood import detector
-
     plain = channels_last(without_anchors(net)).eval()
     layer = plain.network.feature_layers[-1]  # type: ignore[union-attr]
 
@@ -121,10 +128,10 @@ def peers(net: kedge.Anchored, batch: int, repeats: int) -> list[dict[str, Any]]
     shape = tuple(net.anchors.shape[1:])
     known = torch.utils.data.TensorDataset(noise(100, shape) / 255, torch.arange(100) % 10)
     made = {
-        "MSP": detector.MaxSoftmax(plain),
-        "Energy": detector.EnergyBased(plain),
-        "ODIN": detector.ODIN(plain),
-        "Mahalanobis": detector.Mahalanobis(features).fit(torch.utils.data.DataLoader(known, batch_size=50)),
+        "MSP": theirs.MaxSoftmax(plain),
+        "Energy": theirs.EnergyBased(plain),
+        "ODIN": theirs.ODIN(plain),
+        "Mahalanobis": theirs.Mahalanobis(features).fit(torch.utils.data.DataLoader(known, batch_size=50)),
     }
     images = noise(batch, shape, seed=4)
     calls = {"plain": torch.inference_mode()(lambda: plain(images))}
@@ -184,26 +191,23 @@ def some(images: kedge.ImageSet, most: int) -> kedge.ImageSet:
     return images.subset([place * len(images) // most for place in range(most)])
 
 
-def measured_share(prepared: Prepared, found: dict[str, Any], test: str) -> float | None:
-    """The share of test images that two hypotheses leave open."""
-    return open_share(found["auto"]["passes"][test], prepared.passes) if "auto" in found else None
+def measured_share(prepared: Prepared, found: dict[str, Any], test: str, default: float) -> float:
+    """The share of test images that two hypotheses leave open; the default where no engine asks so few."""
+    return open_share(found["auto"]["passes"][test], prepared.passes) if "auto" in found else default
 
 
 def time_table(record: dict[str, Any]) -> Iterator[str]:
     """One network as text."""
     spec = record["network"]["spec"]
     size = f" of width {spec['arguments']['width']}" if spec and spec["name"] in ("compact", "airbench") else ""
-    title = f"{record['name']} ({record['network']['type']}{size}), {record['passes']} anchors"
+    title = f"{subject_of(record)} ({record['network']['type']}{size}), {record['passes']} anchors"
     yield f"{title}, {record['threads']} threads; {record['made with']['machine']}"
-    yield (
-        f'  median and quartiles of {record["repeats"]} turns; anchors="auto" leaves {record["open_share"]:.1%} of '
-        "images open"
-    )
-    yield f"  {'engine':<38} batch   images/s   plain passes             MB"
+    yield f"  median and quartiles of {record['repeats']} turns"
+    yield f"  {'engine':<48} batch   images/s   plain passes             MB"
     for row in record["inference"]:
         memory = f"{row['memory'] / 1e6:6,.0f}" if "memory" in row else ""
         spread = f"({row['low']:.2f} to {row['high']:.2f})"
-        head = f"  {TITLES[row['engine']]:<38} {row['batch']:5} {row['images_per_second']:10,.1f}"
+        head = f"  {title_of(row):<48} {row['batch']:5} {row['images_per_second']:10,.1f}"
         yield f"{head} {row['ratio']:7.2f} {spread:<16} {memory}".rstrip()
     for name, reason in record["left_out"].items():
         yield f"  {TITLES[name]} is left out: {reason}"

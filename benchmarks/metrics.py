@@ -12,7 +12,6 @@ command fails if their values differ by 1e-9.
 
 import argparse
 import json
-import platform
 import statistics
 import sys
 import time
@@ -26,6 +25,7 @@ from sklearn.metrics import average_precision_score, roc_auc_score, roc_curve
 
 from kedge import metrics
 from kedge.metrics import detection_metrics
+from kedge.provenance import provenance
 
 TOLERANCE = 1e-9
 
@@ -130,6 +130,7 @@ THEIRS: dict[str, Callable[[np.ndarray, np.ndarray], float]] = {
     "aupr_in": lambda truth, both: average_precision_score(1 - truth, -both),
     "aupr_out": average_precision_score,
     "fpr95": fpr95_by_curve,
+    "fpr95_ood": lambda truth, both: fpr95_by_curve(1 - truth, -both),
     "dtacc": dtacc_by_curve,
 }
 
@@ -205,10 +206,9 @@ def main() -> int:
         point["difference"] = max(point["difference"], found["difference"])
 
     if options.json:
-        machine = {"machine": platform.machine(), "python": platform.python_version()}
-        versions = {"numpy": np.__version__, "sklearn": sklearn.__version__}
+        made = {"made with": provenance(), "sklearn": sklearn.__version__}
         options.json.write_text(
-            json.dumps({**machine, **versions, "values": point, "intervals": boot, "large": found}, indent=2) + "\n"
+            json.dumps({**made, "values": point, "intervals": boot, "large": found}, indent=2) + "\n"
         )
     if point["difference"] > TOLERANCE:
         print(f"the values differ by more than {TOLERANCE}", file=sys.stderr)

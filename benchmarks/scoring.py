@@ -20,7 +20,6 @@ what a run costs at its start, and what a shard costs beyond what it costs in th
 
 import argparse
 import json
-import platform
 import statistics
 import tempfile
 import time
@@ -33,11 +32,11 @@ import torch
 from PIL import Image
 
 import kedge
+from kedge.bench import detector_of
 from kedge.data.sources import Files, StreamedSet
 from kedge.detectors import for_inference
 from kedge.files import atomic
-from kedge.models import build
-from kedge.provenance import provenance
+from kedge.provenance import processor, provenance
 from kedge.scoring import RayEngine, plan, score_files
 from kedge.scoring.inputs import Reader
 from kedge.scoring.job import BATCH, Job, Scorer
@@ -67,7 +66,7 @@ def main() -> None:
         home = Path(temporary)
         size = make_images(home / "images", options.images, options.side)
         arguments = {"width": options.width} if options.network == "compact" else {}
-        make_detector(home / "detector.kedge", options.network, options.k, arguments)
+        detector_of(options.network, anchors=options.k, side=SEES, **arguments).save(home / "detector.kedge")
         print(
             f"{options.images:,} JPEG files of {options.side} x {options.side}, {size / options.images:,.0f} bytes each"
         )
@@ -106,15 +105,6 @@ def make_images(folder: Path, number: int, side: int) -> int:
         coarse = Image.fromarray(rng.integers(0, 256, (side // 8 + 1, side // 8 + 1, 3), np.uint8))
         coarse.resize((side, side), Image.Resampling.BICUBIC).save(folder / f"{each:07}.jpg", quality=90)
     return sum(file.stat().st_size for file in folder.iterdir())
-
-
-def make_detector(path: Path, network: str, k: int, arguments: dict[str, Any]) -> None:
-    """Save a calibrated detector on an untrained network."""
-    generator = torch.Generator().manual_seed(0)
-    images = torch.randint(0, 256, (200, 3, SEES, SEES), dtype=torch.uint8, generator=generator)
-    net = kedge.anchor(build(network, **arguments))
-    train = kedge.ImageSet(images[:100], torch.arange(100) % 10)
-    kedge.AMP(net, k=k).fit(train).calibrate(images[100:]).save(path)
 
 
 def decode(home: Path) -> None:
@@ -207,17 +197,6 @@ def seconds(call: Callable[[Path], None], home: Path) -> float:
 def spread(values: Sequence[float]) -> str:
     """The median and the range."""
     return f"{statistics.median(values):8,.0f} ({min(values):,.0f} to {max(values):,.0f})"
-
-
-def processor() -> str:
-    """The name of the processor, where the system tells."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor()
-    return next(
-        (line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), platform.processor()
-    )
 
 
 if __name__ == "__main__":

@@ -33,9 +33,9 @@ import torch
 from PIL import Image
 
 import kedge
+from kedge.bench import detector_of
 from kedge.detectors import for_inference
 from kedge.files import atomic
-from kedge.models import build
 from kedge.provenance import provenance
 from kedge.serving.decode import decode
 from kedge.serving.settings import Settings
@@ -219,15 +219,6 @@ def measure(count: int, seconds: float, port: int, pid: int, load: Any, bare: An
     }
 
 
-def made_detector(width: int, size: int) -> kedge.Detector:
-    """An anchored network with random weights, which takes the same time as a trained one."""
-    generator = torch.Generator().manual_seed(0)
-    images = torch.randint(0, 256, (600, 3, size, size), dtype=torch.uint8, generator=generator)
-    net = kedge.anchor(build("compact", width=width), init="fresh", seed=0)
-    known = kedge.ImageSet(images[:100], torch.arange(100) % 10)
-    return kedge.AMP(net).fit(known).calibrate(images[100:])
-
-
 def made_files(shape: tuple[int, ...]) -> list[bytes]:
     """PNG files of the size that the network takes."""
     files = []
@@ -253,7 +244,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         path = options.detector or f"{folder}/detector.kedge"
         if options.detector is None:
-            made_detector(options.width, options.size).save(path)
+            detector_of("compact", side=options.size, width=options.width).save(path)
         rule = kedge.load(path).preprocess
         assert rule is not None
         files = made_files(rule.shape)

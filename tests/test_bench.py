@@ -1,6 +1,7 @@
 """Benchmarks measure what they say: the same images, in turns, against one plain forward pass; never how fast it is."""
 
 import copy
+import dataclasses
 import json
 import runpy
 import sys
@@ -17,14 +18,16 @@ from typer.testing import CliRunner
 
 import kedge
 from kedge import bench
-from kedge.bench.engines import Adaptive, noise
+from kedge.bench.engines import Adaptive
 from kedge.bench.page import page
 from kedge.bench.plain import Naive, on_pairs, without_anchors
 from kedge.bench.quality import open_share, quality
 from kedge.bench.steps import training_steps
+from kedge.bench.subjects import noise
 from kedge.bench.turns import Spread, in_turns, ratios
 from kedge.cli import app
 from kedge.errors import FileFormatError, InputError, NotReadyError
+from kedge.provenance import processor
 from kedge.transforms import seeded
 from test_report import check
 
@@ -148,6 +151,27 @@ def test_an_adaptive_detector_is_measured_with_all_anchors_too(detector, tmp_pat
     assert not kedge.load(tmp_path / "detector.kedge").adaptive
 
 
+def test_twins_keep_the_promise_of_the_detector(detector, tmp_path):
+    images = noise(100, (3, 32, 32), seed=1)
+    adaptive = kedge.AMP(copy.deepcopy(detector.net), anchors="auto").fit(images)
+    bench.prepare(adaptive.calibrate(images, tpr=0.8, confidence=0.9), tmp_path, engines=("auto",))
+    for twin in ("detector.kedge", "auto.kedge"):
+        promised = kedge.load(tmp_path / twin).calibration
+        assert (promised.tpr, promised.confidence) == (0.8, 0.9)
+
+
+def test_random_images_may_be_too_few_for_the_promise(detector, tmp_path):
+    strict = kedge.AMP(copy.deepcopy(detector.net)).fit(noise(20, (3, 32, 32)))
+    strict.calibrate(noise(100, (3, 32, 32), seed=1), tpr=0.99)
+    assert bench.prepare(strict, tmp_path, engines=("auto",)).left_out == {}  # and nothing warns
+
+
+def test_exported_engines_run_at_the_batch_that_they_are_given(prepared, monkeypatch):
+    monkeypatch.setattr(bench.engines, "OnnxDetector", lambda *_, **__: lambda images, batch_size=16: batch_size)
+    run = dataclasses.replace(prepared, engines=("onnxruntime-fp32",)).start("onnxruntime-fp32")
+    assert run(noise(40, (3, 32, 32))) == 40
+
+
 def test_a_method_without_anchors_leaves_out_what_is_about_them(tmp_path):
     images = noise(60, (3, 16, 16))
     detector = kedge.Energy(kedge.models.build("compact", width=4)).fit(images).calibrate(images)
@@ -159,12 +183,33 @@ def test_a_method_without_anchors_leaves_out_what_is_about_them(tmp_path):
     assert [row["engine"] for row in rows] == ["plain", "kedge", "folded"]
 
 
+def test_networks_that_are_made_for_imagenet_see_images_of_its_size(monkeypatch):
+    def asked(n, shape, seed):
+        raise RuntimeError(f"asked for {shape}")  # before anything is computed
+
+    monkeypatch.setattr(bench.subjects, "noise", asked)
+    for network, side, expected in (("resnet18", None, 224), ("resnet18-cifar", None, 32), ("compact", 16, 16)):
+        with pytest.raises(RuntimeError, match=rf"asked for \(3, {expected}, {expected}\)"):
+            bench.detector_of(network, side=side)
+
+
 def test_what_cannot_be_measured_is_an_error_that_says_why(detector, tmp_path):
     with pytest.raises(NotReadyError, match="must be fitted and calibrated"):
         bench.prepare(kedge.AMP(copy.deepcopy(detector.net)), tmp_path)
     own = kedge.MSP(nn.Sequential(nn.Flatten(), nn.Linear(12, 2))).fit(torch.rand(9, 3, 2, 2))
     with pytest.raises(InputError, match="of kedge's own"):
         bench.prepare(own.calibrate(torch.rand(30, 3, 2, 2)), tmp_path)
+
+
+def test_an_engine_that_nobody_knows_is_told(detector, prepared, tmp_path):
+    images = kedge.ImageSet(greys(2))
+    for call in (
+        lambda: bench.prepare(detector, tmp_path, engines=("abacus",)),
+        lambda: bench.inference(prepared, 2, repeats=1, engines=("abacus",)),
+        lambda: quality(prepared, images, [images], engines=("abacus",)),
+    ):
+        with pytest.raises(InputError, match=r"engine must be one of 'plain', .*; got 'abacus'"):
+            call()
 
 
 def test_an_engine_that_is_not_installed_is_left_out_with_the_reason(detector, tmp_path, monkeypatch):
@@ -228,6 +273,31 @@ def test_the_progress_is_no_more_than_was_announced(detector, prepared):
     assert len(FEW) * 2 + 2 == len(said) <= bench.steps_of(**options, training=1)
 
 
+def test_a_row_tells_the_share_of_images_that_was_left_open(prepared):
+    shares = {}
+    for batch, asked in ((1, 0.28), (3, 0.5), (16, 0.2)):
+        rows = bench.inference(prepared, batch, repeats=1, least=0, open_share=asked, engines=("auto",))
+        shares[batch] = rows[1]["open_share"]
+        assert "open_share" not in rows[0]
+    assert shares == {1: 3 / 10, 3: 6 / 12, 16: 3 / 16}  # of whole images, in whole batches
+
+
+def test_the_memory_of_the_adaptive_engine_is_measured_with_the_share_that_it_is_told(prepared, monkeypatch):
+    told = []
+    monkeypatch.setattr(Adaptive, "leave_open", lambda run, images, share: told.append((len(images), share)))
+    monkeypatch.setattr(bench.memory, "CLEAR", prepared.folder / "clear_refs")
+    bench.memory.added(str(prepared.folder), [3, 32, 32], "auto", 4, torch.get_num_threads(), 0.3)
+    assert told == [(12, 0.3)]
+
+
+def test_memory_that_cannot_be_measured_is_told_before_anything_is_measured(detector, tmp_path, monkeypatch):
+    monkeypatch.setattr(bench.memory, "CLEAR", tmp_path / "no-such-folder" / "clear_refs")
+    said = []
+    with pytest.raises(NotReadyError, match=r"memory can be measured on Linux, .*clear_refs; here it may not"):
+        bench.measure(detector, name="a", memory=True, report=said.append)
+    assert said == []
+
+
 def test_memory_is_that_of_a_process_of_its_own(prepared):
     small, large = (bench.peak_memory(prepared, "plain", batch, threads=1) for batch in (1, 400))
     weight_and_maps = 400 * 32 * 32 * 4 * 4  # the first layer's output alone
@@ -237,13 +307,24 @@ def test_memory_is_that_of_a_process_of_its_own(prepared):
 
 def test_training_steps_are_those_of_both_twins(detector):
     data = kedge.ImageSet(noise(64, (3, 16, 16)), torch.arange(64) % 3)
-    before = copy.deepcopy(detector.net.state_dict())
+    before, random = copy.deepcopy(detector.net.state_dict()), torch.random.get_rng_state()
     found = training_steps(detector.net, data, batch=16, repeats=2)
     assert found["ratio"]["low"] <= found["ratio"]["median"] <= found["ratio"]["high"]
     for twin in ("plain", "anchored"):
         assert 0 < found[twin]["outside"] < 1
         assert found[twin]["step"]["median"] > 0
     assert all(torch.equal(value, before[name]) for name, value in detector.net.state_dict().items())
+    assert torch.equal(torch.random.get_rng_state(), random)
+
+
+def test_every_measured_cycle_has_a_step_with_corrupted_anchors():
+    corrupted = []
+    net = kedge.anchor(
+        kedge.models.build("compact", width=4, classes=2), corruption=lambda c: corrupted.append(len(c)) or c
+    )
+    data = kedge.ImageSet(noise(40, (3, 8, 8)), torch.arange(40) % 2)  # two steps an epoch
+    training_steps(net, data, batch=16, repeats=2)
+    assert corrupted == [16, 16, 16]  # one of five steps, in the cycle that warms up and in both that are measured
 
 
 def test_records_are_compared_where_both_have_a_row(record):
@@ -267,6 +348,8 @@ def test_what_is_no_record_is_refused(wrong):
 def test_the_page_shows_every_row_and_what_changed(record):
     plain = page(record)
     check(plain)
+    assert "What a verdict of tiny at 32 x 32 costs" in plain
+    assert processor() in plain
     for title in ("naive AMP, K passes of pairs", "kedge, norms folded", "batch 4", "one plain forward pass"):
         assert title in plain
     assert "now / then" not in plain
@@ -329,6 +412,7 @@ def test_the_command_writes_a_record_and_a_page_and_compares_with_the_one_before
     first = CliRunner().invoke(app, [*arguments, *engines, "-o", str(tmp_path / "a")])
     assert first.exit_code == 0, first.output
     assert "kedge, norms folded" in first.output
+    assert "compact at 32 x 32" in first.output
     old = tmp_path / "a" / "bench.json"
     assert [row["engine"] for row in json.loads(old.read_text())["inference"]] == ["plain", "kedge", "folded"]
     check((tmp_path / "a" / "bench.html").read_text())
@@ -354,7 +438,7 @@ def test_the_command_takes_a_detector_s_file(quick, detector, tmp_path):
     ("arguments", "message"),
     [
         (["no-such"], "subject must be a detector's file, one of cifar10, or a network, one of wrn"),
-        (["compact", "--engine", "abacus"], "engine must be one of plain, naive, .*; got abacus"),
+        (["compact", "--engine", "abacus"], "engine must be one of 'plain', 'naive', .*; got 'abacus'"),
         (["cifar10", "--width", "3"], "width is for networks by name"),
         (["compact", "--against", "nowhere.json"], "against must be a file that can be read; nowhere.json cannot"),
     ],
@@ -372,10 +456,19 @@ def test_a_file_that_is_no_record_is_told(tmp_path):
         raise failed.exception
 
 
+def test_the_benchmark_of_inference_looks_for_its_peers_before_it_measures(monkeypatch):
+    script = runpy.run_path(str(ROOT / "benchmarks" / "inference.py"))
+    monkeypatch.setitem(script["main"].__globals__, "measure", lambda *_, **__: pytest.fail("measured first"))
+    monkeypatch.setitem(sys.modules, "pytorch_ood", None)
+    monkeypatch.setattr(sys, "argv", ["inference.py", "--peers", "--quick"])
+    with pytest.raises(SystemExit, match="--peers needs pytorch-ood"):
+        script["main"]()
+
+
 def test_the_benchmark_of_inference_prints_its_tables(record, prepared):
     script = runpy.run_path(str(ROOT / "benchmarks" / "inference.py"))
     lines = list(script["time_table"](record | {"left_out": {"openvino-fp32": "it is missing"}}))
-    assert lines[0].startswith("tiny (Compact of width 4), 5 anchors")
+    assert lines[0].startswith("tiny at 32 x 32 (Compact of width 4), 5 anchors")
     assert sum("kedge, norms folded" in line for line in lines) == 4
     assert lines[-1] == "  OpenVINO, float32 is left out: it is missing"
     sets = kedge.ImageSet(noise(30, (3, 32, 32)), name="noise"), kedge.ImageSet(greys(9), name="greys")
@@ -385,6 +478,9 @@ def test_the_benchmark_of_inference_prints_its_tables(record, prepared):
     assert len(lines) == 1 + 3 * 2
     twin = kedge.load(prepared.folder / "auto.kedge")
     twin(sets[0])
-    assert script["measured_share"](prepared, found, "noise") == pytest.approx((twin.mean_passes - 2) / 3, abs=1e-6)
+    measured_share = script["measured_share"]
+    assert measured_share(prepared, found, "noise", 0.2) == pytest.approx((twin.mean_passes - 2) / 3, abs=1e-6)
+    assert measured_share(prepared, {"auto": {"passes": {"noise": 2.0}}}, "noise", 0.2) == 0.0
+    assert measured_share(prepared, {}, "noise", 0.2) == 0.2
     assert len(script["some"](sets[0], 7)) == 7
     assert np.array_equal(script["some"](sets[0], 0).images, sets[0].images)

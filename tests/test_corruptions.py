@@ -599,5 +599,5 @@ def test_without_scipy(name, monkeypatch):
     if name in NEED_NO_SCIPY:
         assert len(corrupt(SMALL, name, 1)) == 2
     else:
-        with pytest.raises(NotReadyError, match=r"scipy: pip install 'kedge\[corruptions\]'"):
+        with pytest.raises(NotReadyError, match=r"needs scipy, which is missing: pip install 'kedge\[corruptions\]'"):
             corrupt(SMALL, name, 1)

@@ -221,6 +221,12 @@ def test_the_trained_detector_s_export_agrees_on_real_images(home, detector, tes
     assert compare(detector, home / "digits.onnx").is_close
 
 
+def test_floating_point_images_are_scored_as_the_8_bits_that_they_are(home, test_set):
+    exact, images = OnnxDetector(home / "digits.onnx", threads=1), test_set.images[:4]
+    for form in (images / 255, (images.double() / 255).numpy().transpose(0, 2, 3, 1)):
+        np.testing.assert_array_equal(exact(form)["score"], exact(images)["score"])
+
+
 def test_an_output_has_its_own_name_where_an_engine_knows_several():
     assert runtime._names([{"label"}, {"div_2", "score"}, {"score", "temperature"}, {"other"}]) == (
         "label",
@@ -423,10 +429,27 @@ def test_other_files_are_refused(home, tmp_path):
             recalibrate(tmp_path / name, pixels(20))
     with pytest.raises(InputError, match="no file"):
         recalibrate(tmp_path / "c.onnx", pixels(20))
-    with pytest.raises(InputError, match="uint8"):
-        OnnxDetector(home / "digits.onnx")(torch.rand(1, 1, 28, 28))
     with pytest.raises(InputError, match="engine"):
         OnnxDetector(home / "digits.onnx", engine="tensorrt")
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("preprocess", "{"),
+        ("preprocess", "{}"),
+        ("preprocess", '{"shape": [3, 4, 4], "resize": "abacus", "fit": "crop"}'),
+        ("tpr", None),
+        ("tpr", "most"),
+        ("confidence", "{"),
+    ],
+)
+def test_damaged_metadata_is_told(key, value):
+    told = {"preprocess": exported.rule(kedge.Preprocess((3, 4, 4))), "tpr": "0.9", "confidence": "null"}
+    exported.check_metadata({f"kedge.{name}": text for name, text in told.items()}, "a.onnx")
+    damaged = {f"kedge.{name}": text for name, text in (told | {key: value}).items() if text is not None}
+    with pytest.raises(FileFormatError, match=r"a\.onnx must say .*; its metadata is damaged: .*kedge export"):
+        exported.check_metadata(damaged, "a.onnx")
 
 
 # --- 8 bits ---------------------------------------------------------------------------------------------------------
@@ -478,15 +501,34 @@ def test_recalibration_fits_the_temperature_where_there_are_labels(home, held, t
     assert temperature(tmp_path / "unsure.onnx") > 2 * temperature(home / "digits.onnx")
 
 
+def test_recalibration_keeps_of_the_promise_what_is_not_given(home, held, tmp_path):
+    def promised(**given):
+        recalibrate(home / "digits.onnx", held, out=tmp_path / "a.onnx", **given)
+        return exported.promise_of(OnnxDetector(tmp_path / "a.onnx").metadata)
+
+    assert promised() == (0.95, None)
+    assert promised(confidence=0.9) == (0.95, 0.9)
+    assert promised(tpr=0.8) == (0.8, None)
+
+
 def test_a_network_without_a_middle_is_not_quantised(tmp_path):
     train, float32 = labelled(20, side=4), onnx.TensorProto.FLOAT
     nodes = [onnx.helper.make_node("Flatten", ["x"], ["y"]), onnx.helper.make_node("MatMul", ["y", "w"], ["logits"])]
     tensors = [onnx.helper.make_tensor_value_info(name, float32, [None, None]) for name in ("x", "w", "logits")]
     model = onnx.helper.make_model(onnx.helper.make_graph(nodes, "linear", tensors[:2], tensors[2:]))
-    exported.set_metadata(model, {"kedge.preprocess": exported.rule(kedge.Preprocess((3, 4, 4)))})
+    rule = exported.rule(kedge.Preprocess((3, 4, 4)))
+    exported.set_metadata(model, {"kedge.preprocess": rule, "kedge.tpr": "0.9", "kedge.confidence": "null"})
     exported.write_model(model, tmp_path / "a.onnx")
     with pytest.raises(InputError, match="between its first and its last"):
         quantise(tmp_path / "a.onnx", tmp_path / "b.onnx", train, train)
+
+
+def test_an_engine_that_is_not_there_is_told_before_any_work(monkeypatch):
+    with pytest.raises(InputError, match="engine must be one of 'onnxruntime', 'openvino'; got 'abacus'"):
+        quantise("nowhere.onnx", "out.onnx", None, None, engine="abacus")
+    monkeypatch.setitem(sys.modules, "openvino", None)
+    with pytest.raises(NotReadyError, match=r"kedge\[openvino\]"):
+        quantise("nowhere.onnx", "out.onnx", None, None, engine="openvino")
 
 
 @needs_openvino
@@ -533,10 +575,10 @@ def test_a_threshold_is_not_set_on_images_that_the_ranges_were_taken_of_whatever
 
 def test_a_file_that_differs_is_not_kept(home, detector, tmp_path, monkeypatch):
     command = import_module("kedge.cli.export")
-    monkeypatch.setattr(command, "compare", lambda *_: Difference(largest=0.1, scale=1.0))
+    monkeypatch.setattr(command, "compare", lambda *_: Difference(largest=0.1, scale=1.0, verdicts=0))
     monkeypatch.setattr(command, "export_onnx", lambda detector, path, **_: path.write_bytes(b"x"))
     done = run("export", home / "digits.kedge", "-o", tmp_path / "a.onnx")
-    with pytest.raises(KedgeError, match="does not give the detector's scores"):
+    with pytest.raises(KedgeError, match="does not say what the detector says"):
         raise done.exception
     assert list(tmp_path.iterdir()) == []
     assert run("export", home / "digits.kedge", "-o", tmp_path / "a.onnx", "--no-check").exit_code == 0
@@ -548,8 +590,28 @@ def test_the_check_sees_another_detector(home, held):
 
 
 @pytest.mark.parametrize(
+    ("name", "change"),
+    [("score", lambda values: values * np.nan), ("label", lambda values: values + 1), ("is_ood", np.logical_not)],
+)
+def test_the_check_sees_what_is_no_number_another_label_or_another_decision(name, change, detector, monkeypatch):
+    def said(images, batch_size):
+        verdict = detector(images)
+        found = {key: getattr(verdict, key).numpy() for key in ("score", "label", "is_ood")}
+        return found | ({name: change(found[name])} if batch_size == changed_at else {})
+
+    monkeypatch.setattr("kedge.export.check.OnnxDetector", lambda path: said)
+    changed_at = None
+    assert compare(detector, "a.onnx").is_close
+    changed_at = 1  # not in the batch of all
+    assert not compare(detector, "a.onnx").is_close
+
+
+@pytest.mark.parametrize(
     ("options", "words"),
     [
+        (["--engine", "openvino"], "--engine must come with --int8"),
+        (["--int8-split", "train", "--calibrate-split", "test"], "--int8-split, --calibrate-split must"),
+        (["--int8", "folder:a", "--calibrate", "folder:b", "--engine", "abacus"], "engine must be one of"),
         (["--int8", "folder:a"], "old threshold does not hold"),
         (["--calibrate", "folder:a"], "kedge calibrate"),
     ],
@@ -559,3 +621,16 @@ def test_options_that_would_give_no_promise_are_refused(options, words, home, tm
     with pytest.raises(InputError, match=words):
         raise done.exception
     assert list(tmp_path.iterdir()) == []
+
+
+def test_images_that_cannot_be_read_are_not_told_as_a_file_that_cannot_be_written(home, tmp_path, monkeypatch):
+    def fails(*_, **__):
+        raise PermissionError("images")
+
+    command = import_module("kedge.cli.export")
+    monkeypatch.setattr(command, "export_onnx", lambda detector, path, **_: path.write_bytes(b"x"))
+    monkeypatch.setattr(command.sources, "load", fails)
+    sets = ["--int8", "folder:a", "--calibrate", "folder:b", "--no-check"]
+    done = run("export", home / "digits.kedge", "-o", tmp_path / "a.onnx", *sets)
+    with pytest.raises(PermissionError, match="images"):
+        raise done.exception

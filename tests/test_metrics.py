@@ -2,7 +2,9 @@
 
 import itertools
 import math
+import runpy
 from fractions import Fraction
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -132,6 +134,13 @@ def test_95_percent_is_counted_in_whole_images(n):
     enough = math.ceil(Fraction(95, 100) * n)
     assert fpr95(range(n), range(n)) == enough / n
     assert fpr95_ood(range(n), range(n)) == enough / n
+
+
+def test_the_benchmark_holds_every_metric_against_scikit_learn():
+    script = runpy.run_path(str(Path(__file__).parents[1] / "benchmarks" / "metrics.py"))
+    found = script["large"](400, resamples=2)
+    assert set(found["by_metric"]) == set(metrics.detection_metrics(np.zeros(2), np.ones(2)))
+    assert found["difference"] < script["TOLERANCE"]
 
 
 def test_perfect_and_inverted_separation():

@@ -1,12 +1,13 @@
-"""Checks of arguments: each error names the argument, what was expected, what came and what to do."""
+"""Checks of arguments, and of what is installed: each error names what was expected, what came and what to do."""
 
 from collections.abc import Callable, Mapping, Sequence
+from importlib import import_module
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
-from kedge.errors import InputError
+from kedge.errors import InputError, NotReadyError
 
 T = TypeVar("T")
 
@@ -74,6 +75,26 @@ def finite(name: str, values: Tensor, remedy: str) -> Tensor:
         bad = int((~torch.isfinite(values)).sum())
         raise InputError(f"{name} must be finite; {bad} of {values.numel()} values are NaN or infinite: {remedy}")
     return values
+
+
+def needs(package: str, extra: str, what: str = "this") -> Any:
+    """Import a package of an extra, or say how to install it.
+
+    Args:
+        package: The package, or a module of it.
+        extra: What to install kedge with.
+        what: That needs it.
+
+    Example:
+        >>> needs("no_such_package", "onnx", "an export")
+        Traceback (most recent call last):
+        kedge.errors.NotReadyError: an export needs no_such_package, which is missing: pip install 'kedge[onnx]'
+    """
+    try:
+        return import_module(package)
+    except ImportError as error:
+        missing = error.name or package
+        raise NotReadyError(f"{what} needs {missing}, which is missing: pip install 'kedge[{extra}]'") from error
 
 
 def shape_of(value: Any) -> str:

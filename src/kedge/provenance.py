@@ -9,6 +9,8 @@ from typing import Any
 
 import torch
 
+CPUINFO = Path("/proc/cpuinfo")
+
 
 def provenance() -> dict[str, Any]:
     """Versions of what the numbers depend on, the machine, and kedge's own commit where it runs from a checkout.
@@ -16,16 +18,40 @@ def provenance() -> dict[str, Any]:
     Example:
         >>> provenance()["torch"] == torch.__version__
         True
+        >>> processor() in provenance()["machine"]
+        True
     """
-    cores, threads = os.cpu_count(), torch.get_num_threads()
+    system = f"{platform.system()} {platform.machine()}"
+    machine = (system, processor(), f"{os.cpu_count()} cores", f"{torch.get_num_threads()} threads")
     return {
         "kedge": _version("kedge"),
         "commit": _commit(),
         "torch": str(torch.__version__),
         "numpy": _version("numpy"),
         "python": platform.python_version(),
-        "machine": f"{platform.system()} {platform.machine()}, {cores} cores, {threads} threads",
+        "machine": ", ".join(part for part in machine if part),
     }
+
+
+def processor(told: Path = CPUINFO) -> str:
+    """The name of the processor; empty where the system does not tell.
+
+    Args:
+        told: Where Linux tells it.
+
+    Example:
+        >>> import tempfile
+        >>> file = Path(tempfile.mkdtemp()) / "cpuinfo"
+        >>> _ = file.write_text("model name : Abacus 3")
+        >>> processor(file)
+        'Abacus 3'
+    """
+    try:
+        lines = told.read_text().splitlines()
+    except OSError:
+        lines = []
+    names = (line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
+    return next(names, platform.processor())
 
 
 def _version(package: str) -> str | None:

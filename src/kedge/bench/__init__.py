@@ -1,10 +1,11 @@
 """What a verdict costs: every engine beside one plain forward pass of the same network, in one run."""
 
-from kedge.bench.engines import OPEN, PLAIN, TITLES, Prepared, detector_of, prepare
-from kedge.bench.measure import against, check, inference, measure, steps_of
+from kedge.bench.engines import OPEN, PLAIN, TITLES, Prepared, check_engines, prepare
+from kedge.bench.measure import against, check, inference, measure, steps_of, subject_of, title_of
 from kedge.bench.memory import peak_memory
 from kedge.bench.quality import open_share, quality
 from kedge.bench.steps import training_steps
+from kedge.bench.subjects import detector_of
 
 __all__ = [
     "OPEN",
@@ -13,6 +14,7 @@ __all__ = [
     "Prepared",
     "against",
     "check",
+    "check_engines",
     "detector_of",
     "inference",
     "measure",
@@ -21,5 +23,7 @@ __all__ = [
     "prepare",
     "quality",
     "steps_of",
+    "subject_of",
+    "title_of",
     "training_steps",
 ]

@@ -1,6 +1,8 @@
 """Everything that can give a verdict on the same images, each started from files, in this process or in another."""
 
 import copy
+import math
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -10,20 +12,18 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from kedge.anchoring import Anchored, anchor
+from kedge.anchoring import Anchored
 from kedge.bench.plain import Naive, channels_last, without_anchors
+from kedge.bench.subjects import HELD_OUT, noise
 from kedge.checks import between, one_of
 from kedge.detectors import AMP, Detector, for_inference, load
 from kedge.detectors.amp import FEW
-from kedge.errors import InputError, KedgeError, NotReadyError
+from kedge.errors import InputError, KedgeError, KedgeWarning, NotReadyError
 from kedge.export import OnnxDetector, export_onnx, quantise
 from kedge.export.runtime import ENGINES, package
-from kedge.models import Spec, build
-from kedge.transforms import seeded
+from kedge.models import Spec
 
-SIDE = 32  # of images for networks by name
 OPEN = 0.2  # share of images that two hypotheses leave open, where nobody says otherwise
-HELD_OUT = 120  # random images to calibrate on, where the verdicts do not matter
 PLAIN, EXACT = "plain", "kedge"
 TITLES = {
     PLAIN: "one plain forward pass",
@@ -74,35 +74,14 @@ class Prepared:
         return _STARTS[engine](self.folder, threads)
 
 
-def detector_of(network: str, *, anchors: int | None = None, seed: int = 0, **arguments: Any) -> AMP:
-    """AMP on a network by name with random weights, on which the time of a pass does not depend.
-
-    Args:
-        network: One of `kedge.models.names`.
-        anchors: How many, 5 by default.
-        seed: Of the weights, and of the random images that the detector is fitted and calibrated on.
-        **arguments: Of `kedge.models.build`.
+def check_engines(engines: Sequence[str] | None) -> None:
+    """Raise unless all are known; None stands for all of them.
 
     Example:
-        >>> detector_of("compact", width=4).net.k
-        5
+        >>> check_engines(["kedge", "folded"])
     """
-    with seeded(seed):
-        net = channels_last(anchor(build(network, **arguments), init="fresh", mean=0.5, std=0.25, seed=seed)).eval()
-    channels = net.stem.split
-    detector = AMP(net, k=anchors).fit(noise(32, (channels, SIDE, SIDE), seed=seed))
-    return detector.calibrate(noise(HELD_OUT, (channels, SIDE, SIDE), seed=seed + 1))
-
-
-def noise(n: int, shape: tuple[int, ...], *, seed: int = 0) -> Tensor:
-    """Random images, uint8.
-
-    Example:
-        >>> noise(2, (3, 8, 8)).shape
-        torch.Size([2, 3, 8, 8])
-    """
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randint(0, 256, (n, *shape), generator=generator, dtype=torch.uint8)
+    for name in engines or ():
+        one_of("engine", name, tuple(TITLES))
 
 
 def prepare(
@@ -130,29 +109,33 @@ def prepare(
         raise NotReadyError("the detector must be fitted and calibrated before it is measured: call fit and calibrate")
     if not isinstance(getattr(detector.net.network, "spec", None), Spec):
         raise InputError("detector must have one network, of kedge's own, since every engine loads it from a file")
+    check_engines(engines)
     folder.mkdir(parents=True, exist_ok=True)
     shape, said = detector.preprocess.shape, report or (lambda what: None)
     wanted = tuple(name for name in TITLES if engines is None or name in (PLAIN, EXACT, *engines))
     training_images = noise(64, shape, seed=2) if training_images is None else training_images
-    held_out = noise(HELD_OUT, shape, seed=3) if held_out is None else held_out
     left_out: dict[str, str] = {}
-    if isinstance(detector, AMP) and detector.adaptive:
-        detector = _twin(detector, None).calibrate(held_out)
-    detector.save(folder / "detector.kedge")
-    shared = isinstance(detector, AMP) and detector.net.per_image is None
-    if not shared:
-        left_out |= dict.fromkeys(("naive", "auto"), "it is for AMP with anchors that all images share")
-    elif "auto" in wanted:
-        said("adaptive anchors")
-        _attempt(left_out, ("auto",), lambda: _write_adaptive(detector, folder / "auto.kedge", held_out))
-    exports = [name for name in wanted if name.partition("-")[0] in ENGINES]
-    if exports:
-        said("export to ONNX")
-        _attempt(left_out, exports, lambda: export_onnx(detector, folder / "fp32.onnx"))
-    for name in exports:
-        if name not in left_out:
-            said(TITLES[name])
-            _attempt(left_out, (name,), partial(_write_onnx, name, folder, training_images, held_out))
+    with warnings.catch_warnings():
+        if held_out is None:
+            held_out = noise(HELD_OUT, shape, seed=3)
+            warnings.simplefilter("ignore", KedgeWarning)  # they may be too few for the promise, which does not matter
+        if isinstance(detector, AMP) and detector.adaptive:
+            detector = _twin(detector, None, held_out)
+        detector.save(folder / "detector.kedge")
+        shared = isinstance(detector, AMP) and detector.net.per_image is None
+        if not shared:
+            left_out |= dict.fromkeys(("naive", "auto"), "it is for AMP with anchors that all images share")
+        elif "auto" in wanted:
+            said("adaptive anchors")
+            _attempt(left_out, ("auto",), lambda: _write_adaptive(detector, folder / "auto.kedge", held_out))
+        exports = [name for name in wanted if name.partition("-")[0] in ENGINES]
+        if exports:
+            said("export to ONNX")
+            _attempt(left_out, exports, lambda: export_onnx(detector, folder / "fp32.onnx"))
+        for name in exports:
+            if name not in left_out:
+                said(TITLES[name])
+                _attempt(left_out, (name,), partial(_write_onnx, name, folder, training_images, held_out))
     kept = {name: reason for name, reason in left_out.items() if name in wanted}
     return Prepared(folder, shape, detector.cost.forward, tuple(name for name in wanted if name not in kept), kept)
 
@@ -173,21 +156,22 @@ class Adaptive:
         detector = self.detector
         with torch.no_grad():
             few = detector.net.hypotheses(detector.as_input(images), views=detector.views, which=range(FEW))
-        ordered = detector.of_hypotheses(few).score.sort().values
-        settled = round((1 - share) * len(images))
-        detector.settled = float(ordered[settled - 1]) if settled else float("-inf")
+        ordered = detector.of_hypotheses(few).score.sort().values.tolist()
+        edges, settled = [-math.inf, *ordered, math.inf], round((1 - share) * len(images))
+        detector.settled = (edges[settled] + edges[settled + 1]) / 2  # between two, so that rounding moves none
 
 
-def _twin(detector: AMP, anchors: str | None) -> AMP:
-    """The same detector on a network of its own, with all anchors for every image or with as few as settle it."""
+def _twin(detector: AMP, anchors: str | None, held_out: Any) -> AMP:
+    """The same detector and promise on a network of its own, with all anchors for every image or as few as needed."""
     twin = AMP(copy.deepcopy(detector.net), **{**detector.config(), "anchors": anchors})
-    twin.preprocess, twin.classes = detector.preprocess, detector.classes
-    return twin
+    twin.preprocess, twin.classes, promised = detector.preprocess, detector.classes, detector.calibration
+    assert promised is not None
+    return twin.calibrate(held_out, tpr=promised.tpr, confidence=promised.confidence)
 
 
 def _write_adaptive(detector: Detector, path: Path, held_out: Any) -> None:
     assert isinstance(detector, AMP)
-    _twin(detector, "auto").calibrate(held_out).save(path)
+    _twin(detector, "auto", held_out).save(path)
 
 
 def _write_onnx(name: str, folder: Path, training_images: Any, held_out: Any) -> None:
@@ -198,14 +182,12 @@ def _write_onnx(name: str, folder: Path, training_images: Any, held_out: Any) ->
         quantise(folder / "fp32.onnx", folder / f"{name}.onnx", training_images, held_out, engine=runtime)
 
 
-def _attempt(left_out: dict[str, str], engines: Sequence[str], action: Callable[[], Any]) -> bool:
+def _attempt(left_out: dict[str, str], engines: Sequence[str], action: Callable[[], Any]) -> None:
     """Do what some engines need, or note down why they are left out."""
     try:
         action()
     except KedgeError as error:
         left_out.update(dict.fromkeys(engines, str(error)))
-        return False
-    return True
 
 
 def _plain(folder: Path, threads: int | None) -> Run:
@@ -226,13 +208,11 @@ def _naive(folder: Path, threads: int | None) -> Run:
 
 
 def _kedge(folder: Path, threads: int | None) -> Run:
-    detector = load(folder / "detector.kedge")
-    return lambda images: detector(images, batch_size=len(images))
+    return _at_once(load(folder / "detector.kedge"))
 
 
 def _folded(folder: Path, threads: int | None) -> Run:
-    detector = for_inference(load(folder / "detector.kedge"))
-    return lambda images: detector(images, batch_size=len(images))
+    return _at_once(for_inference(load(folder / "detector.kedge")))
 
 
 def _auto(folder: Path, threads: int | None) -> Run:
@@ -242,7 +222,11 @@ def _auto(folder: Path, threads: int | None) -> Run:
 
 
 def _onnx(file: str, runtime: str) -> Callable[[Path, int | None], Run]:
-    return lambda folder, threads: OnnxDetector(folder / file, engine=runtime, threads=threads)
+    return lambda folder, threads: _at_once(OnnxDetector(folder / file, engine=runtime, threads=threads))
+
+
+def _at_once(detector: Detector | OnnxDetector) -> Run:
+    return lambda images: detector(images, batch_size=len(images))
 
 
 _STARTS: dict[str, Callable[[Path, int | None], Run]] = {

@@ -10,47 +10,64 @@ from pathlib import Path
 
 import torch
 
-from kedge.bench.engines import Prepared, noise
-from kedge.errors import KedgeError
+from kedge.bench.engines import OPEN, Adaptive, Prepared
+from kedge.bench.subjects import batches_of
+from kedge.errors import KedgeError, NotReadyError
 from kedge.export.runtime import ENGINES, package
 
 CHILD = "import json, sys; from kedge.bench.memory import added; print(added(*json.loads(sys.argv[1])))"
 STATUS, CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 
 
-def peak_memory(prepared: Prepared, engine: str, batch: int, *, threads: int) -> int:
+def check_memory() -> None:
+    """Raise where memory cannot be measured; nothing else is lost by asking."""
+    try:
+        _bytes("VmHWM")
+        CLEAR.write_text("5")
+    except OSError as error:
+        raise NotReadyError(
+            f"memory can be measured on Linux, where a process may write {CLEAR}; here it may not: {error}. Measure "
+            "without memory"
+        ) from error
+
+
+def peak_memory(prepared: Prepared, engine: str, batch: int, *, threads: int, open_share: float = OPEN) -> int:
     """Bytes that an engine has at the peak of a batch, with its weights, beyond those of a process that has only begun.
 
-    Linux only: it reads /proc.
+    Only where `check_memory` lets it.
 
     Args:
         prepared: See `kedge.bench.prepare`.
         engine: One of its engines.
         batch: Images.
         threads: Of the engine.
+        open_share: See `kedge.bench.inference`.
     """
-    order = json.dumps([str(prepared.folder), prepared.shape, engine, batch, threads])
+    order = json.dumps([str(prepared.folder), prepared.shape, engine, batch, threads, open_share])
     done = subprocess.run([sys.executable, "-c", CHILD, order], capture_output=True, text=True)
     if done.returncode:
         raise KedgeError(f"the memory of {engine} could not be measured: {done.stderr.strip() or done.returncode}")
     return int(done.stdout)
 
 
-def added(folder: str, shape: list[int], engine: str, batch: int, threads: int) -> int:
+def added(folder: str, shape: list[int], engine: str, batch: int, threads: int, open_share: float) -> int:
     """Measure in this process, which should do nothing else."""
     torch.set_num_threads(threads)
     if (runtime := engine.partition("-")[0]) in ENGINES:
         package(runtime)
     prepared = Prepared(Path(folder), tuple(shape), 0, (engine,), {})
-    images = noise(batch, prepared.shape)
+    parts = batches_of(batch, prepared.shape)
     torch.nn.functional.conv2d(torch.rand(1, 3, 8, 8), torch.rand(4, 3, 3, 3))  # makes torch's threads and kernels
     before = _bytes("VmRSS")
     run = prepared.start(engine, threads=threads)
+    if isinstance(run, Adaptive):
+        run.leave_open(torch.cat(parts), open_share)
     gc.collect()
     with contextlib.suppress(AttributeError, OSError):  # what is free, but not given back, is not the engine's
         ctypes.CDLL(None).malloc_trim(0)
     CLEAR.write_text("5")  # the peak begins anew
-    run(images)
+    for images in parts:
+        run(images)
     return _bytes("VmHWM") - before
 
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from kedge.bench.engines import PLAIN, TITLES
-from kedge.bench.measure import against
+from kedge.bench.measure import against, subject_of, title_of
 from kedge.report import figures
 from kedge.report.document import document
 from kedge.report.markup import NOTHING, Html, figure, section, table, tag
@@ -37,7 +37,7 @@ def page(now: Record, then: Record | None = None) -> str:
         ("training", "Training", _training(now)),
         ("left-out", "Left out", _left_out(now)),
     )
-    return document(f"What a verdict of {now['name']} costs", finding, intro, parts)
+    return document(f"What a verdict of {subject_of(now)} costs", finding, intro, parts)
 
 
 def _bars(now: Record) -> Html | None:
@@ -94,7 +94,7 @@ def _numbers(now: Record, then: Record | None) -> Html:
         if then is not None:
             change = changes.get((row["engine"], row["batch"]))
             cells += [NOTHING, NOTHING] if change is None else [f"{value:.2f}" for value in change]
-        title = tag("th", TITLES[row["engine"]], scope="row")
+        title = tag("th", title_of(row), scope="row")
         rows.append(tag("tr", title, *(tag("td", cell) for cell in cells)))
     made = table("", [tag("th", head, scope="col") for head in heads], rows, label="Every engine")
     return section("numbers", "Every engine", made)

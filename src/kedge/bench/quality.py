@@ -6,8 +6,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kedge.bench.engines import EXACT, PLAIN, TITLES, Adaptive, Prepared, Run
+from kedge.bench.engines import EXACT, PLAIN, TITLES, Adaptive, Prepared, Run, check_engines
 from kedge.data import ImageSet
+from kedge.detectors.amp import FEW
 from kedge.errors import InputError
 from kedge.metrics import auroc, fpr95
 
@@ -43,6 +44,7 @@ def quality(
     """
     if not ood:
         raise InputError("ood must be at least one set of images; got none")
+    check_engines(engines)
     found: dict[str, dict[str, Any]] = {}
     exact: Mapping[str, Arrays] = {}
     for engine in (EXACT, *(name for name in COMPARED if name != EXACT)):
@@ -60,14 +62,14 @@ def quality(
     return found
 
 
-def open_share(passes: float, all_passes: int, few: int = 2) -> float:
+def open_share(passes: float, all_passes: int) -> float:
     """The share of images that are left to all anchors, out of the mean number of passes.
 
     Example:
         >>> open_share(2.6, 5)
         0.2
     """
-    return round((passes - few) / (all_passes - few), 6) if all_passes > few else 0.0
+    return round((passes - FEW) / (all_passes - FEW), 6) if all_passes > FEW else 0.0
 
 
 def _said(run: Run, images: ImageSet) -> tuple[Arrays, float]:

@@ -18,10 +18,10 @@ from kedge.objective import CrossEntropy
 from kedge.training import Recipe
 from kedge.training.engine import Engine
 from kedge.training.feed import make_feed
-from kedge.training.loop import _prepare
+from kedge.training.loop import prepare
 from kedge.training.run import Run
 
-CYCLE = 5  # steps, one of them with corrupted anchors
+CYCLE = 5  # steps: by default one of them has corrupted anchors; in networks with spread=True each has some
 
 
 class TimedEngine(Engine):
@@ -59,7 +59,7 @@ class Stepper:
         recipe: How to train.
     """
 
-    def __init__(self, net: nn.Module, data: ImageSet, recipe: Recipe) -> None:
+    def __init__(self, net: Classifier, data: ImageSet, recipe: Recipe) -> None:
         self.engine = TimedEngine()
         self._cycles = self._run(net, data, recipe)
 
@@ -69,16 +69,15 @@ class Stepper:
         next(self._cycles)
         return (time.perf_counter() - started) / CYCLE, (self.engine.seconds - inside) / CYCLE
 
-    def _run(self, net: nn.Module, data: ImageSet, recipe: Recipe) -> Iterator[None]:
-        classifier = net if isinstance(net, Classifier) else Classifier(net)
+    def _run(self, net: Classifier, data: ImageSet, recipe: Recipe) -> Iterator[None]:
         feed = make_feed(data, recipe, 0, rank=0, world=1, workers=0, preprocess=None)
-        _prepare(classifier, data, feed, None, 0)
-        run = Run(classifier, data, feed, None, CrossEntropy(), recipe, 0, self.engine, None, False)
-        classifier.train()
+        prepare(net, data, feed, None, 0)
+        run = Run(net, data, feed, None, CrossEntropy(), recipe, 0, self.engine, None, False)
+        net.train()
         steps = 0
         while True:
             for batch in feed.epoch(0, 0):
-                run._step(batch, None, 0)
+                run.step(batch, None, 0)
                 steps += 1
                 if steps % CYCLE == 0:
                     yield
@@ -100,19 +99,20 @@ def training_steps(
         For ``"plain"`` and ``"anchored"`` the seconds of a ``"step"`` with their spread and the share of it that is
         ``"outside"`` forward, backward and optimiser; and the ``"ratio"`` of the two steps, with its spread.
     """
-    recipe = Recipe(epochs=1, batch=batch)
+    recipe = Recipe(epochs=CYCLE * (repeats + 1), batch=batch)  # of a step at least: anchors are corrupted to the end
     steppers = {
         "plain": Stepper(without_anchors(net), data, recipe),
         "anchored": Stepper(copy.deepcopy(net), data, recipe),
     }
     times: dict[str, list[tuple[float, float]]] = {name: [] for name in steppers}
-    for stepper in steppers.values():
-        stepper.cycle()  # the first cycle warms up
-    for turn in range(repeats):
-        for name in list(steppers)[:: 1 if turn % 2 == 0 else -1]:
-            times[name].append(steppers[name].cycle())
-            if report is not None:
-                report(name)
+    with torch.random.fork_rng():  # as in training
+        for stepper in steppers.values():
+            stepper.cycle()  # the first cycle warms up
+        for turn in range(repeats):
+            for name in list(steppers)[:: 1 if turn % 2 == 0 else -1]:
+                times[name].append(steppers[name].cycle())
+                if report is not None:
+                    report(name)
     steps = {name: [step for step, _ in cycles] for name, cycles in times.items()}
     found: dict[str, Any] = {"batch": batch, "ratio": asdict(ratios(steps["anchored"], steps["plain"]))}
     for name, cycles in times.items():

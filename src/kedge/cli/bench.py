@@ -12,7 +12,18 @@ from rich.table import Table
 
 from kedge import models
 from kedge.artifact import shipped
-from kedge.bench import OPEN, TITLES, against, check, detector_of, measure, steps_of
+from kedge.bench import (
+    OPEN,
+    TITLES,
+    against,
+    check,
+    check_engines,
+    detector_of,
+    measure,
+    steps_of,
+    subject_of,
+    title_of,
+)
 from kedge.bench.page import page
 from kedge.detectors import Detector, load
 from kedge.errors import FileFormatError, InputError
@@ -61,9 +72,7 @@ def bench(
     require()  # before minutes of measuring, not after
     console = Console(stderr=as_json)
     then = None if compare is None else _read(compare)
-    unknown = [name for name in engine or () if name not in TITLES]
-    if unknown:
-        raise InputError(f"engine must be one of {', '.join(TITLES)}; got {', '.join(unknown)}")
+    check_engines(engine)
     use_threads(threads)
     detector, batches = _subject(subject, width), batch or [1, 32]
     with Progress(
@@ -121,15 +130,15 @@ def _write(out: Path, record: dict[str, Any], then: dict[str, Any] | None) -> No
 
 def _show(console: Console, record: dict[str, Any], then: dict[str, Any] | None) -> None:
     changes = None if then is None else against(record, then)
-    name = escape(record["name"])
-    table = Table(title=f"{name}, {record['threads']} threads: median of {record['repeats']} turns")
+    title = f"{escape(subject_of(record))}, {record['threads']} threads: median of {record['repeats']} turns"
+    table = Table(title=title, caption=record["made with"]["machine"])
     heads = ["batch", "images/s", "plain passes", "quartiles"]
     heads += ["memory, MB"] if any("memory" in row for row in record["inference"]) else []
     table.add_column("engine")
     for head in heads + ([] if changes is None else ["images/s, now / then", "passes, now / then"]):
         table.add_column(head, justify="right")
     for row in record["inference"]:
-        cells = [TITLES[row["engine"]], str(row["batch"]), f"{row['images_per_second']:,.1f}", f"{row['ratio']:.2f}"]
+        cells = [title_of(row), str(row["batch"]), f"{row['images_per_second']:,.1f}", f"{row['ratio']:.2f}"]
         cells.append(f"{row['low']:.2f} to {row['high']:.2f}")
         cells += [f"{row['memory'] / 1e6:,.0f}"] if "memory" in row else []
         if changes is not None:

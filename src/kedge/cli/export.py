@@ -18,7 +18,7 @@ from kedge.detectors import Detector, load
 from kedge.errors import InputError, KedgeError
 from kedge.export import Difference, OnnxDetector, compare, export_onnx, quantise
 from kedge.export.onnx import FIRST_OPSET, OPSET
-from kedge.export.runtime import ENGINES
+from kedge.export.runtime import ENGINES, package
 from kedge.files import atomic
 
 LOOK = 256  # images on which the labels of both networks are compared
@@ -28,7 +28,7 @@ def export(
     file: Annotated[Path, typer.Argument(help="A calibrated detector, or the name of one that kedge ships: cifar10.")],
     out: Annotated[Path, typer.Option("--out", "-o", help="The ONNX file.")],
     check: Annotated[
-        bool, typer.Option(help="Compare the file's scores with the detector's before keeping it.")
+        bool, typer.Option(help="Compare what the file says with what the detector says before keeping it.")
     ] = True,
     opset: Annotated[int, typer.Option(min=FIRST_OPSET, help="The version of ONNX's operations.")] = OPSET,
     int8: Annotated[
@@ -38,8 +38,8 @@ def export(
     calibrate: Annotated[str | None, typer.Option(help="With --int8: images for the new threshold.")] = None,
     calibrate_split: Annotated[str | None, typer.Option(help="Of --calibrate.")] = None,
     engine: Annotated[
-        str, typer.Option(help=f"With --int8: what will run the file, {' or '.join(ENGINES)}.")
-    ] = ENGINES[0],
+        str | None, typer.Option(help=f"With --int8: what will run the file, {' (the default) or '.join(ENGINES)}.")
+    ] = None,
     data_dir: Annotated[Path | None, typer.Option(help="Where data sets are; KEDGE_DATA by default.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead, for programs.")] = False,
 ) -> None:
@@ -54,6 +54,12 @@ def export(
 
         kedge export cifar10 -o small.onnx --int8 cifar10 --calibrate folder:held-out/
     """
+    given = {"--int8-split": int8_split, "--calibrate-split": calibrate_split, "--engine": engine}
+    stray = ", ".join(name for name, value in given.items() if value is not None)
+    if stray and int8 is None and calibrate is None:
+        raise InputError(
+            f"{stray} must come with --int8, which is missing: name training images by it, or leave {stray} out"
+        )
     if (int8 is None) != (calibrate is None):
         raise InputError(
             "--calibrate must come with --int8, since a quantised network gives other scores, for which the old "
@@ -63,16 +69,19 @@ def export(
         )
     console, detector = Console(stderr=as_json), load(file)
     said: dict[str, Any] = {"file": str(out)}
+    engine, sets = engine or ENGINES[0], None
+    if int8 is not None and calibrate is not None:  # what can fail, before minutes of work
+        package(engine)
+        training = sources.load(int8, int8_split or _training_split(int8), data_dir=data_dir)
+        sets = training, sources.load(calibrate, calibrate_split, data_dir=data_dir)
     with atomic(out) as temporary:
         export_onnx(detector, temporary, opset=opset, sha256=hashlib.sha256(locate(file).read_bytes()).hexdigest())
         if check:
             found = _checked(detector, temporary)
-            words = f"largest difference of a score {found.largest:.2g}, of scores up to {found.scale:.3g}"
-            console.print(f"checked   {words}", highlight=False)
+            console.print(f"checked   {_words(found)}", highlight=False)
             said |= {"largest_difference": found.largest, "largest_score": found.scale}
-        if int8 is not None and calibrate is not None:
-            training = sources.load(int8, int8_split or _training_split(int8), data_dir=data_dir)
-            held_out = sources.load(calibrate, calibrate_split, data_dir=data_dir)
+        if sets is not None:
+            training, held_out = sets
             before = _labels(detector, temporary, held_out)
             quantise(temporary, temporary, training, held_out, engine=engine)
             same = float((before == _labels(detector, temporary, held_out, engine)).mean())
@@ -88,11 +97,15 @@ def _checked(detector: Detector, path: Path) -> Difference:
     found = compare(detector, path)
     if not found.is_close:
         raise KedgeError(
-            f"the exported file does not give the detector's scores: they differ by up to {found.largest:.2g}, of "
-            f"scores up to {found.scale:.3g}; it was not kept. Look for layers that draw random numbers or that work "
-            "differently batch by batch, or pass --no-check"
+            f"the exported file does not say what the detector says: {_words(found)}; it was not kept. Look for layers "
+            "that draw random numbers or that work differently batch by batch, or pass --no-check"
         )
     return found
+
+
+def _words(found: Difference) -> str:
+    others = f"; {found.verdicts} other labels or decisions" if found.verdicts else ""
+    return f"largest difference of a score {found.largest:.2g}, of scores up to {found.scale:.3g}{others}"
 
 
 def _labels(detector: Detector, path: Path, images: Any, engine: str = ENGINES[0]) -> Any:

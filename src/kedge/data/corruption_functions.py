@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from kedge.errors import NotReadyError
+from kedge.checks import needs
 
 Pixels = NDArray[np.uint8]
 Reals = NDArray[np.floating[Any]]
@@ -281,8 +281,4 @@ def _sample(x: Reals, rows: Reals, columns: Reals, mode: str) -> Reals:
 
 
 def _ndimage() -> Any:
-    try:
-        from scipy import ndimage
-    except ImportError as error:
-        raise NotReadyError("this corruption needs the package scipy: pip install 'kedge[corruptions]'") from error
-    return ndimage
+    return needs("scipy", "corruptions", "this corruption").ndimage

@@ -14,9 +14,19 @@ from kedge.detectors.rescoring import RescoringDetector
 from kedge.detectors.temperature_scaling import TemperatureScaling
 from kedge.models.classifier import Classifier, evaluating
 
-# The others read layers inside the network, which folding changes.
-OF_LOGITS = (RescoringDetector, LogitDetector, TemperatureScaling)
 CLOSE = 1e-4  # of the largest logit, as far as float32 carries through a network
+
+
+def reads_logits_alone(detector: Detector) -> bool:
+    """Whether a detector is a function of its network's logits; others read layers inside it, or ask it otherwise.
+
+    Example:
+        >>> from torch import nn
+        >>> from kedge.detectors import MSP, ODIN
+        >>> [reads_logits_alone(kind(nn.Linear(4, 2))) for kind in (MSP, ODIN)]
+        [True, False]
+    """
+    return isinstance(detector, (RescoringDetector, LogitDetector, TemperatureScaling))
 
 
 def for_inference(detector: Detector) -> Detector:
@@ -37,7 +47,7 @@ def for_inference(detector: Detector) -> Detector:
         >>> bool(torch.allclose(for_inference(detector).score(images), detector.score(images), atol=1e-4))
         True
     """
-    if not isinstance(detector, OF_LOGITS) or type(detector.net) not in (Classifier, Anchored):
+    if not reads_logits_alone(detector) or type(detector.net) not in (Classifier, Anchored):
         return detector
     if detector.preprocess is None:
         return detector

@@ -11,46 +11,56 @@ from kedge.detectors import Detector
 from kedge.errors import NotReadyError
 from kedge.export.runtime import OnnxDetector
 
-CLOSE = 1e-4  # of the largest score, as far as float32 carries through a network
+CLOSE = 1e-4  # of the largest score or logit, as far as float32 carries through a network
 
 
 @dataclass(frozen=True)
 class Difference:
-    """How far the scores of a file lie from those of its detector.
+    """How far what a file says lies from what its detector says.
 
     Attributes:
         largest: The largest difference of two scores.
         scale: The largest absolute score.
+        verdicts: Images with another label or decision, where no rounding of logits or score accounts for it.
     """
 
     largest: float
     scale: float
+    verdicts: int
 
     @property
     def is_close(self) -> bool:
         """Whether it is rounding and no more.
 
         Example:
-            >>> Difference(largest=1e-5, scale=2.0).is_close
+            >>> Difference(largest=1e-5, scale=2.0, verdicts=0).is_close
             True
         """
-        return self.largest <= CLOSE * self.scale
+        return self.largest <= CLOSE * self.scale and not self.verdicts  # a score that is no number is not close
 
 
 def compare(detector: Detector, path: str | os.PathLike[str], *, images: int = 8, seed: int = 0) -> Difference:
-    """Score random images by a detector and by the file it was exported to, and return how far they differ.
+    """Give random images to a detector and to the file it was exported to, and return how far they differ.
 
     Args:
         detector: Fitted and calibrated.
         path: The file.
-        images: How many; they are scored at once and one by one.
+        images: How many; the file gets them at once and one by one.
         seed: Of their pixels.
     """
-    if detector.preprocess is None:
-        raise NotReadyError("the detector is not fitted: call fit first")
+    if detector.preprocess is None or detector.calibration is None:
+        raise NotReadyError("the detector must be fitted and calibrated before it is compared: call fit and calibrate")
     shape = (at_least("images", images, 1), *detector.preprocess.shape)
     pixels = torch.randint(0, 256, shape, generator=torch.Generator().manual_seed(seed), dtype=torch.uint8)
-    ours = detector.score(pixels).double().numpy()
-    exported = OnnxDetector(path)
-    largest = max(float(np.abs(exported(pixels, batch_size=size)["score"] - ours).max()) for size in (images, 1))
-    return Difference(largest, float(np.abs(ours).max()))
+    said, exported = detector(pixels), OnnxDetector(path)
+    both = [exported(pixels, batch_size=size) for size in (images, 1)]
+    scores, logits = said.score.double().numpy(), said.logits.double().sort(dim=1).values.numpy()
+    scale = float(np.abs(scores).max())
+    sure_label = logits[:, -1] - logits[:, -2:][:, 0] > CLOSE * np.abs(logits).max()
+    sure_decision = np.abs(scores - detector.calibration.threshold) > CLOSE * scale
+    others = [
+        sure_label & (found["label"] != said.label.numpy()) | sure_decision & (found["is_ood"] != said.is_ood.numpy())
+        for found in both
+    ]
+    largest = float(np.max([np.abs(found["score"] - scores) for found in both]))  # no number, if one is none
+    return Difference(largest, scale, int(np.any(others, axis=0).sum()))

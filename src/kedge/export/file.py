@@ -1,6 +1,5 @@
 """The ONNX file: weights inside, what is known of the detector as metadata, calibration in tensors of fixed names."""
 
-import importlib
 import json
 import os
 from collections.abc import Mapping
@@ -11,8 +10,9 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
+from kedge.checks import needs
 from kedge.data import Preprocess
-from kedge.errors import FileFormatError, InputError, KedgeError, NotReadyError
+from kedge.errors import FileFormatError, InputError, KedgeError
 from kedge.files import atomic
 
 PREFIX = "kedge."
@@ -25,24 +25,9 @@ SCORES, RANKS, THRESHOLD, TEMPERATURE = (
 LARGEST = 2**31 - 2**20  # bytes that protobuf puts into one file, less what is not weights
 
 
-def needs(package: str, extra: str = "onnx") -> Any:
-    """Import a package of an extra, or say how to install it.
-
-    Example:
-        >>> needs("no_such_package")
-        Traceback (most recent call last):
-        kedge.errors.NotReadyError: this needs no_such_package, which is missing: pip install 'kedge[onnx]'
-    """
-    try:
-        return importlib.import_module(package)
-    except ImportError as error:
-        missing = error.name or package
-        raise NotReadyError(f"this needs {missing}, which is missing: pip install 'kedge[{extra}]'") from error
-
-
 def read_model(path: str | os.PathLike[str]) -> Any:
     """Read an ONNX file that kedge wrote, as onnx's ModelProto."""
-    onnx = needs("onnx")
+    onnx = needs("onnx", "onnx")
     if not Path(path).is_file():
         raise InputError(f"path must be an ONNX file that kedge exported; there is no file {path}")
     try:
@@ -70,13 +55,21 @@ def metadata(model: Any) -> dict[str, str]:
 def set_metadata(model: Any, entries: Mapping[str, str]) -> None:
     """Replace the metadata of a model."""
     del model.metadata_props[:]
-    needs("onnx.helper").set_model_props(model, dict(entries))
+    needs("onnx.helper", "onnx").set_model_props(model, dict(entries))
 
 
 def check_metadata(found: Mapping[str, str], path: str | os.PathLike[str]) -> None:
-    """Raise unless kedge wrote the file."""
+    """Raise unless kedge wrote the file, and what it wrote can be read."""
     if f"{PREFIX}preprocess" not in found:
         raise FileFormatError(f"{path} is an ONNX file, but kedge did not export it: export one by `kedge export`")
+    try:
+        preprocess_of(found)
+        promise_of(found)
+    except (KeyError, TypeError, ValueError) as error:
+        raise FileFormatError(
+            f"{path} must say how images become inputs and what its threshold promises; its metadata is damaged: "
+            f"{error!r}. Export it again by `kedge export`"
+        ) from error
 
 
 def preprocess_of(found: Mapping[str, str]) -> Preprocess:
@@ -88,6 +81,16 @@ def preprocess_of(found: Mapping[str, str]) -> Preprocess:
     """
     held = json.loads(found[f"{PREFIX}preprocess"])
     return Preprocess(tuple(held["shape"]), held["resize"], held["fit"])
+
+
+def promise_of(found: Mapping[str, str]) -> tuple[float, float | None]:
+    """The share of in-distribution images that the threshold accepts, and its confidence, out of the metadata.
+
+    Example:
+        >>> promise_of({"kedge.tpr": "0.95", "kedge.confidence": "null"})
+        (0.95, None)
+    """
+    return float(found[f"{PREFIX}tpr"]), json.loads(found[f"{PREFIX}confidence"])
 
 
 def rule(preprocess: Preprocess) -> str:
@@ -141,7 +144,7 @@ def write_calibration(
 
 
 def _set_tensors(model: Any, values: Mapping[str, Any]) -> None:
-    onnx = needs("onnx")
+    onnx = needs("onnx", "onnx")
     held = {tensor.name: tensor for tensor in model.graph.initializer}
     for name, value in values.items():
         if name not in held:

@@ -10,12 +10,12 @@ from kedge.anchoring import Anchored
 from kedge.anchoring.stem import Stem
 from kedge.anchoring.views import view
 from kedge.detectors import AMP, Detector, Outputs, RescoringDetector, Student, TemperatureScaling
+from kedge.detectors.inference import reads_logits_alone
 from kedge.detectors.logits import LogitDetector
 from kedge.errors import InputError
 from kedge.models.classifier import Classifier, logits_of
 
 OUTPUTS = ("label", "probability", "score", "temperature", "p_value", "is_ood")
-EXPORTED = (RescoringDetector, LogitDetector, TemperatureScaling)
 
 
 class FoldedStem(nn.Module):
@@ -132,7 +132,7 @@ def check_exportable(detector: Detector) -> None:
         Traceback (most recent call last):
         kedge.errors.InputError: detector must be AMP, Student, MSP, MaxLogit, Entropy, Energy or TemperatureScaling...
     """
-    if not isinstance(detector, EXPORTED):
+    if not reads_logits_alone(detector):
         came = type(detector).__name__
         raise InputError(
             f"detector must be AMP, Student, MSP, MaxLogit, Entropy, Energy or TemperatureScaling; got {came}, which "

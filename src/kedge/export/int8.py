@@ -1,6 +1,5 @@
 """8-bit integers: a smaller, faster file of a network that is a little different, with a threshold of its own."""
 
-import json
 import os
 import tempfile
 from pathlib import Path
@@ -10,7 +9,7 @@ import torch
 from torch import Tensor
 
 from kedge import calibration
-from kedge.checks import at_least
+from kedge.checks import at_least, needs
 from kedge.data import Preprocess, batches, choose
 from kedge.data.leakage import fingerprints, shared
 from kedge.errors import InputError
@@ -18,14 +17,14 @@ from kedge.export.file import (
     PREFIX,
     TEMPERATURE,
     metadata,
-    needs,
     preprocess_of,
+    promise_of,
     read_model,
     set_metadata,
     write_calibration,
     write_model,
 )
-from kedge.export.runtime import OnnxDetector
+from kedge.export.runtime import OnnxDetector, as_uint8, package
 
 LINEAR = ("Conv", "Gemm", "MatMul")
 QUANTISED = (*LINEAR, "Add", "MaxPool", "Relu")  # what onnxruntime computes in 8 bits from end to end
@@ -57,7 +56,8 @@ def quantise(
         engine: What the file will be run by; engines round 8-bit sums differently.
         seed: Of the choice.
     """
-    quantization = needs("onnxruntime.quantization")
+    package(engine)
+    quantization = needs("onnxruntime.quantization", "onnx")
     model = read_model(path)
     facts = metadata(model)
     left = _float_nodes(model)
@@ -69,7 +69,7 @@ def quantise(
         quantization.quantize_static(
             model,
             made,
-            _Reader(_as_uint8(chosen)),
+            _Reader(as_uint8(chosen)),
             quant_format=quantization.QuantFormat.QDQ,
             op_types_to_quantize=list(QUANTISED),
             per_channel=True,
@@ -78,7 +78,7 @@ def quantise(
             weight_type=quantization.QuantType.QInt8,
             nodes_to_exclude=left,
         )
-        quantised = needs("onnx").load(made)
+        quantised = needs("onnx", "onnx").load(made)
     set_metadata(quantised, facts | {f"{PREFIX}quantised": "int8"})
     write_model(_recalibrated(quantised, held_out, engine, None, None, seen=fingerprints(chosen)), out)
 
@@ -100,8 +100,9 @@ def recalibrate(
         path: A file that `export_onnx` or `quantise` wrote.
         held_out: In-distribution images that the network was neither trained nor quantised on.
         out: Where to write; the same file by default.
-        tpr: The share of in-distribution images to accept; by default what it was, and ``confidence`` with it.
-        confidence: None, or the probability with which the promise must hold for this calibration set.
+        tpr: The share of in-distribution images to accept; by default what it was.
+        confidence: The probability with which the promise must hold for this calibration set; by default what it was,
+            and none where ``tpr`` is given.
         engine: What the file will be run by.
     """
     write_model(_recalibrated(read_model(path), held_out, engine, tpr, confidence), path if out is None else out)
@@ -112,12 +113,13 @@ def _recalibrated(
 ) -> Any:
     facts = metadata(model)
     if tpr is None:
-        tpr, confidence = float(facts[f"{PREFIX}tpr"]), json.loads(facts[f"{PREFIX}confidence"])
+        tpr, as_it_was = promise_of(facts)
+        confidence = as_it_was if confidence is None else confidence
     scores, logits, labels = _said(model, preprocess_of(facts), held_out, engine, seen)
     known = labels >= 0
     if not bool(known.any()):
         held = {tensor.name: tensor for tensor in model.graph.initializer}
-        temperature = float(needs("onnx").numpy_helper.to_array(held[TEMPERATURE]))
+        temperature = float(needs("onnx", "onnx").numpy_helper.to_array(held[TEMPERATURE]))
     else:
         wrong = logits[known].argmax(dim=1) != labels[known]
         temperature = calibration.fit_temperature(logits[known], labels[known]) if bool(wrong.any()) else 1.0
@@ -134,7 +136,7 @@ def _said(
 
     An image whose fingerprint is among those ``seen`` is refused.
     """
-    onnx = needs("onnx")
+    onnx = needs("onnx", "onnx")
     probe = onnx.ModelProto()
     probe.CopyFrom(model)
     set_metadata(probe, {key: value for key, value in metadata(model).items() if key != f"{PREFIX}engine"})
@@ -149,7 +151,7 @@ def _said(
                     "held_out must be other images than training_images; some are in both: a threshold holds for "
                     "images that were not seen before"
                 )
-            found = detector(_as_uint8(x))
+            found = detector(x)
             scores.append(torch.from_numpy(found["score"]))
             logits.append(torch.from_numpy(found["logits"]))
             labels.append(torch.full((len(x),), -1) if y is None else y)
@@ -165,10 +167,6 @@ class _Reader:
     def get_next(self) -> dict[str, Any] | None:
         part = next(self.parts, None)
         return None if part is None else {"images": part.numpy()}
-
-
-def _as_uint8(images: Tensor) -> Tensor:
-    return images if images.dtype == torch.uint8 else (images * 255).round().clamp(0, 255).to(torch.uint8)
 
 
 def _float_nodes(model: Any) -> list[str]:

@@ -14,10 +14,10 @@ from typing import Any
 
 import torch
 
-from kedge.checks import at_least
+from kedge.checks import at_least, needs
 from kedge.detectors import Detector
 from kedge.errors import ArchitectureError, InputError, KedgeError, NotReadyError
-from kedge.export.file import PREFIX, needs, rule, set_metadata, write_calibration, write_model
+from kedge.export.file import PREFIX, rule, set_metadata, write_calibration, write_model
 from kedge.export.graph import Graph, check_exportable
 
 FIRST_OPSET = 18  # what torch's exporter writes
@@ -78,8 +78,8 @@ def export_onnx(
 
 def _traced(graph: Graph, images: torch.Tensor, opset: int) -> Any:
     """The graph as onnx's ModelProto, with an open number of images."""
-    needs("onnx")
-    needs("onnxscript")
+    needs("onnx", "onnx")
+    needs("onnxscript", "onnx")
     try:
         with _quiet(), torch.no_grad():
             # Captured here: the exporter would try other ways where this one fails, and bake a branch into the graph.

@@ -11,10 +11,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from kedge.checks import at_least, one_of
+from kedge.checks import at_least, needs, one_of
 from kedge.data import batches
 from kedge.errors import FileFormatError, InputError, KedgeWarning
-from kedge.export.file import PREFIX, check_metadata, needs, preprocess_of
+from kedge.export.file import PREFIX, check_metadata, preprocess_of
 from kedge.export.graph import OUTPUTS
 
 ENGINES = ("onnxruntime", "openvino")
@@ -46,7 +46,7 @@ class OnnxDetector:
     def __init__(
         self, path: str | os.PathLike[str], *, engine: str = "onnxruntime", threads: int | None = None
     ) -> None:
-        one_of("engine", engine, ENGINES)
+        package(engine)
         file = Path(path)
         if not file.is_file():
             raise InputError(f"path must be an ONNX file that kedge exported; there is no file {path}")
@@ -68,21 +68,30 @@ class OnnxDetector:
         """The verdicts on N images, an array (N,) for each of `outputs`.
 
         Args:
-            images: In any form that `kedge.data.batches` takes; uint8 where they are tensors or arrays.
+            images: In any form that `kedge.data.batches` takes; floating point ones are rounded to the file's 8 bits.
             batch_size: Images at a time.
         """
         parts = []
         for x, _ in batches(images, self.preprocess, size=at_least("batch_size", batch_size, 1)):
-            if x.dtype != torch.uint8:
-                raise InputError(f"images must be uint8, which the file takes; got {x.dtype}")
-            parts.append(self._run(np.ascontiguousarray(x.cpu().numpy())))
+            parts.append(self._run(np.ascontiguousarray(as_uint8(x).cpu().numpy())))
         return {name: np.concatenate([part[name] for part in parts]) for name in self.outputs}
+
+
+def as_uint8(images: torch.Tensor) -> torch.Tensor:
+    """Images in [0, 1] as 8-bit ones.
+
+    Example:
+        >>> as_uint8(torch.tensor([0.0, 0.5, 1.0]))
+        tensor([  0, 128, 255], dtype=torch.uint8)
+    """
+    return images if images.dtype == torch.uint8 else (images * 255).round().clamp(0, 255).to(torch.uint8)
 
 
 def package(engine: str) -> Any:
     """The package of an engine, imported; where it is missing, an error that says how to get it."""
+    one_of("engine", engine, ENGINES)
     if engine == "onnxruntime":
-        return needs("onnxruntime")
+        return needs("onnxruntime", "onnx")
     # Importing openvino reports it to its makers over the network, unless this package of theirs cannot be imported.
     sys.modules.setdefault("openvino_telemetry", None)  # type: ignore[arg-type]
     return needs("openvino", "openvino")

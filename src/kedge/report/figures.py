@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kedge.errors import NotReadyError
+from kedge.checks import needs
 from kedge.metrics import roc_curve
 from kedge.report.markup import Html, tag
 from kedge.report.style import SERIES
@@ -42,12 +42,8 @@ SETTINGS = {
 
 def require() -> Any:
     """The matplotlib module; where it is missing, an error that says how to get it."""
-    try:
-        import matplotlib.figure
-        import matplotlib.style
-    except ImportError as error:
-        raise NotReadyError("the report needs matplotlib, which is missing: pip install 'kedge[report]'") from error
-    return matplotlib
+    modules = [needs(name, "report", "the report") for name in ("matplotlib", "matplotlib.figure", "matplotlib.style")]
+    return modules[0]
 
 
 def edges(sets: Sequence[Array]) -> Array:

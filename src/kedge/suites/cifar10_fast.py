@@ -112,8 +112,8 @@ def cifar10_fast(setting: Setting) -> Study:
 
 def small_network(setting: Setting, how: Recipe | None = None, **plan: Any) -> NetworkPlan:
     """The airbench network of the width that two cores train in minutes."""
-    small = setting.scale != "smoke"
-    size = {"width": WIDTH if small else 2, "classes": 10 if small else SMOKE_CLASSES}
+    smoke = setting.scale == "smoke"
+    size = {"width": 2 if smoke else WIDTH, "classes": SMOKE_CLASSES if smoke else 10}
     arguments = size | plan.pop("arguments", {})
     return NetworkPlan("airbench", how or small_recipe(setting), arguments, **plan)
 

@@ -6,7 +6,8 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from kedge.errors import InputError, NotReadyError
+from kedge.checks import needs
+from kedge.errors import InputError
 
 
 class Engine:
@@ -35,14 +36,8 @@ class FabricEngine(Engine):
     """Several devices, processes or machines, or another precision, by Lightning Fabric."""
 
     def __init__(self, devices: int, nodes: int, accelerator: str, precision: str | None) -> None:
-        try:
-            from lightning_fabric import Fabric
-        except ImportError as error:
-            raise NotReadyError(
-                "several devices or another precision need Lightning Fabric: pip install 'kedge[fabric]'"
-            ) from error
         parallel = devices * nodes > 1
-        self.fabric = Fabric(
+        self.fabric = needs("lightning_fabric", "fabric", "training on several devices or in another precision").Fabric(
             accelerator=accelerator,
             devices=devices,
             num_nodes=nodes,

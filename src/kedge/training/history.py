@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from kedge.errors import NotReadyError
+from kedge.checks import needs
 from kedge.files import atomic
 
 
@@ -43,8 +43,4 @@ class History:
 
 
 def _board(directory: Path) -> Any:
-    try:
-        from torch.utils.tensorboard import SummaryWriter
-    except ImportError as error:
-        raise NotReadyError("tensorboard=True needs TensorBoard: pip install 'kedge[tensorboard]'") from error
-    return SummaryWriter(str(directory))
+    return needs("torch.utils.tensorboard", "tensorboard", "tensorboard=True").SummaryWriter(str(directory))

@@ -91,7 +91,7 @@ def train(
         classifier, feed, objective := objective or CrossEntropy(), outliers, chosen, seed, engine, workers
     )
     with torch.random.fork_rng():  # dropout draws from torch's own generators, which are put back afterwards
-        _prepare(classifier, data, feed, beside, seed)
+        prepare(classifier, data, feed, beside, seed)
         run = Run(classifier, data, feed, beside, objective, chosen, seed, engine, directory, tensorboard)
         run.go(resume, checkpoint_seconds, validation, progress)
     classifier.eval()
@@ -127,14 +127,14 @@ def _beside(
     return OutlierFeed(outliers, recipe, seed, count, feed.preprocess, **where)
 
 
-def _prepare(net: Classifier, data: Any, feed: Feed, outliers: OutlierFeed | None, seed: int) -> None:
+def prepare(net: Classifier, data: Any, feed: Feed, outliers: OutlierFeed | None, seed: int) -> None:
     """Set what is absent from the training images, and note down the outliers."""
     torch.manual_seed(mix_seed(seed))  # for random transforms of a data set's own
     if not net.has_statistics:
         net.set_statistics(*statistics(data, feed.preprocess, seed=seed))
-    prepare = getattr(net.network, "prepare", None)
-    if prepare is not None:  # a network that looks at normalised images before its training
-        prepare(net.normalise(sample(data, feed.preprocess, seed=seed).to(net.mean.device)))
+    look = getattr(net.network, "prepare", None)
+    if look is not None:  # a network that looks at normalised images before its training
+        look(net.normalise(sample(data, feed.preprocess, seed=seed).to(net.mean.device)))
     if isinstance(net, Anchored) and net.anchors is None:
         net.set_anchors(choose(data, feed.preprocess, DEFAULT_K, "random", seed))
     if outliers is not None:

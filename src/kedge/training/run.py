@@ -108,7 +108,7 @@ class Run:
             self.net.train()
             beside_it = itertools.repeat(None) if self.outliers is None else self.outliers.batches(self.position.step)
             for batch, outliers in zip(self.feed.epoch(epoch, self.position.step % steps), beside_it):  # noqa: B905
-                self._step(batch, outliers, epoch)
+                self.step(batch, outliers, epoch)
                 position = self.position
                 position.seconds = before + time.monotonic() - started
                 if progress is not None and self.engine.rank == 0:
@@ -126,7 +126,8 @@ class Run:
             self.net.corrupting = True
         self._record()
 
-    def _step(self, batch: Batch, outliers: tuple[Tensor, Tensor] | None, epoch: int) -> None:
+    def step(self, batch: Batch, outliers: tuple[Tensor, Tensor] | None, epoch: int) -> None:
+        """Train on one batch; the random state of torch is the step's own afterwards."""
         position, steps = self.position, self.feed.steps
         if position.step % steps == 0:
             position.loss_sum, position.right, position.seen = 0.0, 0, 0

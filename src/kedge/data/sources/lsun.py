@@ -1,7 +1,6 @@
 """LSUN: encoded images in an LMDB database, read through the lmdb package."""
 
 import functools
-import importlib
 import io
 import os
 from collections.abc import Sequence
@@ -9,8 +8,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from kedge.checks import needs
 from kedge.data.sources.streamed import StreamedSet
-from kedge.errors import FileFormatError, NotReadyError
+from kedge.errors import FileFormatError
 
 
 @dataclass(frozen=True)
@@ -65,10 +65,7 @@ def _environment(path: str) -> Any:
     """One environment for a database: LMDB forbids two in one process, and one in two processes."""
     if not (Path(path) / "data.mdb").is_file():
         raise FileFormatError(f"{path} is no LMDB database; it must hold data.mdb")
-    try:
-        lmdb = importlib.import_module("lmdb")
-    except ImportError as error:
-        raise NotReadyError("LSUN's database is read with the package lmdb: pip install 'kedge[lsun]'") from error
+    lmdb = needs("lmdb", "lsun", "LSUN's database")
     try:
         return lmdb.open(path, readonly=True, lock=False, readahead=False, meminit=False, max_readers=1)
     except lmdb.Error as error:
