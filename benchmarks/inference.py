@@ -165,7 +165,7 @@ class Sets:
         test = sources.load("cifar10", "test", data_dir=data_dir)
         assert isinstance(whole, kedge.ImageSet)
         assert isinstance(test, kedge.ImageSet)
-        self.train, rest = whole.split(0.9, seed=0)  # as the shipped detector was trained and calibrated
+        self.train, rest = whole.split(0.95, seed=0)  # as the shipped detector was trained and calibrated
         self.held_out = some(rest, held_out)
         self.test = some(test, images)
         self.ood = [some(each, images) for each in find(list(FILES), side=32, data_dir=data_dir).sets]
