@@ -358,6 +358,12 @@ def test_a_clearly_better_detector_is_marked(tmp_path):
     assert "a lead beyond noise" in text
 
 
+def test_ood_is_explained_once_and_never_in_the_name_of_a_set():
+    evaluation = dataclasses.replace(made(oods=("tiny (OpenOOD)", "near", "far")), apart=("tiny (OpenOOD)",))
+    text = finding(evaluation, best_beyond_noise(evaluation))
+    assert "over 2 out-of-distribution (OOD) sets (tiny (OpenOOD) apart)" in text
+
+
 def test_with_few_images_nothing_is_marked():
     evaluation = made(sizes=(80, 5), noise=2.0)
     best = best_beyond_noise(evaluation)

@@ -69,9 +69,8 @@ def finding(evaluation: Evaluation, best: Best) -> str:
         best: Who is best beyond noise.
     """
     results, sets = evaluation.results, len(evaluation.averaged)
-    over = (
-        f"over {evaluation.over}".replace("OOD", "out-of-distribution (OOD)") if sets > 1 else f"on {evaluation.over}"
-    )
+    explained = evaluation.over.replace(" OOD sets", " out-of-distribution (OOD) sets", 1)
+    over = f"over {explained}" if sets > 1 else f"on {evaluation.over}"
     if len(results) > 1:
         leads = " and ".join(_leader(evaluation, best, column) for column in (AUROC, FPR95))
         spans = " and ".join(_span(evaluation, column) for column in (AUROC, FPR95))
