@@ -37,7 +37,7 @@ def test_each_is_at_most_eight_megabytes_and_has_a_card(name):
 def test_each_loads_by_name_calibrated(name):
     detector = kedge.load(name)
     assert detector.calibration.tpr == 0.95
-    assert len(detector.calibration.scores) == 5000
+    assert len(detector.calibration.scores) == 2500
     share = (detector.calibration.scores > detector.calibration.threshold).double().mean()
     assert 0.045 < share <= 0.05
 
@@ -76,7 +76,7 @@ def test_a_picture_is_scored_by_name_from_the_command_line(tmp_path):
 
 def test_info_tells_of_it_by_name():
     told = json.loads(run("info", "cifar10", "--json").output)
-    assert (told["method"], told["classes"], told["calibration_images"]) == ("amp", list(CLASSES), 5000)
+    assert (told["method"], told["classes"], told["calibration_images"]) == ("amp", list(CLASSES), 2500)
 
 
 def test_a_file_of_the_same_name_goes_first(tmp_path, monkeypatch):
