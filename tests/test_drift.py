@@ -573,3 +573,10 @@ def test_a_foreign_state_is_refused():
         WindowTest.restore(test.state() | {"recent": [NAN]})
     with pytest.raises(InputError, match="start anew"):
         Martingale.restore(martingale.state() | {"shares": [[1.0]]})
+
+
+def test_scores_that_fill_no_window_cost_no_comparison(monkeypatch):
+    test = WindowTest(np.arange(100.0), window=20, every=20, horizon=100)
+    monkeypatch.setattr(test, "_compare", lambda *_: pytest.fail("no test is due"))
+    for score in range(19):
+        assert test.update([float(score)]) == []

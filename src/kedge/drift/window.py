@@ -125,7 +125,7 @@ class WindowTest:
         first = self.seen - len(self._recent)  # the image of known[0]; windows start at multiples of `every`
         starts = np.arange(-first % self.every, len(known) - self.window + 1, self.every)
         compared = []
-        for part in np.split(starts, range(TOGETHER, len(starts), TOGETHER)):
+        for part in np.split(starts, range(TOGETHER, len(starts), TOGETHER)) if len(starts) else ():
             compared += self._compare(known[part[:, None] + np.arange(self.window)], first + part + self.window - 1)
         self.seen = first + len(known)
         self._recent = known[max(0, len(known) - self.window + 1) :]  # every window to come ends in a new score
