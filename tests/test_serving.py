@@ -527,7 +527,7 @@ def test_many_clients_at_once_get_their_own_answers_and_a_stop_finishes_them(det
     assert "Traceback" not in process.stderr.read()
 
 
-def test_the_port_that_was_free_is_told(detector, tmp_path, monkeypatch):
+def test_the_port_that_was_free_is_told_and_answers_go_out_at_once(detector, tmp_path, monkeypatch):
     detector.save(tmp_path / "detector.kedge")
     monkeypatch.setattr(signal, "signal", lambda *_: None)
     monkeypatch.setattr(warnings, "filterwarnings", lambda *_, **__: None)
@@ -535,6 +535,7 @@ def test_the_port_that_was_free_is_told(detector, tmp_path, monkeypatch):
 
     def run(server, sockets):
         ports.extend(taken.getsockname()[1] for taken in sockets)
+        assert sockets[0].getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
         sockets[0].close()
 
     monkeypatch.setattr("uvicorn.Server.run", run)

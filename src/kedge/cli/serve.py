@@ -2,6 +2,7 @@
 
 import contextlib
 import signal
+import socket
 import warnings
 from pathlib import Path
 from typing import Annotated
@@ -76,6 +77,7 @@ def serve(
         timeout_graceful_shutdown=int(timeout) + 1,
     )
     taken = config.bind_socket()
+    taken.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # or the end of an answer waits for the client's word
     place = f"[{host}]" if ":" in host else host
     words = f"serving   [bold]{escape(f'http://{place}:{taken.getsockname()[1]}')}[/]  docs at /docs"
     Console(stderr=True).print(words, highlight=False)
