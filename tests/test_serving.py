@@ -235,7 +235,7 @@ def test_the_memory_of_the_drift_does_not_grow_with_what_was_scored(detector):
 
 def test_a_detector_that_fails_is_told_to_the_log_and_not_to_the_client(detector, monkeypatch, caplog):
     app = create_app(detector)
-    monkeypatch.setattr(app.state.service.batcher, "run", lambda images: 1 / 0)
+    monkeypatch.setattr(app.state.service.batcher, "runs", [lambda images: 1 / 0])
     with TestClient(app, raise_server_exceptions=False) as http:
         answer = http.post("/v1/score", content=png(), headers={"Content-Type": "image/png"})
     assert answer.status_code == 500
@@ -244,11 +244,10 @@ def test_a_detector_that_fails_is_told_to_the_log_and_not_to_the_client(detector
     assert "ZeroDivisionError" in caplog.text
 
 
-def test_what_the_detector_itself_complains_of_is_no_fault_of_the_client(detector, monkeypatch, caplog):
-    app, broken = create_app(detector), copy.deepcopy(detector)
-    for weights in broken.net.parameters():
+def test_what_the_detector_itself_complains_of_is_no_fault_of_the_client(detector, caplog):
+    app = create_app(detector)
+    for weights in app.state.service.detector.net.parameters():
         weights.data.fill_(float("nan"))
-    monkeypatch.setattr(app.state.service, "detector", broken)
     with TestClient(app, raise_server_exceptions=False) as http:
         answers = [http.post(f"/v1/{what}", content=png(), headers=PNG) for what in ("score", "explain")]
     assert [answer.status_code for answer in answers] == [500, 500]
@@ -281,7 +280,7 @@ def test_an_explanation_takes_a_place_and_the_network_s_own_thread(detector, mon
     monkeypatch.setattr("kedge.serving.service.by_anchor", watched)
     with TestClient(app) as http:
         assert http.post("/v1/explain", content=png(), headers=PNG).status_code == 200
-    assert seen == [(1, "kedge-network_0")]
+    assert seen == [(1, "kedge-network-0_0")]
 
 
 def test_a_detector_must_have_a_threshold_and_limits_must_make_sense(detector):
@@ -314,7 +313,7 @@ def test_requests_that_come_together_share_batches_and_get_their_own_answers():
         return [2 * float(x) for x in images]
 
     async def main():
-        batcher = Batcher(run, max_batch=8, max_delay=0.05, max_queue=100)
+        batcher = Batcher([run], max_batch=8, max_delay=0.05, max_queue=100)
         answers = await asyncio.gather(*(batcher.submit(ones(n, 10 * n)) for n in (1, 2, 3, 11, 1)))
         await batcher.stop()
         return answers
@@ -334,13 +333,68 @@ def test_a_batch_is_half_of_what_several_callers_wait_for():
         return list(images)
 
     async def main():
-        batcher = Batcher(run, max_batch=64, max_delay=0.05, max_queue=100)
+        batcher = Batcher([run], max_batch=64, max_delay=0.05, max_queue=100)
         await asyncio.gather(*(batcher.submit(ones(1)) for _ in range(32)))
         await batcher.submit(ones(32))
         await batcher.stop()
 
     together(main())
     assert sizes == [16, 8, 8, 32], "the last has one caller, who gains nothing by halves"
+
+
+def test_two_networks_work_at_the_same_time_and_answers_keep_their_order():
+    both = threading.Barrier(2)
+
+    def run(images):
+        both.wait(10)  # passes only if the other network has a batch too
+        return [float(x) for x in images]
+
+    async def main():
+        batcher = Batcher([run, run], max_batch=64, max_delay=0.0, max_queue=100)
+        answers = await batcher.submit(ones(32))
+        await batcher.stop()
+        return answers
+
+    assert together(main()) == [float(n) for n in range(32)]
+
+
+def test_a_failure_in_one_network_leaves_the_other_at_work():
+    def fail(images):
+        time.sleep(0.05)
+        raise ValueError("bad network")
+
+    async def main():
+        batcher = Batcher([lambda images: list(map(float, images)), fail], max_batch=8, max_delay=0.0, max_queue=100)
+        answers = await asyncio.gather(*(batcher.submit(ones(8, k)) for k in (0, 10)), return_exceptions=True)
+        assert batcher.queued == 0
+        await batcher.stop()
+        return answers
+
+    first, second = together(main())
+    assert first == [float(n) for n in range(8)]
+    assert isinstance(second, ValueError)
+
+
+def test_a_caller_alone_is_not_made_to_wait_and_several_are_waited_for():
+    sizes = []
+
+    def run(images):
+        sizes.append(len(images))
+        return list(images)
+
+    async def main():
+        batcher = Batcher([run], max_batch=8, max_delay=60, max_queue=100)
+        for _ in range(3):
+            await batcher.submit(ones(1))  # a minute each, if it waited for a full batch
+        await asyncio.gather(*(batcher.submit(ones(1)) for _ in range(3)))
+        later = [asyncio.create_task(batcher.submit(ones(1))) for _ in range(2)]
+        await asyncio.sleep(0.05)
+        assert sum(sizes) == 6, "the last batch had three, so the two wait for a third"
+        await asyncio.gather(*later, batcher.submit(ones(1)))
+        await batcher.stop()
+
+    together(main())
+    assert sizes == [1, 1, 1, 3, 3]
 
 
 def test_a_network_that_has_work_waits_for_nobody():
@@ -351,7 +405,7 @@ def test_a_network_that_has_work_waits_for_nobody():
         return list(images)
 
     async def main():
-        batcher = Batcher(run, max_batch=4, max_delay=60, max_queue=100)
+        batcher = Batcher([run], max_batch=4, max_delay=60, max_queue=100)
         full = asyncio.create_task(batcher.submit(ones(4)))
         await asyncio.sleep(0)
         late = asyncio.create_task(batcher.submit(ones(1)))
@@ -371,7 +425,7 @@ def test_a_full_queue_is_busy_and_has_room_again_later():
         return list(images)
 
     async def main():
-        batcher = Batcher(run, max_batch=2, max_delay=0.0, max_queue=4)
+        batcher = Batcher([run], max_batch=2, max_delay=0.0, max_queue=4)
         first = asyncio.create_task(batcher.submit(ones(4)))
         await asyncio.sleep(0.05)
         with pytest.raises(Busy):
@@ -389,7 +443,7 @@ def test_a_full_queue_is_busy_and_has_room_again_later():
 
 def test_stopping_finishes_what_was_taken():
     async def main():
-        batcher = Batcher(lambda images: [float(x) for x in images], max_batch=1, max_delay=0.0, max_queue=50)
+        batcher = Batcher([lambda images: [float(x) for x in images]], max_batch=1, max_delay=0.0, max_queue=50)
         tasks = [asyncio.create_task(batcher.submit(ones(5))) for _ in range(4)]
         await asyncio.sleep(0)
         await batcher.stop()
@@ -405,7 +459,7 @@ def test_a_failure_reaches_those_who_asked_and_nobody_else():
         return [float(x) for x in images]
 
     async def main():
-        batcher = Batcher(run, max_batch=2, max_delay=0.0, max_queue=50)
+        batcher = Batcher([run], max_batch=2, max_delay=0.0, max_queue=50)
         with pytest.raises(ValueError, match="bad batch"):
             await batcher.submit(ones(5))
         assert batcher.queued == 0
@@ -424,7 +478,7 @@ def test_a_failing_batch_whose_caller_gave_up_is_not_run_again():
         raise ValueError("bad batch")
 
     async def main():
-        batcher = Batcher(run, max_batch=4, max_delay=0.0, max_queue=50)
+        batcher = Batcher([run], max_batch=4, max_delay=0.0, max_queue=50)
         gone = asyncio.create_task(batcher.submit(ones(1)))
         await asyncio.sleep(0.05)
         gone.cancel()
@@ -447,7 +501,7 @@ def test_images_whose_callers_gave_up_are_not_computed():
         return list(images)
 
     async def main():
-        batcher = Batcher(run, max_batch=2, max_delay=0.0, max_queue=50)
+        batcher = Batcher([run], max_batch=2, max_delay=0.0, max_queue=50)
         first = asyncio.create_task(batcher.submit(ones(4)))
         await asyncio.to_thread(begun.wait, 10)
         second, third = (asyncio.create_task(batcher.submit(ones(1, start))) for start in (10, 20))
@@ -466,7 +520,7 @@ def test_images_whose_callers_gave_up_are_not_computed():
 
 def test_a_caller_that_gives_up_leaves_no_trace():
     async def main():
-        batcher = Batcher(lambda images: [float(x) for x in images], max_batch=4, max_delay=0.2, max_queue=50)
+        batcher = Batcher([lambda images: [float(x) for x in images]], max_batch=4, max_delay=0.2, max_queue=50)
         gone = asyncio.create_task(batcher.submit(ones(1)))
         await asyncio.sleep(0.01)
         gone.cancel()

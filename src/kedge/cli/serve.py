@@ -23,7 +23,7 @@ def serve(
     token: Annotated[str | None, typer.Option(envvar="KEDGE_TOKEN", help="What clients must send as a bearer.")] = None,
     max_batch: Annotated[int, typer.Option(min=1, help="Images that the network sees at a time.")] = 64,
     max_delay: Annotated[
-        float, typer.Option(min=0, max=10, help="Seconds an image waits for others while the network is idle.")
+        float, typer.Option(min=0, max=10, help="Seconds an idle network waits for as many images as it had last.")
     ] = 0.005,
     max_queue: Annotated[int, typer.Option(min=1, help="Images that may wait; beyond it the answer is 503.")] = 512,
     max_images: Annotated[int, typer.Option(min=1, help="In one request.")] = 64,

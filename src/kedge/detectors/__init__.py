@@ -18,7 +18,7 @@ from kedge.detectors.ensemble import DeepEnsemble
 from kedge.detectors.entropy import Entropy
 from kedge.detectors.flips_and_crops import FlipsAndCrops
 from kedge.detectors.gram import Gram
-from kedge.detectors.inference import for_inference
+from kedge.detectors.inference import beside, for_inference
 from kedge.detectors.knn import KNN
 from kedge.detectors.mahalanobis import Mahalanobis
 from kedge.detectors.max_logit import MaxLogit
@@ -72,6 +72,7 @@ __all__ = [
     "TemperatureScaling",
     "TrainedDetector",
     "ViM",
+    "beside",
     "for_inference",
     "load",
 ]

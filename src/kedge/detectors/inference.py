@@ -63,6 +63,32 @@ def for_inference(detector: Detector) -> Detector:
     return fast
 
 
+def beside(detector: Detector, count: int) -> list[Detector]:
+    """A detector and twins of it over the same weights, to be called at the same time, each by a thread of its own.
+
+    The modules are copied, for what they may keep on themselves during a pass, and the weights are not. Methods that do
+    more than read the network's logits stay alone: the list is then the detector itself.
+
+    Args:
+        detector: Fitted.
+        count: How many of them there may be.
+
+    Example:
+        >>> from kedge.detectors import KNN, MSP
+        >>> from kedge.models import build
+        >>> net = build("compact", width=4)
+        >>> len(beside(MSP(net), 2)), len(beside(KNN(net), 2))
+        (2, 1)
+    """
+    if not reads_logits_alone(detector):
+        return [detector]
+    twins = [copy.copy(detector) for _ in range(count - 1)]
+    for twin in twins:
+        shared = [*detector.net.parameters(), *detector.net.buffers()]
+        twin.net = copy.deepcopy(detector.net, {id(tensor): tensor for tensor in shared})
+    return [detector, *twins]
+
+
 @torch.no_grad()
 def _same_logits(one: Classifier, other: Classifier, shape: tuple[int, ...]) -> bool:
     """Whether two networks agree on noise; one that is not kedge's own may use its weights in ways of its own."""

@@ -1,4 +1,4 @@
-"""Requests that come close together share a batch: one thread runs the network, a queue of bounded length waits."""
+"""Requests that come close together share a batch: a thread for each network, a queue of bounded length that waits."""
 
 import asyncio
 import contextlib
@@ -15,6 +15,7 @@ from torch import Tensor
 from kedge.errors import KedgeError
 
 Answer = Any
+Run = Callable[[Tensor], Sequence[Answer]]
 FEW = 8  # images that are not worth two batches
 
 
@@ -25,41 +26,56 @@ class Busy(KedgeError):  # noqa: N818 -- a state, not a fault
 @dataclass(eq=False)
 class _Waiting:
     images: Sequence[Tensor]
-    answers: list[Answer] = field(default_factory=list)
+    taken: int = 0  # images that a network has had, or has now
+    answers: dict[int, Answer] = field(default_factory=dict)
     future: "asyncio.Future[list[Answer]]" = field(default_factory=lambda: asyncio.get_running_loop().create_future())
 
 
-class Batcher:
-    """Runs a function on batches of images that several callers gave.
+_Part = tuple[_Waiting, range]
 
-    A batch is half of what waits where several callers wait: the other half is the next one's, so that the network has
-    work while answers go out and callers come back.
+
+class Batcher:
+    """Runs networks on batches of images that several callers gave.
+
+    A batch is at most half of what is not answered yet: the other half is the other network's, or where there is one
+    alone the next batch's, so that a network has work while answers go out and callers come back.
 
     Args:
-        run: Takes images (B, D, ...) and gives one answer for each; called in one thread of its own.
+        runs: One for each network: takes images (B, D, ...) and gives one answer for each. Each is called in one thread
+            of its own.
         max_batch: Images at a time.
-        max_delay: Seconds to wait for more while there are fewer, where the network had nothing to do.
+        max_delay: Seconds that a network with nothing to do waits for as many images as its last batch had.
         max_queue: Images that may wait.
+        prepare: Called in each thread before its first batch.
     """
 
     def __init__(
-        self, run: Callable[[Tensor], Sequence[Answer]], *, max_batch: int, max_delay: float, max_queue: int
+        self,
+        runs: Sequence[Run],
+        *,
+        max_batch: int,
+        max_delay: float,
+        max_queue: int,
+        prepare: Callable[[], None] | None = None,
     ) -> None:
-        self.run, self.max_batch, self.max_delay, self.max_queue = run, max_batch, max_delay, max_queue
-        self.queued = 0
-        self._queue: deque[_Waiting] = deque()
+        self.runs, self.max_batch, self.max_delay, self.max_queue = runs, max_batch, max_delay, max_queue
+        self.queued = 0  # images that are not answered
+        self._queue: deque[_Waiting] = deque()  # those with images that no network has had
         self._more = asyncio.Event()
         self._stopping = False
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="kedge-network")
-        self._loop: asyncio.Task[None] | None = None
+        self._threads = [
+            ThreadPoolExecutor(1, thread_name_prefix=f"kedge-network-{number}", initializer=prepare)
+            for number in range(len(runs))
+        ]
+        self._work: list[asyncio.Task[None]] = []
 
     async def stop(self) -> None:
         """Take no more, finish what was taken, and end."""
         self._stopping = True
         self._more.set()
-        if self._loop is not None:
-            await self._loop
-        self._thread.shutdown()
+        await asyncio.gather(*self._work)
+        for thread in self._threads:
+            thread.shutdown()
 
     async def submit(self, images: Sequence[Tensor]) -> list[Answer]:
         """The answers to these images, in order.
@@ -71,8 +87,9 @@ class Batcher:
             raise Busy("the service is stopping")
         if self.queued + len(images) > self.max_queue:
             raise Busy(f"{self.queued} images are waiting, and {self.max_queue} may")
-        if self._loop is None:
-            self._loop = asyncio.create_task(self._work())
+        if not self._work:
+            pairs = zip(self.runs, self._threads, strict=True)
+            self._work = [asyncio.create_task(self._lane(run, thread)) for run, thread in pairs]
         waiting = _Waiting(images)
         self._queue.append(waiting)
         self.queued += len(images)
@@ -80,73 +97,81 @@ class Batcher:
         return await waiting.future
 
     async def between(self, function: Callable[[Tensor], Answer], image: Tensor) -> Answer:
-        """What a function that uses the network too gives for one image; it runs between two batches."""
-        return await asyncio.get_running_loop().run_in_executor(self._thread, function, image)
+        """What a function that uses the first network too gives for one image; it runs between two batches."""
+        return await asyncio.get_running_loop().run_in_executor(self._threads[0], function, image)
 
-    async def _work(self) -> None:
-        idle = True
+    async def _lane(self, run: Run, thread: ThreadPoolExecutor) -> None:
+        """One network's batches."""
+        last = 0
         while True:
             if not self._queue:
                 if self._stopping:
                     return
                 self._more.clear()
                 await self._more.wait()
-                idle = True
+                await self._for(last)
+                if not self._queue:
+                    continue
+            batch = self._take()
+            last = sum(len(places) for _, places in batch)
+            if not last:
                 continue
-            if idle and self.queued < self.max_batch and self.max_delay and not self._stopping:
-                await self._for_more()
-            idle = False
-            if not (batch := self._take()):
-                continue
-            images = torch.stack([image for waiting, first, last in batch for image in waiting.images[first:last]])
+            images = torch.stack([waiting.images[k] for waiting, places in batch for k in places])
             try:
-                answers = await asyncio.get_running_loop().run_in_executor(self._thread, self.run, images)
+                answers = await asyncio.get_running_loop().run_in_executor(thread, run, images)
             except Exception as error:  # the callers' to handle; the service goes on
-                for waiting, _, _ in batch:
-                    self._drop(waiting)
-                    if not waiting.future.done():
-                        waiting.future.set_exception(error)
-                continue
-            self._answer(batch, list(answers))
+                self._fail(batch, error)
+            else:
+                self._answer(batch, answers)
 
-    async def _for_more(self) -> None:
-        """Wait for a full batch, but not for long."""
+    async def _for(self, count: int) -> None:
+        """Wait for so many images, but not for long."""
         loop = asyncio.get_running_loop()
         end = loop.time() + self.max_delay
-        while self.queued < self.max_batch and not self._stopping and (left := end - loop.time()) > 0:
+        while 0 < self._left() < count and not self._stopping and (left := end - loop.time()) > 0:
             self._more.clear()
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._more.wait(), left)
 
-    def _take(self) -> list[tuple[_Waiting, int, int]]:
+    def _left(self) -> int:
+        """Images that no network has had."""
+        return sum(len(waiting.images) - waiting.taken for waiting in self._queue)
+
+    def _take(self) -> list[_Part]:
         """The next images: of the first request what is left of it, and of those behind it as many as fit.
 
         Requests whose callers gave up are dropped.
         """
         for gone in [waiting for waiting in self._queue if waiting.future.done()]:
             self._drop(gone)
-        share = self.queued if len(self._queue) == 1 else max(FEW, math.ceil(self.queued / 2))
+        alone = len(self.runs) == len(self._queue) == 1  # one caller and one network: halves gain nothing
+        share = self.queued if alone else max(FEW, math.ceil(self.queued / 2))
         batch, room = [], min(self.max_batch, share)
-        for waiting in self._queue:
-            first = len(waiting.answers)
-            last = min(len(waiting.images), first + room)
-            batch.append((waiting, first, last))
-            room -= last - first
-            if room == 0:
-                break
+        while self._queue and room:
+            waiting = self._queue[0]
+            first, waiting.taken = waiting.taken, min(len(waiting.images), waiting.taken + room)
+            batch.append((waiting, range(first, waiting.taken)))
+            room -= waiting.taken - first
+            if waiting.taken == len(waiting.images):
+                self._queue.popleft()
         return batch
 
-    def _answer(self, batch: list[tuple[_Waiting, int, int]], answers: list[Answer]) -> None:
-        for waiting, first, last in batch:
-            count = last - first
-            waiting.answers += answers[:count]
-            answers = answers[count:]
-            self.queued -= count
-            if len(waiting.answers) == len(waiting.images):
-                self._queue.remove(waiting)
-                if not waiting.future.done():  # its caller may have given up
-                    waiting.future.set_result(waiting.answers)
+    def _answer(self, batch: list[_Part], answers: Sequence[Answer]) -> None:
+        given = iter(answers)
+        for waiting, places in batch:
+            waiting.answers.update((k, next(given)) for k in places)
+            self.queued -= len(places)
+            if len(waiting.answers) == len(waiting.images) and not waiting.future.done():  # its caller may be gone
+                waiting.future.set_result([waiting.answers[k] for k in range(len(waiting.images))])
+
+    def _fail(self, batch: list[_Part], error: Exception) -> None:
+        for waiting, places in batch:
+            self.queued -= len(places)
+            if waiting in self._queue:
+                self._drop(waiting)
+            if not waiting.future.done():
+                waiting.future.set_exception(error)
 
     def _drop(self, waiting: _Waiting) -> None:
         self._queue.remove(waiting)
-        self.queued -= len(waiting.images) - len(waiting.answers)
+        self.queued -= len(waiting.images) - waiting.taken

@@ -1,5 +1,6 @@
 """What a service counts, for Prometheus."""
 
+import threading
 from collections.abc import Sequence
 
 import numpy as np
@@ -25,6 +26,7 @@ class Metrics:
 
     def __init__(self, calibration: Tensor) -> None:
         self.registry = CollectorRegistry()
+        self._one = threading.Lock()  # batches are counted in the threads that score them
         edges = sorted({float(edge) for edge in np.quantile(calibration.double().numpy(), QUANTILES)})
         own = self.registry
         self.requests = Counter("kedge_requests", "Requests answered, by status code.", ["code"], registry=own)
@@ -68,12 +70,13 @@ class Metrics:
         self.flagged.inc(flagged)
         for score in scores:
             self.scores.observe(score)
-        self.drift.update(scores)
-        self.wealth.set(self.drift.log_wealth)
-        self.drifted.set(self.drift.alarm)
-        if self.window is not None and (compared := self.window.update(scores)):
-            self.p_value.set(compared[-1].p)
-            self.window_drifted.set(compared[-1].p <= self.window.threshold)
+        with self._one:
+            self.drift.update(scores)
+            self.wealth.set(self.drift.log_wealth)
+            self.drifted.set(self.drift.alarm)
+            if self.window is not None and (compared := self.window.update(scores)):
+                self.p_value.set(compared[-1].p)
+                self.window_drifted.set(compared[-1].p <= self.window.threshold)
 
     def text(self) -> bytes:
         """As Prometheus reads it."""

@@ -4,11 +4,13 @@ import asyncio
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
+import torch
 from torch import Tensor
 
-from kedge.detectors import Detector, for_inference
+from kedge.detectors import Detector, beside, for_inference
 from kedge.errors import InputError, KedgeError, NotReadyError
 from kedge.serving.batcher import Batcher, Busy
 from kedge.serving.bodies import Refused
@@ -16,6 +18,8 @@ from kedge.serving.decode import decode
 from kedge.serving.explain import address, by_anchor
 from kedge.serving.metrics import Metrics
 from kedge.serving.settings import Settings
+
+LANES = 2  # batches at a time, each with half of the threads: they wait less for each other than for one batch's parts
 
 
 class Service:
@@ -33,8 +37,13 @@ class Service:
         self.preprocess = detector.preprocess
         self.metrics = Metrics(detector.calibration.scores)
         self.readers = ThreadPoolExecutor(settings.readers, thread_name_prefix="kedge-reader")
+        networks = beside(self.detector, min(LANES, torch.get_num_threads()))
         self.batcher = Batcher(
-            self._run, max_batch=settings.max_batch, max_delay=settings.max_delay, max_queue=settings.max_queue
+            [partial(self._run, one) for one in networks],
+            max_batch=settings.max_batch,
+            max_delay=settings.max_delay,
+            max_queue=settings.max_queue,
+            prepare=partial(torch.set_num_threads, torch.get_num_threads() // len(networks)),
         )
         self.held = 0  # bytes of requests
         self.taken = 0  # images that are decoded, or wait for it or for the network
@@ -110,11 +119,11 @@ class Service:
         with _own_failure():
             return by_anchor(self.detector, image)
 
-    def _run(self, images: Tensor) -> list[dict[str, Any]]:
+    def _run(self, detector: Detector, images: Tensor) -> list[dict[str, Any]]:
         with _own_failure():
-            said = self.detector(images, batch_size=len(images))
+            said = detector(images, batch_size=len(images))
         self.metrics.scored(said.score.tolist(), int(said.is_ood.sum()))
-        classes, missing = self.detector.classes, [None] * len(said)
+        classes, missing = detector.classes, [None] * len(said)
         columns = zip(
             said.label.tolist(),
             said.probability.amax(dim=1).tolist(),

@@ -11,7 +11,7 @@ class Settings:
 
     Args:
         max_batch: Images that the network sees at a time.
-        max_delay: Seconds that an image waits for others to share its batch, where the network has nothing to do.
+        max_delay: Seconds that a network with nothing to do waits for as many images as its last batch had.
         max_queue: Images that may wait; beyond it the answer is 503.
         max_images: In one request.
         max_bytes: Of one request.
