@@ -218,18 +218,14 @@ class AMP(RescoringDetector):
         return out
 
     def _settling(self, images: Tensor) -> float:
-        """The score of two hypotheses up to which no held-out image would be flagged by all of them.
-
-        As far below the score that all hypotheses would flag from as their score ever exceeded that of two.
-        """
+        """The score of two hypotheses up to which no held-out image would be flagged by all of them."""
         few, full = [], []
         with torch.no_grad():
             for x in images.split(256):
                 hypotheses = self.net.hypotheses(self.as_input(x), views=self.views)
                 few.append(self.of_hypotheses(hypotheses[:FEW]).score)
                 full.append(self.of_hypotheses(hypotheses).score)
-        two, all_ = torch.cat(few).double(), torch.cat(full).double()
-        return float(all_.quantile(SETTLED) - (all_ - two).max())
+        return settling(torch.cat(few), torch.cat(full))
 
     @property
     def mean_passes(self) -> float:
@@ -263,3 +259,20 @@ class AMP(RescoringDetector):
             "views": self.views,
             "anchors": "auto" if self.adaptive else None,
         }
+
+
+def settling(two: Tensor, all_: Tensor) -> float:
+    """The score of two hypotheses up to which no held-out image would be flagged by all of them.
+
+    As far below the score that all hypotheses would flag from as their score ever exceeded that of two.
+
+    Args:
+        two: Scores of the images by two hypotheses, (N,).
+        all_: By all of them, (N,).
+
+    Example:
+        >>> settling(torch.tensor([0.0, 1.0, 2.0]), torch.tensor([0.0, 1.5, 2.0]))  # 1.95 is what they would flag from
+        1.45
+    """
+    two, all_ = two.double(), all_.double()
+    return float(all_.quantile(SETTLED) - (all_ - two).max())

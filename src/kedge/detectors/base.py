@@ -15,6 +15,7 @@ from kedge.anchoring import DEFAULT_K, Anchored
 from kedge.anchoring.rebuild import describe
 from kedge.checks import at_least, between, finite
 from kedge.data import Preprocess, batches, choose, shape_of_inputs
+from kedge.data.halves import halves
 from kedge.data.leakage import fingerprints
 from kedge.errors import InputError, NotReadyError
 from kedge.models.classifier import Classifier, evaluating
@@ -286,25 +287,12 @@ class Detector(ABC):
         return self.preprocess
 
     def _learn_from_half(self, held_out: Any) -> tuple[list[tuple[Tensor, int]], Tensor]:
-        """Let the method learn from half of the held-out images; return the other half, and the first's fingerprints.
-
-        An image's half is chosen by its pixels, so it does not depend on the order; equal images come into one half.
-        """
-        images, labels, prints = [], [], []
-        for x, y in batches(held_out, self._check_fitted()):
-            images.append(x)
-            labels.append(torch.full((len(x),), -1) if y is None else y)
-            prints.append(fingerprints(x))
-        x, y, marks = torch.cat(images), torch.cat(labels), torch.cat(prints)
-        mine = marks[:, 0] % 2 == 0
-        if not 0 < int(mine.sum()) < len(mine):
-            raise InputError(
-                f"held_out must have images enough for two halves, since {type(self).__name__} learns from one and "
-                f"sets its threshold on the other; got {len(mine)}"
-            )
+        """Let the method learn from half of the held-out images; return the rest, and its fingerprints."""
+        why = f"{type(self).__name__} learns from one and sets its threshold on the other"
+        mine, other = halves(held_out, self._check_fitted(), why)
         with evaluating(self.net):
-            self.fit_held_out(x[mine], y[mine])
-        return list(zip(x[~mine], y[~mine].tolist(), strict=True)), marks[mine]
+            self.fit_held_out(mine.images, mine.labels)
+        return list(zip(other.images, other.labels.tolist(), strict=True)), mine.prints
 
     def _run(
         self, images: Any, batch_size: int, progress: Callable[[int], None] | None = None

@@ -22,6 +22,8 @@ SCORES, RANKS, THRESHOLD, TEMPERATURE = (
     "threshold",
     "probability.temperature",
 )
+CALIBRATION = (SCORES, RANKS, THRESHOLD, TEMPERATURE)
+SETTLED = "settled"  # the score up to which the first anchors settle it, where not all are asked of every image
 LARGEST = 2**31 - 2**20  # bytes that protobuf puts into one file, less what is not weights
 
 
@@ -125,7 +127,7 @@ def write_calibration(
     narrow = ordered.astype(np.float32)
     if not np.array_equal(narrow, ordered):  # rounded scores would not give the decisions of those that are not
         raise InputError("the calibration scores must be float32 numbers; these are not: calibrate the detector again")
-    _set_tensors(
+    set_tensors(
         model,
         {
             SCORES: narrow,
@@ -143,7 +145,13 @@ def write_calibration(
     set_metadata(model, metadata(model) | {PREFIX + key: value for key, value in entries.items()})
 
 
-def _set_tensors(model: Any, values: Mapping[str, Any]) -> None:
+def is_adaptive(model: Any) -> bool:
+    """Whether a model asks all anchors of some images only."""
+    return any(tensor.name == SETTLED for tensor in model.graph.initializer)
+
+
+def set_tensors(model: Any, values: Mapping[str, Any]) -> None:
+    """Replace tensors of a model by name."""
     onnx = needs("onnx", "onnx")
     held = {tensor.name: tensor for tensor in model.graph.initializer}
     for name, value in values.items():

@@ -1,6 +1,7 @@
 """A detector as one torch module, from uint8 images to the verdict: what is exported."""
 
 import copy
+from collections.abc import Sequence
 from typing import cast
 
 import torch
@@ -24,14 +25,14 @@ class FoldedStem(nn.Module):
     Args:
         stem: The widened layer.
         maps: The anchors' part, (K, 1, ...).
-        views: Of the image, which the anchors are held against in turn.
+        views: The number of the image's view that each anchor is held against.
     """
 
     weight: Tensor
     bias: Tensor | None
     anchor_maps: Tensor
 
-    def __init__(self, stem: Stem, maps: Tensor, views: int) -> None:
+    def __init__(self, stem: Stem, maps: Tensor, views: Sequence[int]) -> None:
         super().__init__()
         self.views = views
         self._stem = (stem,)  # in a tuple, so that it is no submodule and its weights stay out of the file
@@ -41,9 +42,10 @@ class FoldedStem(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Images, once per anchor, (K * B, ...) -> (K * B, ...); the part of each view is computed once."""
-        anchors, by_anchor = len(self.anchor_maps), x.view(len(self.anchor_maps), -1, *x.shape[1:])  # (K, B, ...)
-        parts = [self._stem[0].affine(image, self.weight, self.bias) for image in by_anchor[: self.views]]
-        both = torch.stack([parts[k % self.views] for k in range(anchors)]) if self.views > 1 else parts[0]
+        by_anchor = x.view(len(self.anchor_maps), -1, *x.shape[1:])  # (K, B, ...)
+        seen = {number: by_anchor[self.views.index(number)] for number in self.views}
+        parts = {number: self._stem[0].affine(image, self.weight, self.bias) for number, image in seen.items()}
+        both = parts[self.views[0]] if len(parts) == 1 else torch.stack([parts[number] for number in self.views])
         both = both + self.anchor_maps  # (K, B, ...)
         return both.reshape(-1, *both.shape[2:])
 
@@ -56,6 +58,8 @@ class Graph(nn.Module):
 
     Args:
         detector: One that `check_exportable` let pass.
+        which: The anchors to ask; by default all. Where these are not the first, `forward` takes the hypotheses of
+            those before them as well.
 
     Example:
         >>> from kedge.detectors import MSP
@@ -66,14 +70,15 @@ class Graph(nn.Module):
 
     threshold: Tensor
 
-    def __init__(self, detector: Detector) -> None:
+    def __init__(self, detector: Detector, which: range | None = None) -> None:
         super().__init__()
         check_exportable(detector)
         self._detector = (detector,)
-        self.views = detector.views if isinstance(detector, AMP) else 1
-        self.net = _bare(detector.net, self.views)
-        frozen = detector.net.anchors if isinstance(detector.net, Anchored) else None
-        self.anchors = None if frozen is None else len(frozen)
+        self.which = which
+        asked = which or range(detector.net.k if isinstance(detector.net, Anchored) else 0)
+        turns = detector.views if isinstance(detector, AMP) else 1
+        self.views = [number % turns for number in asked]  # of the image, one for each anchor
+        self.net = _bare(detector.net, asked, self.views)
         self.calibration, self.probability = nn.Module(), nn.Module()
         self.calibration.register_buffer("scores", torch.tensor([0.1251, 0.2502, 0.3753]))
         self.calibration.register_buffer("ranks", torch.tensor(4.1254))  # n + 1, what ranks are divided by
@@ -83,13 +88,14 @@ class Graph(nn.Module):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Of the outputs; the last is no output of the file, but has its name there."""
+        """Of the outputs; those behind the last of `OUTPUTS` are none of the file, but have their names there."""
         has_temperature = isinstance(self._detector[0], RescoringDetector)
-        return (*(name for name in OUTPUTS if has_temperature or name != "temperature"), "logits")
+        inside = ("logits",) if self.which is None else ("logits", "hypotheses")
+        return (*(name for name in OUTPUTS if has_temperature or name != "temperature"), *inside)
 
-    def forward(self, images: Tensor) -> tuple[Tensor, ...]:
-        """The verdict on a batch."""
-        out = self._outputs(self.net.normalise(images))
+    def forward(self, images: Tensor, known: Tensor | None = None) -> tuple[Tensor, ...]:
+        """The verdict on a batch; ``known`` are the hypotheses of the anchors before these, (B, K', C)."""
+        out, hypotheses = self._outputs(self.net.normalise(images), known)
         scaled = out.logits / cast(Tensor, self.probability.temperature)
         at_least = out.score[:, None] <= cast(Tensor, self.calibration.scores)  # (B, n)
         # Counts are whole numbers, which float32 holds exactly up to 2^24.
@@ -102,25 +108,27 @@ class Graph(nn.Module):
             "p_value": p_value,
             "is_ood": ~(out.score <= self.threshold),  # not ">", so that a score that is no number is flagged
             "logits": out.logits,
+            "hypotheses": hypotheses.transpose(0, 1),  # images first, as everything else that leaves the graph
         }
         return tuple(cast(Tensor, found[name]) for name in self.names)
 
-    def _outputs(self, x: Tensor) -> Outputs:
+    def _outputs(self, x: Tensor, known: Tensor | None) -> tuple[Outputs, Tensor]:
+        """What the detector makes of normalised images, and the hypotheses (K, B, C) that it makes it of."""
         detector = self._detector[0]
         if isinstance(detector, Student):
-            return detector.of_output(self.net.network(x))
-        if self.anchors is None:
-            hypotheses = logits_of(self.net.network(x))[None]  # (1, B, C)
-        else:
-            seen = [view(x, number) for number in range(min(self.views, self.anchors))]
-            # All rows, though the stem reads the first of each view: networks may read B off their input.
-            folded = torch.cat([seen[k % self.views] for k in range(self.anchors)])
-            rows = logits_of(self.net.network(folded))
-            hypotheses = rows.view(self.anchors, -1, rows.shape[1])  # (K, B, C)
+            out = detector.of_output(self.net.network(x))
+            return out, out.logits[None]
+        seen = {number: view(x, number) for number in self.views}
+        # All rows, though the stem reads the first of each view: networks may read B off their input.
+        folded = torch.cat([seen[number] for number in self.views]) if self.views else x
+        rows = logits_of(self.net.network(folded))
+        hypotheses = rows.view(len(self.views) or 1, -1, rows.shape[1])
+        if known is not None:
+            hypotheses = torch.cat([known.transpose(0, 1), hypotheses])
         if isinstance(detector, AMP):
-            return detector.of_hypotheses(hypotheses)
-        logits = hypotheses[0] if self.anchors is None else hypotheses.mean(dim=0)
-        return cast("LogitDetector | TemperatureScaling", detector).of_logits(logits)
+            return detector.of_hypotheses(hypotheses), hypotheses
+        logits = hypotheses.mean(dim=0) if self.views else hypotheses[0]
+        return cast("LogitDetector | TemperatureScaling", detector).of_logits(logits), hypotheses
 
 
 def check_exportable(detector: Detector) -> None:
@@ -137,11 +145,6 @@ def check_exportable(detector: Detector) -> None:
         raise InputError(
             f"detector must be AMP, Student, MSP, MaxLogit, Entropy, Energy or TemperatureScaling; got {came}, which "
             "is more than a function of the logits: run it with kedge"
-        )
-    if isinstance(detector, AMP) and detector.adaptive:
-        raise InputError(
-            'detector must ask as many anchors of every image; anchors="auto" asks more of some: fit and calibrate AMP '
-            "without it"
         )
     net = detector.net
     if type(net) not in (Classifier, Anchored):
@@ -160,14 +163,14 @@ def check_exportable(detector: Detector) -> None:
         raise InputError(f"detector must take images (D, H, W); this one takes inputs {detector.preprocess.shape}")
 
 
-def _bare(net: Classifier, views: int) -> Classifier:
-    """A copy on the CPU that holds nothing but what evaluation needs."""
+def _bare(net: Classifier, which: range, views: Sequence[int]) -> Classifier:
+    """A copy on the CPU that holds nothing but what evaluation under some of its anchors needs."""
     copied = copy.deepcopy(net).cpu()
     copied.to(memory_format=torch.contiguous_format)  # type: ignore[call-overload]  # torch's own stubs lack it
     copied.outliers = None
     if isinstance(copied, Anchored):
         with torch.no_grad():
-            maps = copied.shared_maps()
+            maps = copied.shared_maps()[which.start : which.stop]
         copied.network.set_submodule(copied.layer, FoldedStem(copied.stem, maps, views))
         copied.anchors = None
     return copied.eval()

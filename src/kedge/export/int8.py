@@ -1,26 +1,36 @@
 """8-bit integers: a smaller, faster file of a network that is a little different, with a threshold of its own."""
 
+import math
 import os
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from kedge import calibration
 from kedge.checks import at_least, needs
 from kedge.data import Preprocess, batches, choose
+from kedge.data.halves import halves
 from kedge.data.leakage import fingerprints, shared
+from kedge.detectors.amp import settling
 from kedge.errors import InputError
+from kedge.export.cascade import join, parts
 from kedge.export.file import (
     PREFIX,
+    SETTLED,
     TEMPERATURE,
+    is_adaptive,
     metadata,
     preprocess_of,
     promise_of,
     read_model,
     set_metadata,
+    set_tensors,
     write_calibration,
     write_model,
 )
@@ -60,8 +70,20 @@ def quantise(
     quantization = needs("onnxruntime.quantization", "onnx")
     model = read_model(path)
     facts = metadata(model)
-    left = _float_nodes(model)
     chosen = choose(training_images, preprocess_of(facts), at_least("images", images, 1), "random", seed, at_least=1)
+    given = {"images": as_uint8(chosen).numpy()}
+    if (both := parts(model)) is None:
+        quantised = _quantised(model, given, quantization)
+    else:
+        few, rest, passes = both
+        known = {"known": _hypotheses(few, given)}
+        quantised = join(_quantised(few, given, quantization), _quantised(rest, given | known, quantization), passes)
+    set_metadata(quantised, facts | {f"{PREFIX}quantised": "int8"})
+    write_model(_recalibrated(quantised, held_out, engine, None, None, seen=fingerprints(chosen)), out)
+
+
+def _quantised(model: Any, given: Mapping[str, NDArray[Any]], quantization: Any) -> Any:
+    left = _float_nodes(model)
     # What onnxruntime would do first, the exporter has done; without this mark it would ask for it.
     set_metadata(model, {"onnx.quant.pre_process": "onnxruntime.quant"})
     with tempfile.TemporaryDirectory(prefix="kedge-") as folder:
@@ -69,7 +91,7 @@ def quantise(
         quantization.quantize_static(
             model,
             made,
-            _Reader(as_uint8(chosen)),
+            _Reader(given),
             quant_format=quantization.QuantFormat.QDQ,
             op_types_to_quantize=list(QUANTISED),
             per_channel=True,
@@ -78,9 +100,7 @@ def quantise(
             weight_type=quantization.QuantType.QInt8,
             nodes_to_exclude=left,
         )
-        quantised = needs("onnx", "onnx").load(made)
-    set_metadata(quantised, facts | {f"{PREFIX}quantised": "int8"})
-    write_model(_recalibrated(quantised, held_out, engine, None, None, seen=fingerprints(chosen)), out)
+        return needs("onnx", "onnx").load(made)
 
 
 def recalibrate(
@@ -115,7 +135,16 @@ def _recalibrated(
     if tpr is None:
         tpr, as_it_was = promise_of(facts)
         confidence = as_it_was if confidence is None else confidence
-    scores, logits, labels = _said(model, preprocess_of(facts), held_out, engine, seen)
+    preprocess = preprocess_of(facts)
+    if is_adaptive(model):
+        why = "the file learns from one which images need all anchors, and its threshold from the other"
+        mine, other = halves(held_out, preprocess, why)
+        held_out = list(zip(other.images, other.labels.tolist(), strict=True))
+        two, all_ = (
+            _settled_at(model, bound, mine.images, preprocess, engine, seen) for bound in (math.inf, -math.inf)
+        )
+        set_tensors(model, {SETTLED: np.float32(settling(two, all_))})
+    scores, logits, labels = _said(model, preprocess, held_out, engine, seen)
     known = labels >= 0
     if not bool(known.any()):
         held = {tensor.name: tensor for tensor in model.graph.initializer}
@@ -127,6 +156,14 @@ def _recalibrated(
     write_calibration(model, scores, threshold=threshold, temperature=temperature, tpr=tpr, confidence=confidence)
     set_metadata(model, metadata(model) | {f"{PREFIX}engine": engine})
     return model
+
+
+def _settled_at(
+    model: Any, bound: float, images: Tensor, preprocess: Preprocess, engine: str, seen: Tensor | None
+) -> Tensor:
+    """The scores of images if those up to a bound were settled."""
+    set_tensors(model, {SETTLED: np.float32(bound)})
+    return _said(model, preprocess, images, engine, seen)[0]
 
 
 def _said(
@@ -161,12 +198,24 @@ def _said(
 class _Reader:
     """Batches, in the form that onnxruntime asks for."""
 
-    def __init__(self, images: Tensor) -> None:
-        self.parts = iter(images.split(BATCH))
+    def __init__(self, given: Mapping[str, NDArray[Any]]) -> None:
+        self.given, self.starts = given, iter(range(0, len(given["images"]), BATCH))
 
     def get_next(self) -> dict[str, Any] | None:
-        part = next(self.parts, None)
-        return None if part is None else {"images": part.numpy()}
+        start = next(self.starts, None)
+        return None if start is None else {name: rows[start : start + BATCH] for name, rows in self.given.items()}
+
+
+def _hypotheses(few: Any, given: Mapping[str, NDArray[Any]]) -> NDArray[Any]:
+    """What the first anchors make of the images, (N, K, C): an input of the graph of the others."""
+    onnx, runtime = needs("onnx", "onnx"), package("onnxruntime")
+    probe = onnx.ModelProto()
+    probe.CopyFrom(few)
+    probe.graph.output.append(
+        onnx.helper.make_tensor_value_info("hypotheses", onnx.TensorProto.FLOAT, ["N", None, None])
+    )
+    session, reader = runtime.InferenceSession(probe.SerializeToString()), _Reader(given)
+    return np.concatenate([session.run(["hypotheses"], part)[0] for part in iter(reader.get_next, None)])
 
 
 def _float_nodes(model: Any) -> list[str]:

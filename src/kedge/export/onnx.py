@@ -6,19 +6,22 @@ import logging
 import os
 import tempfile
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from kedge.checks import at_least, needs
-from kedge.detectors import Detector
+from kedge.detectors import AMP, Detector
+from kedge.detectors.amp import FEW
 from kedge.errors import ArchitectureError, InputError, KedgeError, NotReadyError
-from kedge.export.file import PREFIX, rule, set_metadata, write_calibration, write_model
-from kedge.export.graph import Graph, check_exportable
+from kedge.export.cascade import join
+from kedge.export.file import PREFIX, SETTLED, rule, set_metadata, set_tensors, write_calibration, write_model
+from kedge.export.graph import OUTPUTS, Graph, check_exportable
 
 FIRST_OPSET = 18  # what torch's exporter writes
 OPSET = 20  # has GELU as one operation, which runs twice as fast as its parts
@@ -30,8 +33,9 @@ def export_onnx(
     """Write a calibrated detector to one ONNX file that needs neither kedge nor torch.
 
     In: ``images``, uint8 (N, D, H, W) of the network's size. Out: ``label``, ``probability`` of that label, ``score``,
-    ``temperature`` (of AMP and Student), ``p_value`` and ``is_ood``, (N,) each. Normalisation, anchors, score and
-    calibration are inside; resizing is not, and is described in the metadata ``kedge.preprocess``.
+    ``temperature`` (of AMP and Student), ``p_value`` and ``is_ood``, (N,) each, and of AMP with ``anchors="auto"`` the
+    ``passes`` that it took. Normalisation, anchors, score and calibration are inside; resizing is not, and is described
+    in the metadata ``kedge.preprocess``.
 
     Args:
         detector: AMP with anchors that all images share, Student, MSP, MaxLogit, Entropy, Energy or
@@ -63,7 +67,7 @@ def export_onnx(
     images = torch.zeros(2, *detector.preprocess.shape, dtype=torch.uint8)
     detector(images)  # raises whatever else is not ready
     known = detector.calibration
-    model = _traced(Graph(detector), images, opset)
+    model = _model(detector, images, opset)
     set_metadata(model, _facts(detector, sha256 or _sha256(detector)))
     write_calibration(
         model,
@@ -76,21 +80,37 @@ def export_onnx(
     write_model(model, path)
 
 
-def _traced(graph: Graph, images: torch.Tensor, opset: int) -> Any:
+def _model(detector: Detector, images: torch.Tensor, opset: int) -> Any:
+    """The detector as onnx's ModelProto."""
+    if not isinstance(detector, AMP) or not detector.adaptive or detector.net.k <= FEW:
+        return _traced(Graph(detector), [images], opset)
+    k = detector.net.k
+    first = Graph(detector, range(FEW))
+    with torch.no_grad():
+        known = dict(zip(first.names, first(images), strict=True))["hypotheses"]
+    few = _traced(first, [images], opset)
+    model = join(few, _traced(Graph(detector, range(FEW, k)), [images, known], opset), (FEW, k))
+    assert detector.settled is not None
+    set_tensors(model, {SETTLED: np.float32(detector.settled)})
+    return model
+
+
+def _traced(graph: Graph, inputs: Sequence[torch.Tensor], opset: int) -> Any:
     """The graph as onnx's ModelProto, with an open number of images."""
     needs("onnx", "onnx")
     needs("onnxscript", "onnx")
     try:
         with _quiet(), torch.no_grad():
             # Captured here: the exporter would try other ways where this one fails, and bake a branch into the graph.
-            shapes = {"images": {0: torch.export.Dim("N")}}
-            captured = torch.export.export(graph, (images,), dynamic_shapes=shapes, strict=False)
+            names = ("images", "known")[: len(inputs)]
+            shapes = {name: {0: torch.export.Dim("N")} for name in names}
+            captured = torch.export.export(graph, tuple(inputs), dynamic_shapes=shapes, strict=False)
             program = torch.onnx.export(
                 captured,
                 (),
                 dynamo=True,
                 opset_version=opset,
-                input_names=["images"],
+                input_names=list(names),
                 output_names=list(graph.names),
                 verbose=False,
             )
@@ -116,7 +136,7 @@ def _strip(model: Any) -> None:
     del model.graph.value_info[:]
     for value in (*model.graph.input, *model.graph.output):
         value.type.tensor_type.shape.dim[0].dim_param = "N"
-    outputs = [value for value in model.graph.output if value.name != "logits"]
+    outputs = [value for value in model.graph.output if value.name in OUTPUTS]
     del model.graph.output[:]
     model.graph.output.extend(outputs)
 
