@@ -129,10 +129,9 @@ def test_the_adaptive_engine_leaves_the_share_of_images_open_that_it_is_told(pre
     run, images = prepared.start("auto"), noise(10, (3, 32, 32), seed=8)
     assert isinstance(run, Adaptive)
     run.leave_open(images, share)
-    run.detector.asked = [0, 0]
     for part in images.split(1):  # one at a time, as at a batch of one
         run(part)
-    assert run.detector.asked == [10, 2 * 10 + 3 * expected]
+    assert run.count() == [10, 2 * 10 + 3 * expected]
 
 
 def test_the_adaptive_twin_has_the_anchors_of_the_detector_and_a_threshold_of_its_own(detector, prepared):
@@ -235,15 +234,25 @@ def test_exported_engines_are_measured_and_compared(tmp_path):
     for package in ("onnx", "onnxscript", "onnxruntime"):
         pytest.importorskip(package)
     detector = bench.detector_of("compact", width=4, classes=3)
-    found = bench.prepare(detector, tmp_path, engines=("onnxruntime-fp32", "onnxruntime-int8"))
+    ours = ("onnxruntime-fp32", "onnxruntime-int8", "onnxruntime-fp32-auto", "onnxruntime-int8-auto")
+    found = bench.prepare(detector, tmp_path, engines=ours)
     assert found.left_out == {}
     rows = bench.inference(found, 3, repeats=1, threads=1, least=0)
-    assert [row["engine"] for row in rows] == ["plain", "kedge", "onnxruntime-fp32", "onnxruntime-int8"]
+    assert [row["engine"] for row in rows] == ["plain", "kedge", *ours]
     test, ood = kedge.ImageSet(noise(40, (3, 32, 32), seed=6), name="noise"), kedge.ImageSet(greys(30), name="greys")
     values = quality(found, test, [ood], threads=1)
     assert values["onnxruntime-fp32"]["agreement"] == 1
     assert values["onnxruntime-fp32"]["auroc_points"]["greys"] == pytest.approx(0, abs=0.2)
     assert 0 <= values["onnxruntime-int8"]["flagged"]["noise"] <= 1
+    twin = kedge.load(tmp_path / "auto.kedge")
+    twin(noise(40, (3, 32, 32), seed=6))
+    assert values["onnxruntime-fp32-auto"]["passes"]["noise"] == pytest.approx(twin.mean_passes)
+    run, images = found.start("onnxruntime-fp32-auto"), noise(10, (3, 32, 32), seed=8)
+    assert isinstance(run, Adaptive)
+    run.leave_open(images, 0.3)
+    for part in images.split(1):
+        run(part)
+    assert run.count() == [10, 2 * 10 + 3 * 3]
 
 
 def greys(n):

@@ -1,4 +1,4 @@
-"""An exported detector with anchors="auto": one file that asks all anchors of the images that need it, and of no others."""
+"""An exported detector with anchors="auto": one file that asks all anchors of those images alone that need it."""
 
 import copy
 from importlib.util import find_spec

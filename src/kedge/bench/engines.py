@@ -2,14 +2,18 @@
 
 import copy
 import math
+import tempfile
 import warnings
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from kedge.anchoring import Anchored
@@ -17,9 +21,9 @@ from kedge.bench.plain import Naive, channels_last, without_anchors
 from kedge.bench.subjects import HELD_OUT, noise
 from kedge.checks import between, one_of
 from kedge.detectors import AMP, Detector, for_inference, load
-from kedge.detectors.amp import FEW
 from kedge.errors import InputError, KedgeError, KedgeWarning, NotReadyError
 from kedge.export import OnnxDetector, export_onnx, quantise
+from kedge.export.file import SETTLED, read_model, set_tensors, write_model
 from kedge.export.runtime import ENGINES, package
 from kedge.models import Spec
 
@@ -35,6 +39,10 @@ TITLES = {
     "onnxruntime-int8": "onnxruntime, int8",
     "openvino-fp32": "OpenVINO, float32",
     "openvino-int8": "OpenVINO, int8",
+    "onnxruntime-fp32-auto": 'onnxruntime, float32, anchors="auto"',
+    "onnxruntime-int8-auto": 'onnxruntime, int8, anchors="auto"',
+    "openvino-fp32-auto": 'OpenVINO, float32, anchors="auto"',
+    "openvino-int8-auto": 'OpenVINO, int8, anchors="auto"',
 }
 
 
@@ -123,15 +131,17 @@ def prepare(
             detector = _twin(detector, None, held_out)
         detector.save(folder / "detector.kedge")
         shared = isinstance(detector, AMP) and detector.net.per_image is None
+        adaptive = [name for name in wanted if name.endswith("auto")]
         if not shared:
-            left_out |= dict.fromkeys(("naive", "auto"), "it is for AMP with anchors that all images share")
-        elif "auto" in wanted:
+            left_out |= dict.fromkeys(("naive", *adaptive), "it is for AMP with anchors that all images share")
+        elif adaptive:
             said("adaptive anchors")
-            _attempt(left_out, ("auto",), lambda: _write_adaptive(detector, folder / "auto.kedge", held_out))
-        exports = [name for name in wanted if name.partition("-")[0] in ENGINES]
-        if exports:
-            said("export to ONNX")
-            _attempt(left_out, exports, lambda: export_onnx(detector, folder / "fp32.onnx"))
+            _attempt(left_out, adaptive, lambda: _write_adaptive(detector, folder / "auto.kedge", held_out))
+        exports = [name for name in wanted if name.partition("-")[0] in ENGINES and name not in left_out]
+        for file, source in (("fp32.onnx", "detector.kedge"), ("auto.onnx", "auto.kedge")):
+            if those := [name for name in exports if (name in adaptive) == (source == "auto.kedge")]:
+                said("export to ONNX")
+                _attempt(left_out, those, partial(_export, folder / source, folder / file))
         for name in exports:
             if name not in left_out:
                 said(TITLES[name])
@@ -140,25 +150,83 @@ def prepare(
     return Prepared(folder, shape, detector.cost.forward, tuple(name for name in wanted if name not in kept), kept)
 
 
-class Adaptive:
+class Adaptive(ABC):
     """AMP with anchors="auto", whose bound can be set so that it leaves a given share of images to all anchors."""
 
-    def __init__(self, detector: AMP) -> None:
-        self.detector = detector
-
+    @abstractmethod
     def __call__(self, images: Tensor) -> Any:
         """The verdict."""
-        return self.detector(images, batch_size=len(images))
+
+    @abstractmethod
+    def settle(self, bound: float) -> None:
+        """Set the score of two hypotheses up to which they settle it."""
+
+    @abstractmethod
+    def count(self) -> list[int]:
+        """The images so far, and the passes for them; the list is where they are counted."""
+
+    def forget(self) -> None:
+        """Count from nothing again."""
+        self.count()[:] = [0, 0]
+
+    @property
+    def mean_passes(self) -> float:
+        """Passes for an image, over all images since `forget`."""
+        images, passes = self.count()
+        return passes / images
 
     def leave_open(self, images: Tensor, share: float) -> None:
         """Set the bound by these images: for timing alone, since the threshold does not follow."""
         between("share", share, 0, 1)
-        detector = self.detector
-        with torch.no_grad():
-            few = detector.net.hypotheses(detector.as_input(images), views=detector.views, which=range(FEW))
-        ordered = detector.of_hypotheses(few).score.sort().values.tolist()
+        self.settle(math.inf)
+        ordered = sorted(arrays(self(images))["score"].tolist())
         edges, settled = [-math.inf, *ordered, math.inf], round((1 - share) * len(images))
-        detector.settled = (edges[settled] + edges[settled + 1]) / 2  # between two, so that rounding moves none
+        self.settle((edges[settled] + edges[settled + 1]) / 2)  # between two, so that rounding moves none
+        self.forget()
+
+
+class _TorchAdaptive(Adaptive):
+    def __init__(self, detector: AMP) -> None:
+        self.detector = detector
+
+    def __call__(self, images: Tensor) -> Any:
+        return self.detector(images, batch_size=len(images))
+
+    def settle(self, bound: float) -> None:
+        self.detector.settled = bound
+
+    def count(self) -> list[int]:
+        return self.detector.asked
+
+
+class _OnnxAdaptive(Adaptive):
+    def __init__(self, path: Path, runtime: str, threads: int | None) -> None:
+        self.path, self.start = path, partial(OnnxDetector, engine=runtime, threads=threads)
+        self.detector, self.asked = self.start(path), [0, 0]
+
+    def __call__(self, images: Tensor) -> Any:
+        said = self.detector(images, batch_size=len(images))
+        self.asked[0] += len(images)
+        self.asked[1] += int(said["passes"].sum())
+        return said
+
+    def settle(self, bound: float) -> None:
+        model = read_model(self.path)
+        set_tensors(model, {SETTLED: np.float32(bound)})
+        with tempfile.TemporaryDirectory(prefix="kedge-bench-") as folder:
+            write_model(model, Path(folder) / "bound.onnx")
+            self.detector = self.start(Path(folder) / "bound.onnx")
+
+    def count(self) -> list[int]:
+        return self.asked
+
+
+def arrays(verdict: Any) -> dict[str, NDArray[Any]]:
+    """Labels, scores and decisions of a detector of kedge or an exported one, in one form."""
+    names = ("label", "score", "is_ood")
+    if isinstance(verdict, Mapping):
+        return {name: verdict[name] for name in names}
+    return {name: getattr(verdict, name).numpy() for name in names}
 
 
 def _twin(detector: AMP, anchors: str | None, held_out: Any) -> AMP:
@@ -174,12 +242,17 @@ def _write_adaptive(detector: Detector, path: Path, held_out: Any) -> None:
     _twin(detector, "auto", held_out).save(path)
 
 
+def _export(source: Path, path: Path) -> None:
+    export_onnx(load(source), path)
+
+
 def _write_onnx(name: str, folder: Path, training_images: Any, held_out: Any) -> None:
     """The file of an engine that is not torch, once it is known that the engine is there."""
-    runtime, _, kind = name.partition("-")
+    runtime, kind, *auto = name.split("-")
     package(runtime)
     if kind == "int8":
-        quantise(folder / "fp32.onnx", folder / f"{name}.onnx", training_images, held_out, engine=runtime)
+        exact = "auto.onnx" if auto else "fp32.onnx"
+        quantise(folder / exact, folder / f"{name}.onnx", training_images, held_out, engine=runtime)
 
 
 def _attempt(left_out: dict[str, str], engines: Sequence[str], action: Callable[[], Any]) -> None:
@@ -218,11 +291,15 @@ def _folded(folder: Path, threads: int | None) -> Run:
 def _auto(folder: Path, threads: int | None) -> Run:
     detector = for_inference(load(folder / "auto.kedge"))
     assert isinstance(detector, AMP)
-    return Adaptive(detector)
+    return _TorchAdaptive(detector)
 
 
 def _onnx(file: str, runtime: str) -> Callable[[Path, int | None], Run]:
     return lambda folder, threads: _at_once(OnnxDetector(folder / file, engine=runtime, threads=threads))
+
+
+def _onnx_auto(file: str, runtime: str) -> Callable[[Path, int | None], Run]:
+    return lambda folder, threads: _OnnxAdaptive(folder / file, runtime, threads)
 
 
 def _at_once(detector: Detector | OnnxDetector) -> Run:
@@ -239,4 +316,8 @@ _STARTS: dict[str, Callable[[Path, int | None], Run]] = {
     "onnxruntime-int8": _onnx("onnxruntime-int8.onnx", "onnxruntime"),
     "openvino-fp32": _onnx("fp32.onnx", "openvino"),
     "openvino-int8": _onnx("openvino-int8.onnx", "openvino"),
+    "onnxruntime-fp32-auto": _onnx_auto("auto.onnx", "onnxruntime"),
+    "onnxruntime-int8-auto": _onnx_auto("onnxruntime-int8-auto.onnx", "onnxruntime"),
+    "openvino-fp32-auto": _onnx_auto("auto.onnx", "openvino"),
+    "openvino-int8-auto": _onnx_auto("openvino-int8-auto.onnx", "openvino"),
 }

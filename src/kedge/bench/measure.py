@@ -225,7 +225,7 @@ def _through(run: Run, parts: Sequence[torch.Tensor]) -> None:
 
 
 def _left_open(run: Run, passes: int) -> dict[str, float]:
-    return {"open_share": share_of(run.detector.mean_passes, passes)} if isinstance(run, Adaptive) else {}
+    return {"open_share": share_of(run.mean_passes, passes)} if isinstance(run, Adaptive) else {}
 
 
 def _named(spread: Spread) -> dict[str, float]:

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kedge.bench.engines import EXACT, PLAIN, TITLES, Adaptive, Prepared, Run, check_engines
+from kedge.bench.engines import EXACT, PLAIN, TITLES, Adaptive, Prepared, arrays, check_engines
 from kedge.data import ImageSet
 from kedge.detectors.amp import FEW
 from kedge.errors import InputError
@@ -53,12 +53,17 @@ def quality(
         run = prepared.start(engine, threads=threads)
         said, passes = {}, {}
         for images in (test, *ood):
-            said[images.name], passes[images.name] = _said(run, images)
+            if isinstance(run, Adaptive):
+                run.forget()
+            parts = [arrays(run(part)) for part in images.images.split(BATCH)]
+            said[images.name] = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+            if isinstance(run, Adaptive):
+                passes[images.name] = run.mean_passes
             if report is not None:
                 report(f"{TITLES[engine]}: {images.name}")
         exact = exact or said
         found[engine] = _compared(said, exact, test.name)
-        found[engine]["passes"] = passes if isinstance(run, Adaptive) else None
+        found[engine]["passes"] = passes or None
     return found
 
 
@@ -70,23 +75,6 @@ def open_share(passes: float, all_passes: int) -> float:
         0.2
     """
     return round((passes - FEW) / (all_passes - FEW), 6) if all_passes > FEW else 0.0
-
-
-def _said(run: Run, images: ImageSet) -> tuple[Arrays, float]:
-    """Labels, scores and decisions, and the mean number of passes where they are counted."""
-    if isinstance(run, Adaptive):
-        run.detector.asked = [0, 0]
-    parts = [_arrays(run(part)) for part in images.images.split(BATCH)]
-    passes = run.detector.mean_passes if isinstance(run, Adaptive) else 0.0
-    return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}, passes
-
-
-def _arrays(verdict: Any) -> Arrays:
-    """What a detector of kedge or an exported one says, in one form."""
-    names = ("label", "score", "is_ood")
-    if isinstance(verdict, Mapping):
-        return {name: verdict[name] for name in names}
-    return {name: getattr(verdict, name).numpy() for name in names}
 
 
 def _compared(said: Mapping[str, Arrays], exact: Mapping[str, Arrays], test: str) -> dict[str, Any]:
