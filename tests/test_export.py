@@ -610,7 +610,9 @@ def test_the_check_sees_what_is_no_number_another_label_or_another_decision(name
     ("options", "words"),
     [
         (["--engine", "openvino"], "--engine must come with --int8"),
-        (["--int8-split", "train", "--calibrate-split", "test"], "--int8-split, --calibrate-split must"),
+        (["--int8-split", "train", "--engine", "openvino"], "--int8-split, --engine must"),
+        (["--calibrate-split", "test"], "--calibrate-split must come with --calibrate"),
+        (["--auto"], "--auto must come with --calibrate"),
         (["--int8", "folder:a", "--calibrate", "folder:b", "--engine", "abacus"], "engine must be one of"),
         (["--int8", "folder:a"], "old threshold does not hold"),
         (["--calibrate", "folder:a"], "kedge calibrate"),

@@ -1,14 +1,18 @@
 """An exported detector with anchors="auto": one file that asks all anchors of those images alone that need it."""
 
 import copy
+import json
 from importlib.util import find_spec
 
 import numpy as np
 import pytest
 import torch
+from typer.testing import CliRunner
 
 import kedge
+from kedge.cli import app
 from kedge.data.digits import digits
+from kedge.errors import InputError
 from kedge.export import OnnxDetector, compare, export_onnx, quantise, recalibrate
 from kedge.models import build
 from kedge.transforms import seeded
@@ -149,6 +153,29 @@ def test_an_image_that_is_no_number_is_flagged(home):
     passes, flagged = session.run(["passes", "is_ood"], {"images": image})
     assert passes.tolist() == [4]
     assert flagged.tolist() == [True]
+
+
+def test_the_command_makes_such_a_file_of_any_amp_detector(net, parts, tmp_path):
+    train, held, test = parts
+    whole = kedge.AMP(copy.deepcopy(net), k=4).fit(train).calibrate(held, tpr=0.9)
+    whole.save(tmp_path / "whole.kedge")
+    for name, images in (("train", train), ("held", held)):
+        np.savez(tmp_path / f"{name}.npz", x=images.images[:, 0].numpy(), y=images.labels.numpy())
+    sets = ["--int8", f"npz:{tmp_path}/train.npz", "--calibrate", f"npz:{tmp_path}/held.npz"]
+    command = ["export", str(tmp_path / "whole.kedge"), "-o", str(tmp_path / "auto.onnx"), "--auto"]
+    for options in (sets[2:], sets):
+        done = CliRunner().invoke(app, [*command, *options])
+        assert done.exit_code == 0, done.output
+        found = OnnxDetector(tmp_path / "auto.onnx")
+        assert (found.metadata["kedge.tpr"], json.loads(found.metadata["kedge.options"])["anchors"]) == ("0.9", "auto")
+        assert 2 <= found(test)["passes"].mean() < 4
+    twin = whole.twin(held)
+    assert torch.equal(twin.net.anchors, whole.net.anchors)
+    assert twin.calibration.tpr == 0.9
+    kedge.MSP(copy.deepcopy(net)).fit(train).calibrate(held).save(tmp_path / "msp.kedge")
+    refused = CliRunner().invoke(app, ["export", str(tmp_path / "msp.kedge"), *command[2:], *sets])
+    with pytest.raises(InputError, match="--auto is for AMP"):
+        raise refused.exception
 
 
 def test_two_anchors_in_all_are_a_file_like_any_other(net, parts, tmp_path):

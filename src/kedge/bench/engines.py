@@ -1,6 +1,5 @@
 """Everything that can give a verdict on the same images, each started from files, in this process or in another."""
 
-import copy
 import math
 import tempfile
 import warnings
@@ -128,7 +127,7 @@ def prepare(
             held_out = noise(HELD_OUT, shape, seed=3)
             warnings.simplefilter("ignore", KedgeWarning)  # they may be too few for the promise, which does not matter
         if isinstance(detector, AMP) and detector.adaptive:
-            detector = _twin(detector, None, held_out)
+            detector = detector.twin(held_out, anchors=None)
         detector.save(folder / "detector.kedge")
         shared = isinstance(detector, AMP) and detector.net.per_image is None
         adaptive = [name for name in wanted if name.endswith("auto")]
@@ -229,17 +228,9 @@ def arrays(verdict: Any) -> dict[str, NDArray[Any]]:
     return {name: getattr(verdict, name).numpy() for name in names}
 
 
-def _twin(detector: AMP, anchors: str | None, held_out: Any) -> AMP:
-    """The same detector and promise on a network of its own, with all anchors for every image or as few as needed."""
-    twin = AMP(copy.deepcopy(detector.net), **{**detector.config(), "anchors": anchors})
-    twin.preprocess, twin.classes, promised = detector.preprocess, detector.classes, detector.calibration
-    assert promised is not None
-    return twin.calibrate(held_out, tpr=promised.tpr, confidence=promised.confidence)
-
-
 def _write_adaptive(detector: Detector, path: Path, held_out: Any) -> None:
     assert isinstance(detector, AMP)
-    _twin(detector, "auto", held_out).save(path)
+    detector.twin(held_out).save(path)
 
 
 def _export(source: Path, path: Path) -> None:

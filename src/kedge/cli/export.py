@@ -14,7 +14,7 @@ from rich.markup import escape
 
 from kedge.artifact import locate
 from kedge.data import batches, sources
-from kedge.detectors import Detector, load
+from kedge.detectors import AMP, Detector, load
 from kedge.errors import InputError, KedgeError
 from kedge.export import Difference, OnnxDetector, compare, export_onnx, quantise
 from kedge.export.onnx import FIRST_OPSET, OPSET
@@ -35,7 +35,10 @@ def export(
         str | None, typer.Option(help="8-bit integers; training images: a data set by name, folder:PATH, npz:PATH.")
     ] = None,
     int8_split: Annotated[str | None, typer.Option(help="Of --int8; train, where a set by name has it.")] = None,
-    calibrate: Annotated[str | None, typer.Option(help="With --int8: images for the new threshold.")] = None,
+    auto: Annotated[
+        bool, typer.Option("--auto", help="Two anchors for every image, and all for those that they do not settle.")
+    ] = False,
+    calibrate: Annotated[str | None, typer.Option(help="With --int8 or --auto: images for the new threshold.")] = None,
     calibrate_split: Annotated[str | None, typer.Option(help="Of --calibrate.")] = None,
     engine: Annotated[
         str | None, typer.Option(help=f"With --int8: what will run the file, {' (the default) or '.join(ENGINES)}.")
@@ -52,36 +55,45 @@ def export(
 
         kedge export detector.kedge -o detector.onnx
 
-        kedge export cifar10 -o small.onnx --int8 cifar10 --calibrate folder:held-out/
+        kedge export cifar10 -o small.onnx --auto --int8 cifar10 --calibrate folder:held-out/
     """
-    given = {"--int8-split": int8_split, "--calibrate-split": calibrate_split, "--engine": engine}
-    stray = ", ".join(name for name, value in given.items() if value is not None)
-    if stray and int8 is None and calibrate is None:
+    given = {"--int8-split": int8_split, "--engine": engine}
+    stray = ", ".join(name for name, value in given.items() if value is not None and int8 is None)
+    if stray:
         raise InputError(
             f"{stray} must come with --int8, which is missing: name training images by it, or leave {stray} out"
         )
-    if (int8 is None) != (calibrate is None):
+    if calibrate is None and (int8 is not None or auto):
         raise InputError(
-            "--calibrate must come with --int8, since a quantised network gives other scores, for which the old "
-            "threshold does not hold: name in-distribution images that it was not trained on"
-            if calibrate is None
-            else "--calibrate is for --int8; to set the threshold of a detector anew, run `kedge calibrate` first"
+            f"{'--auto' if int8 is None else '--int8'} must come with --calibrate, since the file gives other scores, "
+            "for which the old threshold does not hold: name in-distribution images that it was not trained on"
         )
+    if calibrate is not None and int8 is None and not auto:
+        raise InputError(
+            "--calibrate is for --int8 and --auto; to set the threshold of a detector anew, run `kedge calibrate` first"
+        )
+    if calibrate_split is not None and calibrate is None:
+        raise InputError("--calibrate-split must come with --calibrate, which is missing: name images by it")
     console, detector = Console(stderr=as_json), load(file)
     said: dict[str, Any] = {"file": str(out)}
-    engine, sets = engine or ENGINES[0], None
-    if int8 is not None and calibrate is not None:  # what can fail, before minutes of work
+    engine, training, held_out = engine or ENGINES[0], None, None
+    if int8 is not None:  # what can fail, before minutes of work
         package(engine)
         training = sources.load(int8, int8_split or _training_split(int8), data_dir=data_dir)
-        sets = training, sources.load(calibrate, calibrate_split, data_dir=data_dir)
+    if calibrate is not None:
+        held_out = sources.load(calibrate, calibrate_split, data_dir=data_dir)
+    if auto:
+        if not isinstance(detector, AMP):
+            raise InputError(f"--auto is for AMP, which has anchors to leave out; {file} is {detector.name}")
+        if not detector.adaptive:
+            detector = detector.twin(held_out)
     with atomic(out) as temporary:
         export_onnx(detector, temporary, opset=opset, sha256=hashlib.sha256(locate(file).read_bytes()).hexdigest())
         if check:
             found = _checked(detector, temporary)
             console.print(f"checked   {_words(found)}", highlight=False)
             said |= {"largest_difference": found.largest, "largest_score": found.scale}
-        if sets is not None:
-            training, held_out = sets
+        if training is not None:
             before = _labels(detector, temporary, held_out)
             quantise(temporary, temporary, training, held_out, engine=engine)
             same = float((before == _labels(detector, temporary, held_out, engine)).mean())

@@ -1,5 +1,6 @@
 """AMP: the paper's detector."""
 
+import copy
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -226,6 +227,19 @@ class AMP(RescoringDetector):
                 few.append(self.of_hypotheses(hypotheses[:FEW]).score)
                 full.append(self.of_hypotheses(hypotheses).score)
         return settling(torch.cat(few), torch.cat(full))
+
+    def twin(self, held_out: Any, *, anchors: str | None = "auto") -> "AMP":
+        """The same detector and promise on a network of its own, which asks as few anchors as needed, or all.
+
+        Args:
+            held_out: To calibrate it on, since its scores are others.
+            anchors: ``"auto"``, or None for all of them for every image.
+        """
+        if self.calibration is None:
+            raise NotReadyError("the detector has no promise that a twin could keep: call calibrate(held_out) first")
+        made = AMP(copy.deepcopy(self.net), **{**self.config(), "anchors": anchors})
+        made.preprocess, made.classes = self.preprocess, self.classes
+        return made.calibrate(held_out, tpr=self.calibration.tpr, confidence=self.calibration.confidence)
 
     @property
     def mean_passes(self) -> float:
