@@ -9,7 +9,7 @@ from kedge.errors import InputError
 from kedge.models import build
 from kedge.models.ensemble import Ensemble
 from kedge.objective import CrossEntropy, LogitNorm, Loss, Objective, Step
-from kedge.suites.insight import Agreement, AliveAnchors
+from kedge.suites.insight import Agreement, AliveAnchors, Differences
 from kedge.training import Recipe, train
 from kedge.transforms import seeded
 
@@ -175,3 +175,33 @@ def test_anchors_are_kept_alive_by_halves_that_differ(apart, penalty):
     logits = torch.zeros(2, 3)
     found = AliveAnchors().loss(step_of(net, lambda x: logits))
     torch.testing.assert_close(found.value, torch.log(torch.tensor(3.0)) + penalty)
+
+
+def test_differences_are_the_masked_pairs_of_a_network_without_anchors():
+    x, y = torch.rand(40, 2, 6, 6), torch.arange(40) % 3
+    net = kedge.Classifier(torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(72, 3)), mean=[0.3, 0.6], std=0.5)
+    given = []
+    step = Step(
+        net=net.train(),
+        forward=lambda images: given.append(images) or net(images),
+        x=x,
+        y=y,
+        index=None,
+        outliers=None,
+        outlier_index=None,
+        anchors={},
+        done=0.0,
+        epoch=0,
+        images=40,
+        label_smoothing=0.0,
+    )
+    with seeded(0):
+        found = Differences().loss(step)
+    changed = (given[0] != x).flatten(1).any(dim=1)
+    assert 4 <= int(changed.sum()) <= 16  # a quarter
+    mean = torch.tensor([0.3, 0.6]).view(2, 1, 1)
+    for made, image in zip(given[0][changed], x[changed], strict=True):
+        assert any(torch.allclose(made, image - other + mean) for other in x)
+    rows = -net(given[0]).log_softmax(dim=1)
+    expected = torch.where(changed, rows.mean(dim=1), rows[torch.arange(40), y]).mean()
+    torch.testing.assert_close(found.value, expected)

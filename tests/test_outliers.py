@@ -1,5 +1,7 @@
 """Outliers that are made of training images: what each kind keeps of them, and what it takes away."""
 
+import dataclasses
+
 import pytest
 import torch
 
@@ -179,6 +181,21 @@ def test_bad_arguments_are_named():
         MadeOutliers(kinds=["fog"])
     with pytest.raises(InputError, match="kinds must name at least one"):
         MadeOutliers(kinds=[])
-    net = kedge.anchor(torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(12, 2)), mask=0.5)
-    with pytest.raises(InputError, match="mask must be 0 with made outliers"):
-        MadeOutliers().check(net)
+
+
+@pytest.mark.parametrize("target", ["label", "uniform"])
+def test_masked_pairs_beside_made_ones_keep_their_own_targets(target):
+    network = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(3 * 8 * 8, 4))
+    net = kedge.anchor(network, mask=0.5, mask_target=target)
+    x, y, seen = images(12, height=8, width=8), torch.arange(12) % 4, []
+    step = step_of(net, x, y)
+    step = dataclasses.replace(step, forward=lambda x: seen.append(net(x)) or seen[-1])
+    with seeded(0):
+        found = MadeOutliers(share=0.5, weight=2.0).loss(step)
+    (logits,), masked = seen, net.draw.masked[:12]
+    assert 0 < int(masked.sum()) < 12
+    rows = -logits.log_softmax(dim=1)
+    expected = rows[torch.arange(12), y]
+    if target == "uniform":
+        expected = torch.where(masked, rows[:12].mean(dim=1), expected)
+    torch.testing.assert_close(found.value, expected.mean() + 2.0 * rows[12:].mean())

@@ -63,10 +63,14 @@ class Step:
             )
         return logits
 
-    def targets(self) -> Tensor:
-        """What to train ``logits()`` towards: classes, or probabilities where pairs are masked."""
+    def targets(self, beside: int = 0) -> Tensor:
+        """What to train the logits of ``x`` towards: classes, or probabilities where pairs are masked.
+
+        Args:
+            beside: Images that were in the batch behind those of ``x``, and have no classes.
+        """
         if isinstance(self.net, Anchored) and self.net.options.mask > 0:
-            return self.net.targets(self.y)
+            return self.net.targets(torch.cat([self.y, self.y.new_zeros(beside)]))[: len(self.y)]
         return self.y
 
 
@@ -182,13 +186,6 @@ class MadeOutliers(Objective):
         if not self.kinds:
             raise InputError(f"kinds must name at least one of {', '.join(MAKERS)}; got none")
 
-    def check(self, net: Classifier) -> None:
-        """Raise if pairs are masked, whose targets are those of a batch without outliers."""
-        if isinstance(net, Anchored) and net.options.mask > 0:
-            raise InputError(
-                f"mask must be 0 with made outliers, which are masked in another way; got {net.options.mask}"
-            )
-
     def loss(self, step: Step) -> Loss:
         """The loss of a step."""
         count = round(self.share * len(step.x))
@@ -196,7 +193,8 @@ class MadeOutliers(Objective):
         # In one pass, so that batch norms see both: in passes of their own they would tell them apart.
         logits = step.forward(torch.cat([step.x, make_outliers(step.x[chosen], self.kinds)]))
         known, made = logits.tensor_split([len(step.x)])
-        fit = F.cross_entropy(step.fitting(known), step.y, label_smoothing=step.label_smoothing)
+        targets = step.targets(beside=len(made))
+        fit = F.cross_entropy(step.fitting(known), targets, label_smoothing=step.label_smoothing)
         return Loss(fit - self.weight * made.log_softmax(dim=1).mean() if len(made) else fit, known)
 
     def config(self) -> dict[str, Any]:

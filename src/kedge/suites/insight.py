@@ -21,6 +21,7 @@ from kedge.transforms import seeded
 
 NEAR = "tiny-imagenet (OpenOOD)"
 MOST = 1_000  # images of a set to judge by
+MASKED = 0.25  # share of pairs
 SHORT = 2  # epochs; half of those of cifar10-fast, whose twins are "twice as long" here
 # How each reads the hypotheses of an anchored network. The last two leave the temperature out, or everything else.
 READINGS: dict[str, dict[str, Any]] = {
@@ -63,7 +64,9 @@ def insight(setting: Setting) -> Study:
         "T in whole batches": anchored(spread=False),
         "T to the end": anchored(replace(short, settle=0.0)),
         "fresh stem": anchored(init="fresh"),
-        "masked, uniform": anchored(mask=0.25, mask_target="uniform"),
+        "masked, uniform": anchored(mask=MASKED, mask_target="uniform"),
+        "masked less, uniform": anchored(mask=0.1, mask_target="uniform"),
+        "masked, made outliers": anchored(objective=MadeOutliers(), mask=MASKED, mask_target="uniform"),
         "mismatched": anchored(objective=MadeOutliers(kinds=("mismatch",))),
         "made outliers": anchored(objective=MadeOutliers()),
         "few made outliers": anchored(objective=LIGHT),
@@ -75,6 +78,7 @@ def insight(setting: Setting) -> Study:
     }
     plain = {
         "plain": network(),
+        "plain, differences": network(objective=Differences()),
         "plain, made outliers": network(objective=MadeOutliers()),
         "plain, few made outliers": network(objective=LIGHT),
         "plain, label smoothing": network(replace(short, label_smoothing=0.2)),
@@ -132,6 +136,30 @@ class Agreement(Objective):
     def config(self) -> dict[str, Any]:
         """Its weight."""
         return {"weight": self.weight}
+
+
+class Differences(Objective):
+    """Masked pairs without anchors: a quarter of the images become differences, trained towards uniform.
+
+    A masked pair ``[0, x - c]`` is the difference of two images alone; in pixels it is ``x - c`` and the mean image.
+    """
+
+    name = "differences"
+
+    def loss(self, step: Step) -> Loss:
+        """The loss of a step."""
+        masked = torch.rand(len(step.x)) < MASKED
+        other = step.x[torch.randperm(len(step.x))]
+        per_channel = (-1, *(1,) * (step.x.ndim - 2))
+        chosen, mean = masked.to(step.x.device).view(-1, *(1,) * (step.x.ndim - 1)), step.net.mean.view(per_channel)
+        logits = step.fitting(step.forward(torch.where(chosen, step.x - other + mean, step.x)))
+        classes = F.one_hot(step.y, logits.shape[1]).to(logits.dtype)
+        targets = torch.where(masked.to(logits.device)[:, None], 1 / logits.shape[1], classes)
+        return Loss(F.cross_entropy(logits, targets, label_smoothing=step.label_smoothing), logits)
+
+    def config(self) -> dict[str, Any]:
+        """The share."""
+        return {"share": MASKED}
 
 
 class AliveAnchors(Objective):
