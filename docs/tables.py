@@ -1,15 +1,23 @@
-"""Write the tables of docs/results into the pages that show them: ``python docs/tables.py``."""
+"""Write the tables of docs/results into the pages that show them, and a picture: ``python docs/tables.py``."""
 
 import json
 import statistics
+from collections import Counter
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from kedge.bench import TITLES
+
 DOCS = Path(__file__).parent
-RESULTS = DOCS / "results" / "cifar10-fast.json"
-PAGES = (DOCS.parent / "README.md", DOCS / "suites" / "cifar10-fast.md")
+PAGES = (DOCS.parent / "README.md", DOCS / "suites" / "cifar10-fast.md", DOCS / "insight.md", DOCS / "speed.md")
+SHOWN = {  # readings in the picture, and their marks
+    "AMP": "o",
+    "no temperature": "x",
+    "temperature alone": "^",
+    "Energy, centred": "D",
+}
 DRAWS = "AMP, other anchors"  # rows that only serve to measure noise
 
 Value = Callable[[Mapping[str, Any]], float]
@@ -19,21 +27,32 @@ def main() -> None:
     """Write all pages."""
     for page in PAGES:
         page.write_text(filled(page.read_text()))
+    draw(results("insight"), DOCS / "insight.png")
+
+
+def results(name: str) -> dict[str, Any]:
+    """What a study or a benchmark found."""
+    found: dict[str, Any] = json.loads((DOCS / "results" / f"{name}.json").read_text())
+    return found
 
 
 def filled(text: str) -> str:
     """A page with its tables as the results have them."""
-    known = json.loads(RESULTS.read_text())
-    tables = {
-        "summary": summary(known),
-        "sets": by_set(known, "fpr95"),
-        "aurocs": by_set(known, "auroc"),
-        "more": more(known),
+    tables: dict[str, tuple[str, Callable[[Mapping[str, Any]], str]]] = {
+        "summary": ("cifar10-fast", summary),
+        "sets": ("cifar10-fast", partial(by_set, metric="fpr95")),
+        "aurocs": ("cifar10-fast", partial(by_set, metric="auroc")),
+        "more": ("cifar10-fast", more),
+        "near": ("insight", partial(by_network, number=0)),
+        "made": ("insight", partial(by_network, number=1)),
+        "rare": ("insight", rare_readings),
+        "times": ("inference", times),
+        "quality": ("shipped", quality),
     }
-    for name, table in tables.items():
+    for name, (source, table) in tables.items():
         before, mark, rest = text.partition(f"<!-- table {name} -->\n")
         if mark:
-            text = before + mark + table + "<!-- end -->" + rest.partition("<!-- end -->")[2]
+            text = before + mark + table(results(source)) + "<!-- end -->" + rest.partition("<!-- end -->")[2]
     return text
 
 
@@ -86,6 +105,102 @@ def by_set(known: Mapping[str, Any], metric: str) -> str:
         values: list[Value] = [lambda r, ood=ood: r["metrics"][ood][metric]["value"] for ood in sets]  # type: ignore[misc]
         rows.append([label, *(words(known, label, value) for value in values)])
     return markdown(["method", *sets], rows)
+
+
+def readings(known: Mapping[str, Any]) -> dict[str, dict[str, str]]:
+    """The rows of the study `insight`: by network and reading."""
+    found: dict[str, dict[str, str]] = {}
+    for label in first(known):
+        network, _, reading = label.partition(": ")
+        found.setdefault(network, {})[reading] = label
+    return found
+
+
+def common(rows: Mapping[str, Mapping[str, str]]) -> list[str]:
+    """The readings of more than two networks."""
+    times = Counter(reading for of in rows.values() for reading in of)
+    return [reading for reading, count in times.items() if count > 2]
+
+
+def by_network(known: Mapping[str, Any], number: int) -> str:
+    """AUROC / FPR95 on one set, of every network as every reading sees it."""
+    rows, ood = readings(known), list(next(iter(first(known).values()))["metrics"])[number]
+    lines = []
+    for network, of in rows.items():
+        cells = [both(known, of[reading], ood) if reading in of else "" for reading in common(rows)]
+        lines.append([network, words(known, next(iter(of.values())), lambda r: r["accuracy"]), *cells])
+    return markdown(["network", "accuracy", *common(rows)], lines)
+
+
+def rare_readings(known: Mapping[str, Any]) -> str:
+    """The readings of few networks, on both sets."""
+    rows, sets = readings(known), list(next(iter(first(known).values()))["metrics"])
+    lines = [
+        [network, reading, *(both(known, label, ood) for ood in sets)]
+        for network, of in rows.items()
+        for reading, label in of.items()
+        if reading not in common(rows)
+    ]
+    return markdown(["network", "reading", *sets], lines)
+
+
+def both(known: Mapping[str, Any], label: str, ood: str) -> str:
+    """AUROC / FPR95."""
+    return f"{percent(known, label, ood, 'auroc'):.1f} / {percent(known, label, ood, 'fpr95'):.1f}"
+
+
+def percent(known: Mapping[str, Any], label: str, ood: str, metric: str) -> float:
+    """The mean over seeds of a metric on one set."""
+    return 100 * statistics.fmean(values_of(known, label, lambda r: r["metrics"][ood][metric]["value"]))
+
+
+def draw(known: Mapping[str, Any], path: Path) -> None:
+    """FPR95 of every network on either set, as the main readings see it."""
+    import matplotlib.pyplot as plt
+
+    rows, sets = readings(known), list(next(iter(first(known).values()))["metrics"])
+    figure, axes = plt.subplots(1, len(sets), figsize=(11, 0.32 * len(rows) + 1.2), sharey=True, layout="constrained")
+    for axis, ood in zip(axes, sets, strict=True):
+        for number, (reading, marker) in enumerate(SHOWN.items()):
+            at = {place: of[reading] for place, of in enumerate(rows.values()) if reading in of}
+            rates = [percent(known, label, ood, "fpr95") for label in at.values()]
+            axis.plot(rates, list(at), marker, color=f"C{number}", label=reading)
+        axis.set(title=ood, xlabel="FPR95, percent", yticks=range(len(rows)), yticklabels=list(rows))
+        axis.grid(axis="x", alpha=0.3)
+    axes[0].invert_yaxis()
+    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=len(SHOWN), frameon=False)
+    figure.savefig(path, dpi=120)
+    plt.close(figure)
+
+
+def times(known: Mapping[str, Any]) -> str:
+    """Time in plain passes, with quartiles, by network, engine and batch."""
+    batches = known["options"]["batches"]
+    lines = []
+    for record in known["networks"]:
+        by: dict[str, dict[int, Mapping[str, Any]]] = {}
+        for row in record["inference"]:
+            by.setdefault(row["engine"], {})[row["batch"]] = row
+        for engine, of in by.items():
+            cells = [f"{of[b]['ratio']:.2f} ({of[b]['low']:.2f} to {of[b]['high']:.2f})" for b in batches]
+            most = max(of.values(), key=lambda row: row["batch"])
+            memory = f"{most['memory'] / 1e6:,.0f}" if "memory" in most else ""
+            lines.append([record["name"], TITLES[engine], *cells, memory])
+    return markdown(["network", "engine", *(f"batch {b}" for b in batches), f"MB at {max(batches)}"], lines)
+
+
+def quality(known: Mapping[str, Any]) -> str:
+    """What each engine gives beside the exact one, over all sets."""
+    lines = []
+    for engine, of in known["quality"].items():
+        test = next(name for name in of["flagged"] if name not in of["auroc"])
+        points = [statistics.fmean(of[f"{metric}_points"].values()) for metric in ("auroc", "fpr95")]
+        worst = min(of["auroc_points"].values()), max(of["fpr95_points"].values())
+        passes = "" if of["passes"] is None else f"{of['passes'][test]:.2f}"
+        cells = [f"{mean:+.2f} ({far:+.2f})" for mean, far in zip(points, worst, strict=True)]
+        lines.append([TITLES[engine], f"{of['agreement']:.2%}", *cells, f"{of['flagged'][test]:.1%}", passes])
+    heads = ["engine", "same labels", "AUROC, points (worst set)", "FPR95, points (worst set)", "flagged", "passes"]
+    return markdown(heads, lines)
 
 
 def first(known: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -1,11 +1,13 @@
 """A detector at work does less for the same verdicts, with as many threads as there are cores for it."""
 
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 import torch
 from torch import nn
 
 import kedge
-from kedge.detectors import for_inference
+from kedge.detectors import beside, for_inference
 from kedge.errors import InputError
 from kedge.models import build
 from kedge.scoring.job import Job, Scorer
@@ -179,3 +181,25 @@ def test_so_does_the_variable(threads, monkeypatch):
 def test_no_threads_are_an_error():
     with pytest.raises(InputError, match="threads must be a whole number of at least 1; got 0"):
         use_threads(0)
+
+
+@pytest.mark.parametrize("name", ["amp", "adaptive amp", "energy"])
+def test_twins_share_weights_and_nothing_that_a_pass_writes(name):
+    detector = for_inference(ready(MAKERS[name]()))
+    first, second = beside(detector, 2)
+    assert first is detector
+    held = [[*one.net.parameters(), *one.net.buffers()] for one in (first, second)]
+    assert all(one is other for one, other in zip(*held, strict=True))
+    ours, theirs = (set(map(id, one.net.modules())) for one in (first, second))
+    assert not ours & theirs
+    images = pixels(40, seed=3)
+    expected = detector(images).score
+    with ThreadPoolExecutor(2) as pool:
+        for _ in range(5):
+            found = pool.map(lambda one: one(images, batch_size=7).score, (first, second))
+            assert all(torch.allclose(score, expected, atol=1e-5) for score in found)
+
+
+def test_a_method_that_reads_layers_has_no_twins():
+    detector = kedge.KNN(network()).fit(pixels(30))
+    assert beside(detector, 2) == [detector]
