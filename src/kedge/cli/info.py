@@ -33,5 +33,6 @@ def info(
     table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
     for name, value in found.items():
         words = ", ".join(map(str, value)) if isinstance(value, list) else value
-        table.add_row(f"[bold]{name.replace('_', ' ')}[/]", "" if words is None else escape(str(words)))
+        if words is not None:
+            table.add_row(f"[bold]{name.replace('_', ' ')}[/]", escape(str(words)))
     Console().print(table)

@@ -27,11 +27,13 @@ from kedge.detectors import (
     TemperatureScaling,
     ViM,
 )
+from kedge.objective import MadeOutliers
 from kedge.suites.plan import MethodPlan, NetworkPlan, Protocol, Suite
 from kedge.suites.study import DRAWS, SHIFTS, SMOKE_CLASSES, Setting, Study, draw_label
 from kedge.training import Recipe, recipe
 
 WIDTH, EPOCHS = 32, 4
+MASKED = 0.25  # share of pairs that are masked and trained towards uniform, where any are
 MOST = (5_000, 2_000)  # ID images to test on, and of any other set
 TUNED = 0.4  # of an epoch: a tenth of a training
 LATER = 0.5  # of an epoch, from the plain twin on: methods that learn too little in a short training from scratch
@@ -58,6 +60,8 @@ def cifar10_fast(setting: Setting) -> Study:
     networks = {
         "plain": network(),
         "anchored": network(anchored=True, anchoring={"spread": True}),
+        "masked": network(anchored=True, anchoring={"spread": True, "mask": MASKED, "mask_target": "uniform"}),
+        "made outliers": network(objective=MadeOutliers()),
         "dropout": network(arguments={"dropout": 0.2}),
         "svi": later(network(method=SVI, prepare={"prior_mean": "weights"}), LATER),
         "svi-avuc": later(network(method=SVIAvUC, prepare={"prior_mean": "weights"}), LATER),

@@ -13,7 +13,7 @@ from kedge.detectors import AMP, KNN, Energy, FlipsAndCrops, Mahalanobis, ViM
 from kedge.objective import CrossEntropy, LogitNorm, Loss, MadeOutliers, Objective, Step
 from kedge.outliers import scramble
 from kedge.suites import sets
-from kedge.suites.cifar10_fast import small_network, small_recipe
+from kedge.suites.cifar10_fast import MASKED, small_network, small_recipe
 from kedge.suites.plan import MethodPlan, NetworkPlan, Protocol, Suite, SuiteData
 from kedge.suites.study import HELD_OUT, Setting, Study, smoke_data
 from kedge.training import Recipe
@@ -21,7 +21,6 @@ from kedge.transforms import seeded
 
 NEAR = "tiny-imagenet (OpenOOD)"
 MOST = 1_000  # images of a set to judge by
-MASKED = 0.25  # share of pairs
 SHORT = 2  # epochs; half of those of cifar10-fast, whose twins are "twice as long" here
 # How each reads the hypotheses of an anchored network. The last two leave the temperature out, or everything else.
 READINGS: dict[str, dict[str, Any]] = {
