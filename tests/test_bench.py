@@ -75,7 +75,7 @@ def test_naive_passes_of_pairs_give_the_scores_of_amp(variant):
     images = noise(40, (3, 16, 16))
     with seeded(0):
         net = kedge.anchor(kedge.models.build("compact", width=4), init="fresh", mean=0.4, std=0.2)
-    detector = kedge.AMP(net, variant=variant).fit(images)
+    detector = kedge.AMP(net, variant=variant).fit(kedge.ImageSet(images, torch.arange(40) % 10))
     assert torch.allclose(Naive(detector)(images[:7]), detector.score(images[:7]), atol=1e-5)
 
 

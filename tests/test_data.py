@@ -677,12 +677,38 @@ def test_a_balanced_draw_needs_labels(source):
         choose(source, RULE, 3, "balanced", 0)
 
 
+@pytest.mark.parametrize("name", ["image set", "pairs", "targets", "loader", "stream"])
+@pytest.mark.parametrize("k", [2, 3, 5])
+def test_means_are_over_the_images_of_a_class_each_or_over_parts_of_them(name, k):
+    data = ImageSet(random_images(61), torch.arange(61) % 3)
+    found = choose(draws(data)[name], RULE, k, "means", 1)
+    values = data.images.double() / 255
+    whole = [values[data.labels == number].mean(dim=0) for number in range(3)]
+    parts = [values[data.labels == number][part::2].mean(dim=0) for number in range(3) for part in range(2)]
+    expected = whole + parts if k > 3 else whole
+    taken = [[torch.allclose(mean.double(), one, atol=1e-6) for one in expected] for mean in found]
+    assert all(sum(row) == 1 for row in taken), "each is one of them"
+    assert len({row.index(True) for row in taken}) == k, "and no two are the same"
+    assert found.dtype == torch.float32
+    assert torch.equal(found, choose(draws(data)[name], RULE, k, "means", 1))
+    draws_of_two = {tuple(choose(data, RULE, 2, "means", seed).flatten().tolist()) for seed in range(9)}
+    assert len(draws_of_two) > 1, "which classes is drawn by the seed"
+
+
+def test_means_need_labels_and_images_enough():
+    with pytest.raises(InputError, match='anchors="means" needs labels'):
+        choose(random_images(), RULE, 3, "means", 0)
+    few = ImageSet(random_images(5), torch.tensor([0, 0, 0, 0, 1]))
+    with pytest.raises(InputError, match=r"at least 2 images of each class, .* the smallest class has 1"):
+        choose(few, RULE, 4, "means", 0)
+
+
 def test_a_draw_needs_enough_images():
     for source in (random_images(4), DataLoader(TensorDataset(random_images(4)))):
         with pytest.raises(InputError, match="must have at least 5 images to draw anchors from; it has 4"):
             choose(source, RULE, 5, "random", 0)
         assert len(choose(source, RULE, 5, "random", 0, at_least=4)) == 4
-    with pytest.raises(InputError, match="anchors must be one of 'random', 'balanced'; got 'first'"):
+    with pytest.raises(InputError, match="anchors must be one of 'random', 'balanced', 'means'; got 'first'"):
         choose(random_images(4), RULE, 2, "first", 0)
 
 

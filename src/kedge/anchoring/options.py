@@ -14,7 +14,7 @@ MASK_TARGETS = ("label", "uniform")
 
 @dataclass(frozen=True)
 class AnchoringOptions:
-    """How an anchored network draws its anchors in training; the defaults are the paper's.
+    """How an anchored network draws its anchors in training; the defaults are the paper's, as in `VARIANTS`.
 
     Args:
         corruption: T of consistency training: ``"default"`` for the five corruptions (images only), a `Corruption`, a
@@ -45,6 +45,14 @@ class AnchoringOptions:
         at_least("every", self.every, 1)
         between("mask", self.mask, 0, 1)
         one_of("mask_target", self.mask_target, MASK_TARGETS)
+
+
+# How the networks are trained that the variants of `kedge.AMP` are for. The paper's and the authors' differ in reading.
+VARIANTS = {
+    "paper": AnchoringOptions(),
+    "authors": AnchoringOptions(),
+    "recommended": AnchoringOptions(spread=True, mask=0.25, mask_target="uniform"),
+}
 
 
 @dataclass(frozen=True)

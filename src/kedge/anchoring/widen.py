@@ -2,13 +2,15 @@
 
 import copy
 from collections.abc import Sequence
+from dataclasses import replace
 
 from torch import Tensor, nn
 
 from kedge.anchoring import survey as layers
 from kedge.anchoring.anchored import Anchored
-from kedge.anchoring.options import AnchoringOptions
+from kedge.anchoring.options import VARIANTS
 from kedge.anchoring.stem import SUPPORTED, Stem, check_supported
+from kedge.checks import one_of
 from kedge.errors import ArchitectureError, InputError
 from kedge.models.classifier import Classifier
 from kedge.transforms import Transform
@@ -22,11 +24,12 @@ def anchor(
     example: Tensor | None = None,
     mean: float | Sequence[float] | Tensor | None = None,
     std: float | Sequence[float] | Tensor | None = None,
+    variant: str = "paper",
     corruption: str | Transform | None = "default",
-    every: int = 5,
-    spread: bool = False,
-    mask: float = 0.0,
-    mask_target: str = "label",
+    every: int | None = None,
+    spread: bool | None = None,
+    mask: float | None = None,
+    mask_target: str | None = None,
     seed: int = 0,
 ) -> Anchored:
     """Make an anchored copy of a network; the original stays as it is.
@@ -40,7 +43,10 @@ def anchor(
         example: A batch of images (one is enough), uint8 or in [0, 1].
         mean: Normalisation of images in [0, 1], one value or one per channel; `kedge.train` sets it where it is absent.
         std: The same for the deviation.
-        corruption: See `AnchoringOptions`, as for the rest.
+        variant: How anchors are drawn in training, where nothing else is said: ``"paper"``, ``"authors"`` or
+            ``"recommended"``, which corrupts a share of the anchors of every batch and trains a quarter of the pairs
+            with the anchor's half masked towards the uniform distribution.
+        corruption: See `kedge.anchoring.AnchoringOptions`, as for the rest.
         every: See there.
         spread: See there.
         mask: See there.
@@ -59,8 +65,12 @@ def anchor(
         raise InputError(f"net must be a torch.nn.Module, got {type(net).__name__}")
     if isinstance(net, Anchored):
         raise InputError("net is anchored already; pass the network it was made from")
-    options = AnchoringOptions(
-        corruption=corruption, every=every, spread=spread, mask=mask, mask_target=mask_target, seed=seed
+    said = {"every": every, "spread": spread, "mask": mask, "mask_target": mask_target}
+    options = replace(
+        VARIANTS[one_of("variant", variant, tuple(VARIANTS))],
+        corruption=corruption,
+        seed=seed,
+        **{name: value for name, value in said.items() if value is not None},  # type: ignore[arg-type]
     )
     kept: Classifier | None = None
     if isinstance(net, Classifier):

@@ -1,13 +1,14 @@
 """``kedge train``: a calibrated detector from a data set, in one command."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 
 from kedge import metrics, training
 from kedge.anchoring import anchor
+from kedge.anchoring.options import MASK_TARGETS
 from kedge.checks import one_of
 from kedge.cli.bars import training_bar
 from kedge.data import ImageSet, Preprocess, sources
@@ -27,16 +28,23 @@ def train(
     recipe: Annotated[str, typer.Option(help=f"One of {', '.join(training.RECIPES)}.")] = "fast",
     out: Annotated[Path, typer.Option(help="Folder for checkpoints, history and the detector.")] = Path("runs/train"),
     plain: Annotated[bool, typer.Option("--plain", help="Train without anchors; the detector is then Energy.")] = False,
-    variant: Annotated[str, typer.Option(help="Of AMP: paper, authors or recommended.")] = "paper",
+    variant: Annotated[
+        str, typer.Option(help="Of training and of AMP: paper, authors or recommended; see docs/insight.md.")
+    ] = "paper",
     init: Annotated[str, typer.Option(help="First layer of the anchored network: preserve or fresh.")] = "preserve",
     epochs: Annotated[int | None, typer.Option(min=1, help="Instead of the recipe's.")] = None,
     batch: Annotated[int | None, typer.Option(min=2, help="Instead of the recipe's.")] = None,
     lr: Annotated[float | None, typer.Option(help="Instead of the recipe's.")] = None,
-    every: Annotated[int, typer.Option(min=1, help="Corrupt the anchors of every n-th batch; 10 on ImageNet.")] = 5,
+    every: Annotated[
+        int | None, typer.Option(min=1, help="Corrupt the anchors of every n-th batch: 5, and 10 on ImageNet.")
+    ] = None,
     spread: Annotated[
-        bool, typer.Option("--spread", help="Corrupt a share 1/EVERY of all anchors instead of whole batches.")
-    ] = False,
-    mask: Annotated[float, typer.Option(min=0, max=1, help="Probability of reference masking.")] = 0.0,
+        bool | None, typer.Option(help="Corrupt a share 1/EVERY of all anchors instead of whole batches.")
+    ] = None,
+    mask: Annotated[float | None, typer.Option(min=0, max=1, help="Share of pairs whose anchor is masked.")] = None,
+    mask_target: Annotated[
+        str | None, typer.Option(help=f"What these are trained towards: {' or '.join(MASK_TARGETS)}.")
+    ] = None,
     made: Annotated[
         float, typer.Option(min=0, max=1, help="Outliers to make of training images and to refuse, for each of them.")
     ] = 0.0,
@@ -63,7 +71,7 @@ def train(
 
         kedge train cifar10 --network wrn-40-2 --recipe cifar --out runs/wrn
 
-        kedge train cifar10 --network airbench --recipe airbench --spread --variant recommended --half
+        kedge train cifar10 --network airbench --recipe airbench --variant recommended --half
 
         kedge train folder:photos/ --size 64 --epochs 30 --devices 2 --accelerator cpu
 
@@ -85,9 +93,16 @@ def train(
     classes = int(images.labels.max()) + 1
     with seeded(seed):
         net = build(network, classes=classes, channels=channels)
+    how: dict[str, Any] = {
+        "variant": variant,
+        "every": every,
+        "spread": spread,
+        "mask": mask,
+        "mask_target": mask_target,
+    }
     with training_bar(console, "training") as on_step:
         trained = training.train(
-            net if plain else anchor(net, init=init, every=every, spread=spread, mask=mask, seed=seed),
+            net if plain else anchor(net, init=init, seed=seed, **how),
             part,
             training.recipe(recipe, **changes),
             seed=seed,

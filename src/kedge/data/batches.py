@@ -20,7 +20,7 @@ from kedge.errors import InputError
 
 Batch = tuple[Tensor, Tensor | None]
 
-CHOICES = ("random", "balanced")
+CHOICES = ("random", "balanced", "means")
 _IMAGE_KEYS = ("pixel_values", "image", "images", "img", "x")
 _LABEL_KEYS = ("labels", "label", "targets", "target", "y")
 
@@ -99,7 +99,8 @@ def shape_of_inputs(source: Any) -> tuple[int, ...]:
 def choose(source: Any, preprocess: Preprocess, k: int, how: str, seed: int, *, at_least: int | None = None) -> Tensor:
     """Draw k images of a training set: ``"random"``, or ``"balanced"`` over its classes. Seeded.
 
-    A smaller set is an error, unless it has ``at_least`` so many.
+    ``"means"`` are no images of the set, but means over the images of a class each; over parts of them where there are
+    fewer classes. A smaller set is an error, unless it has ``at_least`` so many.
 
     Example:
         >>> digits = ImageSet(torch.zeros(20, 1, 8, 8, dtype=torch.uint8), torch.arange(20) % 2)
@@ -108,6 +109,8 @@ def choose(source: Any, preprocess: Preprocess, k: int, how: str, seed: int, *, 
     """
     one_of("anchors", how, CHOICES)
     generator = torch.Generator().manual_seed(seed)
+    if how == "means":
+        return _means(source, preprocess, k, generator)
     sized = hasattr(source, "__len__") and hasattr(source, "__getitem__") and not isinstance(source, (str, Mapping))
     labels = _known_labels(source) if sized and how == "balanced" else None
     if sized and (how == "random" or labels is not None):
@@ -124,6 +127,37 @@ def choose(source: Any, preprocess: Preprocess, k: int, how: str, seed: int, *, 
             f"the training set must have at least {needed} images to draw anchors from; it has {len(chosen)}"
         )
     return chosen
+
+
+def _means(source: Any, preprocess: Preprocess, k: int, generator: torch.Generator) -> Tensor:
+    """The means of classes that are drawn; an image goes to the parts of its class in turn, where it has several."""
+    sized = hasattr(source, "__len__") and hasattr(source, "__getitem__") and not isinstance(source, (str, Mapping))
+    labels = _known_labels(source) if sized else None
+    if labels is None:
+        read = [y for _, y in batches(source, preprocess) if y is not None]
+        labels = torch.cat(read) if read else None
+    if labels is None:
+        raise InputError('anchors="means" needs labels, and the training set has none; use "random"')
+    classes = labels.unique()
+    drawn = classes[torch.randperm(len(classes), generator=generator)].tolist()
+    places: dict[int, list[int]] = {}
+    for place in range(k):
+        places.setdefault(drawn[place % len(drawn)], []).append(place)
+    sums, counts = torch.zeros(k, *preprocess.shape, dtype=torch.float64), torch.zeros(k, dtype=torch.long)
+    turns = {key: itertools.cycle(parts) for key, parts in places.items()}
+    for x, y in batches(source, preprocess):
+        assert y is not None
+        taken = [(row, next(turns[key])) for row, key in enumerate(y.tolist()) if key in turns]
+        if taken:
+            rows, into = map(torch.tensor, zip(*taken, strict=True))
+            sums.index_add_(0, into, x[rows].double() / (255 if x.dtype == torch.uint8 else 1))
+            counts += torch.bincount(into, minlength=k)
+    if bool((counts == 0).any()):
+        raise InputError(
+            f"the training set must have at least {max(map(len, places.values()))} images of each class, to make {k} "
+            f"means of {len(drawn)} classes; the smallest class has {int(labels.unique(return_counts=True)[1].min())}"
+        )
+    return (sums / counts.view(-1, *(1,) * len(preprocess.shape))).float()
 
 
 def _reservoir(source: Any, preprocess: Preprocess, k: int, how: str, generator: torch.Generator) -> Tensor:

@@ -30,12 +30,14 @@ READINGS: dict[str, dict[str, Any]] = {
     "no temperature": {"rescale": "none"},
     "temperature alone": {"score": "temperature", "tau": "mean"},
 }
-# More of them, of the one network without variations.
+# More of them, of the network without variations and of the one that they change most.
 MORE: dict[str, dict[str, Any]] = {
     "mutual information": {"score": "mutual_information"},
     "AMP, tau mean, 10 anchors": {"tau": "mean", "k": 10},
     "AMP, tau mean, balanced anchors": {"tau": "mean", "anchors": "balanced"},
+    "AMP, tau mean, means of classes": {"tau": "mean", "anchors": "means"},
     "AMP, tau mean, 2 views": {"tau": "mean", "views": 2},
+    "AMP, tau mean, 6 views": {"tau": "mean", "views": 6},
 }
 LIGHT = MadeOutliers(share=0.1, kinds=("jigsaw", "zoom", "recolour"))
 
@@ -89,7 +91,11 @@ def insight(setting: Setting) -> Study:
         for name in networks
         for reading, options in READINGS.items()
     }
-    rows |= {f"anchored: {reading}": MethodPlan(AMP, ("anchored",), options) for reading, options in MORE.items()}
+    rows |= {
+        f"{name}: {reading}": MethodPlan(AMP, (name,), options)
+        for name in ("anchored", "masked, uniform")
+        for reading, options in MORE.items()
+    }
     rows |= {
         f"{name}: {kind.__name__}": MethodPlan(kind, (name,))
         for name in ("anchored", "plain")
