@@ -32,7 +32,9 @@ def network(name="compact"):
 
 
 def ready(detector):
-    return detector.fit(kedge.ImageSet(pixels(20), torch.arange(20) % 10)).calibrate(kedge.ImageSet(pixels(60, seed=1), torch.arange(60) % 10))
+    return detector.fit(kedge.ImageSet(pixels(20), torch.arange(20) % 10)).calibrate(
+        kedge.ImageSet(pixels(60, seed=1), torch.arange(60) % 10)
+    )
 
 
 def norms(net):

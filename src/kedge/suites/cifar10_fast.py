@@ -74,7 +74,6 @@ def cifar10_fast(setting: Setting) -> Study:
         "AMP, tau mean": MethodPlan(AMP, ("anchored",), {"tau": "mean"}),
         "AMP, energy": MethodPlan(AMP, ("anchored",), {"score": "energy"}),
         "AMP, authors": MethodPlan(AMP, ("anchored",), {"variant": "authors"}),
-        "AMP, tau mean, 6 views": MethodPlan(AMP, ("anchored",), {"tau": "mean", "views": 6}),
         "AMP (masked)": MethodPlan(AMP, ("masked",)),
         "AMP, recommended": MethodPlan(AMP, ("masked",), {"variant": "recommended"}),
         "AMP, tuned": MethodPlan(AMP, ("tuned",)),

@@ -39,7 +39,6 @@ MORE: dict[str, dict[str, Any]] = {
     "AMP, tau mean, 2 views": {"tau": "mean", "views": 2},
     "AMP, tau mean, 6 views": {"tau": "mean", "views": 6},
 }
-LIGHT = MadeOutliers(share=0.1, kinds=("jigsaw", "zoom", "recolour"))
 
 
 def insight(setting: Setting) -> Study:
@@ -63,15 +62,12 @@ def insight(setting: Setting) -> Study:
         "no T": anchored(corruption=None),
         "T in every batch": anchored(every=1),
         "T in whole batches": anchored(spread=False),
-        "T to the end": anchored(replace(short, settle=0.0)),
         "fresh stem": anchored(init="fresh"),
         "masked, uniform": anchored(mask=MASKED, mask_target="uniform"),
         "masked less, uniform": anchored(mask=0.1, mask_target="uniform"),
         "masked, made outliers": anchored(objective=MadeOutliers(), mask=MASKED, mask_target="uniform"),
         "mismatched": anchored(objective=MadeOutliers(kinds=("mismatch",))),
         "made outliers": anchored(objective=MadeOutliers()),
-        "few made outliers": anchored(objective=LIGHT),
-        "label smoothing": anchored(replace(short, label_smoothing=0.2)),
         "logit norm": anchored(objective=LogitNorm()),
         "two anchors agree": anchored(objective=Agreement()),
         "anchors kept alive": anchored(objective=AliveAnchors()),
@@ -81,9 +77,6 @@ def insight(setting: Setting) -> Study:
         "plain": network(),
         "plain, differences": network(objective=Differences()),
         "plain, made outliers": network(objective=MadeOutliers()),
-        "plain, few made outliers": network(objective=LIGHT),
-        "plain, label smoothing": network(replace(short, label_smoothing=0.2)),
-        "plain, logit norm": network(objective=LogitNorm()),
         "plain, twice as long": network(longer),
     }
     rows = {
