@@ -4,7 +4,8 @@
 
 Trains the network where it is not there yet. Prints AUROC and FPR95 in percent, for each set that the study judges by,
 of deviations of the hypotheses alone, of AMP's score with each of them as its temperature, of combinations that are
-weighed on calibration images, and of AMP with anchors chosen in other ways.
+weighed on calibration images, and of AMP with anchors chosen in other ways; and first how much the network looks at its
+anchors. With --anchors nothing but that.
 """
 
 import argparse
@@ -96,6 +97,18 @@ def _grey(images: Tensor, k: int) -> Tensor:
     return levels.expand(k, *images.shape[1:])
 
 
+def how_much(net: Anchored, hypotheses: Tensor) -> str:
+    """How far the halves of the first layer differ, which see the anchor, and the hypotheses of known images."""
+    of_anchor, of_image = net.stem.weight.detach().chunk(2, dim=1)
+    apart = float((of_anchor - of_image).norm() / of_image.norm())
+    over_anchors = float(deviation(centred)(hypotheses).mean())
+    over_classes = float(hypotheses.mean(dim=0).std(dim=-1).mean())
+    return (
+        f"the first layer's halves differ by {apart:.1%} of their size; logits deviate by {over_anchors:.3f} over "
+        f"anchors and by {over_classes:.2f} over classes"
+    )
+
+
 def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -105,6 +118,7 @@ def main() -> None:
     parser.add_argument("--scale", default="small", choices=("small", "smoke"))
     parser.add_argument("--networks", type=Path, default=Path("runs/networks"))
     parser.add_argument("--data-dir", type=Path, default=None)
+    parser.add_argument("--anchors", action="store_true", help="print how much it looks at its anchors, and end")
     parser.add_argument("--json", type=Path, default=None)
     options = parser.parse_args()
     (suite,) = STUDIES["insight"](Setting(options.scale, (options.seed,), options.data_dir)).suites
@@ -118,6 +132,9 @@ def main() -> None:
     readings |= {f"deviation of {name}, alone": tau for name, tau in DEVIATIONS.items()}
     readings |= {f"temperature: {name}": with_temperature(tau) for name, tau in DEVIATIONS.items()}
     known = hypotheses_of(net, data.held_out)
+    print(how_much(net, known))
+    if options.anchors:
+        return
     readings |= {f"score + deviation of {name}": combined(tau, known) for name, tau in DEVIATIONS.items()}
     seen = [hypotheses_of(net, images) for images in sets]
     rows = {name: [reading(h) for h in seen] for name, reading in readings.items()}
