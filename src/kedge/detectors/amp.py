@@ -65,7 +65,7 @@ class AMP(RescoringDetector):
         temperature: ``"image"``: each image's own, the method. ``"global"``: the mean temperature of held-out images
             for all, learned in `calibrate`: the control that tells what the temperature of the single image adds.
         anchors: ``"random"``, ``"balanced"`` over classes, ``"means"`` of the images of a class each, or images
-            (K, D, H, W) of your own; by default the variant's. ``"auto"``: the variant's, of which an image is held
+            (K, D, H, W) of your own; by default the network's, where it has some, or means for ``"recommended"``. ``"auto"``: the variant's, of which an image is held
             against two, and against all only where these do not settle that it is accepted.
         views: Views of the image that the anchors are held against in turn, where it should differ from the variant's:
             1, the image itself; 2, the mirrored image too, for images that are as likely to be seen either way; 6,
@@ -146,7 +146,8 @@ class AMP(RescoringDetector):
             raise InputError(f"views must be 1 for inputs that are no images, {preprocess.shape}; got {self.views}")
         self.global_tau = self.settled = None
         self.asked = [0, 0]
-        asked = self._anchors is not None or self._k is not None or self._seed is not None
+        own = VARIANTS[self.variant].anchors != "random"  # such anchors are part of the reading
+        asked = own or self._anchors is not None or self._k is not None or self._seed is not None
         if asked or self.net.anchors is None or (self.net.per_image is not None) != self.per_image:
             k = self._k or DEFAULT_K
             if isinstance(self._anchors, Tensor):
