@@ -68,3 +68,20 @@ def test_an_unforeseen_recipe_is_told_in_one_line_with_exit_code_2(images, tmp_p
         main()
     assert ended.value.code == 2
     assert capsys.readouterr().err.startswith("error: recipe must be")
+
+
+def test_one_name_says_how_to_train_and_how_to_read(images, tmp_path):
+    done = CliRunner().invoke(app, arguments(images, tmp_path / "run", "--variant", "recommended"))
+    assert done.exit_code == 0, done.output
+    detector = kedge.load(tmp_path / "run" / "detector.kedge")
+    options = detector.net.options
+    assert (options.spread, options.mask, options.mask_target) == (True, 0.25, "uniform")
+    assert (detector.variant, detector.views, detector.tau) == ("recommended", 6, "mean")
+    values = 255 * detector.net.anchors.double()
+    assert bool(((values - values.round()).abs() > 1e-3).any()), "means of images have other values than images"
+
+
+def test_options_of_anchors_do_not_go_with_a_plain_network(images, tmp_path):
+    done = CliRunner().invoke(app, arguments(images, tmp_path / "run", "--plain", "--no-spread", "--mask", "0.1"))
+    with pytest.raises(kedge.errors.InputError, match="--spread, --mask must not come with --plain"):
+        raise done.exception

@@ -235,7 +235,8 @@ def test_the_memory_of_the_drift_does_not_grow_with_what_was_scored(detector):
 
 def test_a_detector_that_fails_is_told_to_the_log_and_not_to_the_client(detector, monkeypatch, caplog):
     app = create_app(detector)
-    monkeypatch.setattr(app.state.service.batcher, "runs", [lambda images: 1 / 0])
+    batcher = app.state.service.batcher
+    monkeypatch.setattr(batcher, "runs", [lambda images: 1 / 0] * len(batcher.runs))
     with TestClient(app, raise_server_exceptions=False) as http:
         answer = http.post("/v1/score", content=png(), headers={"Content-Type": "image/png"})
     assert answer.status_code == 500
@@ -253,6 +254,30 @@ def test_what_the_detector_itself_complains_of_is_no_fault_of_the_client(detecto
     assert [answer.status_code for answer in answers] == [500, 500]
     assert "the network gives NaN or infinite logits" in caplog.text
     assert all("NaN" not in answer.text for answer in answers)
+
+
+def test_two_networks_answer_as_one(detector, monkeypatch):
+    before = torch.get_num_threads()
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)  # of the machine; each network then has one
+    app = create_app(detector)
+    monkeypatch.undo()
+    service = app.state.service
+    assert len(service.batcher.runs) == 2
+    seen = []
+    for number, run in enumerate(service.batcher.runs):
+        service.batcher.runs[number] = lambda images, run=run: (
+            seen.append((threading.current_thread().name, torch.get_num_threads())) or run(images)
+        )
+    with TestClient(app) as http:
+        files = [("images", (f"{n}.png", png(n))) for n in range(40)]
+        answers = http.post("/v1/score", files=files).json()["results"]
+        metrics = http.get("/metrics").text
+        explained = http.post("/v1/explain", content=png(1), headers=PNG).json()
+    assert [answer["label"] for answer in answers] == [expected(detector, png(n))["label"] for n in range(40)]
+    assert set(seen) == {("kedge-network-0_0", 1), ("kedge-network-1_0", 1)}
+    assert "kedge_images_total 40.0" in metrics
+    assert len(explained["hypotheses"]) == 3
+    assert torch.get_num_threads() == before
 
 
 def test_an_explanation_is_the_answer_and_what_each_anchor_predicts(detector):

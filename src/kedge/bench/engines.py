@@ -20,6 +20,7 @@ from kedge.bench.plain import Naive, channels_last, without_anchors
 from kedge.bench.subjects import HELD_OUT, noise
 from kedge.checks import between, one_of
 from kedge.detectors import AMP, Detector, for_inference, load
+from kedge.detectors.amp import FEW
 from kedge.errors import InputError, KedgeError, KedgeWarning, NotReadyError
 from kedge.export import OnnxDetector, export_onnx, quantise
 from kedge.export.file import SETTLED, read_model, set_tensors, write_model
@@ -133,6 +134,8 @@ def prepare(
         adaptive = [name for name in wanted if name.endswith("auto")]
         if not shared:
             left_out |= dict.fromkeys(("naive", *adaptive), "it is for AMP with anchors that all images share")
+        elif detector.cost.forward <= FEW:
+            left_out |= dict.fromkeys(adaptive, f"it is for AMP with more than {FEW} anchors")
         elif adaptive:
             said("adaptive anchors")
             _attempt(left_out, adaptive, lambda: _write_adaptive(detector, folder / "auto.kedge", held_out))

@@ -179,10 +179,10 @@ def steps_of(batches: Sequence[int], repeats: int, *, memory: bool = False, trai
 
     Example:
         >>> steps_of([1, 32], 3, training=2)
-        64
+        93
     """
     turns = len(TITLES) * len(batches)
-    return 6 + turns * (repeats + memory) + 2 * training
+    return 11 + turns * (repeats + memory) + 2 * training
 
 
 def check(record: Any, where: str) -> dict[str, Any]:

@@ -48,8 +48,8 @@ def export(
 ) -> None:
     """Write a detector to one ONNX file that needs neither kedge nor torch.
 
-    It takes uint8 images of the network's size and gives label, probability, score, temperature, p_value and is_ood;
-    how images are resized to that size is told in its metadata.
+    It takes uint8 images of the network's size and gives label, probability, score, temperature, p_value and is_ood,
+    and with --auto the passes that it took; how images are resized to that size is told in its metadata.
 
     For example:
 
@@ -85,8 +85,7 @@ def export(
     if auto:
         if not isinstance(detector, AMP):
             raise InputError(f"--auto is for AMP, which has anchors to leave out; {file} is {detector.name}")
-        if not detector.adaptive:
-            detector = detector.twin(held_out)
+        detector = detector.twin(held_out)
     with atomic(out) as temporary:
         export_onnx(detector, temporary, opset=opset, sha256=hashlib.sha256(locate(file).read_bytes()).hexdigest())
         if check:

@@ -82,6 +82,10 @@ def train(
     if images.labels is None:
         raise InputError(f"{data} must have labels to train on; it has none")
     one_of("variant", variant, tuple(VARIANTS))  # now, and not after an hour of training
+    how: dict[str, Any] = {"every": every, "spread": spread, "mask": mask, "mask_target": mask_target}
+    stray = [f"--{name.replace('_', '-')}" for name, value in how.items() if value is not None]
+    if plain and stray:
+        raise InputError(f"{', '.join(stray)} must not come with --plain, which trains without anchors; leave out one")
     preprocess = None
     if not isinstance(images, ImageSet):
         if size is None:
@@ -93,16 +97,9 @@ def train(
     classes = int(images.labels.max()) + 1
     with seeded(seed):
         net = build(network, classes=classes, channels=channels)
-    how: dict[str, Any] = {
-        "variant": variant,
-        "every": every,
-        "spread": spread,
-        "mask": mask,
-        "mask_target": mask_target,
-    }
     with training_bar(console, "training") as on_step:
         trained = training.train(
-            net if plain else anchor(net, init=init, seed=seed, **how),
+            net if plain else anchor(net, init=init, variant=variant, seed=seed, **how),
             part,
             training.recipe(recipe, **changes),
             seed=seed,

@@ -131,12 +131,15 @@ def choose(source: Any, preprocess: Preprocess, k: int, how: str, seed: int, *, 
 
 def _means(source: Any, preprocess: Preprocess, k: int, generator: torch.Generator) -> Tensor:
     """The means of classes that are drawn; an image goes to the parts of its class in turn, where it has several."""
+    if isinstance(source, Iterator):
+        raise InputError('anchors="means" reads the training set twice, which an iterator cannot be; pass a data set')
     sized = hasattr(source, "__len__") and hasattr(source, "__getitem__") and not isinstance(source, (str, Mapping))
     labels = _known_labels(source) if sized else None
     if labels is None:
         read = [y for _, y in batches(source, preprocess) if y is not None]
-        labels = torch.cat(read) if read else None
-    if labels is None:
+        labels = torch.cat(read) if read else torch.empty(0, dtype=torch.long)
+    labels = labels[labels >= 0]
+    if not len(labels):
         raise InputError('anchors="means" needs labels, and the training set has none; use "random"')
     classes = labels.unique()
     drawn = classes[torch.randperm(len(classes), generator=generator)].tolist()
@@ -146,8 +149,7 @@ def _means(source: Any, preprocess: Preprocess, k: int, generator: torch.Generat
     sums, counts = torch.zeros(k, *preprocess.shape, dtype=torch.float64), torch.zeros(k, dtype=torch.long)
     turns = {key: itertools.cycle(parts) for key, parts in places.items()}
     for x, y in batches(source, preprocess):
-        assert y is not None
-        taken = [(row, next(turns[key])) for row, key in enumerate(y.tolist()) if key in turns]
+        taken = [] if y is None else [(row, next(turns[key])) for row, key in enumerate(y.tolist()) if key in turns]
         if taken:
             rows, into = map(torch.tensor, zip(*taken, strict=True))
             sums.index_add_(0, into, x[rows].double() / (255 if x.dtype == torch.uint8 else 1))

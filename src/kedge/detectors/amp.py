@@ -65,8 +65,9 @@ class AMP(RescoringDetector):
         temperature: ``"image"``: each image's own, the method. ``"global"``: the mean temperature of held-out images
             for all, learned in `calibrate`: the control that tells what the temperature of the single image adds.
         anchors: ``"random"``, ``"balanced"`` over classes, ``"means"`` of the images of a class each, or images
-            (K, D, H, W) of your own; by default the network's, where it has some, or means for ``"recommended"``. ``"auto"``: the variant's, of which an image is held
-            against two, and against all only where these do not settle that it is accepted.
+            (K, D, H, W) of your own; by default means for ``"recommended"``, and otherwise the network's where it has
+            some, or random ones. ``"auto"``: of the variant's an image is held against two, and against all only where
+            these do not settle that it is accepted.
         views: Views of the image that the anchors are held against in turn, where it should differ from the variant's:
             1, the image itself; 2, the mirrored image too, for images that are as likely to be seen either way; 6,
             both moved by a pixel as well. The mean is then more accurate, and the disagreement of the views counts

@@ -287,7 +287,7 @@ class Detector(ABC):
         return self.preprocess
 
     def _learn_from_half(self, held_out: Any) -> tuple[list[tuple[Tensor, int]], Tensor]:
-        """Let the method learn from half of the held-out images; return the rest, and its fingerprints."""
+        """Let the method learn from half of the held-out images; return the rest, and the half's fingerprints."""
         why = f"{type(self).__name__} learns from one and sets its threshold on the other"
         mine, other = halves(held_out, self._check_fitted(), why)
         with evaluating(self.net):

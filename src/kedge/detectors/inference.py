@@ -86,6 +86,8 @@ def beside(detector: Detector, count: int) -> list[Detector]:
     for twin in twins:
         shared = [*detector.net.parameters(), *detector.net.buffers()]
         twin.net = copy.deepcopy(detector.net, {id(tensor): tensor for tensor in shared})
+        if isinstance(twin, AMP):
+            twin.asked = [0, 0]
     return [detector, *twins]
 
 

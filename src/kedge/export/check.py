@@ -1,13 +1,16 @@
 """Whether an exported file says what its detector says."""
 
+import math
 import os
 from dataclasses import dataclass
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from kedge.checks import at_least
-from kedge.detectors import Detector
+from kedge.detectors import AMP, Detector
+from kedge.detectors.amp import FEW
 from kedge.errors import NotReadyError
 from kedge.export.runtime import OnnxDetector
 
@@ -58,9 +61,27 @@ def compare(detector: Detector, path: str | os.PathLike[str], *, images: int = 8
     scale = float(np.abs(scores).max())
     sure_label = logits[:, -1] - logits[:, -2:][:, 0] > CLOSE * np.abs(logits).max()
     sure_decision = np.abs(scores - detector.calibration.threshold) > CLOSE * scale
+    settled = _settled_alike(detector, pixels)
     others = [
-        sure_label & (found["label"] != said.label.numpy()) | sure_decision & (found["is_ood"] != said.is_ood.numpy())
+        settled
+        & (
+            sure_label & (found["label"] != said.label.numpy())
+            | sure_decision & (found["is_ood"] != said.is_ood.numpy())
+        )
         for found in both
     ]
-    largest = float(np.max([np.abs(found["score"] - scores) for found in both]))  # no number, if one is none
+    largest = float(np.max([np.abs(found["score"] - scores)[settled] for found in both], initial=0.0))
+    if not all(np.isfinite(found["score"]).all() for found in both):
+        largest = math.nan
     return Difference(largest, scale, int(np.any(others, axis=0).sum()))
+
+
+def _settled_alike(detector: Detector, pixels: torch.Tensor) -> NDArray[np.bool_]:
+    """The images of which no rounding decides whether all anchors are asked; all of them, where all anchors are."""
+    if not isinstance(detector, AMP) or detector.settled is None:
+        return np.ones(len(pixels), np.bool_)
+    with torch.no_grad():
+        few = detector.net.hypotheses(detector.as_input(pixels), views=detector.views, which=range(FEW))
+        score = detector.of_hypotheses(few).score.double().numpy()
+    alike: NDArray[np.bool_] = np.abs(score - detector.settled) > CLOSE * np.abs(score).max()
+    return alike

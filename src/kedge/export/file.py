@@ -42,7 +42,7 @@ def read_model(path: str | os.PathLike[str]) -> Any:
 
 def write_model(model: Any, path: str | os.PathLike[str]) -> None:
     """Write a model to one file, whole or not at all."""
-    size = sum(len(tensor.raw_data) for tensor in model.graph.initializer)
+    size = model.ByteSize()
     if size > LARGEST:
         raise InputError(f"the network must fit into one ONNX file of 2 GB; it has {size / 1e9:.1f} GB of weights")
     with atomic(path) as temporary:

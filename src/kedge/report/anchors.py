@@ -27,7 +27,7 @@ def anchors(detector: AMP, evaluation: Evaluation, lead: str) -> Html:
     which = f"All images share its {len(kept)} anchors" if own is None else f"Each image draws {own} of {len(kept)}"
     which += f", of which {SHOWN} are shown" if len(kept) > SHOWN else ""
     words = (
-        f"{lead} looks at every image relative to training images, its anchors. {which}. Anchors that agree give a low "
+        f"{lead} looks at every image relative to its anchors. {which}. Anchors that agree give a low "
         "temperature, anchors that disagree a high one."
     )
     if own is None:

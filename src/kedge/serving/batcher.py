@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -46,7 +47,7 @@ class Batcher:
         max_batch: Images at a time.
         max_delay: Seconds that a network with nothing to do waits for as many images as its last batch had.
         max_queue: Images that may wait.
-        prepare: Called in each thread before its first batch.
+        prepare: Called in each thread before its first batch, with the number of its network.
     """
 
     def __init__(
@@ -56,7 +57,7 @@ class Batcher:
         max_batch: int,
         max_delay: float,
         max_queue: int,
-        prepare: Callable[[], None] | None = None,
+        prepare: Callable[[int], None] | None = None,
     ) -> None:
         self.runs, self.max_batch, self.max_delay, self.max_queue = runs, max_batch, max_delay, max_queue
         self.queued = 0  # images that are not answered
@@ -64,7 +65,11 @@ class Batcher:
         self._more = asyncio.Event()
         self._stopping = False
         self._threads = [
-            ThreadPoolExecutor(1, thread_name_prefix=f"kedge-network-{number}", initializer=prepare)
+            ThreadPoolExecutor(
+                1,
+                thread_name_prefix=f"kedge-network-{number}",
+                initializer=partial(prepare, number) if prepare else None,
+            )
             for number in range(len(runs))
         ]
         self._work: list[asyncio.Task[None]] = []

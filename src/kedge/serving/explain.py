@@ -28,9 +28,7 @@ def background(detector: Detector) -> dict[str, Any]:
     counts, _ = np.histogram(np.clip(scores, bins[0], bins[-1]), bins)
     kept = detector.net.anchors if isinstance(detector, AMP) and detector.net.per_image is None else None
     anchors = [] if kept is None else [address(image) for image in kept[:SHOWN]]
-    examples = [
-        {"name": f"anchor {k}, a training image", "image": a} for k, a in enumerate(anchors[:EXAMPLES], start=1)
-    ]
+    examples = [{"name": f"anchor {k}", "image": a} for k, a in enumerate(anchors[:EXAMPLES], start=1)]
     if detector.preprocess.is_image:
         examples += [{"name": name, "image": address(made)} for name, made in _made(detector.preprocess.shape).items()]
     return {

@@ -43,7 +43,7 @@ class Service:
             max_batch=settings.max_batch,
             max_delay=settings.max_delay,
             max_queue=settings.max_queue,
-            prepare=partial(torch.set_num_threads, torch.get_num_threads() // len(networks)),
+            prepare=partial(_share_threads, torch.get_num_threads(), len(networks)),
         )
         self.held = 0  # bytes of requests
         self.taken = 0  # images that are decoded, or wait for it or for the network
@@ -145,6 +145,11 @@ class Service:
             }
             for label, probability, score, temperature, p_value, is_ood in columns
         ]
+
+
+def _share_threads(threads: int, lanes: int, number: int) -> None:
+    """Let this thread compute with its share of all threads; the first lanes have what does not divide."""
+    torch.set_num_threads(threads // lanes + (number < threads % lanes))
 
 
 @contextlib.contextmanager

@@ -46,7 +46,7 @@ def insight(setting: Setting) -> Study:
 
     Example:
         >>> sorted(insight(Setting("smoke")).suites[0].networks)[:2]
-        ['T in every batch', 'T in whole batches']
+        ['T in every batch', 'anchored']
     """
     short, longer = small_recipe(setting, SHORT), small_recipe(setting)
 
@@ -61,7 +61,6 @@ def insight(setting: Setting) -> Study:
         "anchored": anchored(),
         "no T": anchored(corruption=None),
         "T in every batch": anchored(every=1),
-        "T in whole batches": anchored(spread=False),
         "fresh stem": anchored(init="fresh"),
         "masked, uniform": anchored(mask=MASKED, mask_target="uniform"),
         "masked less, uniform": anchored(mask=0.1, mask_target="uniform"),
