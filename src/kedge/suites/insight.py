@@ -9,7 +9,7 @@ import torch.nn.functional as F
 
 from kedge.anchoring import Anchored
 from kedge.data import ImageSet
-from kedge.detectors import AMP, KNN, Energy, FlipsAndCrops, Mahalanobis, ViM
+from kedge.detectors import AMP, Energy, FlipsAndCrops
 from kedge.objective import CrossEntropy, LogitNorm, Loss, MadeOutliers, Objective, Step
 from kedge.outliers import scramble
 from kedge.suites import sets
@@ -87,11 +87,6 @@ def insight(setting: Setting) -> Study:
         f"{name}: {reading}": MethodPlan(AMP, (name,), options)
         for name in ("anchored", "masked, uniform")
         for reading, options in MORE.items()
-    }
-    rows |= {
-        f"{name}: {kind.__name__}": MethodPlan(kind, (name,))
-        for name in ("anchored", "plain")
-        for kind in (KNN, ViM, Mahalanobis)
     }
     rows |= {f"{name}: Energy": MethodPlan(Energy, (name,)) for name in (*networks, *plain)}
     rows |= {f"{name}: Energy, centred": MethodPlan(Energy, (name,), {"centred": True}) for name in plain}
