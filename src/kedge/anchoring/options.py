@@ -51,7 +51,7 @@ class AnchoringOptions:
 VARIANTS = {
     "paper": AnchoringOptions(),
     "authors": AnchoringOptions(),
-    "recommended": AnchoringOptions(spread=True, mask=0.25, mask_target="uniform"),
+    "recommended": AnchoringOptions(spread=True),
 }
 
 

@@ -44,8 +44,7 @@ def anchor(
         mean: Normalisation of images in [0, 1], one value or one per channel; `kedge.train` sets it where it is absent.
         std: The same for the deviation.
         variant: How anchors are drawn in training, where nothing else is said: ``"paper"``, ``"authors"`` or
-            ``"recommended"``, which corrupts a share of the anchors of every batch and trains a quarter of the pairs
-            with the anchor's half masked towards the uniform distribution.
+            ``"recommended"``, which corrupts a share of the anchors of every batch instead of all of every fifth.
         corruption: See `kedge.anchoring.AnchoringOptions`, as for the rest.
         every: See there.
         spread: See there.

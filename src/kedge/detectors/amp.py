@@ -36,13 +36,12 @@ class Variant:
     tau: str
     per_image: bool = False
     views: int = 1
-    anchors: str = "random"
 
 
 VARIANTS = {
     "paper": Variant(tau="sum"),
     "authors": Variant(tau="mean", per_image=True),  # as the published code computes it
-    "recommended": Variant(tau="mean", views=viewing.VIEWS, anchors="means"),
+    "recommended": Variant(tau="mean", views=viewing.VIEWS),
 }
 
 
@@ -57,7 +56,7 @@ class AMP(RescoringDetector):
         net: A network from `kedge.anchor`, trained.
         variant: ``"paper"`` sums tau over classes and shares the anchors between images; ``"authors"`` takes the mean
             and draws anchors per image, as the published code does; ``"recommended"`` takes the mean over
-            classes, shares anchors that are means of classes, and holds each against another view of the image.
+            classes, shares the anchors and holds each against another view of the image.
         score: ``"amp"``, ``"msp"``, ``"max_logit"``, ``"entropy"``, ``"energy"`` or a function of your own on the
             rescaled logits (B, C); or ``"temperature"`` or ``"mutual_information"`` of the hypotheses alone.
         tau: ``"sum"`` or ``"mean"``, where it should differ from the variant's.
@@ -65,9 +64,9 @@ class AMP(RescoringDetector):
         temperature: ``"image"``: each image's own, the method. ``"global"``: the mean temperature of held-out images
             for all, learned in `calibrate`: the control that tells what the temperature of the single image adds.
         anchors: ``"random"``, ``"balanced"`` over classes, ``"means"`` of the images of a class each, or images
-            (K, D, H, W) of your own; by default means for ``"recommended"``, and otherwise the network's where it has
-            some, or random ones. ``"auto"``: of the variant's an image is held against two, and against all only where
-            these do not settle that it is accepted.
+            (K, D, H, W) of your own; by default the network's where it has some, or random ones. ``"auto"``: random
+            ones, of which an image is held against two, and against all only where these do not settle that it is
+            accepted.
         views: Views of the image that the anchors are held against in turn, where it should differ from the variant's:
             1, the image itself; 2, the mirrored image too, for images that are as likely to be seen either way; 6,
             both moved by a pixel as well. The mean is then more accurate, and the disagreement of the views counts
@@ -136,7 +135,7 @@ class AMP(RescoringDetector):
             raise InputError(
                 f"anchors must be a tensor of images or one of {', '.join(map(repr, (*CHOICES, 'auto')))}; got {came}"
             )
-        self._anchors = chosen.anchors if self.adaptive else anchors
+        self._anchors = "random" if self.adaptive else anchors
         self._k = k if k is None else at_least("k", k, 2)
         self._pool = at_least("pool", pool, (self._k or DEFAULT_K) if self.per_image else 2)
         self._seed = seed
@@ -147,14 +146,13 @@ class AMP(RescoringDetector):
             raise InputError(f"views must be 1 for inputs that are no images, {preprocess.shape}; got {self.views}")
         self.global_tau = self.settled = None
         self.asked = [0, 0]
-        own = VARIANTS[self.variant].anchors != "random"  # such anchors are part of the reading
-        asked = own or self._anchors is not None or self._k is not None or self._seed is not None
+        asked = self._anchors is not None or self._k is not None or self._seed is not None
         if asked or self.net.anchors is None or (self.net.per_image is not None) != self.per_image:
             k = self._k or DEFAULT_K
             if isinstance(self._anchors, Tensor):
                 images = preprocess.batch(self._anchors)
             else:
-                how, count = self._anchors or VARIANTS[self.variant].anchors, self._pool if self.per_image else k
+                how, count = self._anchors or "random", self._pool if self.per_image else k
                 images = choose(train_set, preprocess, count, how, self._seed or 0, at_least=k)
             self.net.set_anchors(images, per_image=k if self.per_image else None)
         if self.net.anchors is not None and len(self.net.anchors) < 2:

@@ -74,8 +74,11 @@ def cifar10_fast(setting: Setting) -> Study:
         "AMP, tau mean": MethodPlan(AMP, ("anchored",), {"tau": "mean"}),
         "AMP, energy": MethodPlan(AMP, ("anchored",), {"score": "energy"}),
         "AMP, authors": MethodPlan(AMP, ("anchored",), {"variant": "authors"}),
+        "AMP, recommended": MethodPlan(AMP, ("anchored",), {"variant": "recommended"}),
         "AMP (masked)": MethodPlan(AMP, ("masked",)),
-        "AMP, recommended": MethodPlan(AMP, ("masked",), {"variant": "recommended"}),
+        "AMP, means of classes, 6 views (masked)": MethodPlan(
+            AMP, ("masked",), {"tau": "mean", "views": 6, "anchors": "means"}
+        ),
         "AMP, tuned": MethodPlan(AMP, ("tuned",)),
         "Energy (anchored)": MethodPlan(Energy, ("anchored",)),
         "MSP (anchored)": MethodPlan(MSP, ("anchored",)),
@@ -89,9 +92,6 @@ def cifar10_fast(setting: Setting) -> Study:
         "DUQ": MethodPlan(DUQ, ("duq",)),
         "AMP, temperature permuted": MethodPlan(AMP, ("anchored",), permuted=True),
         "AMP, one temperature for all": MethodPlan(AMP, ("anchored",), {"temperature": "global"}),
-        "AMP, recommended, temperature permuted": MethodPlan(
-            AMP, ("masked",), {"variant": "recommended"}, permuted=True
-        ),
         "Energy, centred": MethodPlan(Energy, ("plain",), {"centred": True}),
         "Energy, 5 flips and crops": MethodPlan(FlipsAndCrops, ("plain",), {"k": 5, "shift": 2}),
         "Energy, centred, 5 flips and crops": MethodPlan(

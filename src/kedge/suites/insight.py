@@ -37,7 +37,7 @@ MORE: dict[str, dict[str, Any]] = {
     "AMP, tau mean, balanced anchors": {"tau": "mean", "anchors": "balanced"},
     "AMP, tau mean, means of classes": {"tau": "mean", "anchors": "means"},
     "AMP, tau mean, 2 views": {"tau": "mean", "views": 2},
-    "AMP, tau mean, 6 views": {"tau": "mean", "views": 6},
+    "AMP, tau mean, means of classes, 6 views": {"tau": "mean", "anchors": "means", "views": 6},
 }
 
 
