@@ -722,23 +722,20 @@ def test_where_every_label_is_right_the_probabilities_stay_as_they_are():
     assert detector.calibration.temperature == 1.0
 
 
-def test_recommended_takes_means_of_classes_whatever_anchors_the_network_has():
+def test_anchors_that_are_asked_for_take_the_place_of_those_that_the_network_has():
     train = kedge.ImageSet(torch.randint(0, 256, (60, 3, 8, 8), dtype=torch.uint8), torch.arange(60) % 3)
-    net = kedge.anchor(kedge.models.build("compact", width=4, classes=3), variant="recommended")
-    assert (net.options.spread, net.options.mask, net.options.mask_target) == (True, 0.25, "uniform")
+    net = kedge.anchor(kedge.models.build("compact", width=4, classes=3))
     net.set_anchors(train.images[:5])
-    kedge.AMP(net).fit(train)
+    kedge.AMP(net, variant="recommended").fit(train)
     assert torch.equal(net.anchors, train.images[:5] / 255)
-    kedge.AMP(net, variant="recommended", k=3).fit(train)
+    kedge.AMP(net, anchors="means", k=3).fit(train)
     means = torch.stack([(train.images[train.labels == k].double() / 255).mean(dim=0) for k in range(3)])
     assert all(any(torch.allclose(a.double(), mean, atol=1e-6) for mean in means) for a in net.anchors)
-    kedge.AMP(net, variant="recommended").fit(train)
-    assert len(net.anchors) == 5
-    assert not torch.equal(net.anchors, train.images[:5] / 255)
 
 
 def test_what_is_said_goes_before_the_variant():
-    net = kedge.anchor(kedge.models.build("compact", width=4), variant="recommended", mask=0.0, spread=False)
-    assert (net.options.spread, net.options.mask) == (False, 0.0)
+    assert kedge.anchor(kedge.models.build("compact", width=4), variant="recommended").options.spread
+    net = kedge.anchor(kedge.models.build("compact", width=4), variant="recommended", mask=0.5, spread=False)
+    assert (net.options.spread, net.options.mask) == (False, 0.5)
     with pytest.raises(InputError, match="variant must be one of"):
         kedge.anchor(kedge.models.build("compact", width=4), variant="best")
