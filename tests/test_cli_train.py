@@ -48,6 +48,7 @@ def test_a_plain_network_gets_the_energy_score(images, tmp_path):
     assert done.exit_code == 0, done.output
     detector = kedge.load(tmp_path / "run" / "detector.kedge")
     assert isinstance(detector, kedge.Energy)
+    assert detector.centred
     assert not isinstance(detector.net, kedge.Anchored)
 
 

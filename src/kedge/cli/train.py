@@ -27,7 +27,7 @@ def train(
     ] = "compact",
     recipe: Annotated[str, typer.Option(help=f"One of {', '.join(training.RECIPES)}.")] = "fast",
     out: Annotated[Path, typer.Option(help="Folder for checkpoints, history and the detector.")] = Path("runs/train"),
-    plain: Annotated[bool, typer.Option("--plain", help="Train without anchors; the detector is then Energy.")] = False,
+    plain: Annotated[bool, typer.Option("--plain", help="Train without anchors; the detector is then Energy, centred.")] = False,
     variant: Annotated[
         str, typer.Option(help="Of training and of AMP: paper, authors or recommended; see docs/insight.md.")
     ] = "paper",
@@ -70,6 +70,8 @@ def train(
         kedge train cifar10
 
         kedge train cifar10 --network wrn-40-2 --recipe cifar --out runs/wrn
+
+        kedge train cifar10 --plain --made 0.2
 
         kedge train cifar10 --network airbench --recipe airbench --variant recommended --half
 
@@ -118,7 +120,7 @@ def train(
     if training.is_first_process():
         if half:
             trained.round_weights()
-        detector: Detector = Energy(trained) if plain else AMP(trained, variant=variant)
+        detector: Detector = Energy(trained, centred=True) if plain else AMP(trained, variant=variant)
         detector.fit(part, preprocess=preprocess).calibrate(held_out)
         detector.save(out / "detector.kedge")
         found = detector(held_out)
