@@ -27,7 +27,9 @@ def train(
     ] = "compact",
     recipe: Annotated[str, typer.Option(help=f"One of {', '.join(training.RECIPES)}.")] = "fast",
     out: Annotated[Path, typer.Option(help="Folder for checkpoints, history and the detector.")] = Path("runs/train"),
-    plain: Annotated[bool, typer.Option("--plain", help="Train without anchors; the detector is then Energy, centred.")] = False,
+    plain: Annotated[
+        bool, typer.Option("--plain", help="Train without anchors; the detector is then Energy, centred.")
+    ] = False,
     variant: Annotated[
         str, typer.Option(help="Of training and of AMP: paper, authors or recommended; see docs/insight.md.")
     ] = "paper",
