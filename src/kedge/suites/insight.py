@@ -30,7 +30,7 @@ READINGS: dict[str, dict[str, Any]] = {
     "no temperature": {"rescale": "none"},
     "temperature alone": {"score": "temperature", "tau": "mean"},
 }
-# More of them, of the network without variations and of the one that they change most.
+# More of them, of the network without variations; anchors that are means of the one too that they change most.
 MORE: dict[str, dict[str, Any]] = {
     "mutual information": {"score": "mutual_information"},
     "AMP, tau mean, 10 anchors": {"tau": "mean", "k": 10},
@@ -87,6 +87,7 @@ def insight(setting: Setting) -> Study:
         f"{name}: {reading}": MethodPlan(AMP, (name,), options)
         for name in ("anchored", "masked, uniform")
         for reading, options in MORE.items()
+        if name == "anchored" or "means" in options.values()
     }
     rows |= {f"{name}: Energy": MethodPlan(Energy, (name,)) for name in (*networks, *plain)}
     rows |= {f"{name}: Energy, centred": MethodPlan(Energy, (name,), {"centred": True}) for name in plain}
