@@ -11,7 +11,7 @@ from typing import Any
 from kedge.bench import TITLES
 
 DOCS = Path(__file__).parent
-PAGES = (DOCS.parent / "README.md", DOCS / "suites" / "cifar10-fast.md", DOCS / "insight.md", DOCS / "speed.md")
+PAGES = (DOCS.parent / "README.md", DOCS / "suites" / "cifar10-fast.md", DOCS / "insight.md")
 SHOWN = {  # readings in the picture, and their marks
     "AMP": "o",
     "no temperature": "x",
