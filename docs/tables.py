@@ -11,7 +11,7 @@ from typing import Any
 from kedge.bench import TITLES
 
 DOCS = Path(__file__).parent
-PAGES = (DOCS.parent / "README.md", DOCS / "suites" / "cifar10-fast.md", DOCS / "insight.md")
+PAGES = (DOCS.parent / "README.md", DOCS / "suites" / "cifar10-fast.md", DOCS / "insight.md", DOCS / "speed.md")
 SHOWN = {  # readings in the picture, and their marks
     "AMP": "o",
     "no temperature": "x",
@@ -47,7 +47,6 @@ def filled(text: str) -> str:
         "made": ("insight", partial(by_network, number=1)),
         "rare": ("insight", rare_readings),
         "times": ("inference", times),
-        "quality": ("shipped", quality),
     }
     for name, (source, table) in tables.items():
         before, mark, rest = text.partition(f"<!-- table {name} -->\n")
@@ -183,24 +182,8 @@ def times(known: Mapping[str, Any]) -> str:
             by.setdefault(row["engine"], {})[row["batch"]] = row
         for engine, of in by.items():
             cells = [f"{of[b]['ratio']:.2f} ({of[b]['low']:.2f} to {of[b]['high']:.2f})" for b in batches]
-            most = max(of.values(), key=lambda row: row["batch"])
-            memory = f"{most['memory'] / 1e6:,.0f}" if "memory" in most else ""
-            lines.append([record["name"], TITLES[engine], *cells, memory])
-    return markdown(["network", "engine", *(f"batch {b}" for b in batches), f"MB at {max(batches)}"], lines)
-
-
-def quality(known: Mapping[str, Any]) -> str:
-    """What each engine gives beside the exact one, over all sets."""
-    lines = []
-    for engine, of in known["quality"].items():
-        test = next(name for name in of["flagged"] if name not in of["auroc"])
-        points = [statistics.fmean(of[f"{metric}_points"].values()) for metric in ("auroc", "fpr95")]
-        worst = min(of["auroc_points"].values()), max(of["fpr95_points"].values())
-        passes = "" if of["passes"] is None else f"{of['passes'][test]:.2f}"
-        cells = [f"{mean:+.2f} ({far:+.2f})" for mean, far in zip(points, worst, strict=True)]
-        lines.append([TITLES[engine], f"{of['agreement']:.2%}", *cells, f"{of['flagged'][test]:.1%}", passes])
-    heads = ["engine", "same labels", "AUROC, points (worst set)", "FPR95, points (worst set)", "flagged", "passes"]
-    return markdown(heads, lines)
+            lines.append([record["name"], TITLES[engine], *cells])
+    return markdown(["network", "engine", *(f"batch {b}" for b in batches)], lines)
 
 
 def first(known: Mapping[str, Any]) -> Mapping[str, Any]:
