@@ -111,7 +111,7 @@ def choose(source: Any, preprocess: Preprocess, k: int, how: str, seed: int, *, 
     generator = torch.Generator().manual_seed(seed)
     if how == "means":
         return _means(source, preprocess, k, generator)
-    sized = hasattr(source, "__len__") and hasattr(source, "__getitem__") and not isinstance(source, (str, Mapping))
+    sized = _is_sized(source)
     labels = _known_labels(source) if sized and how == "balanced" else None
     if sized and (how == "random" or labels is not None):
         order = torch.randperm(len(source), generator=generator)
@@ -129,12 +129,16 @@ def choose(source: Any, preprocess: Preprocess, k: int, how: str, seed: int, *, 
     return chosen
 
 
+def _is_sized(source: Any) -> bool:
+    """Whether its items can be had by number."""
+    return hasattr(source, "__len__") and hasattr(source, "__getitem__") and not isinstance(source, (str, Mapping))
+
+
 def _means(source: Any, preprocess: Preprocess, k: int, generator: torch.Generator) -> Tensor:
     """The means of classes that are drawn; an image goes to the parts of its class in turn, where it has several."""
     if isinstance(source, Iterator):
         raise InputError('anchors="means" reads the training set twice, which an iterator cannot be; pass a data set')
-    sized = hasattr(source, "__len__") and hasattr(source, "__getitem__") and not isinstance(source, (str, Mapping))
-    labels = _known_labels(source) if sized else None
+    labels = _known_labels(source) if _is_sized(source) else None
     if labels is None:
         read = [y for _, y in batches(source, preprocess) if y is not None]
         labels = torch.cat(read) if read else torch.empty(0, dtype=torch.long)
