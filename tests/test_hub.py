@@ -1,6 +1,5 @@
 """Detectors on the hub: what is pushed comes back; here the hub is a folder."""
 
-import importlib
 import shutil
 import sys
 from types import SimpleNamespace
@@ -52,9 +51,8 @@ def remote(tmp_path, monkeypatch):
                 raise RuntimeError(f"404: {repo_id}\nand much more")
             return str(path)
 
-    real = importlib.import_module
     found = SimpleNamespace(HfApi=HfApi)
-    monkeypatch.setattr(importlib, "import_module", lambda name: found if name == "huggingface_hub" else real(name))
+    monkeypatch.setitem(sys.modules, "huggingface_hub", found)
     return SimpleNamespace(folder=tmp_path, asked=asked)
 
 

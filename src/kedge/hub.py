@@ -1,6 +1,5 @@
 """Detectors on the Hugging Face hub: a repository holds ``detector.kedge`` and a model card."""
 
-import importlib
 import os
 import re
 import tempfile
@@ -11,6 +10,7 @@ from typing import Any
 from torch import nn
 
 from kedge import artifact
+from kedge.checks import needs
 from kedge.detectors import Detector, load
 from kedge.detectors.facts import facts
 from kedge.errors import InputError, NotReadyError
@@ -186,10 +186,7 @@ def _repository(given: str | os.PathLike[str]) -> str:
 
 
 def _hub() -> Any:
-    try:
-        return importlib.import_module("huggingface_hub")
-    except ImportError as error:
-        raise NotReadyError("the hub needs huggingface_hub, which is missing: pip install 'kedge[hub]'") from error
+    return needs("huggingface_hub", "hub", "the hub")
 
 
 def _cell(value: Any) -> str:

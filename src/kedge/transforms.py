@@ -3,7 +3,7 @@
 import contextlib
 import functools
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
@@ -87,6 +87,20 @@ class Corruption:
         pipeline = _pipeline(self, images.shape[1], tuple(images.shape[2:]))
         corrupted: Tensor = pipeline(images)
         return corrupted.clamp(0, 1)
+
+
+def describe_corruption(corruption: str | Transform | None) -> Any:
+    """What is asked for as T, as JSON holds it; a function of the user's own is left as its name.
+
+    Example:
+        >>> describe_corruption(torch.flip)
+        {'function': 'flip'}
+    """
+    if isinstance(corruption, Corruption):
+        return asdict(corruption)
+    if callable(corruption):
+        return {"function": getattr(corruption, "__qualname__", type(corruption).__name__)}
+    return corruption
 
 
 @functools.lru_cache(maxsize=16)

@@ -3,7 +3,6 @@
 import copy
 import itertools
 from collections.abc import Mapping
-from dataclasses import asdict
 from typing import Any
 
 import torch
@@ -16,7 +15,7 @@ from kedge.models import Spec, build
 from kedge.models.classifier import Classifier
 from kedge.models.conversion import apply
 from kedge.models.ensemble import Ensemble
-from kedge.transforms import Corruption, seeded
+from kedge.transforms import Corruption, describe_corruption, seeded
 
 
 def describe(net: Classifier) -> dict[str, Any]:
@@ -128,14 +127,7 @@ def _built_in(spec: Mapping[str, Any], numbers: int) -> nn.Module:
 
 def _plain(options: AnchoringOptions) -> dict[str, Any]:
     """The options as JSON holds them; a function of the user's own is left as its name."""
-    plain = dict(vars(options))
-    if isinstance(options.corruption, Corruption):
-        plain["corruption"] = asdict(options.corruption)
-    elif callable(options.corruption):
-        plain["corruption"] = {
-            "function": getattr(options.corruption, "__qualname__", type(options.corruption).__name__)
-        }
-    return plain
+    return {**vars(options), "corruption": describe_corruption(options.corruption)}
 
 
 def _corruption(plain: Any) -> Any:

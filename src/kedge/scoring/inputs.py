@@ -13,8 +13,9 @@ from typing import Any, BinaryIO
 
 from PIL import Image
 
+from kedge.checks import needs
 from kedge.data.decoding import open_image
-from kedge.errors import FileFormatError, InputError, NotReadyError
+from kedge.errors import FileFormatError, InputError
 
 IMAGES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm")
 LISTS = (".txt", ".lst")
@@ -230,11 +231,7 @@ def as_text(name: str) -> str:
 
 def parquet_module() -> Any:
     """pyarrow.parquet; where it is missing, an error that says how to get it."""
-    try:
-        import pyarrow.parquet
-    except ImportError as error:
-        raise NotReadyError("parquet files need pyarrow, which is missing: pip install 'kedge[score]'") from error
-    return pyarrow.parquet
+    return needs("pyarrow.parquet", "score", "a parquet file")
 
 
 def cut(items: Iterable[Any], size: int) -> Iterator[tuple[Any, ...]]:

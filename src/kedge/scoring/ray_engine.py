@@ -4,6 +4,7 @@ import json
 import logging
 import os
 import platform
+import sys
 import traceback
 from collections.abc import Generator, Iterator
 from contextlib import closing, contextmanager
@@ -16,7 +17,7 @@ from typing import Any
 import torch
 
 from kedge import errors
-from kedge.checks import at_least
+from kedge.checks import at_least, needs
 from kedge.errors import InputError, KedgeError, NotReadyError
 from kedge.scoring.inputs import cut
 from kedge.scoring.job import HEAD, Job, Report, Scorer
@@ -215,10 +216,6 @@ def _settings(ray: ModuleType) -> Iterator[None]:
 
 def ray_module() -> ModuleType:
     """The package ray; where it is missing, an error that says how to get it."""
-    try:
-        import ray
-        import ray.data
-    except ImportError as error:
-        raise NotReadyError(f"engine 'ray' needs {error.name}, which is missing: pip install 'kedge[ray]'") from error
-    module: ModuleType = ray
-    return module
+    for module in ("ray", "ray.data"):
+        needs(module, "ray", "engine 'ray'")
+    return sys.modules["ray"]

@@ -6,22 +6,25 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
 from kedge.anchoring import Anchored
 from kedge.data import ImageSet
-from kedge.detectors import AMP, Energy, FlipsAndCrops
+from kedge.detectors import AMP, KNN, Detector, Energy, FlipsAndCrops, Mahalanobis, ViM
 from kedge.objective import CrossEntropy, LogitNorm, Loss, MadeOutliers, Objective, Step
 from kedge.outliers import scramble
 from kedge.suites import sets
-from kedge.suites.cifar10_fast import MASKED, small_network, small_recipe
+from kedge.suites.cifar10_fast import EPOCHS, MASKED, small_network, small_recipe
 from kedge.suites.plan import MethodPlan, NetworkPlan, Protocol, Suite, SuiteData
 from kedge.suites.study import HELD_OUT, Setting, Study, smoke_data
 from kedge.training import Recipe
-from kedge.transforms import seeded
+from kedge.transforms import Corruption, seeded
 
 NEAR = "tiny-imagenet (OpenOOD)"
 MOST = 1_000  # images of a set to judge by
 SHORT = 2  # epochs; half of those of cifar10-fast, whose twins are "twice as long" here
+SMOOTHED = 0.2  # label smoothing, where there is any
+FEATURES: tuple[type[Detector], ...] = (KNN, ViM, Mahalanobis)  # the readings of features, mean ones under anchors
 # How each reads the hypotheses of an anchored network. The last two leave the temperature out, or everything else.
 READINGS: dict[str, dict[str, Any]] = {
     "AMP": {},
@@ -48,7 +51,7 @@ def insight(setting: Setting) -> Study:
         >>> sorted(insight(Setting("smoke")).suites[0].networks)[:2]
         ['T in every batch', 'anchored']
     """
-    short, longer = small_recipe(setting, SHORT), small_recipe(setting)
+    short, longer, longest = (small_recipe(setting, epochs) for epochs in (SHORT, EPOCHS, 4 * SHORT))
 
     def network(how: Recipe = short, **plan: Any) -> NetworkPlan:
         return small_network(setting, how, **plan)
@@ -61,6 +64,10 @@ def insight(setting: Setting) -> Study:
         "anchored": anchored(),
         "no T": anchored(corruption=None),
         "T in every batch": anchored(every=1),
+        "T in whole batches": anchored(spread=False),
+        "T to the end": anchored(replace(short, settle=0.0)),
+        "T weaker": anchored(corruption=Corruption(jitter=False, blur=False, grey=False)),
+        "T as published": anchored(replace(short, settle=0.0), corruption=as_published, spread=False),
         "fresh stem": anchored(init="fresh"),
         "masked, uniform": anchored(mask=MASKED, mask_target="uniform"),
         "masked less, uniform": anchored(mask=0.1, mask_target="uniform"),
@@ -68,15 +75,20 @@ def insight(setting: Setting) -> Study:
         "mismatched": anchored(objective=MadeOutliers(kinds=("mismatch",))),
         "made outliers": anchored(objective=MadeOutliers()),
         "logit norm": anchored(objective=LogitNorm()),
+        "label smoothing": anchored(replace(short, label_smoothing=SMOOTHED)),
         "two anchors agree": anchored(objective=Agreement()),
         "anchors kept alive": anchored(objective=AliveAnchors()),
         "twice as long": anchored(longer),
+        "four times as long": anchored(longest),
     }
     plain = {
         "plain": network(),
         "plain, differences": network(objective=Differences()),
         "plain, made outliers": network(objective=MadeOutliers()),
+        "plain, logit norm": network(objective=LogitNorm()),
+        "plain, label smoothing": network(replace(short, label_smoothing=SMOOTHED)),
         "plain, twice as long": network(longer),
+        "plain, four times as long": network(longest),
     }
     rows = {
         f"{name}: {reading}": MethodPlan(AMP, (name,), options)
@@ -90,6 +102,9 @@ def insight(setting: Setting) -> Study:
         if name == "anchored" or "means" in options.values()
     }
     rows |= {f"{name}: Energy": MethodPlan(Energy, (name,)) for name in (*networks, *plain)}
+    rows |= {
+        f"{name}: {kind.__name__}": MethodPlan(kind, (name,)) for name in ("anchored", "plain") for kind in FEATURES
+    }
     rows |= {f"{name}: Energy, centred": MethodPlan(Energy, (name,), {"centred": True}) for name in plain}
     rows |= {
         f"{name}: Energy, centred, 5 flips and crops": MethodPlan(
@@ -111,6 +126,31 @@ def insight(setting: Setting) -> Study:
     )
     about = "Variations of training and of reading the anchors, judged on held-out images and one validation set."
     return Study("insight", "What makes anchors speak", about, (suite,))
+
+
+def as_published(images: Tensor) -> Tensor:
+    """T as the published code applies it: one draw for the batch, and normalised images, which jitter clamps to [0, 1].
+
+    Example:
+        >>> as_published(torch.rand(4, 3, 32, 32)).shape
+        torch.Size([4, 3, 32, 32])
+    """
+    import kornia.augmentation as K  # as in `kedge.transforms`
+
+    mean, std = (torch.tensor(values).view(3, 1, 1) / 255 for values in ((125.3, 123.0, 113.9), (63.0, 62.1, 66.7)))
+    steps: list[Any] = [
+        K.RandomResizedCrop(images.shape[-2:], scale=(0.6, 1.0), cropping_mode="resample", same_on_batch=True),
+        K.RandomHorizontalFlip(p=0.5, same_on_batch=True),
+    ]
+    if torch.rand(()) < 0.8:
+        steps += [
+            K.ColorJitter(brightness=0.5, p=1.0, same_on_batch=True),
+            K.RandomGaussianBlur(kernel_size=(9, 3), sigma=(0.1, 5.0), p=1.0, same_on_batch=True),
+        ]
+    corrupted = (images - mean) / std
+    for step in (*steps, K.RandomGrayscale(p=0.2, same_on_batch=True)):
+        corrupted = step(corrupted)
+    return corrupted * std + mean
 
 
 class Agreement(Objective):

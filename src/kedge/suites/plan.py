@@ -16,7 +16,7 @@ from kedge.evaluation.paired import RESAMPLES
 from kedge.models import build
 from kedge.objective import Objective
 from kedge.training import Recipe
-from kedge.transforms import Corruption, seeded
+from kedge.transforms import describe_corruption, seeded
 
 
 @dataclass(frozen=True)
@@ -96,9 +96,8 @@ class NetworkPlan:
         plain["method"] = None if self.method is None else self.method.name
         if isinstance(self.objective, Objective):
             plain["objective"] = {"name": self.objective.name, **self.objective.config()}
-        corruption = self.anchoring.get("corruption")
-        if isinstance(corruption, Corruption):
-            plain["anchoring"] = {**self.anchoring, "corruption": asdict(corruption)}
+        if "corruption" in self.anchoring:
+            plain["anchoring"] = {**self.anchoring, "corruption": describe_corruption(self.anchoring["corruption"])}
         return plain
 
 
