@@ -1160,8 +1160,12 @@ def test_the_cap_holds_for_larger_images_and_higher_precision_than_the_first():
     assert max(seen) == 1
 
 
-def test_the_default_cap_is_what_a_last_cache_holds():
-    assert kedge.anchor(conv_net()).memory_cap == 2**25
+@pytest.mark.parametrize(
+    ("cache", "cap"), [(2**25, 2**24), (None, 2**24), (2**20, 2**23), (2**24, 2**23), (2**30, 2**26)]
+)
+def test_the_default_cap_is_half_of_the_last_cache_within_bounds(monkeypatch, cache, cap):
+    monkeypatch.setattr("kedge.anchoring.anchored.last_cache", lambda: cache)
+    assert kedge.anchor(conv_net()).memory_cap == cap
 
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -76,7 +76,8 @@ def test_one_name_says_how_to_train_and_how_to_read(images, tmp_path):
     assert done.exit_code == 0, done.output
     detector = kedge.load(tmp_path / "run" / "detector.kedge")
     options = detector.net.options
-    assert (options.spread, options.mask) == (True, 0.0)
+    assert (options.spread, options.mask, options.made) == (True, 0.0, 0.2)
+    assert detector.net.record["objective"]["name"] == "made outliers"
     assert (detector.variant, detector.views, detector.tau) == ("recommended", 6, "mean")
 
 

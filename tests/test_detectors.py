@@ -736,6 +736,6 @@ def test_anchors_that_are_asked_for_take_the_place_of_those_that_the_network_has
 def test_what_is_said_goes_before_the_variant():
     assert kedge.anchor(kedge.models.build("compact", width=4), variant="recommended").options.spread
     net = kedge.anchor(kedge.models.build("compact", width=4), variant="recommended", mask=0.5, spread=False)
-    assert (net.options.spread, net.options.mask) == (False, 0.5)
+    assert (net.options.spread, net.options.mask, net.options.made) == (False, 0.5, 0.2)
     with pytest.raises(InputError, match="variant must be one of"):
         kedge.anchor(kedge.models.build("compact", width=4), variant="best")

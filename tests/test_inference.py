@@ -11,7 +11,7 @@ from kedge.detectors import beside, for_inference
 from kedge.errors import InputError
 from kedge.models import build
 from kedge.scoring.job import Job, Scorer
-from kedge.threads import cores, use_threads
+from kedge.threads import cores, last_cache, use_threads
 from kedge.transforms import seeded
 
 
@@ -154,6 +154,15 @@ def test_cores_are_those_that_a_container_leaves(eight_cores, tmp_path, files, e
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(text + "\n")
     assert cores(tmp_path) == expected
+
+
+def test_the_last_cache_is_the_largest_that_linux_tells_of(tmp_path):
+    for number, size in enumerate(("32K", "32K", "1024K", "32768K")):
+        (tmp_path / f"index{number}").mkdir()
+        (tmp_path / f"index{number}" / "size").write_text(size + "\n")
+    assert last_cache(tmp_path) == 2**25
+    (tmp_path / "index3" / "size").write_text("a lot\n")
+    assert last_cache(tmp_path) is None
 
 
 @pytest.fixture

@@ -131,6 +131,18 @@ class CrossEntropy(Objective):
         return Loss(F.cross_entropy(logits, step.targets(), label_smoothing=step.label_smoothing), logits)
 
 
+def objective_of(net: Classifier) -> Objective:
+    """What a network is trained by where nobody says otherwise.
+
+    Example:
+        >>> from kedge import anchor
+        >>> objective_of(anchor(torch.nn.Linear(4, 2), variant="recommended")).config()["share"]
+        0.2
+    """
+    made = net.options.made if isinstance(net, Anchored) else 0.0
+    return MadeOutliers(made) if made else CrossEntropy()
+
+
 class LogitNorm(Objective):
     """Cross-entropy of logits of one length (Wei et al., ICML 2022), so that confidence cannot make them grow.
 

@@ -1,4 +1,4 @@
-"""Cores that a process may use, and threads for them."""
+"""Cores that a process may use, threads for them, and the cache that they share."""
 
 import math
 import os
@@ -9,6 +9,7 @@ import torch
 from kedge.checks import at_least
 
 CGROUP = Path("/sys/fs/cgroup")
+CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
 
 
 def cores(cgroup: Path = CGROUP) -> int:
@@ -44,6 +45,23 @@ def use_threads(asked: int | None = None) -> int:
     elif "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(min(torch.get_num_threads(), cores()))
     return torch.get_num_threads()
+
+
+def last_cache(caches: Path = CACHES) -> int | None:
+    """Bytes of the last cache before memory, which the cores of a chip share; None where nobody tells.
+
+    Args:
+        caches: Where Linux tells of them.
+
+    Example:
+        >>> last_cache(Path("/nowhere")) is None
+        True
+    """
+    try:
+        sizes = [(path / "size").read_text().strip() for path in caches.glob("index*")]
+        return max(int(size.removesuffix("K")) << 10 for size in sizes)
+    except (OSError, ValueError):
+        return None
 
 
 def _quota(cgroup: Path) -> float | None:

@@ -17,9 +17,11 @@ from kedge.checks import at_least, finite, one_of, shape_of
 from kedge.errors import ArchitectureError, InputError, NotReadyError
 from kedge.models.classifier import Classifier, evaluating, logits_of
 from kedge.models.features import read_features
+from kedge.threads import last_cache
 from kedge.transforms import Corruption, Transform, mix_seed, seeded
 
-MEMORY_CAP = 32 * 2**20  # bytes: what the last cache of a core's chip holds; more is slower
+UNKNOWN_CACHE = 32 * 2**20  # bytes, where the machine does not tell
+CAPS = 8 * 2**20, 64 * 2**20  # bytes: with less the parts of a batch are too small for all cores, more gains nothing
 
 
 class Anchored(Classifier):
@@ -32,7 +34,8 @@ class Anchored(Classifier):
         anchors: The frozen anchors (K, D, ...) in [0, 1], or None before `set_anchors`.
         draw: What the last training batch drew.
         corrupting: Whether training corrupts anchors as its options say; off, they stay clean.
-        memory_cap: Bytes that the activations of one pass may take; anchors are folded into the batch up to it.
+        memory_cap: Bytes that the activations of one pass may take; anchors are folded into the batch up to it. By
+            default half of the processor's last cache, since weights and other work need room there too.
     """
 
     anchors: Tensor | None
@@ -57,7 +60,7 @@ class Anchored(Classifier):
         self.draw: Draw | None = None
         self.batches_seen = 0
         self.corrupting = True
-        self.memory_cap = MEMORY_CAP
+        self.memory_cap = min(max((last_cache() or UNKNOWN_CACHE) // 2, CAPS[0]), CAPS[1])
         self._must_be_sole_reader = sole_reader
         self._growth: float | None = None  # the largest activation over the size of the image, once surveyed
         self._cache: tuple[Tensor, Tensor, Tensor] | None = None  # anchors at the stem, weight, maps

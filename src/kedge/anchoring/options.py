@@ -1,4 +1,4 @@
-"""How an anchored network draws its anchors in training."""
+"""How an anchored network is trained: what its anchors are drawn from, and what is made to be refused."""
 
 from dataclasses import dataclass
 
@@ -14,7 +14,7 @@ MASK_TARGETS = ("label", "uniform")
 
 @dataclass(frozen=True)
 class AnchoringOptions:
-    """How an anchored network draws its anchors in training; the defaults are the paper's, as in `VARIANTS`.
+    """How an anchored network is trained; the defaults are the paper's, as in `VARIANTS`.
 
     Args:
         corruption: T of consistency training: ``"default"`` for the five corruptions (images only), a `Corruption`, a
@@ -23,6 +23,8 @@ class AnchoringOptions:
         spread: Whether T acts on that share of the pairs of each batch instead, so that no batch is unlike the others.
         mask: Probability of reference masking: the anchor's half is zero, the residual stays.
         mask_target: What a masked pair is trained towards, its ``"label"`` or the ``"uniform"`` distribution.
+        made: Outliers for each image that `kedge.train` makes of the training images, and trains towards the uniform
+            distribution; see `kedge.objective.MadeOutliers`.
         seed: Of permutations, corruptions and masks; the draw depends on it and the number of the batch alone.
 
     Example:
@@ -35,6 +37,7 @@ class AnchoringOptions:
     spread: bool = False
     mask: float = 0.0
     mask_target: str = "label"
+    made: float = 0.0
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -45,13 +48,14 @@ class AnchoringOptions:
         at_least("every", self.every, 1)
         between("mask", self.mask, 0, 1)
         one_of("mask_target", self.mask_target, MASK_TARGETS)
+        between("made", self.made, 0, 1)
 
 
 # How the networks are trained that the variants of `kedge.AMP` are for. The paper's and the authors' differ in reading.
 VARIANTS = {
     "paper": AnchoringOptions(),
     "authors": AnchoringOptions(),
-    "recommended": AnchoringOptions(spread=True),
+    "recommended": AnchoringOptions(spread=True, made=0.2),
 }
 
 

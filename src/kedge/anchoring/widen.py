@@ -30,6 +30,7 @@ def anchor(
     spread: bool | None = None,
     mask: float | None = None,
     mask_target: str | None = None,
+    made: float | None = None,
     seed: int = 0,
 ) -> Anchored:
     """Make an anchored copy of a network; the original stays as it is.
@@ -43,13 +44,14 @@ def anchor(
         example: A batch of images (one is enough), uint8 or in [0, 1].
         mean: Normalisation of images in [0, 1], one value or one per channel; `kedge.train` sets it where it is absent.
         std: The same for the deviation.
-        variant: How anchors are drawn in training, where nothing else is said: ``"paper"``, ``"authors"`` or
-            ``"recommended"``, which corrupts a share of the anchors of every batch instead of all of every fifth.
+        variant: How it is trained, where nothing else is said: ``"paper"``, ``"authors"`` or ``"recommended"``, which
+            corrupts a share of the anchors of every batch instead of all of every fifth, and makes outliers.
         corruption: See `kedge.anchoring.AnchoringOptions`, as for the rest.
         every: See there.
         spread: See there.
         mask: See there.
         mask_target: See there.
+        made: See there.
         seed: See there.
 
     Example:
@@ -64,7 +66,7 @@ def anchor(
         raise InputError(f"net must be a torch.nn.Module, got {type(net).__name__}")
     if isinstance(net, Anchored):
         raise InputError("net is anchored already; pass the network it was made from")
-    said = {"every": every, "spread": spread, "mask": mask, "mask_target": mask_target}
+    said = {"every": every, "spread": spread, "mask": mask, "mask_target": mask_target, "made": made}
     options = replace(
         VARIANTS[one_of("variant", variant, tuple(VARIANTS))],
         corruption=corruption,

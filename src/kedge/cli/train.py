@@ -48,8 +48,9 @@ def train(
         str | None, typer.Option(help=f"What these are trained towards: {' or '.join(MASK_TARGETS)}.")
     ] = None,
     made: Annotated[
-        float, typer.Option(min=0, max=1, help="Outliers to make of training images and to refuse, for each of them.")
-    ] = 0.0,
+        float | None,
+        typer.Option(min=0, max=1, help="Outliers to make of training images and to refuse, for each of them."),
+    ] = None,
     size: Annotated[int | None, typer.Option(min=8, help="Side of the input, for images of other sizes.")] = None,
     workers: Annotated[int, typer.Option(min=0, help="Processes that read images from disk.")] = 2,
     hold_out: Annotated[float, typer.Option(help="Share of the training images to calibrate on.")] = 0.1,
@@ -103,11 +104,11 @@ def train(
         net = build(network, classes=classes, channels=channels)
     with training_bar(console, "training") as on_step:
         trained = training.train(
-            net if plain else anchor(net, init=init, variant=variant, seed=seed, **how),
+            net if plain else anchor(net, init=init, variant=variant, made=made, seed=seed, **how),
             part,
             training.recipe(recipe, **changes),
             seed=seed,
-            objective=MadeOutliers(made) if made else None,
+            objective=MadeOutliers(made) if plain and made else None,
             directory=out,
             resume=resume,
             preprocess=preprocess,

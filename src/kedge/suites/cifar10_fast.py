@@ -62,6 +62,7 @@ def cifar10_fast(setting: Setting) -> Study:
         "anchored": network(anchored=True, anchoring={"spread": True}),
         "masked": network(anchored=True, anchoring={"spread": True, "mask": MASKED, "mask_target": "uniform"}),
         "made outliers": network(objective=MadeOutliers()),
+        "anchored, made outliers": network(objective=MadeOutliers(), anchored=True, anchoring={"spread": True}),
         "dropout": network(arguments={"dropout": 0.2}),
         "svi": later(network(method=SVI, prepare={"prior_mean": "weights"}), LATER),
         "svi-avuc": later(network(method=SVIAvUC, prepare={"prior_mean": "weights"}), LATER),
@@ -74,7 +75,9 @@ def cifar10_fast(setting: Setting) -> Study:
         "AMP, tau mean": MethodPlan(AMP, ("anchored",), {"tau": "mean"}),
         "AMP, energy": MethodPlan(AMP, ("anchored",), {"score": "energy"}),
         "AMP, authors": MethodPlan(AMP, ("anchored",), {"variant": "authors"}),
-        "AMP, recommended": MethodPlan(AMP, ("anchored",), {"variant": "recommended"}),
+        "AMP, tau mean, 6 views": MethodPlan(AMP, ("anchored",), {"tau": "mean", "views": 6}),
+        "AMP, recommended": MethodPlan(AMP, ("anchored, made outliers",), {"variant": "recommended"}),
+        "AMP (made outliers)": MethodPlan(AMP, ("anchored, made outliers",)),
         "AMP (masked)": MethodPlan(AMP, ("masked",)),
         "AMP, means of classes, 6 views (masked)": MethodPlan(
             AMP, ("masked",), {"tau": "mean", "views": 6, "anchors": "means"}
@@ -91,6 +94,9 @@ def cifar10_fast(setting: Setting) -> Study:
         "SVIAvUC": MethodPlan(SVIAvUC, ("svi-avuc",)),
         "DUQ": MethodPlan(DUQ, ("duq",)),
         "AMP, temperature permuted": MethodPlan(AMP, ("anchored",), permuted=True),
+        "AMP, recommended, temperature permuted": MethodPlan(
+            AMP, ("anchored, made outliers",), {"variant": "recommended"}, permuted=True
+        ),
         "AMP, one temperature for all": MethodPlan(AMP, ("anchored",), {"temperature": "global"}),
         "Energy, centred": MethodPlan(Energy, ("plain",), {"centred": True}),
         "Energy, 5 flips and crops": MethodPlan(FlipsAndCrops, ("plain",), {"k": 5, "shift": 2}),

@@ -23,6 +23,7 @@ from kedge.transforms import Corruption, seeded
 NEAR = "tiny-imagenet (OpenOOD)"
 MOST = 1_000  # images of a set to judge by
 SHORT = 2  # epochs; half of those of cifar10-fast, whose twins are "twice as long" here
+BUDGETS, NARROW = (8, 16, 32), 16  # epochs that two cores have time for on a network of half the width
 SMOOTHED = 0.2  # label smoothing, where there is any
 FEATURES: tuple[type[Detector], ...] = (KNN, ViM, Mahalanobis)  # the readings of features, mean ones under anchors
 # How each reads the hypotheses of an anchored network. The last two leave the temperature out, or everything else.
@@ -51,7 +52,7 @@ def insight(setting: Setting) -> Study:
         >>> sorted(insight(Setting("smoke")).suites[0].networks)[:2]
         ['T in every batch', 'anchored']
     """
-    short, longer, longest = (small_recipe(setting, epochs) for epochs in (SHORT, EPOCHS, 4 * SHORT))
+    short, longer = (small_recipe(setting, epochs) for epochs in (SHORT, EPOCHS))
 
     def network(how: Recipe = short, **plan: Any) -> NetworkPlan:
         return small_network(setting, how, **plan)
@@ -79,7 +80,8 @@ def insight(setting: Setting) -> Study:
         "two anchors agree": anchored(objective=Agreement()),
         "anchors kept alive": anchored(objective=AliveAnchors()),
         "twice as long": anchored(longer),
-        "four times as long": anchored(longest),
+        "made outliers, twice as long": anchored(longer, MadeOutliers()),
+        "masked, made outliers, twice as long": anchored(longer, MadeOutliers(), mask=MASKED, mask_target="uniform"),
     }
     plain = {
         "plain": network(),
@@ -88,8 +90,12 @@ def insight(setting: Setting) -> Study:
         "plain, logit norm": network(objective=LogitNorm()),
         "plain, label smoothing": network(replace(short, label_smoothing=SMOOTHED)),
         "plain, twice as long": network(longer),
-        "plain, four times as long": network(longest),
+        "plain, made outliers, twice as long": network(longer, objective=MadeOutliers()),
     }
+    for epochs in () if setting.scale == "smoke" else BUDGETS:
+        narrow = partial(network, small_recipe(setting, epochs), arguments={"width": NARROW})
+        networks[f"narrow, {epochs} epochs"] = narrow(anchored=True, anchoring={"spread": True})
+        plain[f"plain, narrow, {epochs} epochs"] = narrow()
     rows = {
         f"{name}: {reading}": MethodPlan(AMP, (name,), options)
         for name in networks

@@ -13,7 +13,7 @@ from kedge.data.leakage import fingerprints
 from kedge.errors import InputError
 from kedge.models.classifier import Classifier
 from kedge.models.ensemble import Ensemble
-from kedge.objective import CrossEntropy, Objective
+from kedge.objective import Objective, objective_of
 from kedge.training.engine import Engine, make_engine
 from kedge.training.feed import Feed, make_feed
 from kedge.training.outliers import OutlierFeed
@@ -61,8 +61,8 @@ def train(
         checkpoint_seconds: Write a checkpoint this often, besides after every epoch.
         validation: Labelled images on which to measure accuracy after every epoch.
         preprocess: For data sets of PIL images or paths: what the network takes.
-        objective: What to minimise: the cross-entropy, or what a method with its own training asks for, such as
-            ``kedge.OutlierExposure.objective()``.
+        objective: What to minimise: by default the cross-entropy, and made outliers where the network was anchored with
+            ``made``; or what a method with its own training asks for, such as ``kedge.OutlierExposure.objective()``.
         outliers: For objectives that use them: images beside the training set, labelled or not. They must not be
             among, nor drawn from, the sets that the detector is evaluated on; `kedge.evaluate` refuses such sets.
         workers: Processes that read a data set.
@@ -88,7 +88,7 @@ def train(
     feed = make_feed(data, chosen, seed, rank=engine.rank, world=engine.world, workers=workers, preprocess=preprocess)
     classifier = net if isinstance(net, Classifier) else Classifier(net)
     beside = _beside(
-        classifier, feed, objective := objective or CrossEntropy(), outliers, chosen, seed, engine, workers
+        classifier, feed, objective := objective or objective_of(classifier), outliers, chosen, seed, engine, workers
     )
     with torch.random.fork_rng():  # dropout draws from torch's own generators, which are put back afterwards
         prepare(classifier, data, feed, beside, seed)
