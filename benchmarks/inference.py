@@ -2,7 +2,7 @@
 
     python benchmarks/inference.py [--networks wrn-40-2 airbench] [--batches 1 32 256] [--repeats 9] [--threads T]
                                    [--memory] [--peers] [--quick] [--json PATH]
-                                   [--shipped [--data-dir DIR] [--images N] [--held-out N]]
+                                   [--shipped [--views V] [--data-dir DIR] [--images N] [--held-out N]]
 
 Every engine scores the same images in turns, so that whatever else the machine does falls on all alike. Printed are the
 images per second of each (the median over turns), its time over that of one plain eager forward pass in float32 of the
@@ -14,7 +14,8 @@ Weights are random: the time does not depend on them, but for anchors="auto", wh
 to all anchors, as nearly as the number of images allows: its rows tell. With --shipped it is the detector that comes
 with kedge and, where CIFAR-10 and sets of other images are in the data folder, first what each engine costs in quality:
 every one is calibrated on its own scores and compared with the exact one, and the share that anchors="auto" leaves open
-is the one that it has on CIFAR-10's test images.
+is the one that it has on CIFAR-10's test images. With --views 1 all of its anchors see the image as it is, as in the
+paper.
 """
 
 import argparse
@@ -62,6 +63,7 @@ def main() -> None:
     parser.add_argument("--memory", action="store_true", help="peak memory, each in a process of its own")
     parser.add_argument("--peers", action="store_true", help="pytorch-ood's detectors too; it must be installed")
     parser.add_argument("--shipped", action="store_true", help=f"the detector {SHIPPED} instead of random weights")
+    parser.add_argument("--views", type=int, default=None, help="of the image, with --shipped; by default its own")
     parser.add_argument("--data-dir", default=None, help="where data sets are; KEDGE_DATA by default")
     parser.add_argument("--images", type=int, default=2000, help="at most, of a set, for quality; 0 for all")
     parser.add_argument("--held-out", type=int, default=0, help="at most, to calibrate on; 0 for all")
@@ -78,6 +80,8 @@ def main() -> None:
             detector = kedge.load(SHIPPED) if options.shipped else detector_of(name, **NETWORKS[name])
             prepared, share = None, options.open
             if options.shipped and (sets := Sets.found(options.data_dir, options.images, options.held_out)):
+                if options.views is not None:
+                    detector = seen_from(detector, options.views, sets.held_out)
                 prepared = prepare(
                     detector, Path(folder), engines=options.engines, training_images=sets.train, held_out=sets.held_out
                 )
@@ -182,6 +186,13 @@ class Sets:
             print(f"quality left out: none of {', '.join(FILES.values())} is in the data folder", file=sys.stderr)
             return None
         return sets
+
+
+def seen_from(detector: kedge.AMP, views: int, held_out: kedge.ImageSet) -> kedge.AMP:
+    """The same network and anchors, held against another number of views."""
+    made = kedge.AMP(detector.net, **detector.config() | {"views": views})
+    made.preprocess, made.classes = detector.preprocess, detector.classes
+    return made.calibrate(held_out)
 
 
 def some(images: kedge.ImageSet, most: int) -> kedge.ImageSet:

@@ -47,6 +47,9 @@ def filled(text: str) -> str:
         "made": ("insight", partial(by_network, number=1)),
         "rare": ("insight", rare_readings),
         "times": ("inference", times),
+        "shipped": ("shipped", times),
+        "quality": ("shipped", cost_in_quality),
+        "peers": ("peers", peers),
     }
     for name, (source, table) in tables.items():
         before, mark, rest = text.partition(f"<!-- table {name} -->\n")
@@ -173,8 +176,8 @@ def draw(known: Mapping[str, Any], path: Path) -> None:
 
 
 def times(known: Mapping[str, Any]) -> str:
-    """Time in plain passes, with quartiles, by network, engine and batch."""
-    batches = known["options"]["batches"]
+    """Time in plain passes, with quartiles, by network, engine and batch; and the memory at the largest of them."""
+    batches, memory = known["options"]["batches"], known["options"]["memory"]
     lines = []
     for record in known["networks"]:
         by: dict[str, dict[int, Mapping[str, Any]]] = {}
@@ -182,8 +185,46 @@ def times(known: Mapping[str, Any]) -> str:
             by.setdefault(row["engine"], {})[row["batch"]] = row
         for engine, of in by.items():
             cells = [f"{of[b]['ratio']:.2f} ({of[b]['low']:.2f} to {of[b]['high']:.2f})" for b in batches]
+            cells += [f"{of[batches[-1]]['memory'] / 1e6:.0f}"] if memory else []
             lines.append([record["name"], TITLES[engine], *cells])
-    return markdown(["network", "engine", *(f"batch {b}" for b in batches)], lines)
+    heads = [*(f"batch {b}" for b in batches), *([f"MB at {batches[-1]}"] if memory else [])]
+    return markdown(["network", "engine", *heads], lines)
+
+
+def cost_in_quality(known: Mapping[str, Any]) -> str:
+    """Labels, AUROC and FPR95 of every engine beside the exact one: means over all sets, and the set that lost most."""
+    lines = []
+    for engine, of in known["quality"].items():
+        test = next(name for name in of["flagged"] if name not in of["auroc"])
+        area, rate = of["auroc_points"].values(), of["fpr95_points"].values()
+        cells = [f"{100 * of['agreement']:.1f}", f"{100 * of['flagged'][test]:.1f}"]
+        cells.append(f"{of['passes'][test]:.2f}" if of["passes"] else "")
+        cells += [
+            f"{statistics.fmean(area):+.2f} ({min(area):+.2f})",
+            f"{statistics.fmean(rate):+.2f} ({max(rate):+.2f})",
+        ]
+        lines.append([TITLES[engine], *cells])
+    heads = [
+        "engine",
+        "same labels, %",
+        "flagged, %",
+        "passes",
+        "AUROC, points (worst set)",
+        "FPR95, points (worst set)",
+    ]
+    return markdown(heads, lines)
+
+
+def peers(known: Mapping[str, Any]) -> str:
+    """pytorch-ood's detectors on the network without anchoring, in plain passes."""
+    batches = known["options"]["batches"]
+    lines = []
+    for record in known["networks"]:
+        by: dict[str, dict[int, float]] = {}
+        for row in record["peers"]:
+            by.setdefault(row["method"], {})[row["batch"]] = row["ratio"]
+        lines += [[record["name"], method, *(f"{of[b]:.2f}" for b in batches)] for method, of in by.items()]
+    return markdown(["network", "pytorch-ood", *(f"batch {b}" for b in batches)], lines)
 
 
 def first(known: Mapping[str, Any]) -> Mapping[str, Any]:

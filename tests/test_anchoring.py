@@ -1161,9 +1161,9 @@ def test_the_cap_holds_for_larger_images_and_higher_precision_than_the_first():
 
 
 @pytest.mark.parametrize(
-    ("cache", "cap"), [(2**25, 2**24), (None, 2**24), (2**20, 2**23), (2**24, 2**23), (2**30, 2**26)]
+    ("cache", "cap"), [(2**25, 3 * 2**23), (None, 3 * 2**23), (2**20, 2**23), (2**24, 3 * 2**22), (2**30, 2**26)]
 )
-def test_the_default_cap_is_half_of_the_last_cache_within_bounds(monkeypatch, cache, cap):
+def test_the_default_cap_is_three_quarters_of_the_last_cache_within_bounds(monkeypatch, cache, cap):
     monkeypatch.setattr("kedge.anchoring.anchored.last_cache", lambda: cache)
     assert kedge.anchor(conv_net()).memory_cap == cap
 

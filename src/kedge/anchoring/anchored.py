@@ -35,7 +35,7 @@ class Anchored(Classifier):
         draw: What the last training batch drew.
         corrupting: Whether training corrupts anchors as its options say; off, they stay clean.
         memory_cap: Bytes that the activations of one pass may take; anchors are folded into the batch up to it. By
-            default half of the processor's last cache, since weights and other work need room there too.
+            default three quarters of the processor's last cache, since weights need room there too.
     """
 
     anchors: Tensor | None
@@ -60,7 +60,7 @@ class Anchored(Classifier):
         self.draw: Draw | None = None
         self.batches_seen = 0
         self.corrupting = True
-        self.memory_cap = min(max((last_cache() or UNKNOWN_CACHE) // 2, CAPS[0]), CAPS[1])
+        self.memory_cap = min(max((last_cache() or UNKNOWN_CACHE) * 3 // 4, CAPS[0]), CAPS[1])
         self._must_be_sole_reader = sole_reader
         self._growth: float | None = None  # the largest activation over the size of the image, once surveyed
         self._cache: tuple[Tensor, Tensor, Tensor] | None = None  # anchors at the stem, weight, maps
