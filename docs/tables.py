@@ -49,6 +49,7 @@ def filled(text: str) -> str:
         "times": ("inference", times),
         "shipped": ("shipped", times),
         "quality": ("shipped", cost_in_quality),
+        "quality of one view": ("shipped-one-view", cost_in_quality),
         "peers": ("peers", peers),
     }
     for name, (source, table) in tables.items():
