@@ -20,7 +20,7 @@ from kedge.detectors import Cost
 from kedge.errors import InputError, NotReadyError
 from kedge.evaluation import METRICS, Evaluation, Result, Shifted
 from kedge.evaluation.curve import Curve
-from kedge.evaluation.paired import best_beyond_noise, redraw, winner
+from kedge.evaluation.paired import best_beyond_noise, difference, redraw, winner
 from kedge.metrics import accuracy, aurc, detection_metrics, ece
 from kedge.report import charts, figures, write_report
 from kedge.report.charts import threshold
@@ -369,6 +369,29 @@ def test_with_few_images_nothing_is_marked():
     best = best_beyond_noise(evaluation)
     assert (best.overall, best.by_set, best.enough) == ({}, {}, False)
     assert "too few images to tell" in finding(evaluation, best)
+
+
+def test_the_difference_of_two_detectors_has_the_interval_of_the_paired_bootstrap():
+    evaluation = dataclasses.replace(made(("one", "two"), oods=("a", "b", "c"), sizes=(25, 22)), apart=("b",))
+    found = difference(evaluation, "one", "two", resamples=40, seed=3)
+    scores = {
+        label: [of.detections[name].score.tolist() for name in evaluation.sets]
+        for label, of in evaluation.results.items()
+    }
+    rng, gaps = np.random.default_rng(3), []
+    for _ in range(40):
+        rows = [rng.integers(len(s), size=len(s)) for s in evaluation.sets.values()]  # once, for both
+        drawn = {label: [[s[i] for i in r] for s, r in zip(sets, rows, strict=True)] for label, sets in scores.items()}
+        rates = {label: [naive("fpr95", sets[0], outside) for outside in sets[1:]] for label, sets in drawn.items()}
+        gaps.append(np.subtract(rates["one"], rates["two"]))
+    one, two = (evaluation.results[label] for label in ("one", "two"))
+    for name, drawn in (("b", [g[1] for g in gaps]), ("mean", [(g[0] + g[2]) / 2 for g in gaps])):
+        low, high = np.quantile(drawn, [0.025, 0.975])
+        assert found[name]["fpr95"].low == pytest.approx(low)
+        assert found[name]["fpr95"].high == pytest.approx(high)
+    assert found["mean"]["fpr95"].value == pytest.approx(one.mean("fpr95") - two.mean("fpr95"))
+    with pytest.raises(InputError, match="label must be one of 'one', 'two'; got 'three'"):
+        difference(evaluation, "one", "three")
 
 
 @pytest.mark.slow

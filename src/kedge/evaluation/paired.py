@@ -11,8 +11,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from kedge.checks import one_of
 from kedge.evaluation.result import METRICS, Evaluation
-from kedge.metrics import Repeated
+from kedge.metrics import Estimate, Repeated
 
 RESAMPLES = 500
 LEVEL = 0.95
@@ -118,9 +119,7 @@ def best_beyond_noise(evaluation: Evaluation, *, resamples: int = RESAMPLES, see
         place = winner(values, drawn, BETTER[metric])
         return None if place is None else names[place]
 
-    scores = [[result.detections[name].score.double().numpy() for name in evaluation.sets] for result in results]
-    # (resamples, detectors, OOD sets, metrics)
-    drawn = redraw(scores, resamples=resamples, seed=seed, pairs=evaluation.pairs())
+    drawn = _redrawn(evaluation, names, resamples, seed)
     overall: dict[str, str | None] = {}
     by_set: dict[tuple[str, str], str | None] = {}
     for m, metric in enumerate(METRICS):
@@ -135,6 +134,51 @@ def best_beyond_noise(evaluation: Evaluation, *, resamples: int = RESAMPLES, see
         right = np.stack([(r.detections[evaluation.id_name].label == labels).numpy() for r in results])
         overall["accuracy"] = named(list(right.mean(axis=1)), _redraw_means(right, resamples, seed), "accuracy")
     return Best(overall, by_set, enough, resamples)
+
+
+def difference(
+    evaluation: Evaluation, one: str, other: str, *, resamples: int = RESAMPLES, seed: int = 0
+) -> dict[str, dict[str, Estimate]]:
+    """How much more one detector has than another, with the interval of the difference on the same redrawn images.
+
+    Args:
+        evaluation: Of both.
+        one: A label.
+        other: The label to compare with.
+        resamples: Of the bootstrap.
+        seed: Of the bootstrap.
+
+    Returns:
+        By metric, for ``"mean"``, the mean over the OOD sets, and for each of them.
+    """
+    both = [one_of("label", label, tuple(evaluation.results)) for label in (one, other)]
+    mine, its = (evaluation.results[label] for label in both)
+    drawn = _redrawn(evaluation, both, resamples, seed)
+    apart = drawn[:, 0] - drawn[:, 1]  # (resamples, OOD sets, metrics)
+
+    def estimate(gap: float, gaps: NDArray[np.float64]) -> Estimate:
+        low, high = np.quantile(gaps, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
+        return Estimate(gap, float(low), float(high))
+
+    found = {
+        "mean": {
+            metric: estimate(mine.mean(metric) - its.mean(metric), apart[:, evaluation.averaged, m].mean(axis=1))
+            for m, metric in enumerate(METRICS)
+        }
+    }
+    for j, ood in enumerate(evaluation.ood_names):
+        found[ood] = {
+            metric: estimate(mine.metrics[ood][metric].value - its.metrics[ood][metric].value, apart[:, j, m])
+            for m, metric in enumerate(METRICS)
+        }
+    return found
+
+
+def _redrawn(evaluation: Evaluation, labels: Sequence[str], resamples: int, seed: int) -> NDArray[np.float64]:
+    """`redraw` for detectors of a table, (resamples, detectors, OOD sets, metrics)."""
+    results = [evaluation.results[label] for label in labels]
+    scores = [[result.detections[name].score.double().numpy() for name in evaluation.sets] for result in results]
+    return redraw(scores, resamples=resamples, seed=seed, pairs=evaluation.pairs())
 
 
 def _redraw_means(values: NDArray[Any], resamples: int, seed: int) -> NDArray[np.float64]:
