@@ -9,7 +9,7 @@ from kedge.errors import InputError
 from kedge.models import build
 from kedge.models.ensemble import Ensemble
 from kedge.objective import CrossEntropy, LogitNorm, Loss, Objective, Step
-from kedge.suites.insight import Agreement, AliveAnchors, Differences
+from kedge.suites.insight import Agreement, AliveAnchors, Differences, as_published
 from kedge.training import Recipe, train
 from kedge.transforms import seeded
 
@@ -205,3 +205,15 @@ def test_differences_are_the_masked_pairs_of_a_network_without_anchors():
     rows = -net(given[0]).log_softmax(dim=1)
     expected = torch.where(changed, rows.mean(dim=1), rows[torch.arange(40), y]).mean()
     torch.testing.assert_close(found.value, expected)
+
+
+def test_t_as_published_draws_once_for_a_batch_and_loses_what_is_darker_than_the_mean():
+    image = torch.rand(1, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+    mean = torch.tensor([125.3, 123.0, 113.9]).view(3, 1, 1) / 255
+    clamped = 0
+    for seed in range(40):
+        with seeded(seed):
+            found = as_published(image.repeat(3, 1, 1, 1))
+        torch.testing.assert_close(found, found[:1].expand_as(found))
+        clamped += bool((found >= mean - 1e-5).all())
+    assert 24 <= clamped <= 39  # 32 in the mean
