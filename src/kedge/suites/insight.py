@@ -70,6 +70,7 @@ def insight(setting: Setting) -> Study:
         "T weaker": anchored(corruption=Corruption(jitter=False, blur=False, grey=False)),
         "T as published": anchored(replace(short, settle=0.0), corruption=as_published, spread=False),
         "fresh stem": anchored(init="fresh"),
+        "masked, label": anchored(mask=MASKED),
         "masked, uniform": anchored(mask=MASKED, mask_target="uniform"),
         "masked less, uniform": anchored(mask=0.1, mask_target="uniform"),
         "masked, made outliers": anchored(objective=MadeOutliers(), mask=MASKED, mask_target="uniform"),
