@@ -23,7 +23,7 @@ from kedge.transforms import Corruption, seeded
 NEAR = "tiny-imagenet (OpenOOD)"
 MOST = 1_000  # images of a set to judge by
 SHORT = 2  # epochs; half of those of cifar10-fast, whose twins are "twice as long" here
-BUDGETS, NARROW = (8, 16, 32), 16  # epochs that two cores have time for on a network of half the width
+BUDGETS, NARROW = (2, 8, 16, 32), 16  # epochs, on a network of half the width
 SMOOTHED = 0.2  # label smoothing, where there is any
 FEATURES: tuple[type[Detector], ...] = (KNN, ViM, Mahalanobis)  # the readings of features, mean ones under anchors
 # How each reads the hypotheses of an anchored network. The last two leave the temperature out, or everything else.
