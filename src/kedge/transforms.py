@@ -93,8 +93,8 @@ def describe_corruption(corruption: str | Transform | None) -> Any:
     """What is asked for as T, as JSON holds it; a function of the user's own is left as its name.
 
     Example:
-        >>> describe_corruption(torch.flip)
-        {'function': 'flip'}
+        >>> describe_corruption(torch.nn.functional.pad)
+        {'function': 'pad'}
     """
     if isinstance(corruption, Corruption):
         return asdict(corruption)

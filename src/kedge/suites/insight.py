@@ -50,7 +50,7 @@ def insight(setting: Setting) -> Study:
 
     Example:
         >>> sorted(insight(Setting("smoke")).suites[0].networks)[:2]
-        ['T in every batch', 'anchored']
+        ['T as published', 'T in every batch']
     """
     short, longer = (small_recipe(setting, epochs) for epochs in (SHORT, EPOCHS))
 
