@@ -88,6 +88,8 @@ def main() -> None:
                 result["quality"] = quality(prepared, sets.test, sets.ood, report=note)
                 share = measured_share(prepared, result["quality"], sets.test.name, share)
                 print("\n".join(quality_table(result["quality"], sets.test.name)), end="\n\n")
+            if options.views is not None and prepared is None:
+                parser.error("--views needs --shipped and images to calibrate on, in the data folder")
             record = measure(
                 detector,
                 name=name,
