@@ -10,7 +10,6 @@ folder are read; what is missing is trained and scored first.
 """
 
 import argparse
-from dataclasses import replace
 from pathlib import Path
 
 from kedge.evaluation import difference
@@ -39,7 +38,7 @@ def main() -> None:
     missing = [label for label in labels if label not in suite.methods]
     if missing:
         parser.error(f"{options.study} has no row {missing[0]!r}; it has {', '.join(suite.methods)}")
-    both = replace(suite, methods={label: suite.methods[label] for label in labels}, leads=(), draws={})
+    both = suite.only(*labels)
     folder = options.run or Path("runs") / f"{options.study}-small"
     how = {"accelerator": "auto", "precision": None, "workers": 2}
     for seed, table in SuiteRun(both, folder / suite.name, networks=options.networks, training=how).run().items():

@@ -50,6 +50,14 @@ def test_a_study_goes_on_where_it_was(tmp_path):
     assert "training" not in again.output
 
 
+def test_a_study_runs_some_of_its_rows(tmp_path):
+    result = reproduce("insight", "--scale", "smoke", "--out", tmp_path, "--rows", "plain: *", "--rows", "*: KNN")
+    assert result.exit_code == 0, result.output
+    (summary,) = (json.loads(path.read_text())["summary"] for path in tmp_path.glob("*/metrics.json"))
+    assert {label.partition(": ")[0] for label in summary} == {"plain", "anchored"}
+    assert [label for label in summary if label.startswith("anchored")] == ["anchored: KNN"]
+
+
 def test_what_is_unknown_is_named():
     result = reproduce("cifar")
     assert result.exit_code != 0

@@ -111,6 +111,22 @@ def test_what_is_finished_is_not_run_again_and_reads_back_the_same(tmp_path):
                 assert (one is None and two is None) or torch.equal(one, two)
 
 
+def test_some_rows_run_apart_and_the_whole_takes_them_as_they_are(tmp_path):
+    whole = suite(leads=("AMP", "MSP"), draws={"AMP": ("OE",), "MSP": ("Energy",)})
+    part = whole.only("M*", "Energy")
+    assert (list(part.methods), part.leads, part.draws) == (["MSP", "Energy"], ("MSP",), {"MSP": ("Energy",)})
+    tables, trained, scored = events(part, tmp_path)
+    assert (trained, scored) == (["plain"], ["MSP", "Energy"])
+    again, trained, scored = events(whole, tmp_path)
+    assert (trained, scored) == (["anchored", "exposed"], ["AMP", "OE"])
+    assert all(plain(again[0])["results"][label] == result for label, result in plain(tables[0])["results"].items())
+
+
+def test_patterns_that_fit_no_row_are_told_with_the_rows():
+    with pytest.raises(InputError, match=r"rows must fit some label of 'tiny'.*got amp; it has AMP; MSP; Energy; OE"):
+        suite().only("amp")
+
+
 def test_a_method_that_is_added_runs_alone(tmp_path):
     events(suite(), tmp_path)
     more = {**suite().methods, "MSP again": MethodPlan(MSP, ("plain",))}

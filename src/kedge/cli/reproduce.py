@@ -34,6 +34,13 @@ def reproduce(
         ),
     ] = "small",
     seeds: Annotated[int, typer.Option(min=1, help="Trainings of everything, from seed 0 on.")] = 1,
+    rows: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Only rows whose label fits this pattern, where * is any text; may be given more than once. What "
+            "their networks need is trained, and the whole study takes finished rows as they are."
+        ),
+    ] = None,
     out: Annotated[Path | None, typer.Option(help="Folder for all it makes; runs/NAME-SCALE by default.")] = None,
     networks: Annotated[
         Path | None,
@@ -56,6 +63,8 @@ def reproduce(
 
         kedge reproduce cifar-wrn --scale full --seeds 3
 
+        kedge reproduce insight --rows "*narrow*"
+
         kedge reproduce ntk
     """
     console = Console()
@@ -70,7 +79,8 @@ def reproduce(
     if accelerator == "auto" and torch.cuda.is_available():
         accelerator = "gpu"
     how = {"accelerator": accelerator, "precision": precision, "workers": workers}
-    done = [run_suite(suite, folder / suite.name, networks, how, console) for suite in study.suites]
+    suites = [suite.only(*rows) for suite in study.suites] if rows else study.suites
+    done = [run_suite(suite, folder / suite.name, networks, how, console) for suite in suites]
     if not any(done):
         raise NotReadyError(f"nothing of {name} could be run: see above what is missing in {data_folder(data_dir)}")
 

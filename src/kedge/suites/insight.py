@@ -68,6 +68,7 @@ def insight(setting: Setting) -> Study:
         "T in whole batches": anchored(spread=False),
         "T to the end": anchored(replace(short, settle=0.0)),
         "T weaker": anchored(corruption=Corruption(jitter=False, blur=False, grey=False)),
+        "T stronger": anchored(corruption=twice),
         "T as published": anchored(replace(short, settle=0.0), corruption=as_published, spread=False),
         "fresh stem": anchored(init="fresh"),
         "masked, label": anchored(mask=MASKED),
@@ -133,6 +134,17 @@ def insight(setting: Setting) -> Study:
     )
     about = "Variations of training and of reading the anchors, judged on held-out images and one validation set."
     return Study("insight", "What makes anchors speak", about, (suite,))
+
+
+def twice(images: Tensor) -> Tensor:
+    """T on what T has made already, by a draw of its own.
+
+    Example:
+        >>> twice(torch.rand(4, 3, 32, 32)).shape
+        torch.Size([4, 3, 32, 32])
+    """
+    once = Corruption()
+    return once(once(images))
 
 
 def as_published(images: Tensor) -> Tensor:

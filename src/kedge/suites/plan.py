@@ -2,7 +2,8 @@
 
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
+from fnmatch import fnmatchcase
 from typing import Any
 
 from torch import nn
@@ -239,6 +240,24 @@ class Suite:
         """The labels of the methods that the report shows in detail."""
         amps = [label for label, method in self.methods.items() if method.kind is AMP]
         return self.leads or tuple(amps or self.methods)[:1]
+
+    def only(self, *patterns: str) -> "Suite":
+        """The suite with some of its rows: those whose label fits one of the patterns, in which ``*`` is any text.
+
+        Finished cells are the same files, so rows can be run apart and put together by a run of the whole suite.
+        """
+        kept = {
+            label: method
+            for label, method in self.methods.items()
+            if any(fnmatchcase(label, pattern) for pattern in patterns)
+        }
+        if not kept:
+            raise InputError(
+                f"rows must fit some label of {self.name!r}, where * is any text; got {', '.join(patterns)}; it has "
+                f"{'; '.join(self.methods)}"
+            )
+        draws = {label: others for label, others in self.draws.items() if {label, *others} <= set(kept)}
+        return replace(self, methods=kept, leads=tuple(filter(kept.__contains__, self.leads)), draws=draws)
 
     def __post_init__(self) -> None:
         between("resamples", self.resamples, 0, float("inf"))
