@@ -1,5 +1,7 @@
 """Objectives: what a step minimises can be exchanged; everything else of the training stays."""
 
+import sys
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -9,9 +11,9 @@ from kedge.errors import InputError
 from kedge.models import build
 from kedge.models.ensemble import Ensemble
 from kedge.objective import CrossEntropy, LogitNorm, Loss, Objective, Step
-from kedge.suites.insight import Agreement, AliveAnchors, Differences, as_published
+from kedge.suites.insight import Agreement, AliveAnchors, AsNoise, Differences, as_published, twice
 from kedge.training import Recipe, train
-from kedge.transforms import seeded
+from kedge.transforms import Corruption, seeded
 
 RECIPE = Recipe(epochs=2, batch=8, lr=0.05, crop=1)
 
@@ -177,9 +179,8 @@ def test_anchors_are_kept_alive_by_halves_that_differ(apart, penalty):
     torch.testing.assert_close(found.value, torch.log(torch.tensor(3.0)) + penalty)
 
 
-def test_differences_are_the_masked_pairs_of_a_network_without_anchors():
-    x, y = torch.rand(40, 2, 6, 6), torch.arange(40) % 3
-    net = kedge.Classifier(torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(72, 3)), mean=[0.3, 0.6], std=0.5)
+def seen_by(objective, net, x, y, done=0.0):
+    """The loss of a step, and the images that the network was given."""
     given = []
     step = Step(
         net=net.train(),
@@ -190,21 +191,62 @@ def test_differences_are_the_masked_pairs_of_a_network_without_anchors():
         outliers=None,
         outlier_index=None,
         anchors={},
-        done=0.0,
+        done=done,
         epoch=0,
-        images=40,
+        images=len(x),
         label_smoothing=0.0,
     )
     with seeded(0):
-        found = Differences().loss(step)
-    changed = (given[0] != x).flatten(1).any(dim=1)
+        found = objective.loss(step)
+    (images,) = given
+    return found, images
+
+
+def linear() -> kedge.Classifier:
+    return kedge.Classifier(torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(72, 3)), mean=[0.3, 0.6], std=0.5)
+
+
+def test_differences_are_the_masked_pairs_of_a_network_without_anchors():
+    x, y, net = torch.rand(40, 2, 6, 6), torch.arange(40) % 3, linear()
+    found, given = seen_by(Differences(), net, x, y)
+    changed = (given != x).flatten(1).any(dim=1)
     assert 4 <= int(changed.sum()) <= 16  # a quarter
     mean = torch.tensor([0.3, 0.6]).view(2, 1, 1)
-    for made, image in zip(given[0][changed], x[changed], strict=True):
+    for made, image in zip(given[changed], x[changed], strict=True):
         assert any(torch.allclose(made, image - other + mean) for other in x)
-    rows = -net(given[0]).log_softmax(dim=1)
+    rows = -net(given).log_softmax(dim=1)
     expected = torch.where(changed, rows.mean(dim=1), rows[torch.arange(40), y]).mean()
     torch.testing.assert_close(found.value, expected)
+
+
+def test_t_as_noise_adds_what_t_changes_of_another_image_until_the_training_settles(monkeypatch):
+    monkeypatch.setattr(sys.modules[AsNoise.__module__], "Corruption", lambda: torch.square)
+    x, y, net = torch.rand(60, 2, 6, 6), torch.arange(60) % 3, linear()
+    found, given = seen_by(AsNoise(settle=0.4), net, x, y, done=0.59)
+    changed = (given != x).flatten(1).any(dim=1)
+    assert 4 <= int(changed.sum()) <= 22  # a fifth
+    for made, image in zip(given[changed], x[changed], strict=True):
+        assert any(torch.allclose(made, image + other**2 - other) for other in x)
+    torch.testing.assert_close(found.value, -net(given).log_softmax(dim=1)[torch.arange(60), y].mean())
+    assert torch.equal(seen_by(AsNoise(settle=0.4), net, x, y, done=0.61)[1], x)
+
+
+def test_a_network_with_equal_halves_sees_of_a_pair_the_image_and_what_t_changed_of_the_anchor():
+    plain = network()
+    net = kedge.anchor(plain, corruption=torch.square, every=1, mean=0.3, std=0.5).train()
+    x = torch.rand(12, 1, 8, 8)
+    found = net(x)
+    c = x[net.draw.permutation]
+    alone = kedge.Classifier(plain, mean=0.3, std=0.5).train()
+    torch.testing.assert_close(found, alone(x + c**2 - c), rtol=1e-4, atol=1e-5)
+
+
+def test_t_twice_is_stronger_than_once():
+    x = torch.rand(64, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+    smooth = F.avg_pool2d(x, 8, stride=1)  # images with edges, which blur and crops change
+    with seeded(0):
+        once, again = (t(smooth) for t in (Corruption(), twice))
+    assert float((again - smooth).square().mean()) > 1.1 * float((once - smooth).square().mean())
 
 
 def test_t_as_published_draws_once_for_a_batch_and_loses_what_is_darker_than_the_mean():

@@ -24,6 +24,7 @@ NEAR = "tiny-imagenet (OpenOOD)"
 MOST = 1_000  # images of a set to judge by
 SHORT = 2  # epochs; half of those of cifar10-fast, whose twins are "twice as long" here
 BUDGETS, NARROW = (2, 8, 16, 32), 16  # epochs, on a network of half the width
+LONG = 24  # epochs of the compact network, four times as many as at the small scale
 SMOOTHED = 0.2  # label smoothing, where there is any
 FEATURES: tuple[type[Detector], ...] = (KNN, ViM, Mahalanobis)  # the readings of features, mean ones under anchors
 # How each reads the hypotheses of an anchored network. The last two leave the temperature out, or everything else.
@@ -88,6 +89,7 @@ def insight(setting: Setting) -> Study:
     plain = {
         "plain": network(),
         "plain, differences": network(objective=Differences()),
+        "plain, T as noise": network(objective=AsNoise(short.settle)),
         "plain, made outliers": network(objective=MadeOutliers()),
         "plain, logit norm": network(objective=LogitNorm()),
         "plain, label smoothing": network(replace(short, label_smoothing=SMOOTHED)),
@@ -98,6 +100,14 @@ def insight(setting: Setting) -> Study:
         narrow = partial(network, small_recipe(setting, epochs), arguments={"width": NARROW})
         networks[f"narrow, {epochs} epochs"] = narrow(anchored=True, anchoring={"spread": True})
         plain[f"plain, narrow, {epochs} epochs"] = narrow()
+    other = partial(setting.network, "compact", 10)  # whose first layer is drawn at random, and learns like all others
+    networks["compact, anchored"] = other(anchored=True, anchoring={"spread": True})
+    networks["compact, fresh stem"] = other(anchored=True, anchoring={"spread": True, "init": "fresh"})
+    plain["compact, plain"] = other()
+    if setting.scale == "small":
+        longer_yet = replace(setting.recipe(), epochs=LONG)
+        networks[f"compact, fresh stem, {LONG} epochs"] = replace(networks["compact, fresh stem"], recipe=longer_yet)
+        plain[f"compact, plain, {LONG} epochs"] = replace(plain["compact, plain"], recipe=longer_yet)
     rows = {
         f"{name}: {reading}": MethodPlan(AMP, (name,), options)
         for name in networks
@@ -212,6 +222,36 @@ class Differences(Objective):
     def config(self) -> dict[str, Any]:
         """The share."""
         return {"share": MASKED}
+
+
+class AsNoise(Objective):
+    """Consistency training without anchors: a fifth of the images become ``x + T(c) - c`` and keep their labels.
+
+    That is what a network sees of the pair ``[T(c), x - c]`` whose first layer has equal halves.
+
+    Args:
+        settle: Share of the steps, at the end, in which all images stay as they are; see `kedge.training.Recipe`.
+    """
+
+    name = "T as noise"
+    share = 1 / 5
+
+    def __init__(self, settle: float) -> None:
+        self.settle = settle
+
+    def loss(self, step: Step) -> Loss:
+        """The loss of a step."""
+        x = step.x
+        if step.done < 1 - self.settle:
+            chosen = torch.rand(len(x)).to(x.device) < self.share
+            anchors = x[torch.randperm(len(x))][chosen]
+            x = x.index_put((chosen,), x[chosen] + Corruption()(anchors) - anchors)
+        logits = step.fitting(step.forward(x))
+        return Loss(F.cross_entropy(logits, step.y, label_smoothing=step.label_smoothing), logits)
+
+    def config(self) -> dict[str, Any]:
+        """The shares."""
+        return {"share": self.share, "settle": self.settle}
 
 
 class AliveAnchors(Objective):
