@@ -1,14 +1,24 @@
-"""Write the tables of docs/results into the pages that show them, and a picture: ``python docs/tables.py``."""
+"""Write the tables of docs/results into the pages that show them, and a picture.
 
+    python docs/tables.py
+    python docs/tables.py --add insight runs/insight-small/cifar10/metrics.json
+
+With --add, the rows that a run of a study has found take their place among those of docs/results first.
+"""
+
+import argparse
 import json
 import statistics
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from kedge.bench import TITLES
+from kedge.files import atomic
+from kedge.suites import STUDIES
+from kedge.suites.study import Setting
 
 DOCS = Path(__file__).parent
 PAGES = (DOCS.parent / "README.md", DOCS / "suites" / "cifar10-fast.md", DOCS / "insight.md", DOCS / "speed.md")
@@ -36,7 +46,16 @@ Value = Callable[[Mapping[str, Any]], float]
 
 
 def main() -> None:
-    """Write all pages."""
+    """Add what is to be added, and write all pages."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--add", nargs=2, metavar=("STUDY", "METRICS"), help="a study, and the metrics.json of a run")
+    options = parser.parse_args()
+    if options.add:
+        study, path = options.add
+        (suite,) = STUDIES[study](Setting("small")).suites
+        whole = added(results(study), json.loads(Path(path).read_text()), list(suite.methods))
+        with atomic(DOCS / "results" / f"{study}.json") as temporary:
+            temporary.write_text(json.dumps(whole, indent=1))
     for page in PAGES:
         page.write_text(filled(page.read_text()))
     draw(results("insight"), DOCS / "insight.png")
@@ -46,6 +65,25 @@ def results(name: str) -> dict[str, Any]:
     """What a study or a benchmark found."""
     found: dict[str, Any] = json.loads((DOCS / "results" / f"{name}.json").read_text())
     return found
+
+
+def added(known: Mapping[str, Any], found: Mapping[str, Any], order: Sequence[str]) -> dict[str, Any]:
+    """Results with the rows of another run on the same images, in the order of the study; the run's rows count."""
+
+    def rows(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> dict[str, Any]:
+        both = {**ours, **theirs}
+        return {label: both[label] for label in sorted(both, key=list(order).index)}
+
+    seeds = {}
+    for seed, ours in known["seeds"].items():
+        theirs = found["seeds"].get(seed)
+        if theirs is None or theirs["sets"] != ours["sets"]:
+            raise SystemExit(f"the run must have all seeds of the results, and the same images; seed {seed} differs")
+        seeds[seed] = {**ours, "results": rows(ours["results"], theirs["results"])}
+    trainings = {**known["record"]["trainings"], **found["record"]["trainings"]}
+    hours = sum(each["seconds"] or 0.0 for each in trainings.values()) / 3600
+    record = {**found["record"], "training hours": round(hours, 2), "trainings": trainings}
+    return {"record": record, "seeds": seeds, "summary": rows(known["summary"], found["summary"])}
 
 
 def filled(text: str) -> str:

@@ -30,3 +30,22 @@ TABLES = runpy.run_path(str(DOCS / "tables.py"))
 def test_tables_of_results_are_those_of_the_files(page):
     assert page.read_text() == TABLES["filled"](page.read_text()), "run `python docs/tables.py`"
     assert "<!-- table" in page.read_text()
+
+
+def run_of(rows, seconds, images="a"):
+    """The metrics.json of a run: a value by row, and one training."""
+    results = {label: {"accuracy": value} for label, value in rows.items()}
+    record = {"command": f"{seconds} s", "training hours": 0, "trainings": {f"net-{seconds}": {"seconds": seconds}}}
+    return {"record": record, "seeds": {"0": {"sets": images, "results": results}}, "summary": dict(rows)}
+
+
+def test_rows_of_another_run_take_their_place_among_the_results():
+    order = ["one", "two", "three"]
+    whole = TABLES["added"](run_of({"one": 1, "three": 3}, 3600), run_of({"two": 2, "three": 4}, 1800), order)
+    assert list(whole["seeds"]["0"]["results"]) == list(whole["summary"]) == order
+    assert whole["summary"] == {"one": 1, "two": 2, "three": 4}
+    assert whole["seeds"]["0"]["results"]["three"] == {"accuracy": 4}
+    assert whole["record"]["training hours"] == 1.5
+    assert set(whole["record"]["trainings"]) == {"net-3600", "net-1800"}
+    with pytest.raises(SystemExit, match="the same images"):
+        TABLES["added"](run_of({"one": 1}, 1), run_of({"two": 2}, 1, images="b"), order)
