@@ -1,5 +1,6 @@
 """Objectives: what a step minimises can be exchanged; everything else of the training stays."""
 
+import dataclasses
 import sys
 
 import pytest
@@ -11,7 +12,7 @@ from kedge.errors import InputError
 from kedge.models import build
 from kedge.models.ensemble import Ensemble
 from kedge.objective import CrossEntropy, LogitNorm, Loss, Objective, Step
-from kedge.suites.insight import Agreement, AliveAnchors, AsNoise, Differences, as_published, twice
+from kedge.suites.insight_trainings import Agreement, AliveAnchors, AsNoise, Differences, SameClass, as_published, twice
 from kedge.training import Recipe, train
 from kedge.transforms import Corruption, seeded
 
@@ -182,22 +183,9 @@ def test_anchors_are_kept_alive_by_halves_that_differ(apart, penalty):
 def seen_by(objective, net, x, y, done=0.0):
     """The loss of a step, and the images that the network was given."""
     given = []
-    step = Step(
-        net=net.train(),
-        forward=lambda images: given.append(images) or net(images),
-        x=x,
-        y=y,
-        index=None,
-        outliers=None,
-        outlier_index=None,
-        anchors={},
-        done=done,
-        epoch=0,
-        images=len(x),
-        label_smoothing=0.0,
-    )
+    step = step_of(net.train(), lambda images: given.append(images) or net(images))
     with seeded(0):
-        found = objective.loss(step)
+        found = objective.loss(dataclasses.replace(step, x=x, y=y, done=done))
     (images,) = given
     return found, images
 
@@ -239,6 +227,23 @@ def test_a_network_with_equal_halves_sees_of_a_pair_the_image_and_what_t_changed
     c = x[net.draw.permutation]
     alone = kedge.Classifier(plain, mean=0.3, std=0.5).train()
     torch.testing.assert_close(found, alone(x + c**2 - c), rtol=1e-4, atol=1e-5)
+
+
+def test_under_an_anchor_of_another_class_a_network_is_to_say_nothing():
+    y = torch.arange(60) % 3
+    net = kedge.anchor(network(), init="fresh").train()
+    pairs = []
+    net.stem.register_forward_pre_hook(lambda stem, given: pairs.append((given[0], stem.job.permutation)))
+    step = step_of(net, net)
+    with seeded(0):
+        x = torch.rand(60, 1, 8, 8)
+        found = SameClass().loss(dataclasses.replace(step, x=x, y=y))
+    ((_, anchors),) = pairs
+    assert not bool((anchors == torch.arange(60)).any())  # no image is its own anchor
+    same = y[anchors] == y
+    assert 18 <= int(same.sum()) <= 42  # half
+    rows = -found.logits.log_softmax(dim=1)
+    torch.testing.assert_close(found.value, torch.where(same, rows[torch.arange(60), y], rows.mean(dim=1)).mean())
 
 
 def test_t_twice_is_stronger_than_once():
