@@ -127,3 +127,12 @@ def test_a_terminal_shows_brackets_as_they_are():
     with console.capture() as captured:
         console.print(TABLE.terminal())
     assert "[bold]C" in captured.get()
+
+
+def test_a_narrow_terminal_wraps_labels_and_cuts_no_number():
+    rows = (("a method with a name that is as long as this", "88.3 ± 0.3", "57.6"), ("short", "1.0", "2.0"))
+    console = Console(width=40, record=True)
+    with console.capture() as captured:
+        console.print(Table("", ("method", "a set of images, validation", "mean"), rows).terminal())
+    assert "…" not in captured.get()
+    assert all(word in captured.get() for row in rows for cell in row for word in cell.split())

@@ -56,10 +56,11 @@ class Table:
         )
 
     def terminal(self) -> RichTable:
-        """For `rich.console.Console.print`."""
+        """For `rich.console.Console.print`; where it is narrow, labels and heads are wrapped, and no number is cut."""
         table = RichTable(box=box.SIMPLE_HEAD, caption=self.caption)
-        for number, head in enumerate(self.heads):
-            table.add_column(head, justify="right" if number else "left", no_wrap=not number)
+        for number, (head, *cells) in enumerate(zip(self.heads, *self.rows, strict=True)):
+            least = max((len(word) for cell in cells for word in cell.split()), default=0)
+            table.add_column(head, justify="right" if number else "left", min_width=least)
         for row in self.rows:
             table.add_row(*(cell.replace("[", "\\[") for cell in row))
         return table
