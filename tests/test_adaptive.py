@@ -98,3 +98,18 @@ def test_before_calibration_nothing_is_known_of_when_to_stop():
 def test_it_goes_with_each_image_s_own_temperature(options):
     with pytest.raises(InputError, match="goes with a score of rescaled logits"):
         kedge.AMP(network(), anchors="auto", **options)
+
+
+def test_loaded_and_fitted_anew_it_draws_as_many_anchors_as_before(tmp_path):
+    detector(k=9).save(tmp_path / "a.kedge")
+    model = nn.Sequential(nn.Flatten(), nn.Linear(12, 16), nn.ReLU(), nn.Linear(16, 3))
+    again = kedge.load(tmp_path / "a.kedge", model=model)
+    drawn = again.net.anchors
+    assert torch.equal(again.fit(images(50)).net.anchors, drawn)
+    assert len(drawn) == 9
+
+
+def test_a_twin_has_the_score_of_the_user_s_own_too():
+    made = kedge.AMP(network(), score=lambda logits: -logits.amax(dim=1)).fit(images(50)).calibrate(images(400, seed=1))
+    twin = made.twin(images(400, seed=1), anchors=None)
+    assert torch.equal(twin.score(images(7, seed=3)), made.score(images(7, seed=3)))

@@ -43,7 +43,7 @@ def test_without_statistics_the_network_sees_the_images_as_they_are():
     net = Classifier(network)
     assert not net.has_statistics
     assert torch.equal(net(x), network(x))
-    assert net.normalise(x) is x
+    assert torch.equal(net.normalise(x), x)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -304,3 +304,10 @@ def test_evaluating_can_be_nested():
     with evaluating(network), evaluating(network):
         assert not any(modes(network))
     assert modes(network) == before
+
+
+def test_a_first_layer_that_works_in_place_does_not_change_the_caller_s_images():
+    net, x = nn.Sequential(nn.Hardtanh(0, 0.5, inplace=True), nn.Flatten(), nn.Linear(90, 2)), images()
+    kedge.Energy(net).fit(x).score(x)
+    assert torch.equal(x, images())
+    assert kedge.ODIN(net).fit(x).score(x).shape == (4,)

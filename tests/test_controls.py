@@ -128,3 +128,9 @@ def test_it_knows_bright_from_dark_and_nothing_of_classes():
     detector = PixelStatistics(network()).fit(train)
     assert detector.score(images(20, seed=1) // 2).max() < detector.score(255 - images(20, seed=1) // 2).min()
     assert detector.cost.forward == 0
+
+
+def test_images_that_are_moved_further_than_they_are_wide_are_gone():
+    x = torch.rand(1, 3, 2, 2)
+    assert torch.equal(shifted(x, 3, 0), torch.zeros_like(x))
+    assert torch.equal(shifted(x, 1, -5), torch.zeros_like(x))

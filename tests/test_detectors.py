@@ -649,6 +649,17 @@ def test_fitting_again_drops_the_calibration(name):
         detector(images())
 
 
+def test_an_iterator_is_no_training_set():
+    with pytest.raises(InputError, match=r"can be read more than once.*pass list\(\.\.\.\)"):
+        kedge.Energy(network()).fit(iter(list(images())))
+
+
+@pytest.mark.parametrize("options", [{"score": "temperature"}, {"score": "mutual_information"}, {"rescale": "none"}])
+def test_one_temperature_for_all_goes_with_a_score_that_a_temperature_changes(options):
+    with pytest.raises(InputError, match='temperature="global" goes with a score of rescaled logits'):
+        kedge.AMP(network("anchored"), temperature="global", **options)
+
+
 def test_classes_come_from_the_training_set_and_stay():
     detector = fitted()
     assert detector.classes == ("a", "b", "c", "d")

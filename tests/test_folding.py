@@ -26,7 +26,7 @@ def lived(network: nn.Module) -> nn.Module:
 
 
 def norms(net: nn.Module) -> int:
-    return sum(isinstance(module, nn.BatchNorm2d) for module in net.modules())
+    return sum(isinstance(module, (nn.BatchNorm1d, nn.BatchNorm2d)) for module in net.modules())
 
 
 def images(n=5, seed=0):
@@ -115,3 +115,32 @@ def test_norms_that_take_the_statistics_of_their_batch_stay():
     net = kedge.Classifier(nn.Sequential(network, nn.Linear(3600, 2)).double()).eval()
     assert norms(folded(net)) == 1
     assert torch.allclose(folded(net)(images()), net(images()))
+
+
+class Named(nn.Module):
+    """A norm that is called by keyword."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv, self.norm, self.head = nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Linear(4, 2)
+
+    def forward(self, x):
+        return self.head(self.norm(input=self.conv(x)).mean(dim=(2, 3)))
+
+
+def test_a_norm_that_is_called_by_keyword_is_folded_too():
+    with seeded(1):
+        net = kedge.Classifier(lived(Named()).double()).eval()
+    assert norms(folded(net)) == 0
+    assert torch.allclose(folded(net)(images()), net(images()), atol=1e-9)
+
+
+@pytest.mark.parametrize("features", [3, 6])  # as many as there are tokens, and more
+def test_norms_of_tokens_behind_a_linear_layer_stay(features):
+    network = nn.Sequential(
+        nn.Flatten(2), nn.Linear(1024, features), nn.BatchNorm1d(3), nn.Flatten(), nn.Linear(3 * features, 2)
+    )
+    with seeded(1):
+        net = kedge.Classifier(lived(network).double()).eval()
+    assert norms(folded(net)) == 1
+    assert torch.equal(folded(net)(images()), net(images()))

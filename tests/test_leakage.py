@@ -54,6 +54,16 @@ def test_the_training_set_is_no_test_set(detector):
         kedge.evaluate({"amp": detector}, TRAIN, [OOD])
 
 
+def test_what_the_network_was_trained_on_before_is_no_test_set_either(tmp_path):
+    how = Recipe(epochs=1, batch=20, crop=0, flip=False)
+    net = train(build("compact", width=4, classes=2, channels=1), TRAIN, how)
+    net = train(kedge.anchor(net), noise(40, 9, "more"), how)
+    net = train(net, noise(40, 10, "still more"), how)
+    kedge.AMP(net).fit(TRAIN).calibrate(HELD_OUT).save(tmp_path / "a.kedge")
+    with pytest.raises(InputError, match="trained and its statistics taken on"):
+        kedge.evaluate({"amp": kedge.load(tmp_path / "a.kedge")}, TRAIN, [OOD])
+
+
 def test_a_saved_detector_still_knows_its_calibration_images(detector, tmp_path):
     detector.save(tmp_path / "a.kedge")
     with pytest.raises(InputError, match="calibration images"):

@@ -13,7 +13,7 @@ import kedge
 from kedge.errors import FileFormatError, InputError, KedgeError
 from kedge.models import build
 from kedge.training import Recipe, train
-from kedge.transforms import seeded
+from kedge.transforms import Corruption, seeded
 from processes import FRESH
 
 STEPS = 6 * 6
@@ -115,6 +115,19 @@ def test_a_directory_with_another_run_is_refused_and_kept(tmp_path, changed, nam
     with pytest.raises(InputError, match=rf"{named} was .*resume=False"):
         train(network(), directory=tmp_path, **arguments)
     assert (tmp_path / "last.ckpt").read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "named"),
+    [
+        ({"corruption": Corruption(crop=False)}, {"corruption": None}, r"network\.anchored\.options\.corruption\.crop"),
+        ({}, None, r"network\.anchored"),
+    ],
+)
+def test_a_setting_that_is_none_now_is_another_setting(tmp_path, first, second, named):
+    train(kedge.anchor(network(), **first), toy(), RECIPE, directory=tmp_path)
+    with pytest.raises(InputError, match=named):
+        train(network() if second is None else kedge.anchor(network(), **second), toy(), RECIPE, directory=tmp_path)
 
 
 def test_resume_false_starts_anew(tmp_path):

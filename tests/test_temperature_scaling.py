@@ -239,6 +239,19 @@ def test_calibrating_again_fits_again():
     assert detector.temperature == fresh.temperature != first
 
 
+def test_a_calibration_that_fails_leaves_no_old_threshold_on_new_scores(monkeypatch):
+    net = network()
+    detector = TemperatureScaling(net).fit(images()).calibrate(held_out(net))
+    first = detector.temperature
+    with pytest.raises(InputError, match="batch_size"):
+        detector.calibrate(held_out(net, seed=4), batch_size=0)  # nothing has been learned yet
+    assert (detector.temperature, detector.calibration is None) == (first, False)
+    monkeypatch.setattr(detector, "_run", lambda *args: iter([1 / 0]))
+    with pytest.raises(ZeroDivisionError):
+        detector.calibrate(held_out(net, seed=4))
+    assert (detector.temperature != first, detector.calibration) == (True, None)
+
+
 # As every detector.
 
 

@@ -27,8 +27,8 @@ CAPS = 8 * 2**20, 64 * 2**20  # bytes: with less the parts of a batch are too sm
 class Anchored(Classifier):
     """A classifier on pairs [c, x - c]. Made by `anchor`.
 
-    In training mode each image takes another image of its batch as anchor. In evaluation mode the logits are the mean
-    over the frozen anchors, so that it can stand wherever the original network stood.
+    In training mode the anchors of a batch are its own images in another order. In evaluation mode the logits are the
+    mean over the frozen anchors, so that it can stand wherever the original network stood.
 
     Attributes:
         anchors: The frozen anchors (K, D, ...) in [0, 1], or None before `set_anchors`.

@@ -64,14 +64,15 @@ def folded(net: Classifier) -> Classifier:
 
 def _before(node: fx.Node, modules: dict[str, nn.Module]) -> tuple[fx.Node | None, bool]:
     """The layer whose output alone goes into a norm, if any, and whether it goes through a maximum pooling."""
-    before: Any = node.args[0]
+    before: Any = node.args[0] if node.args else node.kwargs.get("input")
     pooled = isinstance(before, fx.Node) and _is_pool(before, modules) and len(before.users) == 1
     if pooled:
         before = before.args[0]
     if not isinstance(before, fx.Node) or before.op != "call_module" or len(before.users) != 1:
         return None, False
     layer = modules.get(str(before.target))
-    known = type(layer) in (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Linear, Stem)  # not their children: those may do more
+    # Not their children, which may do more; and no linear layer, behind which a norm may be that of tokens.
+    known = type(layer) in (nn.Conv1d, nn.Conv2d, nn.Conv3d) or (isinstance(layer, Stem) and layer.weight.ndim > 2)
     own = {"bias", *layer._parameters} if known and layer is not None else set()  # a stem may have no place for a bias
     return (before, pooled) if own == {"weight", "bias"} else (None, False)
 

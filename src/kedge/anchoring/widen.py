@@ -13,6 +13,7 @@ from kedge.anchoring.stem import SUPPORTED, Stem, check_supported
 from kedge.checks import one_of
 from kedge.errors import ArchitectureError, InputError
 from kedge.models.classifier import Classifier
+from kedge.models.ensemble import Ensemble
 from kedge.transforms import Transform
 
 
@@ -64,6 +65,8 @@ def anchor(
     """
     if not isinstance(net, nn.Module):
         raise InputError(f"net must be a torch.nn.Module, got {type(net).__name__}")
+    if isinstance(net, Ensemble):
+        raise InputError("net must be one network, got an ensemble; anchor its members, and make an ensemble of them")
     if isinstance(net, Anchored):
         raise InputError("net is anchored already; pass the network it was made from")
     said = {"every": every, "spread": spread, "mask": mask, "mask_target": mask_target, "made": made}

@@ -80,6 +80,11 @@ def shape_of_inputs(source: Any) -> tuple[int, ...]:
         >>> shape_of_inputs(torch.rand(5, 3, 8, 8))
         (3, 8, 8)
     """
+    if isinstance(source, Iterator):
+        raise InputError(
+            "the training set must be a source that can be read more than once, such as a list or a data set; an "
+            "iterator would lose its first image: pass list(...), or preprocess="
+        )
     images, _ = next(_raw(source, 1), (None, None))
     if images is None or len(images) == 0:
         raise InputError("the training set must have at least one image; it is empty")

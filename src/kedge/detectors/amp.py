@@ -121,6 +121,11 @@ class AMP(RescoringDetector):
         self.adaptive = anchors == "auto" if isinstance(anchors, str) else False
         if self.adaptive and (temperature == "global" or score in HYPOTHESIS_SCORES):
             raise InputError('anchors="auto" goes with a score of rescaled logits and each image\'s own temperature')
+        if temperature == "global" and not super().rescores:
+            raise InputError(
+                f'temperature="global" goes with a score of rescaled logits; got score={score!r} and '
+                f"rescale={rescale!r}, which no temperature changes"
+            )
         self.learns_held_out = temperature == "global" or self.adaptive
         self.settled: float | None = None  # a score of two hypotheses up to which an image is accepted
         self.asked = [0, 0]  # images, and passes for them
@@ -239,7 +244,7 @@ class AMP(RescoringDetector):
         """
         if self.calibration is None:
             raise NotReadyError("the detector has no promise that a twin could keep: call calibrate(held_out) first")
-        made = AMP(copy.deepcopy(self.net), **{**self.config(), "anchors": anchors})
+        made = AMP(copy.deepcopy(self.net), **{**self.config(), "score": self.score_by, "anchors": anchors})
         made.preprocess, made.classes = self.preprocess, self.classes
         return made.calibrate(held_out, tpr=self.calibration.tpr, confidence=self.calibration.confidence)
 
@@ -273,7 +278,8 @@ class AMP(RescoringDetector):
             "tau": self.tau,
             "temperature": self.temperature,
             "views": self.views,
-            "anchors": "auto" if self.adaptive else None,
+            # An adaptive one draws its anchors whenever it is fitted; the others keep the network's.
+            **({"anchors": "auto", "k": self._k, "seed": self._seed} if self.adaptive else {"anchors": None}),
         }
 
 

@@ -200,6 +200,7 @@ class Detector(ABC):
             batch_size: Images at a time.
         """
         between("tpr", tpr, 0, 1, open_ends=True)
+        at_least("batch_size", batch_size, 1)
         if confidence is not None:
             between("confidence", confidence, 0, 1, open_ends=True)
         outs, prints, labels = [], [], []
@@ -290,6 +291,7 @@ class Detector(ABC):
         """Let the method learn from half of the held-out images; return the rest, and the half's fingerprints."""
         why = f"{type(self).__name__} learns from one and sets its threshold on the other"
         mine, other = halves(held_out, self._check_fitted(), why)
+        self.calibration = None  # what is learned changes the scores, so that no earlier threshold holds from here on
         with evaluating(self.net):
             self.fit_held_out(mine.images, mine.labels)
         return list(zip(other.images, other.labels.tolist(), strict=True)), mine.prints
@@ -316,9 +318,7 @@ class Detector(ABC):
 
     def as_input(self, x: Tensor) -> Tensor:
         """A batch as the network takes it: on its device, in its precision, in [0, 1]."""
-        like = self.net.mean
-        x = x.to(like.device)
-        return x.to(like.dtype) / 255 if x.dtype == torch.uint8 else x.to(like.dtype)
+        return self.net.as_input(x)
 
     def inputs(self, images: Any, preprocess: Preprocess) -> Iterator[tuple[Tensor, Tensor | None]]:
         """Batches of images as the network takes them, with their labels, for `fit_method` to learn from."""

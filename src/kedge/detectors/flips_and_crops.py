@@ -74,6 +74,7 @@ def shifted(x: Tensor, down: int, right: int) -> Tensor:
     """
     rolled = torch.zeros_like(x)
     height, width = x.shape[2:]
+    down, right = min(max(down, -height), height), min(max(right, -width), width)
     to_rows = slice(max(down, 0), height + min(down, 0))
     from_rows = slice(max(-down, 0), height + min(-down, 0))
     to_columns = slice(max(right, 0), width + min(right, 0))

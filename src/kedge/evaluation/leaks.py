@@ -28,7 +28,9 @@ def refuse_leaks(detectors: Mapping[str, Detector], sets: Mapping[str, ImageSet]
             ours["training outlier"] = detector.outliers
         records = [module.record for module in detector.net.modules() if isinstance(module, Classifier)]
         records += [record.get("teacher", {}) for record in records]  # what a student's teacher was trained on
-        trained_on = {record.get("data", {}).get("sha256") for record in records} - {None}
+        learned = [record.get("data", {}) for record in records]
+        learned += [data for record in records for data in record.get("before", ())]
+        trained_on = {data.get("sha256") for data in learned} - {None}
         for set_name, images in sets.items():
             if images.checksum in trained_on:
                 raise InputError(

@@ -96,9 +96,18 @@ class Classifier(nn.Module):
                     f"got {tuple(x.shape)}; for one image pass x[None]"
                 )
         if not self.has_statistics:
-            return x
+            return x.clone()  # a layer that works in place must not change the caller's images
         per_channel = (1, -1) + (1,) * (x.ndim - 2)
         return (x - self.mean.view(per_channel)) / self.std.view(per_channel)
+
+    def as_input(self, x: Tensor) -> Tensor:
+        """A batch as the network takes it: on its device, in its precision, in [0, 1].
+
+        Example:
+            >>> Classifier(nn.Linear(2, 2)).as_input(torch.tensor([[0, 255]], dtype=torch.uint8))
+            tensor([[0., 1.]])
+        """
+        return x.to(self.mean) / 255 if x.dtype == torch.uint8 else x.to(self.mean)
 
     def forward(self, x: Tensor, *, raw: bool = False) -> Any:
         """Logits (B, C) of images (B, D, ...); ``raw`` gives whatever the network itself returns instead."""

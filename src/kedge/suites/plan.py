@@ -252,9 +252,10 @@ class Suite:
             if any(fnmatchcase(label, pattern) for pattern in patterns)
         }
         if not kept:
+            some = "; ".join(list(self.methods)[:12]) + (" and more" if len(self.methods) > 12 else "")
             raise InputError(
                 f"rows must fit some label of {self.name!r}, where * is any text; got {', '.join(patterns)}; it has "
-                f"{'; '.join(self.methods)}"
+                f"{some}"
             )
         draws = {label: others for label, others in self.draws.items() if {label, *others} <= set(kept)}
         return replace(self, methods=kept, leads=tuple(filter(kept.__contains__, self.leads)), draws=draws)

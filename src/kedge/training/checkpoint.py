@@ -63,7 +63,11 @@ def restore(
     if "checkpoint" not in header:
         raise FileFormatError(f"{path} is a kedge file, but not a checkpoint")
     before, now = _flat(header["run"]), _flat(run)
-    different = [f"{key} was {before.get(key)!r} and is {now[key]!r}" for key in now if before.get(key) != now[key]]
+    different = [
+        f"{key} was {before.get(key)!r} and is {now.get(key)!r}"
+        for key in {**now, **before}  # what was a setting of its own may be none now
+        if before.get(key) != now.get(key)
+    ]
     if different:
         raise InputError(
             f"{Path(path).parent} holds a run with other settings ({'; '.join(different)}); pass another directory, or "

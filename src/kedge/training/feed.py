@@ -1,5 +1,6 @@
 """Feeds: training data as numbered batches, the same for every process and after every restart."""
 
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -8,14 +9,18 @@ from typing import Any
 import torch
 from PIL import Image
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset
 
+from kedge.checks import shape_of
 from kedge.data import ImageSet, Preprocess, batches, shape_of_inputs
 from kedge.data.batches import image_and_label
+from kedge.data.decoding import open_image
 from kedge.errors import InputError
 from kedge.training.augment import augment, random_resized_crop, uniforms
 from kedge.training.recipe import Recipe
 from kedge.transforms import mix_seed, seeded
+
+CUTS = "resized_crop cuts from large images: pass a data set of PIL images or paths, or switch it off"
 
 
 @dataclass(frozen=True)
@@ -55,12 +60,19 @@ class MemoryFeed(Feed):
     same however many processes share the work.
     """
 
-    def __init__(self, data: ImageSet, recipe: Recipe, seed: int, rank: int, world: int) -> None:
+    def __init__(
+        self, data: ImageSet, recipe: Recipe, seed: int, rank: int, world: int, preprocess: Preprocess | None
+    ) -> None:
         assert data.labels is not None
         self.data, self.labels, self.recipe, self.seed = data, data.labels, recipe, seed
         self.name, self.checksum, self.images = data.name, data.checksum, len(data)
         self.steps, self.batch = len(data) // recipe.batch, recipe.batch
-        self.preprocess = Preprocess(tuple(data.images.shape[1:]))
+        self.preprocess = preprocess or Preprocess(tuple(data.images.shape[1:]))
+        if self.preprocess.shape != tuple(data.images.shape[1:]):
+            raise InputError(
+                f"preprocess must have the shape of the images of an ImageSet, {tuple(data.images.shape[1:])}; got "
+                f"{self.preprocess.shape}"
+            )
         share = recipe.batch // world
         self.rows = slice(rank * share, (rank + 1) * share)
 
@@ -117,8 +129,12 @@ class LoaderFeed(Feed):
             raise InputError(
                 "data must have a length, so that its epochs can be counted; this loader has none"
             ) from error
-        self.batch = loader.batch_size or 1
-        self.images = self.steps * self.batch
+        if loader.batch_size is None:  # batches of the loader's own making
+            self.batch = len(next(batches(loader, preprocess))[0]) if self.steps else 0
+            self.images = self.steps * self.batch
+        else:
+            drawn: Any = loader.dataset if isinstance(loader.dataset, IterableDataset) else loader.sampler
+            self.batch, self.images = loader.batch_size, min(self.steps * loader.batch_size, len(drawn))
 
     def epoch(self, epoch: int, start: int) -> Iterator[Batch]:
         """Go through the loader once."""
@@ -147,7 +163,10 @@ class Numbered(Dataset[tuple[Tensor, int]]):
         if label is None and self.labelled:
             raise InputError(f"data must give labels to train on: (image, label) pairs; number {index} has none")
         number = torch.tensor([index])
-        if self.recipe.resized_crop and isinstance(image, Image.Image):
+        if self.recipe.resized_crop:
+            image = open_image(image) if isinstance(image, (str, os.PathLike)) else image
+            if not isinstance(image, Image.Image):
+                raise InputError(f"{CUTS}; number {index} is {shape_of(image)}")
             image = random_resized_crop(image, self.preprocess, uniforms(self.seed, epoch, number, 40)[0])
         x = self.preprocess(image)
         if self.preprocess.is_image:
@@ -170,8 +189,8 @@ def make_feed(
                 f"in the set {data.name!r}"
             )
         if recipe.resized_crop:
-            raise InputError("resized_crop cuts from large images: pass a data set of PIL images, or switch it off")
-        feed: Feed = MemoryFeed(data, recipe, seed, rank, world)
+            raise InputError(CUTS)
+        feed: Feed = MemoryFeed(data, recipe, seed, rank, world, preprocess)
     elif isinstance(data, DataLoader):
         if world > 1:
             raise InputError("data must be a data set, not a data loader, to train in several processes")

@@ -23,7 +23,7 @@ class Recipe:
             relative size in every direction of a weight, and Adam for the first and the last layer, biases and norms;
             or ``"adam"``, whose steps do not grow with the loss, for networks that are trained already.
         momentum: Of SGD, or of Muon.
-        nesterov: Whether the momentum is Nesterov's.
+        nesterov: Whether SGD's momentum is Nesterov's; Muon's always is.
         weight_decay: Of SGD, biases and normalisation layers included, as in the paper's setup, or of Adam, apart from
             its gradients; Muon keeps its weights at one size instead.
         schedule: ``"steps"`` multiplies the rate by ``gamma`` at each of ``milestones``; ``"one-cycle"`` warms up
@@ -75,6 +75,8 @@ class Recipe:
         between("momentum", self.momentum, 0, 1)
         if self.nesterov and self.momentum == 0:
             raise InputError(f"nesterov needs a momentum above 0; got momentum={self.momentum}")
+        if self.alternate and not self.flip:
+            raise InputError("alternate says in which epochs images are flipped, so it needs flip=True; got flip=False")
         between("weight_decay", self.weight_decay, 0, float("inf"))
         between("label_smoothing", self.label_smoothing, 0, 1)
         between("settle", self.settle, 0, 1)

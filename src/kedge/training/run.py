@@ -77,7 +77,9 @@ class Run:
         self.directory = None if directory is None else Path(directory)
         self.history = History(self.directory if engine.rank == 0 else None, tensorboard)
         self.total = recipe.epochs * feed.steps
-        described = describe(net)
+        described, earlier = describe(net), net.record
+        # What the network was trained on before: it has learned from that too.
+        self.before = [*earlier.get("before", ()), *([earlier["data"]] if "data" in earlier else [])]
         self.identity = {
             "recipe": json.loads(json.dumps(asdict(recipe))),
             "seed": seed,
@@ -216,7 +218,7 @@ class Run:
             for x, y in batches(validation, self.feed.preprocess):
                 if y is None:
                     raise InputError("validation must have labels to measure accuracy on; it has none")
-                right += int((self.net(x.to(self.net.mean.device)).argmax(dim=1).cpu() == y).sum())
+                right += int((self.net(self.net.as_input(x)).argmax(dim=1).cpu() == y).sum())
                 seen += len(y)
         return right / seen
 
@@ -259,6 +261,7 @@ class Run:
     def _record(self) -> None:
         self.net.record = {
             **self.identity,
+            "before": self.before,
             "epochs": self.recipe.epochs,
             "history": self.history.lines,
             "seconds": round(self.position.seconds, 1),

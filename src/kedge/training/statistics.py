@@ -9,10 +9,11 @@ from torch.utils.data import DataLoader
 from kedge.data import ImageSet, Preprocess, batches
 
 SAMPLE = 5000  # images of a stream that the statistics are taken from
+CONSTANT = 1e-10  # a variance that is nothing but rounding: to divide by it would blow up whatever differs later
 
 
 def statistics(data: Any, preprocess: Preprocess | None = None, *, seed: int = 0) -> tuple[Tensor, Tensor]:
-    """Mean and deviation of each channel, in [0, 1].
+    """Mean and deviation of each channel, in [0, 1]; 1 for the deviation of a channel that is the same everywhere.
 
     Of a whole `ImageSet`; of 5,000 images drawn from any other data set; of the first 5,000 of a data loader.
 
@@ -33,7 +34,7 @@ def statistics(data: Any, preprocess: Preprocess | None = None, *, seed: int = 0
         count, mean, variance = _moments(_sample(data, seed), preprocess)
         mean = mean / count
         variance = variance / count - mean.square()
-    return mean, variance.clamp_min(1e-12).sqrt()
+    return mean, torch.where(variance < CONSTANT, 1.0, variance).sqrt()
 
 
 def sample(data: Any, preprocess: Preprocess, *, seed: int = 0) -> Tensor:
