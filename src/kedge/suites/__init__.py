@@ -5,6 +5,7 @@ from collections.abc import Callable
 from kedge.suites.ablation import ablation
 from kedge.suites.cifar import cifar_resnet34, cifar_wrn, near_ood, uncertainty
 from kedge.suites.cifar10_fast import cifar10_fast
+from kedge.suites.cifar10_longer import cifar10_longer
 from kedge.suites.imagenet_c import imagenet_c
 from kedge.suites.insight import insight
 from kedge.suites.methods import methods
@@ -43,5 +44,6 @@ STUDIES: dict[str, Callable[[Setting], Study]] = {
     "ablation": ablation,
     "uncertainty": uncertainty,
     "cifar10-fast": cifar10_fast,
+    "cifar10-longer": cifar10_longer,
     "insight": insight,
 }

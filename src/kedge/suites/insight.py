@@ -112,6 +112,11 @@ def insight(setting: Setting) -> Study:
         narrow = partial(network, small_recipe(setting, epochs), arguments={"width": NARROW})
         networks[f"narrow, {epochs} epochs"] = narrow(anchored=True, anchoring={"spread": True})
         plain[f"plain, narrow, {epochs} epochs"] = narrow()
+        if epochs == BUDGETS[-1]:  # which part of anchored training tells, where the budget lets it
+            networks[f"no T, narrow, {epochs} epochs"] = narrow(
+                anchored=True, anchoring={"spread": True, "corruption": None}
+            )
+            plain[f"plain, T as noise, narrow, {epochs} epochs"] = narrow(objective=AsNoise(short.settle))
     other = partial(setting.network, "compact", 10)  # whose first layer is drawn at random, and learns like all others
     networks["compact, anchored"] = other(anchored=True, anchoring={"spread": True})
     networks["compact, fresh stem"] = other(anchored=True, anchoring={"spread": True, "init": "fresh"})
