@@ -3,7 +3,6 @@
 from kedge.detectors import AMP, KNN, MSP, ODIN, Detector, Energy, FlipsAndCrops
 from kedge.suites.cifar10_fast import MOST, NEAR, small_network, small_recipe
 from kedge.suites.insight import BUDGETS, NARROW
-from kedge.suites.insight_trainings import AsNoise
 from kedge.suites.plan import MethodPlan, Protocol, Suite
 from kedge.suites.study import SHIFTS, Setting, Study
 
@@ -12,11 +11,11 @@ LEAD = "AMP, tau mean, 6 views"
 
 
 def cifar10_longer(setting: Setting) -> Study:
-    """The twins of the longest budget of `insight`, and the plain network with T as noise, on the sets of cifar10-fast.
+    """The twins of the longest budget of `insight`, on the sets of cifar10-fast.
 
     Example:
         >>> sorted(cifar10_longer(Setting("smoke")).suites[0].networks)
-        ['T as noise', 'anchored', 'plain']
+        ['anchored', 'plain']
     """
     load = setting.data("cifar10", (), shifts=SHIFTS, most=MOST)
     how = small_recipe(setting, BUDGETS[-1])
@@ -24,7 +23,6 @@ def cifar10_longer(setting: Setting) -> Study:
     networks = {
         "anchored": small_network(setting, how, anchored=True, anchoring={"spread": True}, **width),
         "plain": small_network(setting, how, **width),
-        "T as noise": small_network(setting, how, objective=AsNoise(how.settle), **width),
     }
     rows = {
         "AMP": MethodPlan(AMP, ("anchored",)),
@@ -35,13 +33,12 @@ def cifar10_longer(setting: Setting) -> Study:
         "MSP (anchored)": MethodPlan(MSP, ("anchored",)),
     }
     rows |= {kind.__name__: MethodPlan(kind, ("plain",)) for kind in ON_PLAIN}
-    for network, suffix in (("plain", ""), ("T as noise", " (T as noise)")):
-        rows |= {
-            f"Energy, centred{suffix}": MethodPlan(Energy, (network,), {"centred": True}),
-            f"Energy, centred, 5 flips and crops{suffix}": MethodPlan(
-                FlipsAndCrops, (network,), {"k": 5, "shift": 1, "score": "amp"}
-            ),
-        }
+    rows |= {
+        "Energy, centred": MethodPlan(Energy, ("plain",), {"centred": True}),
+        "Energy, centred, 5 flips and crops": MethodPlan(
+            FlipsAndCrops, ("plain",), {"k": 5, "shift": 1, "score": "amp"}
+        ),
+    }
     suite = Suite(
         name="cifar10",
         title="CIFAR-10 on two cores, for longer",
@@ -54,5 +51,5 @@ def cifar10_longer(setting: Setting) -> Study:
         leads=(LEAD,),
         apart=(NEAR,),
     )
-    about = "An anchored network, its plain twin, and the plain twin of its consistency training, at a longer budget."
+    about = "An anchored network and its plain twin, a narrow one, at the longest budget that two cores have time for."
     return Study("cifar10-longer", "CIFAR-10 on two cores, for longer", about, (suite,))
