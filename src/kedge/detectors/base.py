@@ -2,7 +2,7 @@
 
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from importlib.metadata import version
 from typing import Any, ClassVar, Self
@@ -16,6 +16,7 @@ from kedge.anchoring.rebuild import describe
 from kedge.checks import at_least, between, finite
 from kedge.data import Preprocess, batches, choose, shape_of_inputs
 from kedge.data.halves import halves
+from kedge.data.labels import UNKNOWN, names_beside, renumbered
 from kedge.data.leakage import fingerprints
 from kedge.errors import InputError, NotReadyError
 from kedge.models.classifier import Classifier, evaluating
@@ -191,7 +192,8 @@ class Detector(ABC):
 
         A fresh in-distribution image is then flagged with probability at most 1 - tpr (split conformal), on average
         over calibration sets; with ``confidence`` the promise holds for this very set with that probability. Where the
-        images have labels, the temperature of ``probability`` is fitted too.
+        images have labels, the temperature of ``probability`` is fitted too; where the set and the detector have names
+        of classes, labels are matched by them.
 
         Args:
             held_out: In-distribution images, labelled or not.
@@ -204,13 +206,16 @@ class Detector(ABC):
         if confidence is not None:
             between("confidence", confidence, 0, 1, open_ends=True)
         outs, prints, labels = [], [], []
+        names = names_beside(held_out, self.classes)
         if self.learns_held_out:
-            held_out, learned = self._learn_from_half(held_out)
+            held_out, learned = self._learn_from_half(held_out, names)
+            names = ()
             prints.append(learned)  # a test set must not hold these either
         for out, x, y in self._run(held_out, batch_size):
             outs.append(out)
             prints.append(fingerprints(x))
-            labels.append(torch.full((len(x),), -1) if y is None else y)  # -1 marks images without a label
+            # -1 marks images without a label.
+            labels.append(torch.full((len(x),), UNKNOWN) if y is None else renumbered(y, names, self.classes))
         scores = torch.cat([out.score for out in outs]).double().sort().values
         logits, numbers = torch.cat([out.logits for out in outs]), torch.cat(labels)
         known = numbers >= 0
@@ -287,14 +292,15 @@ class Detector(ABC):
             )
         return self.preprocess
 
-    def _learn_from_half(self, held_out: Any) -> tuple[list[tuple[Tensor, int]], Tensor]:
+    def _learn_from_half(self, held_out: Any, names: Sequence[str]) -> tuple[list[tuple[Tensor, int]], Tensor]:
         """Let the method learn from half of the held-out images; return the rest, and the half's fingerprints."""
         why = f"{type(self).__name__} learns from one and sets its threshold on the other"
         mine, other = halves(held_out, self._check_fitted(), why)
         self.calibration = None  # what is learned changes the scores, so that no earlier threshold holds from here on
         with evaluating(self.net):
-            self.fit_held_out(mine.images, mine.labels)
-        return list(zip(other.images, other.labels.tolist(), strict=True)), mine.prints
+            self.fit_held_out(mine.images, renumbered(mine.labels, names, self.classes))
+        rest = renumbered(other.labels, names, self.classes).tolist()
+        return list(zip(other.images, rest, strict=True)), mine.prints
 
     def _run(
         self, images: Any, batch_size: int, progress: Callable[[int], None] | None = None

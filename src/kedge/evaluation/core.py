@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from kedge.data import ImageSet, Preprocess, gather
+from kedge.data.labels import renumbered
 from kedge.detectors import Detection, Detector, RescoringDetector
 from kedge.errors import InputError, NotReadyError
 from kedge.evaluation.leaks import refuse_leaks
@@ -64,8 +65,8 @@ def evaluate(
         raise InputError(f"ood_sets must be a list of sets, got {type(ood_sets).__name__}; for one set pass [set]")
     if not detectors or not ood_sets:
         raise InputError("detectors and ood_sets must each hold at least one; give evaluate something to compare")
-    shape = next(iter(detectors.values())).preprocess
-    id_test, *ood_sets = (_in_memory(s, shape) for s in (id_test, *ood_sets))
+    streams, first = (id_test, *ood_sets), next(iter(detectors.values())).preprocess
+    id_test, *ood_sets = (_in_memory(s, first) for s in streams)
     twice = [name for name in detectors if controls and name + PERMUTED in detectors]
     if twice:
         raise InputError(f"with controls no detector may be called {twice[0] + PERMUTED!r}; rename it")
@@ -74,7 +75,14 @@ def evaluate(
     sets = {s.name: s for s in every}
     if len(sets) != len(every):
         raise InputError(f"the sets must have different names, got {[s.name for s in every]}")
-    refuse_leaks(detectors, sets)
+    # By how a detector takes images: what is no ImageSet is read at the size of each.
+    seen = {first: sets}
+    for detector in detectors.values():
+        if detector.preprocess not in seen:
+            others = (_in_memory(s, detector.preprocess) for s in streams)
+            seen[detector.preprocess] = sets | {s.name: s for s in others}
+    for shape, versions in seen.items():
+        refuse_leaks({name: d for name, d in detectors.items() if d.preprocess == shape}, versions)
     _check_apart(apart, [s.name for s in ood_sets])
     table = Evaluation(
         {},
@@ -88,16 +96,17 @@ def evaluate(
     total, done = len(detectors) * sum(map(len, sets.values())), 0
     for name, detector in detectors.items():
         detections, started = {}, time.perf_counter()
-        for set_name, images in sets.items():
+        own = seen[detector.preprocess]
+        for set_name, images in own.items():
             before = done
             report = None if progress is None else (lambda n, before=before: progress(before + n, total))
             detections[set_name] = detector(images, progress=report)
             done += len(images)
         seconds = time.perf_counter() - started
-        table.results[name] = _result(detector, detections, table, seconds, seed)
+        table.results[name] = _result(detector, detections, table, own, seconds, seed)
         if controls and isinstance(detector, RescoringDetector) and detector.rescores:
             permuted = _permuted(detector, detections, seed)
-            table.results[name + PERMUTED] = _result(detector, permuted, table, seconds, seed)
+            table.results[name + PERMUTED] = _result(detector, permuted, table, own, seconds, seed)
     return table
 
 
@@ -140,7 +149,7 @@ def _permuted(detector: RescoringDetector, detections: Mapping[str, Detection], 
 
 
 def _in_memory(images: Any, preprocess: Preprocess | None) -> ImageSet:
-    """A set as an `ImageSet`; data sets and loaders are read once, at the size that the first detector takes."""
+    """A set as an `ImageSet`; data sets and loaders are read at the size that a detector takes."""
     if isinstance(images, ImageSet):
         return images
     if preprocess is None:
@@ -152,11 +161,12 @@ def _result(
     detector: Detector,
     detections: dict[str, Detection],
     table: Evaluation,
+    sets: Mapping[str, ImageSet],
     seconds: float,
     seed: int,
 ) -> Result:
     inside = detections[table.id_name]
-    labels: Tensor | None = table.sets[table.id_name].labels
+    labels, known = _known_labels(detector, sets[table.id_name])
     return Result(
         metrics={
             ood: detection_metrics(
@@ -167,25 +177,36 @@ def _result(
             )
             for ood in table.ood_names
         },
-        accuracy=None if labels is None else accuracy(inside.label, labels),
-        ece=None if labels is None else ece(inside.probability, labels),
-        aurc=None if labels is None else aurc(inside.score, inside.label == labels),
+        accuracy=None if labels is None else accuracy(inside.label[known], labels),
+        ece=None if labels is None else ece(inside.probability[known], labels),
+        aurc=None if labels is None else aurc(inside.score[known], inside.label[known] == labels),
         flagged={name: float(d.is_ood.double().mean()) for name, d in detections.items()},
         milliseconds=1000 * seconds / sum(map(len, detections.values())),
         cost=detector.cost,
         uses_outliers=detector.needs_outliers or detector.outliers is not None,
         detections=detections,
-        shifted={name: _shifted(detections[name], table.sets[name]) for name in table.shifted_names},
+        shifted={name: _shifted(detector, detections[name], sets[name]) for name in table.shifted_names},
         apart=table.apart,
     )
 
 
-def _shifted(said: Detection, images: ImageSet) -> Shifted:
-    assert images.labels is not None
-    right = said.label == images.labels
-    accepted = right[~said.is_ood]
+def _known_labels(detector: Detector, images: ImageSet) -> tuple[Tensor | None, Tensor]:
+    """The labels of images of classes that the detector knows, by name where both have names, and where they are."""
+    if images.labels is None:
+        return None, torch.zeros(len(images), dtype=torch.bool)
+    labels = renumbered(images.labels, images.classes, detector.classes)
+    known = labels >= 0
+    return labels[known] if bool(known.any()) else None, known
+
+
+def _shifted(detector: Detector, said: Detection, images: ImageSet) -> Shifted:
+    labels, known = _known_labels(detector, images)
+    if labels is None:
+        raise InputError(f"shifted must show classes that the detectors know; {images.name!r} has none of them")
+    right = said.label[known] == labels
+    accepted = right[~said.is_ood[known]]
     return Shifted(
         accuracy=float(right.double().mean()),
         accepted_accuracy=float(accepted.double().mean()) if len(accepted) else None,
-        aurc=aurc(said.score, right),
+        aurc=aurc(said.score[known], right),
     )
