@@ -12,13 +12,13 @@ from kedge.detectors.logits import LogitDetector
 class Energy(LogitDetector):
     """Free energy of the logits (Liu et al., NeurIPS 2020): minus their logsumexp.
 
-    Keeps the size of the logits, which the softmax discards. One forward pass, nothing to fit.
+    Keeps the size of the logits, which the softmax discards. With ``centred`` it is taken of the logits less their mean
+    over classes: AMP's score, without anchors. One forward pass, nothing to fit.
 
     Args:
         net: See `Detector`.
         centred: Whether to take it of logits less their mean. A softmax does not change when all logits of an image
-            move together, so training leaves that free, and nothing says that it tells known from unknown. It is AMP's
-            score without anchors: the control that tells what they add.
+            move together, so training leaves that free, and nothing says that it tells known from unknown.
 
     Example:
         >>> import torch
