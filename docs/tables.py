@@ -18,10 +18,39 @@ from typing import Any
 from kedge.bench import TITLES
 from kedge.files import atomic
 from kedge.suites import STUDIES
+from kedge.suites.insight import BUDGETS
 from kedge.suites.study import Setting
 
 DOCS = Path(__file__).parent
-PAGES = (DOCS.parent / "README.md", DOCS / "suites" / "cifar10-fast.md", DOCS / "insight.md", DOCS / "speed.md")
+PAGES = (
+    DOCS.parent / "README.md",
+    DOCS / "suites" / "cifar10-fast.md",
+    DOCS / "suites" / "cifar10-longer.md",
+    DOCS / "insight.md",
+    DOCS / "speed.md",
+)
+FRONT = (  # rows of cifar10-fast that the README shows
+    "ODIN",
+    "AMP, recommended",
+    "Energy, centred, 5 flips and crops (made outliers)",
+    "Energy, centred (made outliers)",
+    "Energy, centred",
+    "AMP, temperature permuted",
+    "AMP",
+    "KNN",
+    "DeepEnsemble",
+    "MSP",
+    "Energy",
+    "Mahalanobis",
+)
+TWINS = {  # plain networks of the study `insight` that are not called as their anchored twins are
+    "plain": "anchored",
+    "plain, differences": "masked, uniform",
+    "plain, T as noise": "anchored",
+    "plain, T as noise, narrow, 32 epochs": "narrow, 32 epochs",
+    "compact, plain": "compact, fresh stem",
+    "compact, plain, 24 epochs": "compact, fresh stem, 24 epochs",
+}
 SHOWN = {  # readings in the picture, and their marks
     "AMP": "o",
     "no temperature": "x",
@@ -90,10 +119,15 @@ def filled(text: str) -> str:
     """A page with its tables as the results have them."""
     tables: dict[str, tuple[str, Callable[[Mapping[str, Any]], str]]] = {
         "summary": ("cifar10-fast", summary),
+        "front": ("cifar10-fast", partial(summary, only=FRONT)),
+        "longer": ("cifar10-longer", summary),
+        "longer sets": ("cifar10-longer", partial(by_set, metric="fpr95")),
+        "longer aurocs": ("cifar10-longer", partial(by_set, metric="auroc")),
         "sets": ("cifar10-fast", partial(by_set, metric="fpr95")),
         "aurocs": ("cifar10-fast", partial(by_set, metric="auroc")),
         "more": ("cifar10-fast", more),
         "chosen": ("cifar10-fast", partial(summary, only=CHOSEN)),
+        "budgets": ("insight", budgets),
         "near": ("insight", partial(by_network, number=0)),
         "made": ("insight", partial(by_network, number=1)),
         "rare": ("insight", rare_readings),
@@ -163,12 +197,18 @@ def by_set(known: Mapping[str, Any], metric: str) -> str:
 
 
 def readings(known: Mapping[str, Any]) -> dict[str, dict[str, str]]:
-    """The rows of the study `insight`: by network and reading."""
+    """The rows of the study `insight`: by network, a plain one behind its anchored twin, and reading."""
     found: dict[str, dict[str, str]] = {}
     for label in first(known):
         network, _, reading = label.partition(": ")
         found.setdefault(network, {})[reading] = label
-    return found
+    order = list(found)
+
+    def place(network: str) -> tuple[int, bool]:
+        twin = TWINS.get(network, network.removeprefix("plain, "))
+        return order.index(twin if twin in found else network), twin != network
+
+    return {network: found[network] for network in sorted(found, key=place)}
 
 
 def common(rows: Mapping[str, Mapping[str, str]]) -> list[str]:
@@ -185,6 +225,23 @@ def by_network(known: Mapping[str, Any], number: int) -> str:
         cells = [both(known, of[reading], ood) if reading in of else "" for reading in common(rows)]
         lines.append([network, words(known, next(iter(of.values())), lambda r: r["accuracy"]), *cells])
     return markdown(["network", "accuracy", *common(rows)], lines)
+
+
+def budgets(known: Mapping[str, Any]) -> str:
+    """The narrow twins by epochs, AUROC / FPR95 on either set: the same passes side by side."""
+    sets = list(next(iter(first(known).values()))["metrics"])
+    lines = []
+    for epochs in BUDGETS:
+        for network, *shown in (
+            (f"narrow, {epochs} epochs", "AMP", "AMP, recommended"),
+            (f"plain, narrow, {epochs} epochs", "Energy, centred", "Energy, centred, 5 flips and crops"),
+        ):
+            labels = [f"{network}: {reading}" for reading in shown]
+            cells = [both(known, label, ood) for ood in sets for label in labels]
+            accuracies = [words(known, label, lambda r: r["accuracy"]) for label in labels]
+            lines.append([network, " / ".join(accuracies), *cells])
+    heads = [f"{place}: {what}" for place in ("near", "scrambled") for what in ("score of the image", "of its views")]
+    return markdown(["network", "accuracy, with views", *heads], lines)
 
 
 def rare_readings(known: Mapping[str, Any]) -> str:
