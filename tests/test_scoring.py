@@ -138,6 +138,36 @@ def test_inputs_are_files_folders_globs_and_lists_in_the_order_given(home):
     assert names == [str(given[0]), *ones, str(home / "photos/2/05.png"), str(home / "photos/2/02.png")]
 
 
+def test_every_file_that_pillow_reads_is_an_input_of_a_folder_and_of_a_tar(home, tmp_path):
+    folder = tmp_path / "photos"
+    folder.mkdir()
+    for name in ("a.jfif", "b.JPE", "c.png"):
+        picture(1).save(folder / name, format="png" if name == "c.png" else "jpeg")
+    (folder / "d.h5").write_bytes(b"no image")
+    with tarfile.open(tmp_path / "some.tar", "w") as tar:
+        tar.add(folder, "photos")
+    for given, where in ((folder, folder), (tmp_path / "some.tar", tmp_path / "some.tar" / "photos")):
+        names = [name for shard in plan([given]) for name in shard.names()]
+        assert sorted(names) == [str(where / name) for name in ("a.jfif", "b.JPE", "c.png")]
+
+
+@pytest.mark.parametrize("given", ["photos", "photos/*"])
+def test_rows_that_were_written_among_the_images_are_no_images(home, tmp_path, given):
+    folder = tmp_path / "photos"
+    (folder / "spare.parts").mkdir(parents=True)
+    for name in ("a.png", "spare.parts/b.png"):
+        picture(1).save(folder / name)
+    options = {"shard": 1, "progress": stop_after(1)}
+    with pytest.raises(Stopped):
+        scored(home, [folder], folder / "cut.parquet", **options)
+    for out in ("first.parquet", "second.parquet"):
+        rows = scored(home, [tmp_path / given], folder / out)
+        assert [os.path.relpath(row["path"], folder) for row in rows] == ["a.png", "spare.parts/b.png"]
+    assert len(scored(home, [tmp_path / given], folder / "first.parquet", overwrite=True)) == 2
+    with pytest.raises(InputError, match="column must be one of"):  # named itself it is an input
+        list(plan([folder / "first.parquet"]))
+
+
 def test_a_column_of_another_name_is_asked_for(home, tmp_path):
     import pyarrow
     import pyarrow.parquet

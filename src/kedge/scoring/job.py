@@ -291,7 +291,7 @@ def _begin(job: Job, overwrite: bool) -> int:
         old.unlink()
     images = 0
     with atomic(job.folder / "plan.jsonl") as temporary, temporary.open("w", encoding="utf-8") as lines:
-        for shard in inputs.plan(job.sources, shard=job.shard, column=job.column):
+        for shard in inputs.plan(job.sources, shard=job.shard, column=job.column, out=job.out):
             lines.write(json.dumps(asdict(shard)) + "\n")
             images += len(shard.items)
     if images == 0:

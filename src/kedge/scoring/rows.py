@@ -7,9 +7,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
+from kedge.checks import needs
 from kedge.detectors import Detection
 from kedge.errors import FileFormatError, InputError
-from kedge.scoring.inputs import parquet_module
 
 Row = Mapping[str, Any]
 FORMATS = ("parquet", "csv", "jsonl")
@@ -37,6 +37,11 @@ def format_of(path: Path, asked: str | None = None) -> str:
     if found not in FORMATS:
         raise InputError(f"format must be one of {', '.join(FORMATS)}; got {found!r} for {path}: name it with --format")
     return found
+
+
+def parquet_module() -> Any:
+    """pyarrow.parquet; where it is missing, an error that says how to get it."""
+    return needs("pyarrow.parquet", "score", "a parquet file")
 
 
 def rows_of(names: Sequence[str], said: Detection | None, places: Sequence[int], errors: Mapping[int, str],
