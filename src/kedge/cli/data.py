@@ -16,7 +16,7 @@ from rich.table import Table
 
 from kedge.data import sources
 from kedge.errors import KedgeWarning
-from kedge.files import atomic
+from kedge.files import atomic, check_target
 
 data = typer.Typer(
     help="""Public data sets by name, and your own images.
@@ -148,6 +148,7 @@ def show(
         kedge data show folder:photos/ --skip-damaged --json
     """
     console = Console()
+    check_target("--out", out)
     with _told(Console(stderr=True)):
         found = sources.load(name, split, data_dir=data_dir, on_error="skip" if skip_damaged else "refuse")
         summary = sources.summarise(found)

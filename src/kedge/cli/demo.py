@@ -13,9 +13,10 @@ from rich.table import Table
 
 from kedge import training
 from kedge.evaluation import Evaluation
-from kedge.files import atomic
+from kedge.files import atomic, check_target
 from kedge.provenance import provenance
 from kedge.report import write_report
+from kedge.report.figures import require
 from kedge.suites.demo import run_demo
 
 INTRO = (
@@ -43,6 +44,8 @@ def demo(
         kedge score --detector runs/demo/detector.kedge photo.png
     """
     console = Console()
+    check_target("--out", out, folder=True)
+    require()
     with Progress(
         TextColumn("{task.description:<20}"), BarColumn(), TimeRemainingColumn(), TextColumn("{task.fields[note]}"),
         console=console,

@@ -10,6 +10,7 @@ from kedge import distillation, training
 from kedge.cli.bars import training_bar
 from kedge.data import sources
 from kedge.detectors import load
+from kedge.files import check_target
 
 
 def distil(
@@ -61,6 +62,9 @@ def distil(
 
         kedge evaluate cifar10 student.kedge --test cifar10 --ood svhn   # what it keeps of its teacher
     """
+    directory = directory or out.with_name(f"{out.name}.run")
+    check_target("--out", out)
+    check_target("--directory", directory, folder=True)
     console, teacher = Console(), load(file)
     chosen = distillation.chosen_recipe(teacher, recipe, fresh=network is not None)
     images = sources.load(train, train_split, data_dir=data_dir)
@@ -75,7 +79,7 @@ def distil(
             mix=mix,
             half=half,
             seed=seed,
-            directory=directory or out.with_name(f"{out.name}.run"),
+            directory=directory,
             resume=resume,
             workers=workers,
             progress=on_step,

@@ -15,8 +15,10 @@ from kedge.detectors import AMP, load
 from kedge.errors import InputError
 from kedge.evaluation import Summary
 from kedge.evaluation import evaluate as evaluate_detectors
+from kedge.files import check_target
 from kedge.provenance import provenance
 from kedge.report import write_report
+from kedge.report.figures import require
 
 
 def evaluate(
@@ -45,6 +47,9 @@ def evaluate(
         kedge evaluate amp.kedge energy.kedge --test folder:known/ --ood folder:strange/ --json | jq .results
     """
     console = Console(stderr=as_json)
+    if report is not None:  # before minutes of scoring, not after
+        check_target("--report", report)
+        require()
     detectors = {file.stem if len({f.stem for f in files}) == len(files) else str(file): load(file) for file in files}
     if len(detectors) != len(files):
         raise InputError(f"files must be different detectors; got {', '.join(map(str, files))}")

@@ -19,7 +19,7 @@ from kedge.errors import InputError, KedgeError
 from kedge.export import Difference, OnnxDetector, compare, export_onnx, quantise
 from kedge.export.onnx import FIRST_OPSET, OPSET
 from kedge.export.runtime import ENGINES, package
-from kedge.files import atomic
+from kedge.files import atomic, check_target
 
 LOOK = 256  # images on which the labels of both networks are compared
 
@@ -74,6 +74,7 @@ def export(
         )
     if calibrate_split is not None and calibrate is None:
         raise InputError("--calibrate-split must come with --calibrate, which is missing: name images by it")
+    check_target("--out", out)
     console, detector = Console(stderr=as_json), load(file)
     said: dict[str, Any] = {"file": str(out)}
     engine, training, held_out = engine or ENGINES[0], None, None

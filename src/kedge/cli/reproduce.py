@@ -14,6 +14,8 @@ from kedge.checks import one_of
 from kedge.data.sources import data_folder
 from kedge.errors import NotReadyError
 from kedge.evaluation.summary import SHOWN
+from kedge.files import check_target
+from kedge.report.figures import require
 from kedge.suites import STUDIES, run_ntk
 from kedge.suites.plan import Suite
 from kedge.suites.publish import publish
@@ -70,10 +72,14 @@ def reproduce(
     console = Console()
     folder = out or Path("runs") / f"{name}-{scale}"
     networks = networks or (folder if out else folder.parent) / "networks"
-    if one_of("name", name, (*STUDIES, NTK)) == NTK:
+    one_of("name", name, (*STUDIES, NTK))
+    check_target("--out", folder, folder=True)
+    require()  # before hours of training, not after
+    if name == NTK:
         run_ntk(folder)
         console.print(f"report    [bold]{folder / 'report.html'}[/]", highlight=False)
         return
+    check_target("--networks", networks, folder=True)
     study = STUDIES[name](Setting(one_of("scale", scale, SCALES), tuple(range(seeds)), data_dir))
     console.print(f"[bold]{study.title}[/]\n{study.about}", highlight=False)
     if accelerator == "auto" and torch.cuda.is_available():

@@ -15,7 +15,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from kedge.checks import one_of
 from kedge.detectors import load
 from kedge.errors import InputError
-from kedge.files import atomic
+from kedge.files import atomic, check_target
 from kedge.report.figures import require
 from kedge.scoring import FORMATS, RayEngine, Summary, read_rows, score_files, summarise
 from kedge.scoring.inputs import SHARD
@@ -154,6 +154,7 @@ def _page_of(out: Path, overwrite: bool) -> Path:
         raise InputError(
             f"the summary must not be there yet; {written} is: move it, or say --overwrite or --no-summary"
         )
+    check_target("the summary", written)
     return written
 
 

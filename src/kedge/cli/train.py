@@ -15,6 +15,7 @@ from kedge.data import ImageSet, Preprocess, sources
 from kedge.detectors import AMP, Detector, Energy
 from kedge.detectors.amp import VARIANTS
 from kedge.errors import InputError
+from kedge.files import check_target
 from kedge.models import build
 from kedge.objective import MadeOutliers
 from kedge.transforms import seeded
@@ -83,6 +84,7 @@ def train(
         kedge train imagenet --network resnet50 --recipe imagenet --size 224 --every 10 --accelerator gpu --devices 8
     """
     console = Console()
+    check_target("--out", out, folder=True)
     images = sources.load(data, "train", data_dir=data_dir)
     if images.labels is None:
         raise InputError(f"{data} must have labels to train on; it has none")

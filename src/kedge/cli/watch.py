@@ -12,7 +12,7 @@ from rich.markup import escape
 from kedge.detectors import load
 from kedge.drift import history
 from kedge.errors import InputError, NotReadyError
-from kedge.files import atomic
+from kedge.files import atomic, check_target
 from kedge.report.drift import drift_page, finding
 from kedge.scoring import read_rows
 
@@ -42,6 +42,8 @@ def watch(
         kedge watch out.parquet --detector cifar10 --alpha 0.001 --fail-on-drift
     """
     console = Console(stderr=as_json)
+    written = out or rows[-1].with_name(f"{rows[-1].stem}-drift.html")
+    check_target("--out", written)
     known = load(detector).calibration
     if known is None:
         raise NotReadyError(f"detector must be calibrated; {detector} is not: run kedge calibrate first")
@@ -49,7 +51,6 @@ def watch(
     if not len(scores):
         raise InputError(f"rows must hold at least one score; {', '.join(map(str, rows))} hold none")
     found = history(scores, known.scores, window=window, alpha=alpha, seed=seed)
-    written = out or rows[-1].with_name(f"{rows[-1].stem}-drift.html")
     with atomic(written) as temporary:
         title = f"Drift of {', '.join(file.name for file in rows)}"
         temporary.write_text(drift_page(found, scores, known.threshold, title=title, alpha=alpha), encoding="utf-8")

@@ -24,7 +24,7 @@ from kedge.errors import InputError, KedgeError, NotReadyError
 from kedge.files import atomic, remove_leftovers
 from kedge.scoring import inputs
 from kedge.scoring.inputs import SHARD, Opener, Reader, Shard, as_text, cut
-from kedge.scoring.rows import ROWS, Row, format_of, read_rows, rows_of, writing
+from kedge.scoring.rows import ROWS, Row, format_of, parquet_module, read_rows, rows_of, writing
 
 Report = Callable[[int, int], None]
 BATCH = 256
@@ -158,6 +158,8 @@ def score_files(
     job = Job(
         Path(detector), tuple(map(str, sources)), Path(out), format_of(Path(out), kind), shard, column, batch, workers
     )
+    if job.kind == "parquet":
+        parquet_module()  # before anything is begun
     _check_out(job, overwrite)
     with _locked(job):
         _check_out(job, overwrite)  # another process may have written it meanwhile
