@@ -85,3 +85,19 @@ def test_options_of_anchors_do_not_go_with_a_plain_network(images, tmp_path):
     done = CliRunner().invoke(app, arguments(images, tmp_path / "run", "--plain", "--no-spread", "--mask", "0.1"))
     with pytest.raises(kedge.errors.InputError, match="--spread, --mask must not come with --plain"):
         raise done.exception
+
+
+@pytest.mark.skipif(find_spec("lightning_fabric") is None, reason="lightning_fabric is missing: kedge[fabric]")
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        (("--accelerator", "foo"), "invalid accelerator name"),
+        (("--precision", "foo"), "Precision 'foo' is invalid"),
+        (("--accelerator", "mps"), "accelerator is not available"),
+        (("--accelerator", "tpu"), "torch_xla"),
+    ],
+)
+def test_what_fabric_has_not_is_told_in_a_line(images, tmp_path, options, reason):
+    done = CliRunner().invoke(app, arguments(images, tmp_path / "run", *options))
+    with pytest.raises(kedge.errors.InputError, match=f"must be what Fabric has on this machine; got .*{reason}"):
+        raise done.exception
