@@ -94,6 +94,13 @@ def test_rows_with_an_error_are_left_out(folder, tmp_path):
         raise run("watch", tmp_path / "none.jsonl", "--detector", folder / "msp.kedge").exception
 
 
+def test_rows_of_a_name_that_does_not_tell_their_format(folder, tmp_path):
+    (tmp_path / "rows").write_bytes((folder / "same.jsonl").read_bytes())
+    with pytest.raises(InputError, match=r"format must be one of .*: name it with --format"):
+        raise run("watch", tmp_path / "rows", "--detector", folder / "msp.kedge").exception
+    assert watched(tmp_path / "rows", "--detector", folder / "msp.kedge", "--format", "jsonl")["images"] == 600
+
+
 @pytest.mark.parametrize(
     ("name", "content", "error", "words"),
     [

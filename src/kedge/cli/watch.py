@@ -23,6 +23,7 @@ def watch(
     rows: Annotated[list[Path], typer.Argument(help="What kedge score wrote, in the order of time.")],
     detector: Annotated[Path, typer.Option(help="The detector that scored them.")],
     out: Annotated[Path | None, typer.Option("--out", "-o", help="The page; by default beside the last rows.")] = None,
+    kind: Annotated[str | None, typer.Option("--format", help="Of the rows, where their names do not tell.")] = None,
     window: Annotated[int, typer.Option(min=20, help="Newest scores that are tested together.")] = 100,
     alpha: Annotated[float, typer.Option(help="Chance of a false alarm, of each of the two instruments.")] = 0.01,
     seed: Annotated[int, typer.Option(min=0, help="Of the smoothing of p-values.")] = 0,
@@ -47,7 +48,9 @@ def watch(
     known = load(detector).calibration
     if known is None:
         raise NotReadyError(f"detector must be calibrated; {detector} is not: run kedge calibrate first")
-    scores = np.array([row["score"] for file in rows for row in read_rows(file) if not row["error"]], dtype=np.float64)
+    scores = np.array(
+        [row["score"] for file in rows for row in read_rows(file, kind) if not row["error"]], dtype=np.float64
+    )
     if not len(scores):
         raise InputError(f"rows must hold at least one score; {', '.join(map(str, rows))} hold none")
     found = history(scores, known.scores, window=window, alpha=alpha, seed=seed)
