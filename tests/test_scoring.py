@@ -1,10 +1,12 @@
 """Scoring files: every input exactly once, in order, whatever is broken and however often the job is killed."""
 
+import base64
 import csv
 import fcntl
 import io
 import json
 import os
+import re
 import shutil
 import signal
 import sys
@@ -19,10 +21,11 @@ from typer.testing import CliRunner
 
 import kedge
 from kedge.cli import app
-from kedge.errors import FileFormatError, InputError, NotReadyError
+from kedge.errors import FileFormatError, InputError, KedgeWarning, NotReadyError
 from kedge.models import build
 from kedge.scoring import RayEngine, plan, read_rows, score_files, summarise
 from kedge.scoring.inputs import open_named
+from kedge.scoring.page import _thumbnail
 from kedge.transforms import seeded
 from processes import FRESH
 from test_report import check
@@ -479,5 +482,24 @@ def test_exit_codes_and_json_are_for_programs(home, tmp_path):
     told = json.loads(run(*base, tmp_path / "a.jsonl", "--json", "--no-summary").stdout)
     assert (told["images"], told["errors"]) == (32, 2)
     code = run(*base, tmp_path / "b.jsonl", "--fail-on-ood").exit_code
-    assert code == (3 if told["flagged"] else 0)
+    assert code == (3 if told["flagged"] else 5)
     assert run(*base, tmp_path / "b.jsonl").exit_code == 1  # the file is there
+
+
+def test_images_that_cannot_be_read_do_not_pass_for_good_ones(home, tmp_path):
+    detector = kedge.load(home / "detector.kedge")
+    with pytest.warns(KedgeWarning, match="too few to flag any image"):
+        detector.calibrate(torch.rand(50, 3, 12, 12), tpr=0.99).save(tmp_path / "calm.kedge")
+    good, bad, base = home / "photos/0/03.png", home / "photos/0/broken.jpg", ["score", "--detector"]
+    calm = [*base, tmp_path / "calm.kedge"]
+    assert run(*calm, good, "--fail-on-ood").exit_code == 0
+    assert run(*calm, good, bad).exit_code == 0
+    assert run(*calm, good, bad, "--fail-on-ood").exit_code == 5
+    assert run(*calm, bad).exit_code == 5
+    assert run(*calm, bad, "-o", tmp_path / "out.csv", "--fail-on-ood").exit_code == 5
+
+
+def test_a_thumbnail_of_16_bits_is_as_bright_as_the_image(tmp_path):
+    Image.fromarray(np.full((8, 8), 257 * 90, np.uint16)).save(tmp_path / "a.png")
+    shown = re.search(r"base64,([^\"]+)", str(_thumbnail(str(tmp_path / "a.png"), None)))[1]
+    assert Image.open(io.BytesIO(base64.b64decode(shown))).convert("L").getextrema() == (90, 90)
