@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 from rich import box
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
@@ -79,8 +80,9 @@ def demo(
         record=record,
     )
     console.print(results_table(made.evaluation))
-    console.print(f"detector  {out / 'detector.kedge'}\nmetrics   {out / 'metrics.json'}", highlight=False)
-    console.print(f"report    [bold]{report}[/]", highlight=False)
+    words = f"detector  {out / 'detector.kedge'}\nmetrics   {out / 'metrics.json'}"
+    console.print(words, highlight=False, markup=False)
+    console.print(f"report    [bold]{escape(str(report))}[/]", highlight=False)
 
 
 def results_table(evaluation: Evaluation) -> Table:

@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 
 from kedge import distillation, training
 from kedge.cli.bars import training_bar
@@ -89,4 +90,4 @@ def distil(
     if judged is not None:
         words = f"{judged['share']:.1%} of {judged['images']:,} images that it is not calibrated on"
         console.print(f"the teacher's label for {words}", highlight=False)
-    console.print(f"student   [bold]{out}[/]", highlight=False)
+    console.print(f"student   [bold]{escape(str(out))}[/]", highlight=False)
