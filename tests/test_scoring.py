@@ -166,6 +166,7 @@ def test_rows_that_were_written_among_the_images_are_no_images(home, tmp_path, g
     for out in ("first.parquet", "second.parquet"):
         rows = scored(home, [tmp_path / given], folder / out)
         assert [os.path.relpath(row["path"], folder) for row in rows] == ["a.png", "spare.parts/b.png"]
+    (folder / "first.parquet").write_bytes(b"no parquet")
     assert len(scored(home, [tmp_path / given], folder / "first.parquet", overwrite=True)) == 2
     with pytest.raises(InputError, match="column must be one of"):  # named itself it is an input
         list(plan([folder / "first.parquet"]))
@@ -194,7 +195,8 @@ def test_without_images_there_is_nothing_to_do(home, tmp_path, sources, message)
     (tmp_path / "empty").mkdir()
     given = [tmp_path / name if name == "empty" else name for name in sources]
     with pytest.raises(InputError, match=message):
-        scored(home, given, tmp_path / "out.csv")
+        scored(home, given, tmp_path / "new" / "er" / "out.csv")
+    assert [path.name for path in tmp_path.iterdir()] == ["empty"]
 
 
 def test_a_compressed_or_broken_tar_is_named(home, tmp_path):
@@ -242,6 +244,7 @@ def test_a_broken_parquet_file_and_a_missing_detector_are_named(home, tmp_path):
         scored(home, [home / "photos"], tmp_path / "out.csv")
     with pytest.raises(InputError, match="detector must be a readable file"):
         score_files(tmp_path / "none.kedge", [str(home / "photos")], tmp_path / "out2.csv")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.parquet", "out.csv"]
 
 
 def test_a_detector_without_a_threshold_is_an_error(home, tmp_path):
@@ -249,6 +252,7 @@ def test_a_detector_without_a_threshold_is_an_error(home, tmp_path):
     kedge.AMP(net).fit(torch.rand(20, 3, 12, 12)).save(tmp_path / "bare.kedge")
     with pytest.raises(NotReadyError, match="has no threshold yet; run kedge calibrate"):
         score_files(tmp_path / "bare.kedge", [str(home / "photos")], tmp_path / "out.csv")
+    assert [path.name for path in tmp_path.iterdir()] == ["bare.kedge"]
 
 
 class Stopped(Exception):  # noqa: N818
@@ -320,6 +324,14 @@ def test_a_lock_on_a_folder_that_was_removed_meanwhile_is_no_lock(home, tmp_path
     monkeypatch.setattr(fcntl, "flock", late)
     with pytest.raises(InputError, match="another process is writing"):
         scored(home, [home / "photos"], out)
+
+
+def test_files_of_others_in_the_folder_of_a_job_that_fails_at_once_stay(home, tmp_path):
+    (tmp_path / "out.csv.parts").mkdir()
+    (tmp_path / "out.csv.parts" / "notes.md").write_text("of somebody else")
+    with pytest.raises(InputError, match="inputs must be there"):
+        scored(home, ["nowhere"], tmp_path / "out.csv")
+    assert [path.name for path in (tmp_path / "out.csv.parts").iterdir()] == ["notes.md"]
 
 
 def test_a_job_begun_with_other_arguments_is_not_mixed_with_this_one(home, tmp_path):

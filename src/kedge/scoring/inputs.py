@@ -125,7 +125,7 @@ def plan(
     if not inputs:
         raise InputError("inputs must name at least one image, folder, glob, list, tar or parquet file; got none")
     waiting: list[str] = []  # single files, until they fill a shard
-    for path in _expanded(inputs, None if out is None else Path(out).resolve()):
+    for path in _expanded(inputs, None if out is None else os.path.realpath(out)):
         suffix = path.suffix.lower()
         if suffix == ".tar":
             for items in cut(_members(path), shard):
@@ -145,7 +145,7 @@ def plan(
         yield Shard("files", "", tuple(waiting))
 
 
-def _expanded(inputs: Sequence[str | os.PathLike[str]], out: Path | None) -> Iterator[Path]:
+def _expanded(inputs: Sequence[str | os.PathLike[str]], out: str | None) -> Iterator[Path]:
     for given in inputs:
         path = Path(given)
         if path.is_dir():
@@ -165,7 +165,7 @@ def _expanded(inputs: Sequence[str | os.PathLike[str]], out: Path | None) -> Ite
                     yield Path(each)
 
 
-def _below(folder: Path, out: Path | None) -> Iterator[Path]:
+def _below(folder: Path, out: str | None) -> Iterator[Path]:
     """Every image, tar and parquet file below a folder, in order; links to folders are not followed."""
     known = endings() | {".tar", ".parquet"}
     for home, folders, files in os.walk(folder):
@@ -179,11 +179,11 @@ def _below(folder: Path, out: Path | None) -> Iterator[Path]:
                 yield path
 
 
-def _is_output(path: Path, out: Path | None) -> bool:
+def _is_output(path: Path, out: str | None) -> bool:
     """Whether a file is what kedge score writes now, or wrote before."""
     if path.suffix.lower() != ".parquet":
-        return path.resolve() == out
-    return path.resolve() == out or ParquetRows(str(path)).names == list(OF_ROWS)
+        return False
+    return os.path.realpath(path) == out or ParquetRows(str(path)).names == list(OF_ROWS)
 
 
 def _listed(path: Path) -> Iterator[Path]:
