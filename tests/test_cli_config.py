@@ -50,6 +50,8 @@ def test_commands_within_commands_have_tables_within_tables(tmp_path):
         ("epochs = 3", "has 'epochs'"),
         ("[train]\nepoch = 3", r"train has the options accelerator, batch, .*; got epoch"),
         ("[train\n", "config must be TOML"),
+        ("[evaluate]\nood = 'svhn'", r"ood of evaluate must be a list; got 'svhn': write ood = \['svhn'\]"),
+        ("[bench]\nbatch = 3", r"batch of bench must be a list; got 3: write batch = \[3\]"),
     ],
 )
 def test_what_the_file_has_wrong_is_named(tmp_path, text, message):

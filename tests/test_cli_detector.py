@@ -136,3 +136,37 @@ def test_evaluate_refuses_images_that_a_detector_was_calibrated_on(folder):
     )
     assert isinstance(done.exception, InputError)
     assert "calibration image" in str(done.exception)
+
+
+def test_sets_of_one_name_are_called_by_their_paths(folder, tmp_path):
+    for name in ("known", "strange"):
+        (tmp_path / name / "test").mkdir(parents=True)
+        for number, pixels in enumerate(greys(100 if name == "known" else 220, 7, 20)):
+            Image.fromarray(pixels).save(tmp_path / name / "test" / f"{number}.png")
+    known, strange = (f"{tmp_path / name / 'test'}" for name in ("known", "strange"))
+    sets = ["--test", f"folder:{known}", "--ood", f"folder:{strange}", "--ood", f"npz:{folder / 'bright.npz'}"]
+    done = run("evaluate", folder / "msp.kedge", *sets, "--resamples", 0, "--json")
+    assert done.exit_code == 0, done.output
+    assert list(json.loads(done.stdout)["results"]["msp"]["metrics"]) == [strange, "bright"]
+
+
+@pytest.mark.parametrize(("columns", "tables"), [("80", 2), ("160", 1)])
+def test_evaluate_shows_all_metrics_in_a_narrow_terminal_too(folder, columns, tables):
+    sets = ["--test", f"npz:{folder / 'test.npz'}", "--ood", f"npz:{folder / 'bright.npz'}", "--resamples", "0"]
+    done = CliRunner(env={"COLUMNS": columns}).invoke(app, ["evaluate", str(folder / "msp.kedge"), *sets])
+    assert done.exit_code == 0, done.output
+    assert "…" not in done.output
+    assert done.output.count("method") == tables
+    assert all(re.search(rf"\b{head} [↑↓]", done.output) for head in ("accuracy", "AUROC", "FPR95", "ECE", "AURC"))
+
+
+def test_warnings_are_told_in_a_line(folder, tmp_path):
+    np.savez(tmp_path / "few.npz", x=greys(100, 2, 5))
+    done = run("calibrate", folder / "msp.kedge", f"npz:{tmp_path / 'few.npz'}", "--out", tmp_path / "a.kedge")
+    assert done.exit_code == 0, done.output
+    assert done.stderr.startswith("warning: ")
+    assert "KedgeWarning" not in done.stderr
+
+
+def test_brackets_in_help_are_shown():
+    assert "[train]" in run("--help").output

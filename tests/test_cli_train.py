@@ -44,9 +44,10 @@ def test_it_writes_a_calibrated_detector_a_history_and_a_record(images, tmp_path
 
 
 def test_a_plain_network_gets_the_energy_score(images, tmp_path):
-    done = CliRunner().invoke(app, arguments(images, tmp_path / "run", "--plain"))
+    done = CliRunner().invoke(app, arguments(images, tmp_path / "r[u]n", "--plain"))
     assert done.exit_code == 0, done.output
-    detector = kedge.load(tmp_path / "run" / "detector.kedge")
+    assert "r[u]n/detector.kedge" in done.output.replace("\n", "")  # a path is text and no markup
+    detector = kedge.load(tmp_path / "r[u]n" / "detector.kedge")
     assert isinstance(detector, kedge.Energy)
     assert detector.centred
     assert not isinstance(detector.net, kedge.Anchored)
@@ -81,7 +82,30 @@ def test_one_name_says_how_to_train_and_how_to_read(images, tmp_path):
     assert (detector.variant, detector.views, detector.tau) == ("recommended", 6, "mean")
 
 
+@pytest.mark.parametrize("share", ["1.5", "0", "nan"])
+def test_a_share_to_hold_out_is_named_as_it_was_given(images, tmp_path, share):
+    done = CliRunner().invoke(app, arguments(images, tmp_path / "run", "--hold-out", share))
+    with pytest.raises(kedge.errors.InputError, match=rf"--hold-out must lie in \(0, 1\); got {float(share)}"):
+        raise done.exception
+
+
 def test_options_of_anchors_do_not_go_with_a_plain_network(images, tmp_path):
     done = CliRunner().invoke(app, arguments(images, tmp_path / "run", "--plain", "--no-spread", "--mask", "0.1"))
     with pytest.raises(kedge.errors.InputError, match="--spread, --mask must not come with --plain"):
+        raise done.exception
+
+
+@pytest.mark.skipif(find_spec("lightning_fabric") is None, reason="lightning_fabric is missing: kedge[fabric]")
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        (("--accelerator", "foo"), "invalid accelerator name"),
+        (("--precision", "foo"), "Precision 'foo' is invalid"),
+        (("--accelerator", "mps"), "accelerator is not available"),
+        (("--accelerator", "tpu"), "torch_xla"),
+    ],
+)
+def test_what_fabric_has_not_is_told_in_a_line(images, tmp_path, options, reason):
+    done = CliRunner().invoke(app, arguments(images, tmp_path / "run", *options))
+    with pytest.raises(kedge.errors.InputError, match=f"must be what Fabric has on this machine; got .*{reason}"):
         raise done.exception

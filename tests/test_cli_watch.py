@@ -44,6 +44,10 @@ def write(path, scores, errors=()):
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
+def line(**values):
+    return json.dumps(dict.fromkeys(COLUMNS) | {"path": "a.png"} | values).encode()
+
+
 def watched(*arguments):
     done = run("watch", *arguments, "--json")
     assert done.exit_code == 0, done.output
@@ -90,6 +94,13 @@ def test_rows_with_an_error_are_left_out(folder, tmp_path):
         raise run("watch", tmp_path / "none.jsonl", "--detector", folder / "msp.kedge").exception
 
 
+def test_rows_of_a_name_that_does_not_tell_their_format(folder, tmp_path):
+    (tmp_path / "rows").write_bytes((folder / "same.jsonl").read_bytes())
+    with pytest.raises(InputError, match=r"format must be one of .*: name it with --format"):
+        raise run("watch", tmp_path / "rows", "--detector", folder / "msp.kedge").exception
+    assert watched(tmp_path / "rows", "--detector", folder / "msp.kedge", "--format", "jsonl")["images"] == 600
+
+
 @pytest.mark.parametrize(
     ("name", "content", "error", "words"),
     [
@@ -101,6 +112,9 @@ def test_rows_with_an_error_are_left_out(folder, tmp_path):
         ("bad.jsonl", b'{"path": "a.png"\n', FileFormatError, r"bad\.jsonl must be jsonl as kedge score writes it"),
         ("list.jsonl", b"[1, 2]\n", FileFormatError, "the column path is missing"),
         ("other.jsonl", b'{"path": "a.png"}\n', FileFormatError, "the column label is missing"),
+        ("text.jsonl", line(score="much"), FileFormatError, "score must be of type float, got 'much'"),
+        ("flag.jsonl", line(score=True), FileFormatError, "score must be of type float, got True"),
+        ("empty.jsonl", line(score=None), FileFormatError, r"the row of a\.png has neither a score nor an error"),
         ("bytes.jsonl", b"\xff\xfe", FileFormatError, "can't decode"),
         ("bad.parquet", b"no parquet", FileFormatError, r"bad\.parquet must be parquet as kedge score writes it"),
     ],

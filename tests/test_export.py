@@ -636,3 +636,21 @@ def test_images_that_cannot_be_read_are_not_told_as_a_file_that_cannot_be_writte
     done = run("export", home / "digits.kedge", "-o", tmp_path / "a.onnx", *sets)
     with pytest.raises(PermissionError, match="images"):
         raise done.exception
+
+
+@pytest.mark.parametrize("opset", [17, 26, 99])
+def test_an_opset_that_cannot_be_written_is_refused(tmp_path, opset):
+    detector = calibrated(kedge.MSP(network("compact")))
+    with pytest.raises(InputError, match=r"opset must be a whole number .*; got"):
+        export_onnx(detector, tmp_path / "a.onnx", opset=opset)
+    done = CliRunner(env={"COLUMNS": "160"}).invoke(app, ["export", "cifar10", "-o", "a.onnx", "--opset", str(opset)])
+    assert done.exit_code == 2
+    assert "Invalid value for '--opset'" in done.output
+
+
+def test_a_file_of_another_opset_than_was_asked_for_is_not_kept(tmp_path, monkeypatch):
+    detector, real = calibrated(kedge.MSP(network("compact"))), torch.onnx.export
+    monkeypatch.setattr(torch.onnx, "export", lambda *a, **options: real(*a, **options | {"opset_version": 18}))
+    with pytest.raises(InputError, match=r"onnxscript knows; 20 gave a file of opset 18: pass 20"):
+        export_onnx(detector, tmp_path / "a.onnx")
+    assert not list(tmp_path.iterdir())

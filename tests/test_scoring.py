@@ -1,10 +1,12 @@
 """Scoring files: every input exactly once, in order, whatever is broken and however often the job is killed."""
 
+import base64
 import csv
 import fcntl
 import io
 import json
 import os
+import re
 import shutil
 import signal
 import sys
@@ -19,10 +21,11 @@ from typer.testing import CliRunner
 
 import kedge
 from kedge.cli import app
-from kedge.errors import FileFormatError, InputError, NotReadyError
+from kedge.errors import FileFormatError, InputError, KedgeWarning, NotReadyError
 from kedge.models import build
 from kedge.scoring import RayEngine, plan, read_rows, score_files, summarise
 from kedge.scoring.inputs import open_named
+from kedge.scoring.page import _thumbnail
 from kedge.transforms import seeded
 from processes import FRESH
 from test_report import check
@@ -138,6 +141,37 @@ def test_inputs_are_files_folders_globs_and_lists_in_the_order_given(home):
     assert names == [str(given[0]), *ones, str(home / "photos/2/05.png"), str(home / "photos/2/02.png")]
 
 
+def test_every_file_that_pillow_reads_is_an_input_of_a_folder_and_of_a_tar(home, tmp_path):
+    folder = tmp_path / "photos"
+    folder.mkdir()
+    for name in ("a.jfif", "b.JPE", "c.png"):
+        picture(1).save(folder / name, format="png" if name == "c.png" else "jpeg")
+    (folder / "d.h5").write_bytes(b"no image")
+    with tarfile.open(tmp_path / "some.tar", "w") as tar:
+        tar.add(folder, "photos")
+    for given, where in ((folder, folder), (tmp_path / "some.tar", tmp_path / "some.tar" / "photos")):
+        names = [name for shard in plan([given]) for name in shard.names()]
+        assert sorted(names) == [str(where / name) for name in ("a.jfif", "b.JPE", "c.png")]
+
+
+@pytest.mark.parametrize("given", ["photos", "photos/*"])
+def test_rows_that_were_written_among_the_images_are_no_images(home, tmp_path, given):
+    folder = tmp_path / "photos"
+    (folder / "spare.parts").mkdir(parents=True)
+    for name in ("a.png", "spare.parts/b.png"):
+        picture(1).save(folder / name)
+    options = {"shard": 1, "progress": stop_after(1)}
+    with pytest.raises(Stopped):
+        scored(home, [folder], folder / "cut.parquet", **options)
+    for out in ("first.parquet", "second.parquet"):
+        rows = scored(home, [tmp_path / given], folder / out)
+        assert [os.path.relpath(row["path"], folder) for row in rows] == ["a.png", "spare.parts/b.png"]
+    (folder / "first.parquet").write_bytes(b"no parquet")
+    assert len(scored(home, [tmp_path / given], folder / "first.parquet", overwrite=True)) == 2
+    with pytest.raises(InputError, match="column must be one of"):  # named itself it is an input
+        list(plan([folder / "first.parquet"]))
+
+
 def test_a_column_of_another_name_is_asked_for(home, tmp_path):
     import pyarrow
     import pyarrow.parquet
@@ -161,7 +195,8 @@ def test_without_images_there_is_nothing_to_do(home, tmp_path, sources, message)
     (tmp_path / "empty").mkdir()
     given = [tmp_path / name if name == "empty" else name for name in sources]
     with pytest.raises(InputError, match=message):
-        scored(home, given, tmp_path / "out.csv")
+        scored(home, given, tmp_path / "new" / "er" / "out.csv")
+    assert [path.name for path in tmp_path.iterdir()] == ["empty"]
 
 
 def test_a_compressed_or_broken_tar_is_named(home, tmp_path):
@@ -209,6 +244,7 @@ def test_a_broken_parquet_file_and_a_missing_detector_are_named(home, tmp_path):
         scored(home, [home / "photos"], tmp_path / "out.csv")
     with pytest.raises(InputError, match="detector must be a readable file"):
         score_files(tmp_path / "none.kedge", [str(home / "photos")], tmp_path / "out2.csv")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.parquet", "out.csv"]
 
 
 def test_a_detector_without_a_threshold_is_an_error(home, tmp_path):
@@ -216,6 +252,7 @@ def test_a_detector_without_a_threshold_is_an_error(home, tmp_path):
     kedge.AMP(net).fit(torch.rand(20, 3, 12, 12)).save(tmp_path / "bare.kedge")
     with pytest.raises(NotReadyError, match="has no threshold yet; run kedge calibrate"):
         score_files(tmp_path / "bare.kedge", [str(home / "photos")], tmp_path / "out.csv")
+    assert [path.name for path in tmp_path.iterdir()] == ["bare.kedge"]
 
 
 class Stopped(Exception):  # noqa: N818
@@ -287,6 +324,14 @@ def test_a_lock_on_a_folder_that_was_removed_meanwhile_is_no_lock(home, tmp_path
     monkeypatch.setattr(fcntl, "flock", late)
     with pytest.raises(InputError, match="another process is writing"):
         scored(home, [home / "photos"], out)
+
+
+def test_files_of_others_in_the_folder_of_a_job_that_fails_at_once_stay(home, tmp_path):
+    (tmp_path / "out.csv.parts").mkdir()
+    (tmp_path / "out.csv.parts" / "notes.md").write_text("of somebody else")
+    with pytest.raises(InputError, match="inputs must be there"):
+        scored(home, ["nowhere"], tmp_path / "out.csv")
+    assert [path.name for path in (tmp_path / "out.csv.parts").iterdir()] == ["notes.md"]
 
 
 def test_a_job_begun_with_other_arguments_is_not_mixed_with_this_one(home, tmp_path):
@@ -449,5 +494,24 @@ def test_exit_codes_and_json_are_for_programs(home, tmp_path):
     told = json.loads(run(*base, tmp_path / "a.jsonl", "--json", "--no-summary").stdout)
     assert (told["images"], told["errors"]) == (32, 2)
     code = run(*base, tmp_path / "b.jsonl", "--fail-on-ood").exit_code
-    assert code == (3 if told["flagged"] else 0)
+    assert code == (3 if told["flagged"] else 5)
     assert run(*base, tmp_path / "b.jsonl").exit_code == 1  # the file is there
+
+
+def test_images_that_cannot_be_read_do_not_pass_for_good_ones(home, tmp_path):
+    detector = kedge.load(home / "detector.kedge")
+    with pytest.warns(KedgeWarning, match="too few to flag any image"):
+        detector.calibrate(torch.rand(50, 3, 12, 12), tpr=0.99).save(tmp_path / "calm.kedge")
+    good, bad, base = home / "photos/0/03.png", home / "photos/0/broken.jpg", ["score", "--detector"]
+    calm = [*base, tmp_path / "calm.kedge"]
+    assert run(*calm, good, "--fail-on-ood").exit_code == 0
+    assert run(*calm, good, bad).exit_code == 0
+    assert run(*calm, good, bad, "--fail-on-ood").exit_code == 5
+    assert run(*calm, bad).exit_code == 5
+    assert run(*calm, bad, "-o", tmp_path / "out.csv", "--fail-on-ood").exit_code == 5
+
+
+def test_a_thumbnail_of_16_bits_is_as_bright_as_the_image(tmp_path):
+    Image.fromarray(np.full((8, 8), 257 * 90, np.uint16)).save(tmp_path / "a.png")
+    shown = re.search(r"base64,([^\"]+)", str(_thumbnail(str(tmp_path / "a.png"), None)))[1]
+    assert Image.open(io.BytesIO(base64.b64decode(shown))).convert("L").getextrema() == (90, 90)

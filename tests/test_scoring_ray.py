@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 import kedge
 from kedge.cli import app
-from kedge.errors import InputError, KedgeError, NotReadyError
+from kedge.errors import FileFormatError, InputError, KedgeError, NotReadyError
 from kedge.files import atomic
 from kedge.models import build
 from kedge.scoring import Job, RayEngine, ray_engine, read_rows, score_files
@@ -266,10 +266,13 @@ def test_a_worker_that_is_killed_in_mid_write_costs_no_image(home, cluster, tmp_
 
 @needs_ray
 def test_a_detector_that_fails_in_a_worker_fails_the_job_as_in_one_process(home, cluster, tmp_path):
-    net = kedge.anchor(build("compact", width=4, classes=3))
-    kedge.AMP(net).fit(torch.rand(20, 3, 12, 12)).save(tmp_path / "bare.kedge")
-    with pytest.raises(NotReadyError, match=r"bare\.kedge has no threshold yet; run kedge calibrate") as caught:
-        score_files(tmp_path / "bare.kedge", [str(home / "photos")], tmp_path / "out.csv", engine=RayEngine(parallel=1))
+    header, tensors = kedge.artifact.read(home / "detector.kedge")
+    header["detector"]["name"] = "strange"
+    kedge.artifact.write(tmp_path / "other.kedge", header, tensors)
+    with pytest.raises(FileFormatError, match="'strange'") as caught:
+        score_files(
+            tmp_path / "other.kedge", [str(home / "photos")], tmp_path / "out.csv", engine=RayEngine(parallel=1)
+        )
     assert "Traceback" in caught.value.__notes__[0]
     assert not (tmp_path / "out.csv").exists()
 

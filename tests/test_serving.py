@@ -624,6 +624,15 @@ def test_the_port_that_was_free_is_told_and_answers_go_out_at_once(detector, tmp
     assert f"http://127.0.0.1:{ports[0]} " in done.output
 
 
+@pytest.mark.parametrize(("host", "reason"), [("127.0.0.1", "in use"), ("no such.host", ""), ("a..b", "")])
+def test_a_place_that_cannot_be_taken_is_told_before_anything_is_loaded(host, reason):
+    with socket.create_server(("127.0.0.1", 0)) as busy:
+        port = str(busy.getsockname()[1])
+        done = CliRunner().invoke(app, ["serve", "none.kedge", "--host", host, "--port", port])
+    with pytest.raises(InputError, match=rf"host and port must be .*{re.escape(host)}, port {port} cannot .*{reason}"):
+        raise done.exception
+
+
 def test_json_answers_are_strict_json(detector):
     with client(detector) as http:
         text = http.post("/v1/score", content=png(), headers={"Content-Type": "image/png"}).text

@@ -388,6 +388,15 @@ def test_a_folder_with_parts_gives_the_part_asked_for(tmp_path):
     assert len(sources.load(f"folder:{tmp_path / 'train'}", "train")) == 2  # no parts: the whole folder
 
 
+def test_parts_of_a_folder_are_not_taken_for_its_classes(tmp_path):
+    tree(tmp_path, ["train/cat/1.png", "train/dog/2.png", "val/cat/3.png", "val/dog/4.png"])
+    with pytest.raises(InputError, match=r"split must be said for .*, which holds train, val and no .*name .*/val"):
+        sources.load(f"folder:{tmp_path}")
+    assert sources.load(f"folder:{tmp_path / 'val'}").classes == ("cat", "dog")
+    tree(tmp_path, ["plane/5.png"])
+    assert folder(tmp_path).classes == ("plane", "train", "val")
+
+
 def test_only_what_pillow_reads_counts_as_an_image():
     assert {".png", ".jpg", ".jpeg", ".bmp", ".webp"} <= endings()
     assert not {".pdf", ".txt", ".npz"} & endings()

@@ -73,6 +73,15 @@ def test_without_its_data_a_study_says_how_to_get_it(tmp_path):
     assert "run `kedge data get cifar100`" in said
 
 
+def test_brackets_in_paths_and_hints_are_shown(tmp_path, monkeypatch):
+    def missing(run):
+        raise NotReadyError("it needs lmdb: pip install 'kedge[lsun]'")
+
+    monkeypatch.setattr("kedge.suites.run.SuiteRun.run", missing)
+    result = reproduce("uncertainty", "--scale", "smoke", "--out", tmp_path / "[red]")
+    assert "pip install 'kedge[lsun]'" in result.output
+
+
 OWN = ("methods", "cifar10-fast", "cifar10-longer", "insight")  # studies that the paper has no table of
 
 

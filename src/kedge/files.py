@@ -46,6 +46,31 @@ def atomic(path: str | os.PathLike[str]) -> Iterator[Path]:
         temporary.unlink(missing_ok=True)
 
 
+def check_target(name: str, path: str | os.PathLike[str], *, folder: bool = False) -> None:
+    """Raise an error where a file, or files in a folder, could not be written; to call before the work.
+
+    Args:
+        name: What the error calls the path.
+        path: That will be written; nothing is made yet.
+        folder: Whether it is a folder for files.
+
+    Example:
+        >>> check_target("--report", "/")
+        Traceback (most recent call last):
+        kedge.errors.InputError: --report must be a file to write; / is a folder: add a file name
+    """
+    target = Path(path)
+    if not folder and target.is_dir():
+        raise InputError(f"{name} must be a file to write; {target} is a folder: add a file name")
+    home = target if folder else target.parent
+    nearest = next(place for place in (home, *home.absolute().parents) if os.path.lexists(place))
+    kind = "a folder to write to" if folder else "a file to write"
+    if not nearest.is_dir():
+        raise InputError(f"{name} must be {kind}; got {target}, but {nearest} is no folder: choose another place")
+    if not os.access(nearest, os.W_OK | os.X_OK):
+        raise InputError(f"{name} must be {kind}; got {target}, but {nearest} may not be written to: choose another")
+
+
 def remove_leftovers(directory: str | os.PathLike[str]) -> None:
     """Delete what `atomic` left in a directory when its process was killed; no other process may be writing there.
 

@@ -1,8 +1,11 @@
 """The command line."""
 
 import sys
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -23,7 +26,7 @@ from kedge.cli.score import score
 from kedge.cli.serve import serve
 from kedge.cli.train import train
 from kedge.cli.watch import watch
-from kedge.errors import KedgeError
+from kedge.errors import KedgeError, KedgeWarning
 
 app = typer.Typer(
     name="kedge",
@@ -52,15 +55,33 @@ def _options(
     context: typer.Context,
     config: Annotated[
         Path | None,
-        typer.Option(envvar="KEDGE_CONFIG", help="A TOML file with options by command: [train], epochs = 8, ..."),
+        typer.Option(envvar="KEDGE_CONFIG", help="A TOML file with options by command: \\[train], epochs = 8, ..."),
     ] = None,
     version: Annotated[bool, typer.Option("--version", help="Print the version and stop.", is_eager=True)] = False,
 ) -> None:
     if version:
         Console().print(__version__, highlight=False)
         raise typer.Exit
+    context.with_resource(_told_warnings())
     if config is not None:
         context.default_map = read_config(config, context.command)
+
+
+@contextmanager
+def _told_warnings() -> Iterator[None]:
+    """Tell kedge's warnings in a line each, as its errors are told."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("default", KedgeWarning)
+        others = warnings.showwarning
+
+        def show(message: Warning | str, category: type[Warning], *place: Any, **more: Any) -> None:
+            if issubclass(category, KedgeWarning):
+                Console(stderr=True).print(f"[bold yellow]warning:[/] {escape(str(message))}", highlight=False)
+            else:
+                others(message, category, *place, **more)
+
+        warnings.showwarning = show
+        yield
 
 
 def main() -> None:

@@ -27,7 +27,7 @@ from kedge.bench import (
 from kedge.bench.page import page
 from kedge.detectors import Detector, load
 from kedge.errors import FileFormatError, InputError
-from kedge.files import atomic
+from kedge.files import atomic, check_target
 from kedge.report.figures import require
 from kedge.threads import use_threads
 
@@ -69,7 +69,8 @@ def bench(
 
         kedge bench wrn-40-2 --training 0 --against runs/release-1/bench.json
     """
-    require()  # before minutes of measuring, not after
+    check_target("--out", out, folder=True)  # before minutes of measuring, not after
+    require()
     console = Console(stderr=as_json)
     then = None if compare is None else _read(compare)
     check_engines(engine)

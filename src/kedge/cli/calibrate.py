@@ -13,6 +13,7 @@ from kedge.artifact import locate
 from kedge.data import sources
 from kedge.detectors import load
 from kedge.errors import InputError
+from kedge.files import check_target
 
 
 def calibrate(
@@ -39,10 +40,12 @@ def calibrate(
     """
     if out is None and locate(file) != file:
         raise InputError(f"--out must say where to write: {file} comes with kedge and stays as it is")
+    written = out or file
+    check_target("--out", written)
     detector = load(file)
     found = sources.load(images, split, data_dir=data_dir)
     detector.calibrate(found, tpr=tpr, confidence=confidence)
-    known, written = detector.calibration, out or file
+    known = detector.calibration
     assert known is not None
     detector.save(written)
     if as_json:

@@ -38,7 +38,7 @@ def _checked(path: Path, written: dict[str, Any], commands: Any) -> dict[str, An
             continue
         # By the name of the option as it is typed; the argument behind it may have another.
         known = {
-            flag.removeprefix("--").replace("-", "_"): parameter.name
+            flag.removeprefix("--").replace("-", "_"): parameter
             for parameter in command.params
             for flag in parameter.opts
             if flag.startswith("--")
@@ -47,5 +47,8 @@ def _checked(path: Path, written: dict[str, Any], commands: Any) -> dict[str, An
         unknown = [key for key in plain if key not in known]
         if unknown:
             raise InputError(f"{path}: {name} has the options {', '.join(sorted(known))}; got {', '.join(unknown)}")
-        found[name] = {known[key]: value for key, value in plain.items()}
+        for key, value in plain.items():
+            if getattr(known[key], "multiple", False) and not isinstance(value, list):
+                raise InputError(f"{path}: {key} of {name} must be a list; got {value!r}: write {key} = [{value!r}]")
+        found[name] = {known[key].name: value for key, value in plain.items()}
     return found

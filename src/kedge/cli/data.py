@@ -2,9 +2,6 @@
 
 import json
 import time
-import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
@@ -15,8 +12,7 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemaining
 from rich.table import Table
 
 from kedge.data import sources
-from kedge.errors import KedgeWarning
-from kedge.files import atomic
+from kedge.files import atomic, check_target
 
 data = typer.Typer(
     help="""Public data sets by name, and your own images.
@@ -84,7 +80,7 @@ def list_(data_dir: DataDir = None, as_json: AsJson = False) -> None:
         ]
         typer.echo(json.dumps(rows, indent=1))
         return
-    table = Table(caption=f"in {home}; also folder:PATH, npz:PATH and list:PATH")
+    table = Table(caption=f"in {escape(str(home))}; also folder:PATH, npz:PATH and list:PATH")
     for column in ("name", "title", "splits", "here", "licence"):
         table.add_column(column, no_wrap=column == "name")
     for entry in entries:
@@ -108,7 +104,7 @@ def get(name: Name, split: Part = None, data_dir: DataDir = None) -> None:
     console = Console()
     start = time.monotonic()
     columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[note]}"), TimeRemainingColumn())
-    with _told(console), Progress(*columns, console=console, transient=True) as bars:
+    with Progress(*columns, console=console, transient=True) as bars:
         tasks: dict[str, TaskID] = {}
 
         def progress(what: str, done: int, total: int | None) -> None:
@@ -148,10 +144,10 @@ def show(
         kedge data show folder:photos/ --skip-damaged --json
     """
     console = Console()
-    with _told(Console(stderr=True)):
-        found = sources.load(name, split, data_dir=data_dir, on_error="skip" if skip_damaged else "refuse")
-        summary = sources.summarise(found)
-        sheet = sources.contact_sheet(found, images)
+    check_target("--out", out)
+    found = sources.load(name, split, data_dir=data_dir, on_error="skip" if skip_damaged else "refuse")
+    summary = sources.summarise(found)
+    sheet = sources.contact_sheet(found, images)
     with atomic(out) as temporary:
         sheet.save(temporary, format="PNG")
     if as_json:
@@ -194,13 +190,3 @@ def _classes(summary: sources.Summary) -> str:
     more = ", ..." if summary.classes > len(shown) else ""
     unlabelled = f"; {summary.unlabelled:,} without a label" if summary.unlabelled else ""
     return escape(listed + more + unlabelled)
-
-
-@contextmanager
-def _told(console: Console) -> Iterator[None]:
-    """Tell kedge's warnings in a line each, as its errors are told."""
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always", KedgeWarning)
-        yield
-    for warning in caught:
-        console.print(f"[bold yellow]warning:[/] {escape(str(warning.message))}", highlight=False)

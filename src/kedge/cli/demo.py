@@ -8,14 +8,16 @@ from typing import Annotated
 import typer
 from rich import box
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from kedge import training
 from kedge.evaluation import Evaluation
-from kedge.files import atomic
+from kedge.files import atomic, check_target
 from kedge.provenance import provenance
 from kedge.report import write_report
+from kedge.report.figures import require
 from kedge.suites.demo import run_demo
 
 INTRO = (
@@ -43,6 +45,8 @@ def demo(
         kedge score --detector runs/demo/detector.kedge photo.png
     """
     console = Console()
+    check_target("--out", out, folder=True)
+    require()
     with Progress(
         TextColumn("{task.description:<20}"), BarColumn(), TimeRemainingColumn(), TextColumn("{task.fields[note]}"),
         console=console,
@@ -76,8 +80,9 @@ def demo(
         record=record,
     )
     console.print(results_table(made.evaluation))
-    console.print(f"detector  {out / 'detector.kedge'}\nmetrics   {out / 'metrics.json'}", highlight=False)
-    console.print(f"report    [bold]{report}[/]", highlight=False)
+    words = f"detector  {out / 'detector.kedge'}\nmetrics   {out / 'metrics.json'}"
+    console.print(words, highlight=False, markup=False)
+    console.print(f"report    [bold]{escape(str(report))}[/]", highlight=False)
 
 
 def results_table(evaluation: Evaluation) -> Table:

@@ -5,11 +5,13 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 
 from kedge import distillation, training
 from kedge.cli.bars import training_bar
 from kedge.data import sources
 from kedge.detectors import load
+from kedge.files import check_target
 
 
 def distil(
@@ -61,6 +63,9 @@ def distil(
 
         kedge evaluate cifar10 student.kedge --test cifar10 --ood svhn   # what it keeps of its teacher
     """
+    directory = directory or out.with_name(f"{out.name}.run")
+    check_target("--out", out)
+    check_target("--directory", directory, folder=True)
     console, teacher = Console(), load(file)
     chosen = distillation.chosen_recipe(teacher, recipe, fresh=network is not None)
     images = sources.load(train, train_split, data_dir=data_dir)
@@ -75,7 +80,7 @@ def distil(
             mix=mix,
             half=half,
             seed=seed,
-            directory=directory or out.with_name(f"{out.name}.run"),
+            directory=directory,
             resume=resume,
             workers=workers,
             progress=on_step,
@@ -85,4 +90,4 @@ def distil(
     if judged is not None:
         words = f"{judged['share']:.1%} of {judged['images']:,} images that it is not calibrated on"
         console.print(f"the teacher's label for {words}", highlight=False)
-    console.print(f"student   [bold]{out}[/]", highlight=False)
+    console.print(f"student   [bold]{escape(str(out))}[/]", highlight=False)

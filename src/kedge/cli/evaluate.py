@@ -2,6 +2,8 @@
 
 import json
 import sys
+from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -11,12 +13,15 @@ from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from kedge.data import sources
+from kedge.data.sources.entry import Images
 from kedge.detectors import AMP, load
 from kedge.errors import InputError
 from kedge.evaluation import Summary
 from kedge.evaluation import evaluate as evaluate_detectors
+from kedge.files import check_target
 from kedge.provenance import provenance
 from kedge.report import write_report
+from kedge.report.figures import require
 
 
 def evaluate(
@@ -45,10 +50,13 @@ def evaluate(
         kedge evaluate amp.kedge energy.kedge --test folder:known/ --ood folder:strange/ --json | jq .results
     """
     console = Console(stderr=as_json)
+    if report is not None:  # before minutes of scoring, not after
+        check_target("--report", report)
+        require()
     detectors = {file.stem if len({f.stem for f in files}) == len(files) else str(file): load(file) for file in files}
     if len(detectors) != len(files):
         raise InputError(f"files must be different detectors; got {', '.join(map(str, files))}")
-    sets = [sources.load(name, data_dir=data_dir) for name in (test, *ood)]
+    sets = _apart([(name, sources.load(name, data_dir=data_dir)) for name in (test, *ood)])
     with Progress(
         TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn(), console=console
     ) as bars:  # fmt: skip
@@ -65,7 +73,8 @@ def evaluate(
     if as_json:
         typer.echo(json.dumps(found.as_dict(), indent=1))
     else:
-        console.print(Summary({seed: found}).table().terminal())
+        for table in Summary({seed: found}).tables(console.width):
+            console.print(table.terminal())
     if report is not None:
         lead = next(iter(detectors.values()))
         record = {"command": " ".join(["kedge", *sys.argv[1:]]), "made with": provenance()}
@@ -77,3 +86,12 @@ def evaluate(
             record=record,
         )
         console.print(f"report    [bold]{escape(str(written))}[/]", highlight=False)
+
+
+def _apart(given: list[tuple[str, Images]]) -> list[Images]:
+    """The sets; those of one name are called as they were given: folder:known/test is then known/test."""
+    count = Counter(found.name for _, found in given)
+    return [
+        found if count[found.name] == 1 else replace(found, name=name.partition(":")[2] or name)
+        for name, found in given
+    ]

@@ -17,9 +17,9 @@ from kedge.data import batches, sources
 from kedge.detectors import AMP, Detector, load
 from kedge.errors import InputError, KedgeError
 from kedge.export import Difference, OnnxDetector, compare, export_onnx, quantise
-from kedge.export.onnx import FIRST_OPSET, OPSET
+from kedge.export.onnx import FIRST_OPSET, LAST_OPSET, OPSET
 from kedge.export.runtime import ENGINES, package
-from kedge.files import atomic
+from kedge.files import atomic, check_target
 
 LOOK = 256  # images on which the labels of both networks are compared
 
@@ -30,7 +30,9 @@ def export(
     check: Annotated[
         bool, typer.Option(help="Compare what the file says with what the detector says before keeping it.")
     ] = True,
-    opset: Annotated[int, typer.Option(min=FIRST_OPSET, help="The version of ONNX's operations.")] = OPSET,
+    opset: Annotated[
+        int, typer.Option(min=FIRST_OPSET, max=LAST_OPSET, help="The version of ONNX's operations.")
+    ] = OPSET,
     int8: Annotated[
         str | None, typer.Option(help="8-bit integers; training images: a data set by name, folder:PATH, npz:PATH.")
     ] = None,
@@ -74,6 +76,7 @@ def export(
         )
     if calibrate_split is not None and calibrate is None:
         raise InputError("--calibrate-split must come with --calibrate, which is missing: name images by it")
+    check_target("--out", out)
     console, detector = Console(stderr=as_json), load(file)
     said: dict[str, Any] = {"file": str(out)}
     engine, training, held_out = engine or ENGINES[0], None, None

@@ -7,13 +7,15 @@ from typing import Annotated, Any
 import torch
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
 from kedge import training
 from kedge.checks import one_of
 from kedge.data.sources import data_folder
 from kedge.errors import NotReadyError
-from kedge.evaluation.summary import SHOWN
+from kedge.files import check_target
+from kedge.report.figures import require
 from kedge.suites import STUDIES, run_ntk
 from kedge.suites.plan import Suite
 from kedge.suites.publish import publish
@@ -21,7 +23,6 @@ from kedge.suites.run import SuiteRun
 from kedge.suites.study import SCALES, Setting
 
 NTK = "ntk"
-WIDE = 130  # columns of a terminal that shows all metrics side by side
 
 
 def reproduce(
@@ -70,12 +71,16 @@ def reproduce(
     console = Console()
     folder = out or Path("runs") / f"{name}-{scale}"
     networks = networks or (folder if out else folder.parent) / "networks"
-    if one_of("name", name, (*STUDIES, NTK)) == NTK:
+    one_of("name", name, (*STUDIES, NTK))
+    check_target("--out", folder, folder=True)
+    require()  # before hours of training, not after
+    if name == NTK:
         run_ntk(folder)
-        console.print(f"report    [bold]{folder / 'report.html'}[/]", highlight=False)
+        console.print(f"report    [bold]{escape(str(folder / 'report.html'))}[/]", highlight=False)
         return
+    check_target("--networks", networks, folder=True)
     study = STUDIES[name](Setting(one_of("scale", scale, SCALES), tuple(range(seeds)), data_dir))
-    console.print(f"[bold]{study.title}[/]\n{study.about}", highlight=False)
+    console.print(f"[bold]{escape(study.title)}[/]\n{escape(study.about)}", highlight=False)
     if accelerator == "auto" and torch.cuda.is_available():
         accelerator = "gpu"
     how = {"accelerator": accelerator, "precision": precision, "workers": workers}
@@ -104,18 +109,16 @@ def run_suite(suite: Suite, folder: Path, networks: Path, how: dict[str, Any], c
             missing = run.data(suite.seeds[0]).missing
             tables = run.run()
     except NotReadyError as error:
-        console.print(f"[yellow]{suite.name} left out:[/] {error}", highlight=False)
+        console.print(f"[yellow]{suite.name} left out:[/] {escape(str(error))}", highlight=False)
         return False
     published = publish(run, tables, command=" ".join(["kedge", *sys.argv[1:]]))
-    summary = published.summary
-    halves = [SHOWN] if console.width >= WIDE else [SHOWN[:4], SHOWN[4:]]
-    for table in (*map(summary.table, halves), *published.tables):
+    for table in (*published.summary.tables(console.width), *published.tables):
         console.print(table.terminal())
     for name, hint in missing.items():
-        console.print(f"[yellow]missing {name}:[/] {hint}", highlight=False)
+        console.print(f"[yellow]missing {escape(name)}:[/] {escape(hint)}", highlight=False)
     for path in published.reports:
-        console.print(f"report    [bold]{path}[/]", highlight=False)
-    console.print(f"tables    {folder / 'tables.md'}, tables.tex, metrics.json", highlight=False)
+        console.print(f"report    [bold]{escape(str(path))}[/]", highlight=False)
+    console.print(f"tables    {folder / 'tables.md'}, tables.tex, metrics.json", highlight=False, markup=False)
     return True
 
 
@@ -137,5 +140,5 @@ class Bars:
 
     def _show(self, task: str, done: int, total: int, note: str) -> None:
         if task not in self.tasks:
-            self.tasks[task] = self.bars.add_task(task, note="")
-        self.bars.update(self.tasks[task], total=total, completed=done, note=note)
+            self.tasks[task] = self.bars.add_task(escape(task), note="")
+        self.bars.update(self.tasks[task], total=total, completed=done, note=escape(note))

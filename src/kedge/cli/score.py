@@ -15,7 +15,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from kedge.checks import one_of
 from kedge.detectors import load
 from kedge.errors import InputError
-from kedge.files import atomic
+from kedge.files import atomic, check_target
 from kedge.report.figures import require
 from kedge.scoring import FORMATS, RayEngine, Summary, read_rows, score_files, summarise
 from kedge.scoring.inputs import SHARD
@@ -26,6 +26,7 @@ from kedge.threads import use_threads
 
 ENGINES = ("local", "ray")
 FLAGGED = 3  # the exit code with --fail-on-ood
+UNREAD = 5  # the exit code where nothing could be read, and with --fail-on-ood where anything could not
 
 
 def score(
@@ -58,13 +59,19 @@ def score(
     summary: Annotated[bool, typer.Option(help="Write a page with shares, a plot and the most suspicious.")] = True,
     top: Annotated[int, typer.Option(min=0, help="How many of the most suspicious to show.")] = 20,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Write over --out and its summary.")] = False,
-    fail_on_ood: Annotated[bool, typer.Option("--fail-on-ood", help="End with exit code 3 if any is flagged.")] = False,
+    fail_on_ood: Annotated[
+        bool,
+        typer.Option(
+            "--fail-on-ood", help=f"End with exit code {FLAGGED} if any is flagged, else {UNREAD} if any is unreadable."
+        ),
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON: the summary, or the rows.")] = False,
 ) -> None:
     """Say of each image what it is, and whether it is anything like what the network has learned.
 
     A few images are printed; with --out a row is written for each. Killed at any moment, the same command goes on where
-    it was, and every image is in the file exactly once. Files that are no images become rows with an error.
+    it was, and every image is in the file exactly once. Files that are no images become rows with an error; where there
+    is no other row, the exit code is 5.
 
     For example:
 
@@ -105,6 +112,8 @@ def score(
         )
     if fail_on_ood and found.flagged:
         raise typer.Exit(FLAGGED)
+    if found.errors == found.images or (fail_on_ood and found.errors):
+        raise typer.Exit(UNREAD)
 
 
 def _engine(name: str, address: str | None, parallel: int | None, threads: int | None) -> RayEngine | None:
@@ -154,6 +163,7 @@ def _page_of(out: Path, overwrite: bool) -> Path:
         raise InputError(
             f"the summary must not be there yet; {written} is: move it, or say --overwrite or --no-summary"
         )
+    check_target("the summary", written)
     return written
 
 

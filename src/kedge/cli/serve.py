@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from kedge.detectors import load
-from kedge.errors import NotReadyError
+from kedge.errors import InputError, NotReadyError
 from kedge.threads import use_threads
 
 
@@ -68,22 +68,37 @@ def serve(
         token=token or None,
     )
     use_threads(threads)
-    config = uvicorn.Config(
-        create_app(load(file), settings),
-        host=host,
-        port=port,
-        log_level="warning",
-        http=impatient(settings.timeout / 2),
-        timeout_graceful_shutdown=int(timeout) + 1,
-    )
-    taken = config.bind_socket()
+    with _bound(host, port) as taken:  # before the detector is loaded, which may take long
+        config = uvicorn.Config(
+            create_app(load(file), settings),
+            host=host,
+            port=port,
+            log_level="warning",
+            http=impatient(settings.timeout / 2),
+            timeout_graceful_shutdown=int(timeout) + 1,
+        )
+        place = f"[{host}]" if ":" in host else host
+        words = f"serving   [bold]{escape(f'http://{place}:{taken.getsockname()[1]}')}[/]  docs at /docs"
+        Console(stderr=True).print(words, highlight=False)
+        # uvicorn finishes what it took on SIGTERM and then raises the signal again; to stop so is a success.
+        signal.signal(signal.SIGTERM, lambda *_: None)
+        # Python keeps every warning that it has shown, and hostile files make Pillow's differ without end.
+        warnings.filterwarnings("ignore", module=r"PIL\.")
+        with contextlib.suppress(KeyboardInterrupt):
+            uvicorn.Server(config).run([taken])
+
+
+def _bound(host: str, port: int) -> socket.socket:
+    """A socket at this place; it takes connections once the service listens."""
+    taken = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+    taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     taken.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # or the end of an answer waits for the client's word
-    place = f"[{host}]" if ":" in host else host
-    words = f"serving   [bold]{escape(f'http://{place}:{taken.getsockname()[1]}')}[/]  docs at /docs"
-    Console(stderr=True).print(words, highlight=False)
-    # uvicorn finishes what it took on SIGTERM and then raises the signal again; to stop so is a success.
-    signal.signal(signal.SIGTERM, lambda *_: None)
-    # Python keeps every warning that it has shown, and hostile files make Pillow's differ without end.
-    warnings.filterwarnings("ignore", module=r"PIL\.")
-    with contextlib.suppress(KeyboardInterrupt):
-        uvicorn.Server(config).run([taken])
+    try:
+        taken.bind((host, port))
+    except (OSError, UnicodeError) as error:  # a name that cannot be one is the second
+        taken.close()
+        raise InputError(
+            f"host and port must be free and this machine's own; {host}, port {port} cannot be taken: "
+            f"{getattr(error, 'strerror', None) or error}; choose others by --host and --port, 0 for any free port"
+        ) from error
+    return taken

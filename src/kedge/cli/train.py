@@ -5,16 +5,18 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 
 from kedge import metrics, training
 from kedge.anchoring import anchor
 from kedge.anchoring.options import MASK_TARGETS
-from kedge.checks import one_of
+from kedge.checks import between, one_of
 from kedge.cli.bars import training_bar
 from kedge.data import ImageSet, Preprocess, sources
 from kedge.detectors import AMP, Detector, Energy
 from kedge.detectors.amp import VARIANTS
 from kedge.errors import InputError
+from kedge.files import check_target
 from kedge.models import build
 from kedge.objective import MadeOutliers
 from kedge.transforms import seeded
@@ -83,6 +85,8 @@ def train(
         kedge train imagenet --network resnet50 --recipe imagenet --size 224 --every 10 --accelerator gpu --devices 8
     """
     console = Console()
+    between("--hold-out", hold_out, 0, 1, open_ends=True)
+    check_target("--out", out, folder=True)
     images = sources.load(data, "train", data_dir=data_dir)
     if images.labels is None:
         raise InputError(f"{data} must have labels to train on; it has none")
@@ -130,4 +134,4 @@ def train(
         assert held_out.labels is not None
         accuracy = metrics.accuracy(found.label, held_out.labels)
         console.print(f"held-out accuracy {accuracy:.1%} on {len(held_out):,} images", highlight=False)
-        console.print(f"detector  [bold]{out / 'detector.kedge'}[/]", highlight=False)
+        console.print(f"detector  [bold]{escape(str(out / 'detector.kedge'))}[/]", highlight=False)

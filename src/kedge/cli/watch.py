@@ -12,7 +12,7 @@ from rich.markup import escape
 from kedge.detectors import load
 from kedge.drift import history
 from kedge.errors import InputError, NotReadyError
-from kedge.files import atomic
+from kedge.files import atomic, check_target
 from kedge.report.drift import drift_page, finding
 from kedge.scoring import read_rows
 
@@ -23,6 +23,7 @@ def watch(
     rows: Annotated[list[Path], typer.Argument(help="What kedge score wrote, in the order of time.")],
     detector: Annotated[Path, typer.Option(help="The detector that scored them.")],
     out: Annotated[Path | None, typer.Option("--out", "-o", help="The page; by default beside the last rows.")] = None,
+    kind: Annotated[str | None, typer.Option("--format", help="Of the rows, where their names do not tell.")] = None,
     window: Annotated[int, typer.Option(min=20, help="Newest scores that are tested together.")] = 100,
     alpha: Annotated[float, typer.Option(help="Chance of a false alarm, of each of the two instruments.")] = 0.01,
     seed: Annotated[int, typer.Option(min=0, help="Of the smoothing of p-values.")] = 0,
@@ -42,14 +43,17 @@ def watch(
         kedge watch out.parquet --detector cifar10 --alpha 0.001 --fail-on-drift
     """
     console = Console(stderr=as_json)
+    written = out or rows[-1].with_name(f"{rows[-1].stem}-drift.html")
+    check_target("--out", written)
     known = load(detector).calibration
     if known is None:
         raise NotReadyError(f"detector must be calibrated; {detector} is not: run kedge calibrate first")
-    scores = np.array([row["score"] for file in rows for row in read_rows(file) if not row["error"]], dtype=np.float64)
+    scores = np.array(
+        [row["score"] for file in rows for row in read_rows(file, kind) if not row["error"]], dtype=np.float64
+    )
     if not len(scores):
         raise InputError(f"rows must hold at least one score; {', '.join(map(str, rows))} hold none")
     found = history(scores, known.scores, window=window, alpha=alpha, seed=seed)
-    written = out or rows[-1].with_name(f"{rows[-1].stem}-drift.html")
     with atomic(written) as temporary:
         title = f"Drift of {', '.join(file.name for file in rows)}"
         temporary.write_text(drift_page(found, scores, known.threshold, title=title, alpha=alpha), encoding="utf-8")

@@ -121,7 +121,7 @@ class Preprocess:
         if channels not in (1, 3):
             raise InputError(f"PIL images have 1 or 3 channels and this network takes {channels}; pass an array")
         try:
-            image = _to_mode(_upright(image), "L" if channels == 1 else "RGB")
+            image = in_mode(image, "L" if channels == 1 else "RGB")
         except Exception as error:  # Pillow opens files lazily and may find the damage only here
             raise InputError(f"a PIL image ({image.mode}, {image.size}) cannot be read: {error}") from error
         if 0 in image.size:
@@ -134,6 +134,16 @@ class Preprocess:
                 image = ImageOps.fit(image, (width, height), chosen, centering=(0.5, 0.5))
         pixels = torch.from_numpy(np.array(image, dtype=np.uint8))  # (H, W) or (H, W, D)
         return pixels[None] if channels == 1 else pixels.permute(2, 0, 1).contiguous()
+
+
+def in_mode(image: Image.Image, mode: str) -> Image.Image:
+    """An image as a network sees it before it is resized: upright, in mode "L" or "RGB", 16 bits scaled to 8.
+
+    Example:
+        >>> in_mode(Image.new("I;16", (1, 1), 257 * 90), "RGB").getpixel((0, 0))
+        (90, 90, 90)
+    """
+    return _to_mode(_upright(image), mode)
 
 
 def _upright(image: Image.Image) -> Image.Image:

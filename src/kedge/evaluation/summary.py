@@ -21,6 +21,7 @@ HEADS = {
     "aurc": "AURC ↓",
 }
 SHOWN = ("accuracy", "auroc", "fpr95", "dtacc", "aupr_in", "aupr_out", "ece", "aurc")
+WIDE = 130  # columns of a terminal that shows all of them side by side
 OF_CLASSIFIER = ("accuracy", "ece", "aurc")
 
 
@@ -103,6 +104,11 @@ class Summary:
             "passes: through the network for one image, forward + backward; ms: for one image, on this machine."
         )
         return Table(caption, ("method", *(HEADS[metric] for metric in metrics), "passes", "ms"), tuple(rows))
+
+    def tables(self, columns: int) -> tuple[Table, ...]:
+        """`table` for a terminal of so many columns: in two where it is too narrow for all metrics side by side."""
+        halves = (SHOWN,) if columns >= WIDE else (SHOWN[:4], SHOWN[4:])
+        return tuple(map(self.table, halves))
 
     def by_set(self, metric: str) -> Table:
         """One row per method, one column per OOD set, and their mean."""

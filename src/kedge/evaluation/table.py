@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from rich import box
+from rich.markup import escape
 from rich.table import Table as RichTable
 
 _LATEX = {
@@ -57,12 +58,12 @@ class Table:
 
     def terminal(self) -> RichTable:
         """For `rich.console.Console.print`; where it is narrow, labels and heads are wrapped, and no number is cut."""
-        table = RichTable(box=box.SIMPLE_HEAD, caption=self.caption)
+        table = RichTable(box=box.SIMPLE_HEAD, caption=escape(self.caption))
         for number, (head, *cells) in enumerate(zip(self.heads, *self.rows, strict=True)):
             least = max((len(word) for cell in cells for word in cell.split()), default=0)
-            table.add_column(head, justify="right" if number else "left", min_width=least)
+            table.add_column(escape(head), justify="right" if number else "left", min_width=least)
         for row in self.rows:
-            table.add_row(*(cell.replace("[", "\\[") for cell in row))
+            table.add_row(*map(escape, row))
         return table
 
 

@@ -24,6 +24,7 @@ from kedge.export.file import PREFIX, SETTLED, rule, set_metadata, set_tensors, 
 from kedge.export.graph import OUTPUTS, Graph, check_exportable
 
 FIRST_OPSET = 18  # what torch's exporter writes
+LAST_OPSET = 25  # what onnxscript converts that to
 OPSET = 20  # has GELU as one operation, which runs twice as fast as its parts
 
 
@@ -41,7 +42,7 @@ def export_onnx(
         detector: AMP with anchors that all images share, Student, MSP, MaxLogit, Entropy, Energy or
             TemperatureScaling; calibrated.
         path: Where to write.
-        opset: The version of ONNX's operations.
+        opset: The version of ONNX's operations, from 18 to 25.
         sha256: Of the detector's own file, for the metadata; by default of what `Detector.save` would write.
 
     Raises:
@@ -60,7 +61,8 @@ def export_onnx(
     """
     if not isinstance(detector, Detector):
         raise InputError(f"detector must be a kedge detector, got {type(detector).__name__}")
-    at_least("opset", opset, FIRST_OPSET)
+    if at_least("opset", opset, FIRST_OPSET) > LAST_OPSET:
+        raise InputError(f"opset must be a whole number from {FIRST_OPSET} to {LAST_OPSET}; got {opset!r}")
     check_exportable(detector)
     if detector.preprocess is None or detector.calibration is None:
         raise NotReadyError("the detector must be fitted and calibrated before it is exported: call fit and calibrate")
@@ -124,6 +126,12 @@ def _traced(graph: Graph, inputs: Sequence[torch.Tensor], opset: int) -> Any:
         ) from error
     assert program is not None
     model = program.model_proto
+    written = next(each.version for each in model.opset_import if not each.domain)
+    if written != opset:  # the exporter only logs that it could not convert
+        raise InputError(
+            f"opset must be one that the installed onnxscript knows; {opset} gave a file of opset {written}: "
+            f"pass {OPSET}, or pip install -U onnxscript"
+        )
     _strip(model)
     return model
 

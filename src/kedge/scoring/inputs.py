@@ -13,11 +13,12 @@ from typing import Any, BinaryIO
 
 from PIL import Image
 
-from kedge.checks import needs
 from kedge.data.decoding import open_image
+from kedge.data.sources.folders import endings
 from kedge.errors import FileFormatError, InputError
+from kedge.scoring.rows import COLUMNS as OF_ROWS
+from kedge.scoring.rows import parquet_module
 
-IMAGES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm")
 LISTS = (".txt", ".lst")
 COLUMNS = ("image", "img", "bytes", "jpg", "png")  # of a parquet file, where none is named
 SHARD = 512  # images, the most that are scored twice when a job is killed
@@ -100,14 +101,21 @@ class Reader:
         self._at = (shard.source, shard.column, first + count)
 
 
-def plan(inputs: Sequence[str | os.PathLike[str]], *, shard: int = SHARD, column: str | None = None) -> Iterator[Shard]:
+def plan(
+    inputs: Sequence[str | os.PathLike[str]],
+    *,
+    shard: int = SHARD,
+    column: str | None = None,
+    out: str | os.PathLike[str] | None = None,
+) -> Iterator[Shard]:
     """Cut inputs into shards, in an order that is the same each time.
 
     Args:
         inputs: Image files, folders (with all below them), globs, lists of paths (.txt, a path a line, relative to the
-            list), tars of images (webdataset), parquet files.
+            list), tars of images (webdataset), parquet files. Rows that kedge wrote are left out of folders and globs.
         shard: Images in a shard at most.
         column: Of parquet files: where the images are, as bytes, paths, or as Hugging Face's datasets keep them.
+        out: The file that the rows go to, which is no input.
 
     Example:
         >>> list(plan(["no-such-folder"]))
@@ -117,13 +125,17 @@ def plan(inputs: Sequence[str | os.PathLike[str]], *, shard: int = SHARD, column
     if not inputs:
         raise InputError("inputs must name at least one image, folder, glob, list, tar or parquet file; got none")
     waiting: list[str] = []  # single files, until they fill a shard
-    for path in _expanded(inputs):
+    for path in _expanded(inputs, None if out is None else os.path.realpath(out)):
         suffix = path.suffix.lower()
-        if suffix == ".tar" or suffix == ".parquet":
-            members: Iterable[Any] = _members(path) if suffix == ".tar" else range(ParquetRows(str(path)).rows)
-            kind, where = suffix[1:], "" if suffix == ".tar" else ParquetRows(str(path)).image_column(column)
-            for items in cut(members, shard):
-                yield Shard(kind, str(path), items, where)
+        if suffix == ".tar":
+            for items in cut(_members(path), shard):
+                yield Shard("tar", str(path), items)
+            continue
+        if suffix == ".parquet":
+            table = ParquetRows(str(path))
+            where = table.image_column(column)
+            for items in cut(range(table.rows), shard):
+                yield Shard("parquet", str(path), items, where)
             continue
         waiting.append(str(path))
         if len(waiting) == shard:
@@ -133,11 +145,11 @@ def plan(inputs: Sequence[str | os.PathLike[str]], *, shard: int = SHARD, column
         yield Shard("files", "", tuple(waiting))
 
 
-def _expanded(inputs: Sequence[str | os.PathLike[str]]) -> Iterator[Path]:
+def _expanded(inputs: Sequence[str | os.PathLike[str]], out: str | None) -> Iterator[Path]:
     for given in inputs:
         path = Path(given)
         if path.is_dir():
-            yield from _below(path)
+            yield from _below(path, out)
         elif path.suffix.lower() in LISTS and path.is_file():
             yield from _listed(path)
         elif path.exists():
@@ -147,16 +159,31 @@ def _expanded(inputs: Sequence[str | os.PathLike[str]]) -> Iterator[Path]:
             if not matched:
                 raise InputError(f"inputs must be there; {given} is not, and as a glob it matches nothing")
             for each in matched:
-                yield from _below(Path(each)) if Path(each).is_dir() else [Path(each)]
+                if Path(each).is_dir():
+                    yield from _below(Path(each), out)
+                elif not _is_output(Path(each), out):
+                    yield Path(each)
 
 
-def _below(folder: Path) -> Iterator[Path]:
+def _below(folder: Path, out: str | None) -> Iterator[Path]:
     """Every image, tar and parquet file below a folder, in order; links to folders are not followed."""
+    known = endings() | {".tar", ".parquet"}
     for home, folders, files in os.walk(folder):
-        folders.sort()
+        # The folder of a job has its lock in it; others may be called so too.
+        folders[:] = sorted(
+            name for name in folders if not (name.endswith(".parts") and Path(home, name, "lock").exists())
+        )
         for name in sorted(files):
-            if name.lower().endswith((*IMAGES, ".tar", ".parquet")) and not name.startswith("."):
-                yield Path(home) / name
+            path = Path(home, name)
+            if path.suffix.lower() in known and not name.startswith(".") and not _is_output(path, out):
+                yield path
+
+
+def _is_output(path: Path, out: str | None) -> bool:
+    """Whether a file is what kedge score writes now, or wrote before."""
+    if path.suffix.lower() != ".parquet":
+        return False
+    return os.path.realpath(path) == out or ParquetRows(str(path)).names == list(OF_ROWS)
 
 
 def _listed(path: Path) -> Iterator[Path]:
@@ -172,10 +199,11 @@ def _listed(path: Path) -> Iterator[Path]:
 
 def _members(path: Path) -> Iterator[tuple[str, int, int]]:
     """Name, place and size of each image in a tar; nothing is unpacked."""
+    known = tuple(endings())
     try:
         with tarfile.open(path, "r:") as tar:  # uncompressed, so that a member can be read by its place
             for member in tar:
-                if member.isfile() and member.name.lower().endswith(IMAGES):
+                if member.isfile() and member.name.lower().endswith(known):
                     yield member.name, member.offset_data, member.size
                 tar.members = []  # type: ignore[attr-defined]  # or it keeps every header it has seen
     except (tarfile.TarError, ValueError, OverflowError, EOFError) as error:  # a damaged header raises any of them
@@ -193,10 +221,11 @@ class ParquetRows:
         except (OSError, ValueError) as error:  # pyarrow's own errors are of these kinds
             raise FileFormatError(f"{path} cannot be read as a parquet file: {error}") from error
         self.rows: int = self.file.metadata.num_rows
+        self.names: list[str] = list(self.file.schema_arrow.names)
 
     def image_column(self, wanted: str | None) -> str:
         """The column with the images."""
-        names = list(self.file.schema_arrow.names)
+        names = self.names
         found = [wanted] if wanted else [name for name in COLUMNS if name in names]
         if not found or found[0] not in names:
             raise InputError(
@@ -227,11 +256,6 @@ def as_text(name: str) -> str:
         caf\xe9.png
     """
     return name.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
-
-
-def parquet_module() -> Any:
-    """pyarrow.parquet; where it is missing, an error that says how to get it."""
-    return needs("pyarrow.parquet", "score", "a parquet file")
 
 
 def cut(items: Iterable[Any], size: int) -> Iterator[tuple[Any, ...]]:

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kedge.artifact import locate
+from kedge.artifact import locate, read
 from kedge.checks import at_least
 from kedge.data import Preprocess
 from kedge.data.reading import in_order, readers
@@ -24,7 +24,7 @@ from kedge.errors import InputError, KedgeError, NotReadyError
 from kedge.files import atomic, remove_leftovers
 from kedge.scoring import inputs
 from kedge.scoring.inputs import SHARD, Opener, Reader, Shard, as_text, cut
-from kedge.scoring.rows import ROWS, Row, format_of, read_rows, rows_of, writing
+from kedge.scoring.rows import ROWS, Row, format_of, parquet_module, read_rows, rows_of, writing
 
 Report = Callable[[int, int], None]
 BATCH = 256
@@ -158,10 +158,15 @@ def score_files(
     job = Job(
         Path(detector), tuple(map(str, sources)), Path(out), format_of(Path(out), kind), shard, column, batch, workers
     )
+    if job.kind == "parquet":
+        parquet_module()  # before anything is begun
     _check_out(job, overwrite)
+    identity = job.identity()
+    if not read(job.detector)[0].get("calibration"):
+        raise _without_threshold(job)
     with _locked(job):
         _check_out(job, overwrite)  # another process may have written it meanwhile
-        total = _begin(job, overwrite)
+        total = _begin(job, identity, overwrite)
         sizes = [len(shard.items) for shard in job.shards()]
         waiting = [number for number in range(len(sizes)) if not job.part(number).exists()]
         done = total - sum(sizes[number] for number in waiting)
@@ -185,13 +190,17 @@ def run_here(job: Job, waiting: Sequence[int], report: Report) -> None:
             report(done, 0)
 
 
+def _without_threshold(job: Job) -> NotReadyError:
+    return NotReadyError(f"{job.detector} has no threshold yet; run kedge calibrate on it first")
+
+
 class Scorer:
     """Scores shards of a job and writes their rows."""
 
     def __init__(self, job: Job) -> None:
         detector = load(job.detector)
         if detector.preprocess is None or detector.calibration is None:
-            raise NotReadyError(f"{job.detector} has no threshold yet; run kedge calibrate on it first")
+            raise _without_threshold(job)
         self.job, self.detector = job, for_inference(detector)
 
     def __call__(self, number: int, shard: Shard) -> None:
@@ -249,7 +258,11 @@ def _decode(opener: Opener, preprocess: Preprocess) -> Tensor | str:
 
 @contextmanager
 def _locked(job: Job) -> Iterator[None]:
-    """Keep others out; the system lets go of the lock when the process ends, however it ends."""
+    """Keep others out; the system lets go of the lock when the process ends, however it ends.
+
+    Where the job fails before it is planned, nothing is left of it.
+    """
+    new = [place for place in job.folder.parents if not place.exists()]
     try:
         job.folder.mkdir(parents=True, exist_ok=True)
         lock = (job.folder / "lock").open("w")
@@ -262,7 +275,16 @@ def _locked(job: Job) -> Iterator[None]:
                 raise OSError("whoever had the lock has ended the job, and another has begun it anew")
         except OSError as error:
             raise InputError(f"another process is writing {job.out}; wait for it, or choose another name") from error
-        yield
+        try:
+            yield
+        except BaseException:
+            if not begun(job.out):
+                for name in ("plan.jsonl", "lock"):
+                    (job.folder / name).unlink(missing_ok=True)
+                for place in (job.folder, *new):
+                    with suppress(OSError):  # something else is in it
+                        place.rmdir()
+            raise
 
 
 def _check_out(job: Job, overwrite: bool) -> None:
@@ -272,10 +294,10 @@ def _check_out(job: Job, overwrite: bool) -> None:
         raise InputError(f"out must not be there yet; {job.out} is: choose another name, or overwrite it")
 
 
-def _begin(job: Job, overwrite: bool) -> int:
+def _begin(job: Job, identity: dict[str, Any], overwrite: bool) -> int:
     """Plan the job, or take up one that was begun; return the number of images."""
     remove_leftovers(job.folder)
-    head, identity = job.folder / HEAD, job.identity()
+    head = job.folder / HEAD
     if head.exists():
         known = json.loads(head.read_text())
         if known["identity"] == identity:
@@ -291,7 +313,7 @@ def _begin(job: Job, overwrite: bool) -> int:
         old.unlink()
     images = 0
     with atomic(job.folder / "plan.jsonl") as temporary, temporary.open("w", encoding="utf-8") as lines:
-        for shard in inputs.plan(job.sources, shard=job.shard, column=job.column):
+        for shard in inputs.plan(job.sources, shard=job.shard, column=job.column, out=job.out):
             lines.write(json.dumps(asdict(shard)) + "\n")
             images += len(shard.items)
     if images == 0:

@@ -4,6 +4,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from kedge.data.preprocess import in_mode
 from kedge.errors import KedgeError
 from kedge.report import figures
 from kedge.report.document import document
@@ -75,7 +76,7 @@ def _contact_sheet(summary: Summary, column: str | None) -> Html:
 
 def _thumbnail(name: str, column: str | None) -> Html:
     try:
-        image = open_named(name, column).convert("RGB")
+        image = in_mode(open_named(name, column), "RGB")
     except KedgeError:  # it may be gone by now
         return tag("p", "cannot be shown", class_="note")
     image.thumbnail((SIDE, SIDE))

@@ -7,9 +7,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
+from kedge.checks import needs
 from kedge.detectors import Detection
 from kedge.errors import FileFormatError, InputError
-from kedge.scoring.inputs import parquet_module
 
 Row = Mapping[str, Any]
 FORMATS = ("parquet", "csv", "jsonl")
@@ -37,6 +37,11 @@ def format_of(path: Path, asked: str | None = None) -> str:
     if found not in FORMATS:
         raise InputError(f"format must be one of {', '.join(FORMATS)}; got {found!r} for {path}: name it with --format")
     return found
+
+
+def parquet_module() -> Any:
+    """pyarrow.parquet; where it is missing, an error that says how to get it."""
+    return needs("pyarrow.parquet", "score", "a parquet file")
 
 
 def rows_of(names: Sequence[str], said: Detection | None, places: Sequence[int], errors: Mapping[int, str],
@@ -103,7 +108,10 @@ def read_rows(path: str | Path, kind: str | None = None) -> Iterator[dict[str, A
     file = Path(path)
     found = format_of(file, kind)
     try:
-        yield from _parquet_rows(file) if found == "parquet" else _text_rows(file, found)
+        for row in _parquet_rows(file) if found == "parquet" else _text_rows(file, found):
+            if row["score"] is None and not row["error"]:
+                raise ValueError(f"the row of {row['path']} has neither a score nor an error")
+            yield row
     except OSError as error:
         raise InputError(f"rows must be a file that can be read; {file} cannot: {error.strerror or error}") from error
     except (ValueError, csv.Error) as error:  # pyarrow's own are of these kinds too
@@ -128,12 +136,20 @@ def _text_rows(file: Path, kind: str) -> Iterator[dict[str, Any]]:
             for line in lines:
                 row = json.loads(line)
                 _check(row if isinstance(row, dict) else ())
-                yield row
+                yield {name: _checked(name, row[name], of) for name, of in COLUMNS.items()}
 
 
 def _check(columns: Container[str]) -> None:
     if missing := [name for name in COLUMNS if name not in columns]:
         raise ValueError(f"the column {missing[0]} is missing")
+
+
+def _checked(name: str, value: Any, kind: type) -> Any:
+    """A value out of JSON, where numbers may be whole."""
+    right = isinstance(value, kind) or (kind is float and isinstance(value, int) and not isinstance(value, bool))
+    if value is not None and not right:
+        raise ValueError(f"{name} must be of type {kind.__name__}, got {value!r}")
+    return value
 
 
 def _csv(row: Row) -> dict[str, Any]:

@@ -37,13 +37,23 @@ class FabricEngine(Engine):
 
     def __init__(self, devices: int, nodes: int, accelerator: str, precision: str | None) -> None:
         parallel = devices * nodes > 1
-        self.fabric = needs("lightning_fabric", "fabric", "training on several devices or in another precision").Fabric(
-            accelerator=accelerator,
-            devices=devices,
-            num_nodes=nodes,
-            strategy="ddp" if parallel else "auto",
-            precision=cast(Any, precision),
-        )
+        package = needs("lightning_fabric", "fabric", "training on several devices or in another precision")
+        from lightning_fabric.utilities.exceptions import MisconfigurationException
+
+        try:
+            self.fabric = package.Fabric(
+                accelerator=accelerator,
+                devices=devices,
+                num_nodes=nodes,
+                strategy="ddp" if parallel else "auto",
+                precision=cast(Any, precision),
+            )
+        except (ImportError, RuntimeError, TypeError, ValueError, MisconfigurationException) as error:
+            reason = " ".join(str(error).split())
+            raise InputError(
+                f"accelerator, devices and precision must be what Fabric has on this machine; got {accelerator!r}, "
+                f"{devices} and {precision!r}: {reason}"
+            ) from error
         self.fabric.launch()
         self.rank, self.world = self.fabric.global_rank, self.fabric.world_size
 

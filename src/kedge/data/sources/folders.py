@@ -7,9 +7,11 @@ from pathlib import Path
 import torch
 from PIL import Image
 
+from kedge.data.decoding import PROGRAMS
 from kedge.data.sources.streamed import Files, StreamedSet
 from kedge.errors import FileFormatError, InputError
 
+_UNREAD = ("BUFR", "GRIB", "HDF5", "MPEG", "PDF", "WMF", *PROGRAMS)  # Pillow knows these, and decodes none itself
 _PARTS = ("train", "val", "valid", "validation", "test")
 
 
@@ -43,6 +45,11 @@ def folder(path: str | os.PathLike[str], split: str | None = None, *, name: str 
     if not found:
         raise InputError(f"folder must hold images; there is none in {root} (of {', '.join(sorted(endings()))})")
     tops = [top for top, slash, _ in (file.partition("/") for file in found) if slash]
+    if len(tops) == len(found) and set(tops) <= set(_PARTS):
+        raise InputError(
+            f"split must be said for {root}, which holds {', '.join(parts)} and no classes: add --split {parts[-1]} "
+            f"where the command has it, or name the folder {root / parts[-1]}"
+        )
     if len(tops) < len(found):
         return StreamedSet(Files(root, found), name=title)  # images of no class
     return by_class(root, found, tops, title)
@@ -170,13 +177,14 @@ def by_class(
 
 
 def endings() -> frozenset[str]:
-    """The endings of image files that Pillow reads, in small letters.
+    """The endings of image files that Pillow decodes, in small letters.
 
     Example:
         >>> ".jpeg" in endings()
         True
     """
-    return frozenset(ending for ending, kind in Image.registered_extensions().items() if kind in Image.OPEN) - {".pdf"}
+    known = Image.registered_extensions().items()
+    return frozenset(ending for ending, kind in known if kind in Image.OPEN and kind not in _UNREAD)
 
 
 def image_names(root: Path) -> tuple[str, ...]:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from kedge.checks import at_least
 from kedge.data.imageset import ImageSet
+from kedge.data.preprocess import in_mode
 from kedge.data.sources.streamed import StreamedSet
 
 _PIXEL_CHECKSUM = "sha256 of the pixels and labels"
@@ -66,7 +67,7 @@ def summarise(data: ImageSet | StreamedSet, *, sample: int = 500) -> Summary:
         measured = len(data)
     else:
         picked = spread(len(data), sample)
-        pixels = [np.asarray(_plain(data.image(i))) for i in picked]
+        pixels = [np.asarray(in_mode(data.image(i), "RGB")) for i in picked]
         sizes = {(p.shape[1], p.shape[0]) for p in pixels}
         chunks = [torch.from_numpy(p.reshape(-1, 3).T.copy()) for p in pixels]
         measured = len(picked)
@@ -150,13 +151,10 @@ def _title(data: ImageSet | StreamedSet, label: int) -> str:
 
 def _picture(data: ImageSet | StreamedSet, index: int) -> Image.Image:
     if isinstance(data, StreamedSet):
-        return _plain(data.image(index))
+        return in_mode(data.image(index), "RGB")
     pixels = data.images[index].permute(1, 2, 0).numpy()  # (H, W, D)
-    return _plain(Image.fromarray(pixels[..., 0] if pixels.shape[2] != 3 else np.ascontiguousarray(pixels)))
-
-
-def _plain(image: Image.Image) -> Image.Image:
-    return image if image.mode == "RGB" else image.convert("RGB")
+    image = Image.fromarray(pixels[..., 0] if pixels.shape[2] != 3 else np.ascontiguousarray(pixels))
+    return in_mode(image, "RGB")
 
 
 def _fitted(image: Image.Image, cell: int) -> Image.Image:
