@@ -637,7 +637,7 @@ def test_the_temperature_is_that_of_the_images_with_a_label(batch_size):
 
 def test_labels_beyond_the_network_s_classes_are_refused():
     with pytest.raises(InputError, match=r"labels must lie in 0\.\.3, got 0\.\.6"):
-        fitted().calibrate(labelled(classes=7))
+        fitted().calibrate(kedge.ImageSet(images(40), torch.arange(40) % 7))
 
 
 @pytest.mark.parametrize("name", ["amp", *PLAIN])
