@@ -117,6 +117,10 @@ def insight(setting: Setting) -> Study:
                 anchored=True, anchoring={"spread": True, "corruption": None}
             )
             plain[f"plain, T as noise, narrow, {epochs} epochs"] = narrow(objective=AsNoise(short.settle))
+            networks[f"made outliers, narrow, {epochs} epochs"] = narrow(
+                anchored=True, anchoring={"spread": True}, objective=MadeOutliers()
+            )
+            plain[f"plain, made outliers, narrow, {epochs} epochs"] = narrow(objective=MadeOutliers())
     other = partial(setting.network, "compact", 10)  # whose first layer is drawn at random, and learns like all others
     networks["compact, anchored"] = other(anchored=True, anchoring={"spread": True})
     networks["compact, fresh stem"] = other(anchored=True, anchoring={"spread": True, "init": "fresh"})
