@@ -111,7 +111,8 @@ def added(known: Mapping[str, Any], found: Mapping[str, Any], order: Sequence[st
         seeds[seed] = {**ours, "results": rows(ours["results"], theirs["results"])}
     trainings = {**known["record"]["trainings"], **found["record"]["trainings"]}
     hours = sum(each["seconds"] or 0.0 for each in trainings.values()) / 3600
-    record = {**found["record"], "training hours": round(hours, 2), "trainings": trainings}
+    # The command stays that of the whole; each training says where and with what it was made.
+    record = {**known["record"], "training hours": round(hours, 2), "trainings": trainings}
     return {"record": record, "seeds": seeds, "summary": rows(known["summary"], found["summary"])}
 
 

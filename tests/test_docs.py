@@ -46,6 +46,7 @@ def test_rows_of_another_run_take_their_place_among_the_results():
     assert whole["summary"] == {"one": 1, "two": 2, "three": 4}
     assert whole["seeds"]["0"]["results"]["three"] == {"accuracy": 4}
     assert whole["record"]["training hours"] == 1.5
+    assert whole["record"]["command"] == "3600 s"  # that of the whole
     assert set(whole["record"]["trainings"]) == {"net-3600", "net-1800"}
     with pytest.raises(SystemExit, match="the same images"):
         TABLES["added"](run_of({"one": 1}, 1), run_of({"two": 2}, 1, images="b"), order)
