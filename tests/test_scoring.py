@@ -11,7 +11,6 @@ import shutil
 import signal
 import sys
 import tarfile
-import time
 
 import numpy as np
 import pytest
@@ -27,7 +26,7 @@ from kedge.scoring import RayEngine, plan, read_rows, score_files, summarise
 from kedge.scoring.inputs import open_named
 from kedge.scoring.page import _thumbnail
 from kedge.transforms import seeded
-from processes import FRESH
+from processes import FRESH, die_in
 from test_report import check
 
 KINDS = ("parquet", "csv", "jsonl")
@@ -355,8 +354,14 @@ def test_two_processes_do_not_write_one_file(home, tmp_path):
         scored(home, [home / "photos"], out, progress=second)
 
 
-def score_and_tell(home, many, out, tell):
-    score_files(home / "detector.kedge", [str(many)], out, shard=16, progress=lambda done, total: tell(done))
+def score_until(home, many, out, images, seconds):
+    """Score, and die a moment after so many images."""
+
+    def progress(done, total):
+        if done >= images:
+            die_in(seconds)
+
+    score_files(home / "detector.kedge", [str(many)], out, shard=16, progress=progress)
 
 
 def test_killed_again_and_again_it_ends_with_every_image_once(home, tmp_path):
@@ -368,16 +373,10 @@ def test_killed_again_and_again_it_ends_with_every_image_once(home, tmp_path):
     whole = scored(home, [many], tmp_path / "whole.parquet", shard=16)
     out = tmp_path / "out.parquet"
     for images, moment in ((0, 0.0), (0, 0.02), (64, 0.002), (160, 0.005), (240, 0.01)):
-        done, told = FRESH.Pipe(duplex=False)
-        life = FRESH.Process(target=score_and_tell, args=(home, many, out, told.send))
+        life = FRESH.Process(target=score_until, args=(home, many, out, images, moment))
         life.start()
-        told.close()
-        while done.recv() < images:
-            pass
-        time.sleep(moment)  # so that the kill falls into different parts of a shard
-        life.kill()
-        life.join(timeout=30)
-        assert life.exitcode == -signal.SIGKILL
+        life.join(timeout=60)
+        assert life.exitcode == -signal.SIGALRM
         assert not out.exists()
     assert run("score", "--detector", home / "detector.kedge", many, "-o", out, "--shard", 16).exit_code == 0
     assert sorted(path.name for path in tmp_path.glob("*out*")) == ["out.parquet", "out.parquet.html"]

@@ -55,16 +55,28 @@ def unpack(path: Path, folder: Path, holds: Sequence[str], progress: Progress | 
                 os.replace(aside / name, folder / name)
 
 
+def leftovers(folder: Path) -> list[Path]:
+    """What killed runs left aside, where none is at work; not the parts of downloads, with which the next one goes on.
+
+    Example:
+        >>> leftovers(Path("nowhere"))
+        []
+    """
+    notes = [note for note in folder.glob(".*.part.json") if not note.with_suffix("").exists()]
+    written = [*folder.glob(".*.npz.*.part"), *folder.glob(".*.json.*.part")]  # by `kedge.files.atomic`
+    return [*folder.glob(f"{_TEMPORARY}*"), *notes, *written]
+
+
 def sweep(folder: Path) -> None:
-    """Remove what a killed run left aside; only the holder of the folder's lock may do so.
+    """Remove the `leftovers`; only the holder of the folder's lock may do so.
 
     Example:
         >>> sweep(Path("nowhere"))
     """
-    for left in folder.glob(f"{_TEMPORARY}*"):
-        shutil.rmtree(left, ignore_errors=True)
-    for pattern in (".*.npz.*.part", ".*.json.*.part"):  # of `kedge.files.atomic`; a download's part goes on
-        for left in folder.glob(pattern):
+    for left in leftovers(folder):
+        if left.is_dir():
+            shutil.rmtree(left, ignore_errors=True)
+        else:
             left.unlink(missing_ok=True)
 
 

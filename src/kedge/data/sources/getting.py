@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from kedge.data.sources.archive import sweep, unpack
+from kedge.data.sources.archive import leftovers, sweep, unpack
 from kedge.data.sources.arrays import write_converted
 from kedge.data.sources.downloads import TIMEOUT, download
 from kedge.data.sources.entry import Arrays, File, Progress, Source
@@ -70,6 +70,9 @@ def fetch(
     if not wanted:
         raise InputError(f"{source.name} is fetched in parts: name a split ({source.shown_splits})")
     if prepare(source, folder, wanted, progress):
+        if leftovers(folder):
+            with contextlib.suppress(InputError), _lock(folder):  # which sweeps, where one may write
+                pass
         return Arrival(folder, "already there")
     reasons: list[str] = []
     ways = _ways(source, wanted, timeout)
