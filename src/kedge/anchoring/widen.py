@@ -76,11 +76,8 @@ def anchor(
         seed=seed,
         **{name: value for name, value in said.items() if value is not None},  # type: ignore[arg-type]
     )
-    if mask_target is not None and not options.mask:
-        raise InputError(
-            f"mask_target must come with a share of pairs to mask; got {mask_target!r} and mask 0: add mask=0.25, or "
-            "leave mask_target out"
-        )
+    if mask_target is not None and mask is None:
+        raise InputError(f"mask_target must come with mask, the share of pairs to mask; got {mask_target!r} alone")
     kept: Classifier | None = None
     if isinstance(net, Classifier):
         kept = net
