@@ -89,6 +89,21 @@ def test_flips_and_crops_score_the_mean_logits_of_the_copies(flip):
     assert detector.cost.forward == 4
 
 
+@pytest.mark.parametrize("k", [2, 5, 6])
+def test_the_views_of_amp_are_what_amp_sees_where_anchors_do_not_count(k):
+    net, x = network(), images(4, seed=1)
+    anchored = kedge.anchor(net)  # with equal halves: its hypotheses do not depend on the anchor
+    amp = kedge.AMP(anchored, k=k, views=6, rescale="none").fit(images())
+    control = FlipsAndCrops(net, k=k, score="amp", views=True).fit(images())
+    torch.testing.assert_close(control.score(x), amp.score(x))
+    assert not torch.allclose(control.score(x), FlipsAndCrops(net, k=k, score="amp").fit(images()).score(x))
+
+
+def test_there_are_six_views():
+    with pytest.raises(InputError, match="k must be at most 6 with views=True, which has no more; got 7"):
+        FlipsAndCrops(network(), k=7, views=True)
+
+
 def test_one_copy_is_energy():
     net = network()
     one, energy = FlipsAndCrops(net, k=1).fit(images()), kedge.Energy(net).fit(images())

@@ -1,11 +1,13 @@
 """Flips and crops: a control."""
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from kedge import scores
+from kedge.anchoring.views import VIEWS, view
 from kedge.checks import at_least, one_of
 from kedge.detectors.base import Cost, Detector, Outputs, passes
 from kedge.errors import InputError
@@ -25,6 +27,8 @@ class FlipsAndCrops(Detector):
         flip: Whether every second copy is mirrored; not for digits.
         score: ``"energy"``, ``"msp"``, ``"max_logit"``, ``"entropy"`` or ``"amp"``, of the mean logits.
         seed: Of the shifts.
+        views: Whether the copies are the very views that `AMP` holds its first anchors against (k at most 6); shift,
+            flip and seed then have no part in it.
 
     Example:
         >>> net = nn.Sequential(nn.Flatten(), nn.Linear(192, 2))
@@ -35,11 +39,22 @@ class FlipsAndCrops(Detector):
     name = "flips_and_crops"
 
     def __init__(
-        self, net: nn.Module, *, k: int = 5, shift: int = 4, flip: bool = True, score: str = "energy", seed: int = 0
+        self,
+        net: nn.Module,
+        *,
+        k: int = 5,
+        shift: int = 4,
+        flip: bool = True,
+        score: str = "energy",
+        seed: int = 0,
+        views: bool = False,
     ) -> None:
         super().__init__(net)
         self.k, self.shift, self.flip, self.seed = at_least("k", k, 1), at_least("shift", shift, 0), bool(flip), seed
         self.score_by = one_of("score", score, tuple(scores.SCORES))
+        self.views = bool(views)
+        if self.views and k > VIEWS:
+            raise InputError(f"k must be at most {VIEWS} with views=True, which has no more; got {k}")
 
     @property
     def cost(self) -> Cost:
@@ -50,18 +65,27 @@ class FlipsAndCrops(Detector):
         """The mean logits over the copies and their score."""
         if x.ndim != 4:
             raise InputError(f"x must be images (B, D, H, W) to flip and crop, got {tuple(x.shape)}")
-        generator = torch.Generator().manual_seed(self.seed)
-        moves = torch.randint(-self.shift, self.shift + 1, (self.k, 2), generator=generator).tolist()
         logits = self.net(x)
-        for number, (down, right) in enumerate(moves[1:], start=1):
-            copy = shifted(x, down, right)
-            logits = logits + self.net(copy.flip(3) if self.flip and number % 2 else copy)
+        for copy in self._copies(x):
+            logits = logits + self.net(copy)
         logits = logits / self.k
         return Outputs(logits, scores.SCORES[self.score_by](logits))
 
+    def _copies(self, x: Tensor) -> Iterator[Tensor]:
+        """All but the first, which is the image as it is."""
+        generator = torch.Generator().manual_seed(self.seed)
+        moves = torch.randint(-self.shift, self.shift + 1, (self.k, 2), generator=generator).tolist()
+        for number, (down, right) in enumerate(moves[1:], start=1):
+            if self.views:
+                yield view(x, number)
+            else:
+                copy = shifted(x, down, right)
+                yield copy.flip(3) if self.flip and number % 2 else copy
+
     def config(self) -> dict[str, Any]:
         """The arguments."""
-        return {"k": self.k, "shift": self.shift, "flip": self.flip, "score": self.score_by, "seed": self.seed}
+        names = ("k", "shift", "flip", "seed", "views")
+        return {name: getattr(self, name) for name in names} | {"score": self.score_by}
 
 
 def shifted(x: Tensor, down: int, right: int) -> Tensor:

@@ -2,7 +2,7 @@
 
 from functools import partial
 
-from kedge.detectors import AMP
+from kedge.detectors import AMP, FlipsAndCrops
 from kedge.objective import MadeOutliers
 from kedge.suites.cifar10_fast import MEMBERS, NEAR, cifar10_fast, small_network, small_recipe
 from kedge.suites.insight import BUDGETS, NARROW
@@ -34,7 +34,12 @@ def cifar10_longer(setting: Setting) -> Study:
         for name, plan in fast.methods.items()
         if set(plan.networks) <= set(networks) and name not in other_draws
     }
-    rows["AMP, no temperature"] = MethodPlan(AMP, ("anchored",), {"rescale": "none"})
+    same_views = {"k": 5, "score": "amp", "views": True}
+    rows |= {
+        "AMP, no temperature": MethodPlan(AMP, ("anchored",), {"rescale": "none"}),
+        "Energy, centred, AMP's views": MethodPlan(FlipsAndCrops, ("plain",), same_views),
+        "Energy, centred, AMP's views (made outliers)": MethodPlan(FlipsAndCrops, ("made outliers",), same_views),
+    }
     suite = Suite(
         name="cifar10",
         title="CIFAR-10 on two cores, for longer",
