@@ -31,14 +31,25 @@ from typing import Any
 import torch
 
 import kedge
-from kedge.bench import OPEN, TITLES, Prepared, detector_of, measure, open_share, prepare, quality, subject_of, title_of
-from kedge.bench.plain import channels_last, without_anchors
-from kedge.bench.subjects import noise
-from kedge.bench.turns import Spread, in_turns, ratios
 from kedge.data import sources
 from kedge.errors import KedgeError
 from kedge.files import atomic
-from kedge.suites.sets import FILES, find
+from kedge.studies.bench import (
+    OPEN,
+    TITLES,
+    Prepared,
+    detector_of,
+    measure,
+    open_share,
+    prepare,
+    quality,
+    subject_of,
+    title_of,
+)
+from kedge.studies.bench.plain import channels_last, without_anchors
+from kedge.studies.bench.subjects import noise
+from kedge.studies.bench.turns import Spread, in_turns, ratios
+from kedge.studies.sets import FILES, find
 from kedge.threads import use_threads
 
 NETWORKS: dict[str, dict[str, int]] = {

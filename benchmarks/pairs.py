@@ -14,9 +14,9 @@ from pathlib import Path
 
 from kedge.evaluation import difference
 from kedge.evaluation.paired import RESAMPLES
-from kedge.suites import STUDIES
-from kedge.suites.run import SuiteRun
-from kedge.suites.study import Setting
+from kedge.studies import STUDIES
+from kedge.studies.run import SuiteRun
+from kedge.studies.study import Setting
 
 METRICS = ("auroc", "fpr95")
 

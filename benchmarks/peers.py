@@ -171,7 +171,7 @@ def nll(data: Data, temperature: float) -> float:
 
 
 def note_temperature(mine: Any, its: Any, data: Data) -> str:
-    """How far the peer's optimiser gets."""
+    """How far the peer's optimizer gets."""
     t = float(its.t.detach())
     given = kedge.TemperatureScaling(data.net, temperature=t).fit(data.train)
     x = data.images

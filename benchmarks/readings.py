@@ -18,14 +18,15 @@ from torch import Tensor
 
 from kedge import AMP, ImageSet, scores
 from kedge.anchoring import Anchored
+from kedge.anchoring.corruption import Corruption
 from kedge.files import atomic
 from kedge.metrics import auroc, fpr95
 from kedge.provenance import provenance
-from kedge.suites import STUDIES
-from kedge.suites.plan import SuiteData
-from kedge.suites.run import SuiteRun
-from kedge.suites.study import Setting
-from kedge.transforms import Corruption, seeded
+from kedge.seeds import seeded
+from kedge.studies import STUDIES
+from kedge.studies.plan import SuiteData
+from kedge.studies.run import SuiteRun
+from kedge.studies.study import Setting
 
 Reading = Callable[[Tensor], Tensor]  # (K, B, C) -> (B,)
 
@@ -55,12 +56,12 @@ DEVIATIONS: dict[str, Reading] = {
 
 def no_temperature(hypotheses: Tensor) -> Tensor:
     """AMP's score of the mean hypothesis."""
-    return scores.amp(hypotheses.mean(dim=0))
+    return scores.kl_uniform(hypotheses.mean(dim=0))
 
 
 def with_temperature(tau: Reading) -> Reading:
     """AMP's score with another temperature."""
-    return lambda h: scores.amp(scores.rescale(h.mean(dim=0), tau(h)))
+    return lambda h: scores.kl_uniform(scores.rescale(h.mean(dim=0), tau(h)))
 
 
 def combined(tau: Reading, known: Tensor) -> Reading:
@@ -72,7 +73,7 @@ def combined(tau: Reading, known: Tensor) -> Reading:
 def hypotheses_of(net: Anchored, images: ImageSet) -> Tensor:
     """The logits of a set under each anchor, (K, N, C)."""
     with torch.no_grad():
-        return torch.cat([net.hypotheses(batch) for batch in images.images.split(250)], dim=1)
+        return torch.cat([net.per_anchor_logits(batch) for batch in images.images.split(250)], dim=1)
 
 
 def anchor_sets(data: SuiteData, k: int) -> dict[str, Tensor]:

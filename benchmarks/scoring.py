@@ -32,7 +32,6 @@ import torch
 from PIL import Image
 
 import kedge
-from kedge.bench import detector_of
 from kedge.data.sources import Files, StreamedSet
 from kedge.detectors import for_inference
 from kedge.files import atomic
@@ -40,6 +39,7 @@ from kedge.provenance import processor, provenance
 from kedge.scoring import RayEngine, plan, score_files
 from kedge.scoring.inputs import Reader
 from kedge.scoring.job import BATCH, Job, Scorer
+from kedge.studies.bench import detector_of
 from kedge.threads import use_threads
 
 SEES = 32  # pixels of a side that the network takes

@@ -35,12 +35,12 @@ import torch
 from PIL import Image
 
 import kedge
-from kedge.bench import detector_of
 from kedge.detectors import beside, for_inference
 from kedge.files import atomic
 from kedge.provenance import provenance
 from kedge.serving.decode import decode
 from kedge.serving.settings import Settings
+from kedge.studies.bench import detector_of
 
 TURN = 1.0  # seconds of the service, then of the engine
 IMAGES = 256  # different ones, sent in turn

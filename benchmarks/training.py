@@ -5,7 +5,7 @@
 Both twins train through kedge's own loop, a cycle of five steps (one of them with corrupted anchors) at a time and in
 turns, so that whatever else the machine does falls on both alike. Printed are the median over repetitions of the mean
 step of a cycle with its quartiles, the anchored step over the plain one, and the share of a step outside forward,
-backward and optimiser. On CIFAR-10 where it is at hand (`kedge data get cifar10`), on random images of the same size
+backward and optimizer. On CIFAR-10 where it is at hand (`kedge data get cifar10`), on random images of the same size
 otherwise.
 """
 
@@ -16,12 +16,12 @@ from typing import Any
 import torch
 
 import kedge
-from kedge.bench.steps import CYCLE, training_steps
 from kedge.data import sources
 from kedge.errors import KedgeError
 from kedge.files import atomic
 from kedge.models import build
 from kedge.provenance import provenance
+from kedge.studies.bench.steps import CYCLE, training_steps
 
 
 def main() -> None:

@@ -3,9 +3,10 @@
 import inspect
 from pathlib import Path
 
-from kedge.detectors import DETECTORS, Detector, FlipsAndCrops, PixelStatistics, TrainedDetector
+from kedge.detectors import TTA, Detector, LowLevelStatistics, TrainedDetector
+from kedge.detectors.registry import DETECTORS
 
-CONTROLS = (FlipsAndCrops, PixelStatistics)
+CONTROLS = (TTA, LowLevelStatistics)
 
 HEAD = """# The methods
 
@@ -20,16 +21,16 @@ detector = kedge.KNN(net).fit(train_set).calibrate(held_out)
 
 A larger score always means further out of distribution. The methods on a trained network run on plain networks and on
 those of `kedge.anchor`, with logits and features averaged over the anchors; AMP runs on anchored networks alone, and
-Student on the plain ones that `kedge.distil` makes of them.
+Student on the plain ones that `kedge.distill` makes of them.
 `kedge reproduce methods` trains what needs training and prints all of them in one table. Methods that learn from
 outliers carry a star there, and `kedge.evaluate` refuses sets that hold any of the images they learned from.
 """
 
 OWN = """
-Each of these brings a network to prepare and an objective for `kedge.train`, the loop that trains everything else:
+Each of these brings a network to prepare and an loss for `kedge.train`, the loop that trains everything else:
 
 ```python
-net = kedge.train(kedge.DUQ.prepare(net), train_set, objective=kedge.DUQ.objective())
+net = kedge.train(kedge.DUQ.prepare(net), train_set, loss=kedge.DUQ.loss())
 detector = kedge.DUQ(net).fit(train_set).calibrate(held_out)
 ```
 

@@ -15,11 +15,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from kedge.bench import TITLES
 from kedge.files import atomic
-from kedge.suites import STUDIES
-from kedge.suites.insight import BUDGETS
-from kedge.suites.study import Setting
+from kedge.studies import STUDIES
+from kedge.studies.bench import TITLES
+from kedge.studies.insight import BUDGETS
+from kedge.studies.study import Setting
 
 DOCS = Path(__file__).parent
 PAGES = (
@@ -130,7 +130,7 @@ def filled(text: str) -> str:
         "chosen": ("cifar10-fast", partial(summary, only=CHOSEN)),
         "budgets": ("insight", budgets),
         "near": ("insight", partial(by_network, number=0)),
-        "made": ("insight", partial(by_network, number=1)),
+        "synthetic_outliers": ("insight", partial(by_network, number=1)),
         "rare": ("insight", rare_readings),
         "times": ("inference", times),
         "shipped": ("shipped", times),

@@ -14,15 +14,15 @@ def main(steps: int = 300) -> kedge.Detector:
     """Train on batches of digits and calibrate a detector."""
     train_set, held_out = digits().split(0.9)
     net = kedge.anchor(kedge.models.build("compact", width=8, channels=1))
-    optimiser = torch.optim.SGD(net.parameters(), lr=0.05, momentum=0.9)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.05, momentum=0.9)
     loader = DataLoader(train_set, batch_size=64, shuffle=True, drop_last=True)
     done = 0
     while done < steps:
         for x, y in loader:
             loss = torch.nn.functional.cross_entropy(net(x), y)
-            optimiser.zero_grad()
+            optimizer.zero_grad()
             loss.backward()
-            optimiser.step()
+            optimizer.step()
             done += 1
             if done == steps:
                 break

@@ -6,7 +6,7 @@ from torch import nn
 
 import kedge
 from kedge.errors import InputError, NotReadyError
-from kedge.transforms import seeded
+from kedge.seeds import seeded
 
 
 def network(seed=0) -> kedge.Anchored:
@@ -14,7 +14,7 @@ def network(seed=0) -> kedge.Anchored:
         return kedge.anchor(nn.Sequential(nn.Flatten(), nn.Linear(12, 16), nn.ReLU(), nn.Linear(16, 3)), init="fresh")
 
 
-def images(n, seed=0, spread=0.1) -> torch.Tensor:
+def images(n, seed=0, per_sample=0.1) -> torch.Tensor:
     generator = torch.Generator().manual_seed(seed)
     return (0.5 + spread * torch.randn(n, 3, 2, 2, generator=generator)).clamp(0, 1)
 
@@ -32,8 +32,8 @@ def by_hand(hypotheses: torch.Tensor) -> torch.Tensor:
 
 @pytest.mark.parametrize("views", [1, 2, 6])
 def test_settled_images_have_the_score_of_two_and_the_others_that_of_all(views):
-    adaptive, fresh = detector(views=views), images(300, seed=2, spread=0.2)
-    hypotheses = adaptive.net.hypotheses(fresh, views=views)
+    adaptive, fresh = detector(tta=views), images(300, seed=2, per_sample=0.2)
+    hypotheses = adaptive.net.per_anchor_logits(fresh, tta=views)
     two, every = by_hand(hypotheses[:2]), by_hand(hypotheses)
     settled = two <= adaptive.settled
     assert 0 < int(settled.sum()) < len(fresh)
@@ -49,7 +49,7 @@ def test_the_mean_number_of_passes_is_counted():
     adaptive.calibrate(images(400, seed=1))
     adaptive.asked = [0, 0]
     adaptive.score(fresh, batch_size=7)
-    settled = by_hand(adaptive.net.hypotheses(fresh)[:2]) <= adaptive.settled
+    settled = by_hand(adaptive.net.per_anchor_logits(fresh)[:2]) <= adaptive.settled
     assert adaptive.mean_passes == pytest.approx(2 + 4 * float((~settled).double().mean()))
 
 
@@ -60,8 +60,8 @@ def test_scores_do_not_depend_on_the_batch():
 
 def test_images_that_two_settle_are_accepted():
     adaptive = detector()
-    fresh = images(500, seed=3, spread=0.3)
-    settled = by_hand(adaptive.net.hypotheses(fresh)[:2]) <= adaptive.settled
+    fresh = images(500, seed=3, per_sample=0.3)
+    settled = by_hand(adaptive.net.per_anchor_logits(fresh)[:2]) <= adaptive.settled
     assert not bool(adaptive(fresh).is_ood[settled].any())
 
 
@@ -70,7 +70,7 @@ def test_the_promise_holds_over_draws_of_the_calibration_images():
     base = kedge.AMP(net, anchors="auto", k=4, seed=0).fit(images(50))
     fresh = images(2000, seed=4)
     for draw in range(120):
-        base.calibrate(images(160, seed=100 + draw), tpr=0.9)
+        base.calibrate(images(160, seed=100 + draw), alpha=0.1)
         flagged.append(float(base(fresh, batch_size=2000).is_ood.double().mean()))
     share = torch.tensor(flagged)
     error = float(share.std() / len(share) ** 0.5)

@@ -16,13 +16,14 @@ from torch import nn
 
 import kedge
 from kedge.anchoring import AnchoringOptions
+from kedge.anchoring.corruption import Corruption
 from kedge.anchoring.per_image import choose_per_image
-from kedge.anchoring.rebuild import describe, rebuild
 from kedge.anchoring.stem import Stem
-from kedge.anchoring.views import VIEWS, view
+from kedge.anchoring.tta import VIEWS, view
 from kedge.errors import ArchitectureError, InputError, NotReadyError
+from kedge.io.rebuild import describe, rebuild
 from kedge.models import build
-from kedge.transforms import Corruption, seeded
+from kedge.seeds import seeded
 
 MEAN, STD = [0.4, 0.5, 0.6], [0.2, 0.25, 0.3]
 TOLERANCE = {torch.float32: 1e-4, torch.float64: 1e-9}  # of the largest logit
@@ -296,7 +297,7 @@ class TestEveryLayer:
     def test_preserve_keeps_the_function_exactly_through_the_shared_stem(self, layer, shape, dtype):
         module, net, x = self.anchored(layer, shape, dtype, "preserve")
         folded = x.repeat(K, *(1,) * len(shape))
-        assert torch.equal(net.hypotheses(x), module(folded).view(K, B, C))
+        assert torch.equal(net.per_anchor_logits(x), module(folded).view(K, B, C))
 
     @torch.no_grad()
     def test_preserve_keeps_the_function_to_rounding_through_concatenation(self, layer, shape, dtype):
@@ -308,7 +309,7 @@ class TestEveryLayer:
     def test_the_hypotheses_are_those_of_the_concatenation(self, layer, shape, dtype):
         module, net, x = self.anchored(layer, shape, dtype, "fresh")
         expected = naive(net, module, x)
-        assert_close(net.hypotheses(x), expected)
+        assert_close(net.per_anchor_logits(x), expected)
         assert_close(net(x), expected.mean(dim=0))
         assert differ(expected[0], expected[1])
 
@@ -327,7 +328,7 @@ def test_a_foreign_network_is_anchored_unchanged(foreign, with_example):
     if foreign.layer is not None:
         assert net.layer == foreign.layer
     expected = naive(net, foreign.module, x, foreign.before)
-    assert_close(net.hypotheses(x), expected)
+    assert_close(net.per_anchor_logits(x), expected)
     assert_close(net(x), expected.mean(dim=0))
 
 
@@ -337,7 +338,7 @@ def test_a_foreign_network_keeps_its_function_under_preserve(foreign):
     x = rand(B, *foreign.shape, seed=2, dtype=torch.float64)
     with torch.no_grad():
         folded = logits(foreign.module(x.repeat(K, *(1,) * len(foreign.shape))))
-        assert torch.equal(net.hypotheses(x), folded.view(K, B, C))
+        assert torch.equal(net.per_anchor_logits(x), folded.view(K, B, C))
 
 
 def test_a_foreign_network_trains_on_the_literal_pairs(foreign):
@@ -359,12 +360,12 @@ def test_a_network_works_in_any_gradient_mode(foreign, mode):
     x = rand(B, *foreign.shape, seed=2, dtype=torch.float64)
     with mode():
         net.set_anchors(rand(K, *foreign.shape, seed=1, dtype=torch.float64))
-        first = net.hypotheses(x)
-        again = net.hypotheses(x)
+        first = net.per_anchor_logits(x)
+        again = net.per_anchor_logits(x)
     assert first.requires_grad == (mode is torch.enable_grad)
     assert first.is_inference() == (mode is torch.inference_mode)
     assert_close(again, naive(net, foreign.module, x, foreign.before))
-    net.hypotheses(x).sum().backward()  # whatever mode came before, gradients can follow
+    net.per_anchor_logits(x).sum().backward()  # whatever mode came before, gradients can follow
     assert net.stem.weight.grad.isfinite().all()
 
 
@@ -396,9 +397,9 @@ def test_anchors_pass_through_what_precedes_the_stem(before, with_example):
     net.set_anchors(rand(K, *IMAGE, seed=1, dtype=torch.float64))
     assert net.layer == str(len(before))
     prefix = module[: len(before)]
-    assert_close(net.hypotheses(x), naive(net, module, x, lambda c: prefix(c.clone())))
+    assert_close(net.per_anchor_logits(x), naive(net, module, x, lambda c: prefix(c.clone())))
     with torch.no_grad():
-        assert_close(net.hypotheses(x), naive(net, module, x, lambda c: prefix(c.clone())))
+        assert_close(net.per_anchor_logits(x), naive(net, module, x, lambda c: prefix(c.clone())))
 
 
 def test_anchors_pass_through_deep_layers_too_where_the_user_says_so():
@@ -407,7 +408,7 @@ def test_anchors_pass_through_deep_layers_too_where_the_user_says_so():
     x = rand(B, *IMAGE, seed=2, dtype=torch.float64)
     net = kedge.anchor(module, init="fresh", layer="2")
     net.set_anchors(rand(K, *IMAGE, seed=1, dtype=torch.float64))
-    assert_close(net.hypotheses(x), naive(net, module, x, module[:2]))
+    assert_close(net.per_anchor_logits(x), naive(net, module, x, module[:2]))
 
 
 class ShiftsInPlace(nn.Module):
@@ -428,7 +429,7 @@ def test_a_network_that_writes_into_its_input_spoils_neither_anchors_nor_images(
     net.set_anchors(anchors)
     with torch.no_grad():
         for _ in range(2):
-            assert_close(net.hypotheses(x), naive(net, module, x, lambda c: c - 0.5))
+            assert_close(net.per_anchor_logits(x), naive(net, module, x, lambda c: c - 0.5))
     assert torch.equal(net.anchors, anchors)
     assert torch.equal(x, example)
     assert torch.equal(x, rand(B, *IMAGE, seed=2, dtype=torch.float64))
@@ -498,7 +499,7 @@ def test_the_first_layer_is_found_by_running_the_example():
     net = kedge.anchor(module, init="fresh", example=x)
     assert net.layer == "first"
     net.set_anchors(rand(K, *IMAGE, seed=1, dtype=torch.float64))
-    assert_close(net.hypotheses(x), naive(net, module, x))
+    assert_close(net.per_anchor_logits(x), naive(net, module, x))
 
 
 def test_the_example_may_be_bytes():
@@ -519,7 +520,7 @@ def test_without_an_example_a_wrong_guess_is_told_at_the_first_forward():
     assert net.layer == "head"
     net.set_anchors(rand(K, *IMAGE))
     told = r"'head' was taken for the first.*'first' reads the input before it; pass example=.*or layer="
-    for call in (net.train(), net.eval(), net.hypotheses):
+    for call in (net.train(), net.eval(), net.per_anchor_logits):
         with pytest.raises(ArchitectureError, match=told):
             call(rand(B, *IMAGE))
 
@@ -764,14 +765,14 @@ def test_of_two_readers_one_can_be_chosen_and_the_other_sees_the_image_alone():
     for layer in ("fine", "coarse"):
         net = kedge.anchor(module, init="fresh", layer=layer)
         net.set_anchors(rand(K, *IMAGE, seed=1, dtype=torch.float64))
-        assert_close(net.hypotheses(x), naive(net, module, x))
+        assert_close(net.per_anchor_logits(x), naive(net, module, x))
 
 
 def test_a_skip_connection_can_be_accepted():
     module, x = Skip().double().eval(), rand(B, *IMAGE, seed=2, dtype=torch.float64)
     net = kedge.anchor(module, init="fresh", layer="body.0")
     net.set_anchors(rand(K, *IMAGE, seed=1, dtype=torch.float64))
-    assert_close(net.hypotheses(x), naive(net, module, x))
+    assert_close(net.per_anchor_logits(x), naive(net, module, x))
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.ao:DeprecationWarning", "ignore:.*quantized:UserWarning")
@@ -800,7 +801,7 @@ class TestQuantised:
         net = kedge.anchor(module, example=rand(1, 6))
         net.set_anchors(rand(K, 6, seed=1))
         with torch.no_grad():
-            assert torch.equal(net.hypotheses(rand(B, 6)).flatten(0, 1), module(rand(B, 6).repeat(K, 1)))
+            assert torch.equal(net.per_anchor_logits(rand(B, 6)).flatten(0, 1), module(rand(B, 6).repeat(K, 1)))
 
 
 def test_a_lazy_layer_needs_weights_first():
@@ -850,10 +851,10 @@ def cached_pair():
 
 def step(net):
     """Take a training step in evaluation mode."""
-    optimiser = torch.optim.SGD(net.parameters(), lr=0.5)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.5)
     with torch.inference_mode(False), torch.enable_grad():
         F.cross_entropy(net(rand(B, *IMAGE, dtype=torch.float64)), torch.arange(B)).backward()
-        optimiser.step()
+        optimizer.step()
 
 
 def load_other(net):
@@ -879,7 +880,7 @@ CHANGES = {
     "weights through .data": lambda net: net.stem.weight.data[:, 0].add_(0.3),
     "another weight": replaced,
     "bias through .data": lambda net: net.stem.bias.data.add_(0.3),
-    "an optimiser's step": step,
+    "an optimizer's step": step,
     "a training batch": lambda net: net.train()(rand(B, *IMAGE, seed=5, dtype=torch.float64)) is net.eval(),
     "load_state_dict": load_other,
     "float": lambda net: net.float(),
@@ -904,13 +905,13 @@ def test_the_hypotheses_follow_every_change(change, mode):
     module, net = cached_pair()
     x = rand(B, *IMAGE, seed=2, dtype=torch.float64)
     with mode():
-        before = net.hypotheses(x)
+        before = net.per_anchor_logits(x)
         assert_close(before, naive(net, module, x, net.network[0]))
     CHANGES[change](net)
     x = x.to(net.mean)
     with mode():
         for _ in range(2):  # made anew, and from the cache
-            after = net.hypotheses(x)
+            after = net.per_anchor_logits(x)
             assert_close(after, naive(net, module, x, net.network[0]))
     assert change in SAME_FUNCTION or after.shape != before.shape or differ(after, before)
 
@@ -922,24 +923,24 @@ def test_the_caches_follow_changes_one_after_the_other():
         for change in [name for name in CHANGES if name != "float"]:
             with torch.enable_grad():
                 CHANGES[change](net)
-            assert_close(net.hypotheses(x), naive(net, module, x, net.network[0]))
+            assert_close(net.per_anchor_logits(x), naive(net, module, x, net.network[0]))
 
 
 def test_maps_made_under_autocast_do_not_outlive_it():
     module, net, x = conv_pair(dtype=torch.float32)
     with torch.no_grad():
         with torch.autocast("cpu", torch.bfloat16):
-            low = net.hypotheses(x)
-        assert_close(net.hypotheses(x), naive(net, module, x))
+            low = net.per_anchor_logits(x)
+        assert_close(net.per_anchor_logits(x), naive(net, module, x))
         with torch.autocast("cpu", torch.bfloat16):
-            assert torch.equal(net.hypotheses(x), low)
+            assert torch.equal(net.per_anchor_logits(x), low)
     assert_close(low.float(), naive(net, module, x), rel=0.05)
 
 
 def test_gradients_reach_the_stem_in_evaluation_mode():
     module, net, x = conv_pair()
     with torch.no_grad():
-        net.hypotheses(x)  # a cache without gradients must not be used
+        net.per_anchor_logits(x)  # a cache without gradients must not be used
     y = torch.arange(B)
     network, layer = literal(net, module)
     F.cross_entropy(net(x), y).backward()
@@ -990,15 +991,15 @@ def test_gradients_reach_what_precedes_the_stem_through_the_anchors_too(frozen):
 def test_a_deep_copy_after_evaluation_is_independent(mode):
     module, net, x = conv_pair()
     with mode():
-        before = net.hypotheses(x)
+        before = net.per_anchor_logits(x)
     twin = copy.deepcopy(net)
     with torch.no_grad():
         net.stem.weight.mul_(2)
         net.anchors.mul_(0.5)
     net.set_statistics(0.1, 0.1)
     with mode():
-        assert torch.equal(twin.hypotheses(x), before)
-        assert_close(net.hypotheses(x), naive(net, module, x))
+        assert torch.equal(twin.per_anchor_logits(x), before)
+        assert_close(net.per_anchor_logits(x), naive(net, module, x))
 
 
 def test_a_state_dict_brings_anchors_choice_and_batch_number_along():
@@ -1013,8 +1014,8 @@ def test_a_state_dict_brings_anchors_choice_and_batch_number_along():
     assert fresh.per_image == 2
     assert torch.equal(fresh.anchors, net.anchors)
     assert fresh.has_statistics
-    assert torch.equal(fresh.hypotheses(x), net.hypotheses(x))
-    assert fresh.hypotheses(x).shape == (2, B, C)
+    assert torch.equal(fresh.per_anchor_logits(x), net.per_anchor_logits(x))
+    assert fresh.per_anchor_logits(x).shape == (2, B, C)
 
 
 def test_a_state_dict_without_anchors_can_be_loaded():
@@ -1025,7 +1026,7 @@ def test_a_state_dict_without_anchors_can_be_loaded():
     assert fresh.per_image is None
     assert not fresh.has_statistics
     fresh.set_anchors(rand(K, *IMAGE, dtype=torch.float64))
-    assert_close(fresh.hypotheses(x), naive(fresh, module, x))
+    assert_close(fresh.per_anchor_logits(x), naive(fresh, module, x))
 
 
 def test_a_state_dict_may_bring_another_number_of_anchors():
@@ -1033,8 +1034,8 @@ def test_a_state_dict_may_bring_another_number_of_anchors():
     other = copy.deepcopy(net)
     other.set_anchors(rand(K + 3, *IMAGE, seed=9, dtype=torch.float64))
     net.load_state_dict(other.state_dict())
-    assert net.hypotheses(x).shape == (K + 3, B, C)
-    assert_close(net.hypotheses(x), naive(other, module, x))
+    assert net.per_anchor_logits(x).shape == (K + 3, B, C)
+    assert_close(net.per_anchor_logits(x), naive(other, module, x))
 
 
 def test_a_detector_can_tell_that_the_anchors_changed():
@@ -1072,7 +1073,7 @@ def largest_activation(net, x):
     sizes, hooks = [], []
     for module in net.network:
         hooks.append(module.register_forward_hook(lambda _m, _i, out: sizes.append(out[0].numel() * out.itemsize)))
-    net.hypotheses(x)
+    net.per_anchor_logits(x)
     for hook in hooks:
         hook.remove()
     return max(sizes)
@@ -1081,35 +1082,35 @@ def largest_activation(net, x):
 @torch.no_grad()
 def test_the_anchors_part_is_computed_once_and_the_image_s_part_once_per_image(affine_rows):
     _, net, x = conv_pair()
-    net.hypotheses(x[:1])  # the first forward looks the network over
+    net.per_anchor_logits(x[:1])  # the first forward looks the network over
     net.set_anchors(rand(K, *IMAGE, seed=6, dtype=torch.float64))
     affine_rows.clear()
-    net.hypotheses(x)
+    net.per_anchor_logits(x)
     assert sorted(affine_rows) == sorted([K, B])
     affine_rows.clear()
     for _ in range(3):
-        net.hypotheses(x)
+        net.per_anchor_logits(x)
     assert affine_rows == [B, B, B]
 
 
 def test_a_frozen_network_uses_its_cache_whether_gradients_are_on_or_not(affine_rows):
     _, net, x = conv_pair()
     net.requires_grad_(False)
-    net.hypotheses(x)
+    net.per_anchor_logits(x)
     affine_rows.clear()
-    net.hypotheses(x)
+    net.per_anchor_logits(x)
     with torch.no_grad():
-        net.hypotheses(x)
+        net.per_anchor_logits(x)
     assert affine_rows == [B, B]
 
 
 @torch.no_grad()
 def test_that_holds_under_a_memory_cap_too(affine_rows):
     _, net, x = conv_pair()
-    net.hypotheses(x)
+    net.per_anchor_logits(x)
     net.memory_cap = 1
     affine_rows.clear()
-    net.hypotheses(x)
+    net.per_anchor_logits(x)
     assert affine_rows == [1] * B
 
 
@@ -1117,9 +1118,9 @@ def test_that_holds_under_a_memory_cap_too(affine_rows):
 def test_anchors_of_an_image_s_own_are_computed_once_each(affine_rows):
     _, net, x = conv_pair()
     net.set_anchors(rand(6, *IMAGE, seed=6, dtype=torch.float64), per_image=2)
-    net.hypotheses(x)
+    net.per_anchor_logits(x)
     affine_rows.clear()
-    net.hypotheses(x)
+    net.per_anchor_logits(x)
     used = len(choose_per_image(x, 6, 2, 0).unique())
     assert sorted(affine_rows) == sorted([used, B])
 
@@ -1132,10 +1133,10 @@ def test_a_memory_cap_limits_the_rows_of_a_pass_and_changes_nothing_else(rows, p
     net.set_anchors(rand(5, *IMAGE, seed=1, dtype=torch.float64), per_image=per_image)
     x = rand(11, *IMAGE, seed=2, dtype=torch.float64)
     k = per_image or 5
-    whole = net.hypotheses(x)
+    whole = net.per_anchor_logits(x)
     net.memory_cap = 3 * largest_activation(net, x) * rows + 1  # a layer's input, its output and one more
     seen = passes(net)
-    capped = net.hypotheses(x)
+    capped = net.per_anchor_logits(x)
     assert_close(capped, whole, rel=1e-6)
     assert max(seen) <= max(1, rows)
     assert sum(seen) == k * 11
@@ -1149,15 +1150,15 @@ def test_the_cap_holds_for_larger_images_and_higher_precision_than_the_first():
     pool = (nn.AdaptiveAvgPool2d(1), nn.Flatten())
     net = kedge.anchor(nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), nn.Tanh(), *pool, nn.Linear(4, C)).eval())
     net.set_anchors(rand(K, 3, 4, 4))
-    net.hypotheses(rand(B, 3, 4, 4))
+    net.per_anchor_logits(rand(B, 3, 4, 4))
     net.set_anchors(rand(K, 3, 32, 32))
     x = rand(B, 3, 32, 32)
     net.memory_cap = 3 * 2 * largest_activation(net, x)
     seen = passes(net)
-    net.hypotheses(x)
+    net.per_anchor_logits(x)
     assert max(seen) == 2
     seen.clear()
-    net.double().hypotheses(x.double())
+    net.double().per_anchor_logits(x.double())
     assert max(seen) == 1
 
 
@@ -1365,9 +1366,9 @@ def test_bytes_are_evaluated_as_the_floats_they_stand_for():
     anchors, x = (torch.randint(0, 256, (n, *IMAGE), dtype=torch.uint8) for n in (K, B))
     _, net, _ = conv_pair(dtype=torch.float32)
     net.set_anchors(anchors)
-    as_bytes = net.hypotheses(x)
+    as_bytes = net.per_anchor_logits(x)
     net.set_anchors(anchors.float() / 255)
-    assert torch.equal(net.hypotheses(x.float() / 255), as_bytes)
+    assert torch.equal(net.per_anchor_logits(x.float() / 255), as_bytes)
 
 
 def test_masks_are_drawn_only_where_asked_and_targets_follow_them():
@@ -1420,7 +1421,7 @@ def test_each_image_sees_the_anchors_chosen_for_it():
     chosen = choose_per_image(x, 8, 3, 0)
     assert chosen.shape == (3, B)
     expected = naive(net, module, x)[chosen, torch.arange(B)]  # (3, B, C)
-    assert_close(net.hypotheses(x), expected)
+    assert_close(net.per_anchor_logits(x), expected)
     assert_close(net(x), expected.mean(dim=0))
 
 
@@ -1428,11 +1429,11 @@ def test_each_image_sees_the_anchors_chosen_for_it():
 def test_an_image_is_scored_alike_alone_and_in_any_batch():
     _, net = pooled()
     x = rand(9, *IMAGE, seed=2, dtype=torch.float64)
-    together = net.hypotheses(x)
+    together = net.per_anchor_logits(x)
     order = torch.randperm(9, generator=generator(0))
-    assert_close(torch.cat([net.hypotheses(image[None]) for image in x], dim=1), together)
-    assert_close(net.hypotheses(x[order]), together[:, order])
-    assert_close(net.hypotheses(x[3:5]), together[:, 3:5])
+    assert_close(torch.cat([net.per_anchor_logits(image[None]) for image in x], dim=1), together)
+    assert_close(net.per_anchor_logits(x[order]), together[:, order])
+    assert_close(net.per_anchor_logits(x[3:5]), together[:, 3:5])
 
 
 def test_the_choice_depends_on_the_image_alone():
@@ -1487,7 +1488,7 @@ def test_the_network_s_seed_is_that_of_the_choice():
     x = rand(B, *IMAGE, seed=2, dtype=torch.float64)
     module, net = pooled(seed=7)
     chosen = choose_per_image(x, 8, 3, 7)
-    assert_close(net.hypotheses(x), naive(net, module, x)[chosen, torch.arange(B)])
+    assert_close(net.per_anchor_logits(x), naive(net, module, x)[chosen, torch.arange(B)])
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -1497,7 +1498,7 @@ def test_the_network_s_seed_is_that_of_the_choice():
 
 def test_evaluation_before_set_anchors_is_an_error_that_says_so():
     net, x = kedge.anchor(conv_net()), rand(B, *IMAGE, dtype=torch.float64)
-    for call in (net.eval(), net.hypotheses):
+    for call in (net.eval(), net.per_anchor_logits):
         with pytest.raises(NotReadyError, match=r"no anchors.*set_anchors\(images\).*fit a detector"):
             call(x)
 
@@ -1518,7 +1519,7 @@ def test_evaluation_before_set_anchors_is_an_error_that_says_so():
 )
 def test_images_that_cannot_be_evaluated_are_an_error(x, told):
     _, net, _ = conv_pair(dtype=torch.float32)
-    for call in (net, net.hypotheses):
+    for call in (net, net.per_anchor_logits):
         with pytest.raises(InputError, match=told):
             call(x)
 
@@ -1599,7 +1600,7 @@ def test_hypotheses_are_those_of_evaluation_mode_and_put_the_modes_back():
     net.set_anchors(rand(K, *IMAGE, seed=1, dtype=torch.float64))
     x, before = rand(B, *IMAGE, dtype=torch.float64), training_modes(net)
     statistics = net.network[1].running_mean.clone()
-    assert_close(net.hypotheses(x), naive(net, module, x))
+    assert_close(net.per_anchor_logits(x), naive(net, module, x))
     assert training_modes(net) == before
     assert torch.equal(net.network[1].running_mean, statistics)
 
@@ -1611,7 +1612,7 @@ def test_the_modes_are_put_back_after_an_error_too():
     net.set_anchors(rand(K, *IMAGE))
     before = training_modes(net)
     with pytest.raises(RuntimeError):
-        net.hypotheses(rand(B, *IMAGE))
+        net.per_anchor_logits(rand(B, *IMAGE))
     assert training_modes(net) == before
     assert net.stem.job is None
 
@@ -1644,8 +1645,8 @@ def test_kedge_s_own_networks_are_built_again(dtype):
     net.record = {"epochs_done": 2}
     twin = again(net)
     x = rand(B, 3, 8, 8, dtype=dtype)
-    assert torch.equal(twin.hypotheses(x), net.hypotheses(x))
-    assert twin.hypotheses(x).dtype == dtype
+    assert torch.equal(twin.per_anchor_logits(x), net.per_anchor_logits(x))
+    assert twin.per_anchor_logits(x).dtype == dtype
     assert twin.options == net.options
     assert twin.record == net.record
     assert twin.has_statistics
@@ -1666,8 +1667,8 @@ def test_other_networks_are_built_again_from_a_fresh_one(make):
     x = rand(B, 126) if isinstance(module, nn.Linear) else rand(B, *IMAGE)
     net = kedge.anchor(module, init="fresh", example=x).eval()
     net.set_anchors(rand(K, *x.shape[1:], seed=1))
-    assert torch.equal(again(net, make()).hypotheses(x), net.hypotheses(x))
-    assert torch.equal(again(net, kedge.anchor(make(), example=x)).hypotheses(x), net.hypotheses(x))
+    assert torch.equal(again(net, make()).per_anchor_logits(x), net.per_anchor_logits(x))
+    assert torch.equal(again(net, kedge.anchor(make(), example=x)).per_anchor_logits(x), net.per_anchor_logits(x))
 
 
 @pytest.mark.parametrize(
@@ -1730,14 +1731,14 @@ def test_anchors_can_be_held_against_views_of_the_image_in_turn(per_image, views
     net.set_anchors(anchors, per_image=per_image)
     mirrored = images.flip(3)
     seen = [images, mirrored, moved(images, -1), moved(mirrored, 1), moved(images, 1), moved(mirrored, -1)][:views]
-    expected = [net.hypotheses(view, like=images) for view in seen]
-    found = net.hypotheses(images, views=views)
+    expected = [net.per_anchor_logits(view, like=images) for view in seen]
+    found = net.per_anchor_logits(images, tta=views)
     assert found.shape == expected[0].shape
     for k, hypothesis in enumerate(found):
         assert torch.allclose(hypothesis, expected[k % views][k], atol=1e-6)
         if k % views:
             assert not torch.allclose(hypothesis, expected[0][k], atol=1e-3)  # else nothing would have been tested
-    some = net.hypotheses(images, views=views, which=[1, 2])
+    some = net.per_anchor_logits(images, tta=views, which=[1, 2])
     assert torch.allclose(some, found[1:3], atol=1e-6)
 
 
@@ -1752,14 +1753,14 @@ def test_views_of_signals_and_of_tiny_images_keep_their_shape():
 def test_amp_refuses_other_numbers_of_views():
     net = kedge.anchor(torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(12, 2)))
     with pytest.raises(InputError, match="views must be one of 1, 2, 6; got 3"):
-        kedge.AMP(net, views=3)
+        kedge.AMP(net, tta=3)
 
 
 def test_amp_takes_the_views_and_its_file_says_so(tmp_path):
     net = kedge.anchor(kedge.models.build("compact", width=4, classes=3), init="fresh", seed=0)
     images = torch.rand(40, 3, 16, 16, generator=torch.Generator().manual_seed(0))
-    detector = kedge.AMP(net, views=6).fit(images).calibrate(images[5:])
-    hypotheses = net.hypotheses(images, views=6)
+    detector = kedge.AMP(net, tta=6).fit(images).calibrate(images[5:])
+    hypotheses = net.per_anchor_logits(images, tta=6)
     tau = hypotheses.sigmoid().std(dim=0).sum(dim=1)
     logits = hypotheses.mean(dim=0) / (1 + tau.exp())[:, None]
     assert torch.allclose(detector.score(images), logits.mean(dim=1) - logits.logsumexp(dim=1), atol=1e-4)

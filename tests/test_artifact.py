@@ -14,11 +14,12 @@ from safetensors.torch import save_file
 from torch import nn
 
 import kedge
-from kedge import artifact
-from kedge.detectors import DETECTORS
+from kedge.anchoring.corruption import Corruption
+from kedge.detectors.registry import DETECTORS
 from kedge.errors import FileFormatError, InputError, KedgeError, KedgeWarning
+from kedge.io import artifact
 from kedge.models import build
-from kedge.transforms import Corruption, seeded
+from kedge.seeds import seeded
 
 SMALL = {
     "compact": {"width": 4},
@@ -83,7 +84,7 @@ def assert_same(detector, again, x) -> None:
     first, second = detector(x), again(x)
     for field in ("label", "logits", "probability", "score", "p_value", "is_ood"):
         assert getattr(first, field).equal(getattr(second, field))
-    assert (first.temperature is None) == (second.temperature is None)
+    assert (first.tau is None) == (second.tau is None)
 
 
 # Round trips.
@@ -94,7 +95,7 @@ def assert_same(detector, again, x) -> None:
 @pytest.mark.parametrize("detector_name", ["amp", "energy"])
 def test_a_built_in_network_rebuilds_itself(name, dtype, detector_name, tmp_path):
     net = network(name, anchored=detector_name == "amp", dtype=dtype)
-    detector = DETECTORS[detector_name](net).fit(labelled()).calibrate(labelled(seed=1), tpr=0.9, confidence=0.5)
+    detector = DETECTORS[detector_name](net).fit(labelled()).calibrate(labelled(seed=1), alpha=0.1, delta=0.5)
     detector.save(tmp_path / "a.kedge")
     state = torch.get_rng_state()
     again = kedge.load(tmp_path / "a.kedge")
@@ -145,7 +146,7 @@ def test_every_option_of_amp_comes_back(options, tmp_path):
 @pytest.mark.parametrize(
     "options",
     [
-        {"corruption": Corruption(crop=False, grey=False), "every": 3},
+        {"corruption": Corruption(crop=False, gray=False), "every": 3},
         {"corruption": None, "mask": 0.25, "mask_target": "uniform", "seed": 11},
         {"corruption": "default"},
     ],
@@ -446,7 +447,7 @@ def test_a_newer_version_says_so(version, tmp_path):
         lambda h, t: h.update(network=[]),
         lambda h, t: h["detector"].update(name="oracle"),
         lambda h, t: h["detector"]["config"].update(unheard_of=1),
-        lambda h, t: h["calibration"].pop("tpr"),
+        lambda h, t: h["calibration"].pop("alpha"),
         lambda h, t: h["network"].pop("record"),
         lambda h, t: h["network"]["anchored"].pop("options"),
         lambda h, t: h["network"]["anchored"]["options"].update(unheard_of=1),

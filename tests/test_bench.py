@@ -17,18 +17,18 @@ from torch import nn
 from typer.testing import CliRunner
 
 import kedge
-from kedge import bench
-from kedge.bench.engines import Adaptive
-from kedge.bench.page import page
-from kedge.bench.plain import Naive, on_pairs, without_anchors
-from kedge.bench.quality import open_share, quality
-from kedge.bench.steps import training_steps
-from kedge.bench.subjects import noise
-from kedge.bench.turns import Spread, in_turns, ratios
 from kedge.cli import app
 from kedge.errors import FileFormatError, InputError, NotReadyError
 from kedge.provenance import processor
-from kedge.transforms import seeded
+from kedge.seeds import seeded
+from kedge.studies import bench
+from kedge.studies.bench.engines import Adaptive
+from kedge.studies.bench.page import page
+from kedge.studies.bench.plain import Naive, on_pairs, without_anchors
+from kedge.studies.bench.quality import open_share, quality
+from kedge.studies.bench.steps import training_steps
+from kedge.studies.bench.subjects import noise
+from kedge.studies.bench.turns import Spread, in_turns, ratios
 from test_report import check
 
 ROOT = Path(__file__).parents[1]
@@ -94,7 +94,7 @@ def test_everybody_has_a_turn_in_every_round_and_another_one_begins_it():
 def test_what_is_fast_is_called_as_often_as_fills_its_turn(monkeypatch):
     called = []
     clock = SimpleNamespace(perf_counter=lambda: len(called), sleep=lambda _: None)  # on which a call takes a second
-    monkeypatch.setattr("kedge.bench.turns.time", clock)
+    monkeypatch.setattr("kedge.studies.bench.turns.time", clock)
     times = in_turns({"fast": lambda: called.append(1)}, repeats=2, least=20)
     assert len(called) == 2 + 2 * 20  # to warm up, and in two turns
     assert times == {"fast": [1, 1]}  # of one call, not of all
@@ -153,7 +153,7 @@ def test_an_adaptive_detector_is_measured_with_all_anchors_too(detector, tmp_pat
 def test_twins_keep_the_promise_of_the_detector(detector, tmp_path):
     images = noise(100, (3, 32, 32), seed=1)
     adaptive = kedge.AMP(copy.deepcopy(detector.net), anchors="auto").fit(images)
-    bench.prepare(adaptive.calibrate(images, tpr=0.8, confidence=0.9), tmp_path, engines=("auto",))
+    bench.prepare(adaptive.calibrate(images, alpha=0.2, delta=0.1), tmp_path, engines=("auto",))
     for twin in ("detector.kedge", "auto.kedge"):
         promised = kedge.load(tmp_path / twin).calibration
         assert (promised.tpr, promised.confidence) == (0.8, 0.9)
@@ -161,7 +161,7 @@ def test_twins_keep_the_promise_of_the_detector(detector, tmp_path):
 
 def test_random_images_may_be_too_few_for_the_promise(detector, tmp_path):
     strict = kedge.AMP(copy.deepcopy(detector.net)).fit(noise(20, (3, 32, 32)))
-    strict.calibrate(noise(100, (3, 32, 32), seed=1), tpr=0.99)
+    strict.calibrate(noise(100, (3, 32, 32), seed=1), alpha=0.01)
     assert bench.prepare(strict, tmp_path, engines=("auto",)).left_out == {}  # and nothing warns
 
 
@@ -411,7 +411,7 @@ def test_quality_needs_a_set_that_is_out_of_distribution(prepared):
 @pytest.fixture
 def quick(monkeypatch):
     """Measure without waiting for a turn to fill."""
-    command = import_module("kedge.cli.bench")  # its name in the package is that of the function
+    command = import_module("kedge.studies.commands.bench")  # its name in the package is that of the function
     monkeypatch.setattr(command, "measure", partial(bench.measure, least=0))
 
 

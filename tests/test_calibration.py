@@ -45,20 +45,20 @@ def test_p_values_are_the_counted_share(calibration, scores):
     assert p.tolist() == [float(exact_p(calibration, s)) for s in scores]
 
 
-@given(calibration=tied | spread, scores=tied | spread, tpr=shares)
+@given(calibration=tied | spread, scores=tied | spread, alpha=shares)
 @quick
-def test_is_ood_is_the_p_value_compared_in_exact_arithmetic(calibration, scores, tpr):
-    flags = is_ood(torch.tensor(calibration), torch.tensor(scores), tpr)
-    assert flags.tolist() == [exact_p(calibration, s) <= 1 - Fraction(str(tpr)) for s in scores]
+def test_is_ood_is_the_p_value_compared_in_exact_arithmetic(calibration, scores, alpha):
+    flags = is_ood(torch.tensor(calibration), torch.tensor(scores), alpha)
+    assert flags.tolist() == [exact_p(calibration, s) <= 1 - Fraction(str(alpha)) for s in scores]
 
 
-@given(calibration=tied | spread, scores=tied | spread, tpr=shares, confidence=st.none() | shares)
+@given(calibration=tied | spread, scores=tied | spread, alpha=shares, delta=st.none() | shares)
 @quick
-def test_is_ood_is_a_score_above_the_threshold(calibration, scores, tpr, confidence):
+def test_is_ood_is_a_score_above_the_threshold(calibration, scores, alpha, delta):
     calibration, scores = torch.tensor(calibration), torch.tensor([*scores, *calibration, INF, -INF])
-    flags = is_ood(calibration, scores, tpr, confidence)
+    flags = is_ood(calibration, scores, alpha, delta)
     assert flags.dtype == torch.bool
-    assert flags.equal(scores > quiet_threshold(calibration, tpr, confidence))
+    assert flags.equal(scores > quiet_threshold(calibration, alpha, delta))
 
 
 def test_order_dtype_and_shape():
@@ -75,20 +75,20 @@ def test_order_dtype_and_shape():
 
 def test_a_float32_score_is_not_rounded_onto_a_float64_calibration_score():
     calibration = torch.tensor([0.1] * 19, dtype=torch.float64)  # as float32, 0.1 lies just above it
-    assert is_ood(calibration, torch.tensor([0.1]), tpr=0.95).tolist() == [True]
+    assert is_ood(calibration, torch.tensor([0.1]), alpha=0.05).tolist() == [True]
 
 
 # The promises. The score is uniform on [0, 1], so the chance to flag an ID image is 1 - threshold.
 
 
-@pytest.mark.parametrize(("n", "tpr"), [(19, 0.95), (25, 0.95), (99, 0.95), (200, 0.95), (50, 0.8)])
-def test_on_average_over_calibration_sets_at_most_1_minus_tpr_of_id_is_flagged(n, tpr):
+@pytest.mark.parametrize(("n", "alpha"), [(19, 0.95), (25, 0.95), (99, 0.95), (200, 0.95), (50, 0.8)])
+def test_on_average_over_calibration_sets_at_most_1_minus_tpr_of_id_is_flagged(n, alpha):
     draws = 2000
     calibration = torch.rand(draws, n, generator=torch.Generator().manual_seed(n), dtype=torch.float64)
-    flagged = np.array([1 - threshold(row, tpr) for row in calibration])
+    flagged = np.array([1 - threshold(row, alpha) for row in calibration])
     error = flagged.std() / math.sqrt(draws)
-    assert flagged.mean() <= 1 - tpr + 3 * error
-    assert flagged.mean() >= 1 - tpr - 1 / (n + 1) - 3 * error  # and wastes less than one rank
+    assert flagged.mean() <= 1 - alpha + 3 * error
+    assert flagged.mean() >= 1 - alpha - 1 / (n + 1) - 3 * error  # and wastes less than one rank
 
 
 def test_the_average_promise_holds_for_fresh_images_and_tied_scores():
@@ -101,20 +101,20 @@ def test_the_average_promise_holds_for_fresh_images_and_tied_scores():
     assert flagged.mean() > 0.03
 
 
-@pytest.mark.parametrize(("n", "confidence"), [(59, 0.95), (100, 0.9), (300, 0.9), (300, 0.5)])
-def test_with_confidence_the_promise_holds_for_that_share_of_calibration_sets(n, confidence):
+@pytest.mark.parametrize(("n", "delta"), [(59, 0.95), (100, 0.9), (300, 0.9), (300, 0.5)])
+def test_with_confidence_the_promise_holds_for_that_share_of_calibration_sets(n, delta):
     draws = 2000
     calibration = torch.rand(draws, n, generator=torch.Generator().manual_seed(n), dtype=torch.float64)
-    flagged = np.array([1 - threshold(row, 0.95, confidence) for row in calibration])
+    flagged = np.array([1 - threshold(row, 0.95, delta) for row in calibration])
     kept = np.mean(flagged <= 0.05)
-    assert kept >= confidence - 3 * math.sqrt(confidence * (1 - confidence) / draws)
-    k = allowed(n, 0.95, confidence)
+    assert kept >= delta - 3 * math.sqrt(delta * (1 - delta) / draws)
+    k = allowed(n, 0.95, delta)
     one_more = np.array([1 - float(row.sort().values[-k - 1]) for row in calibration])
-    assert np.mean(one_more <= 0.05) < confidence  # the next rank would break it
+    assert np.mean(one_more <= 0.05) < delta  # the next rank would break it
 
 
 def test_without_confidence_many_single_calibration_sets_miss():
-    """Why ``confidence`` exists: the average promise alone is broken by nearly every second set."""
+    """Why ``delta`` exists: the average promise alone is broken by nearly every second set."""
     calibration = torch.rand(1000, 300, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     kept = np.mean([1 - threshold(row, 0.95) <= 0.05 for row in calibration])
     assert 0.4 < kept < 0.65
@@ -126,7 +126,7 @@ def test_without_confidence_many_single_calibration_sets_miss():
 def test_allowed_reads_the_rate_as_the_decimal_it_is():
     assert (1 - 0.9) * 10 < 1  # floats alone would allow 0 of 9
     assert [allowed(n, 0.95) for n in (1, 18, 19, 38, 39, 999)] == [0, 0, 1, 1, 2, 50]
-    assert [allowed(9, tpr) for tpr in (0.9, 0.8, 0.7, 0.6, 0.1)] == [1, 2, 3, 4, 9]
+    assert [allowed(9, alpha) for alpha in (0.9, 0.8, 0.7, 0.6, 0.1)] == [1, 2, 3, 4, 9]
 
 
 @given(n=st.integers(1, 10**6), thousandths=st.integers(1, 999))
@@ -138,68 +138,68 @@ def test_allowed_is_the_largest_count_whose_share_fits(n, thousandths):
 
 @given(
     n=st.integers(1, 3000),
-    tpr=st.sampled_from([0.05, 0.5, 0.9, 0.95, 0.99, 0.999]),
-    confidence=st.sampled_from([0.013, 0.47, 0.803, 0.901, 0.953, 0.9901, 0.99999]),
+    alpha=st.sampled_from([0.05, 0.5, 0.9, 0.95, 0.99, 0.999]),
+    delta=st.sampled_from([0.013, 0.47, 0.803, 0.901, 0.953, 0.9901, 0.99999]),
 )
 @settings(max_examples=100, derandomize=True, deadline=None)
-def test_allowed_with_confidence_is_the_binomial_bound(n, tpr, confidence):
-    keeps = binom.sf(np.arange(n + 1) - 1, n, 1 - tpr) >= confidence  # by k
-    assert allowed(n, tpr, confidence) == np.flatnonzero(keeps).max()
+def test_allowed_with_confidence_is_the_binomial_bound(n, alpha, delta):
+    keeps = binom.sf(np.arange(n + 1) - 1, n, 1 - alpha) >= delta  # by k
+    assert allowed(n, alpha, delta) == np.flatnonzero(keeps).max()
 
 
 @pytest.mark.parametrize("n", [10**4, 10**5, 10**6])
-@pytest.mark.parametrize("tpr", [0.5, 0.95, 0.9999])
-@pytest.mark.parametrize("confidence", [0.1, 0.9, 1 - 1e-10])
-def test_allowed_with_confidence_holds_for_large_sets(n, tpr, confidence):
-    k = allowed(n, tpr, confidence)
+@pytest.mark.parametrize("alpha", [0.5, 0.95, 0.9999])
+@pytest.mark.parametrize("delta", [0.1, 0.9, 1 - 1e-10])
+def test_allowed_with_confidence_holds_for_large_sets(n, alpha, delta):
+    k = allowed(n, alpha, delta)
     if k > 0:
-        assert beta.cdf(1 - tpr, k, n + 1 - k) >= confidence
-    assert beta.cdf(1 - tpr, k + 1, n - k) < confidence
+        assert beta.cdf(1 - alpha, k, n + 1 - k) >= delta
+    assert beta.cdf(1 - alpha, k + 1, n - k) < delta
 
 
 # Too few images, bad arguments.
 
 
 @pytest.mark.parametrize(
-    ("tpr", "confidence", "needed"),
+    ("alpha", "delta", "needed"),
     [(0.95, None, 19), (0.9, None, 9), (0.99, None, 99), (0.7, None, 3), (0.95, 0.95, 59), (0.9, 0.99, 44)],
 )
-def test_too_few_scores_flag_nothing_and_the_warning_names_how_many_are_needed(tpr, confidence, needed):
+def test_too_few_scores_flag_nothing_and_the_warning_names_how_many_are_needed(alpha, delta, needed):
     few, enough = torch.zeros(needed - 1), torch.zeros(needed)
     with pytest.warns(KedgeWarning, match=f"{needed - 1} calibration scores.*at least {needed}$"):
-        assert threshold(few, tpr, confidence) == INF
-    assert not is_ood(few, torch.tensor([INF]), tpr, confidence).any()
-    assert threshold(enough, tpr, confidence) == 0  # no warning, which pytest would raise
-    assert is_ood(enough, torch.tensor([1.0]), tpr, confidence).all()
+        assert threshold(few, alpha, delta) == INF
+    assert not is_ood(few, torch.tensor([INF]), alpha, delta).any()
+    assert threshold(enough, alpha, delta) == 0  # no warning, which pytest would raise
+    assert is_ood(enough, torch.tensor([1.0]), alpha, delta).all()
 
 
-@given(tpr=st.integers(1, 999).map(lambda i: i / 1000), confidence=st.none() | shares)
+@given(alpha=st.integers(1, 999).map(lambda i: i / 1000), delta=st.none() | shares)
 @quick
-def test_the_number_named_is_the_smallest_that_can_flag(tpr, confidence):
-    if allowed(1, tpr, confidence) > 0:
+def test_the_number_named_is_the_smallest_that_can_flag(alpha, delta):
+    if allowed(1, alpha, delta) > 0:
         return
     with pytest.warns(KedgeWarning) as caught:
-        threshold(torch.zeros(1), tpr, confidence)
+        threshold(torch.zeros(1), alpha, delta)
     needed = int(str(caught[0].message).split()[-1])
-    assert allowed(needed, tpr, confidence) >= 1
-    assert allowed(needed - 1, tpr, confidence) == 0
+    assert allowed(needed, alpha, delta) >= 1
+    assert allowed(needed - 1, alpha, delta) == 0
 
 
-@pytest.mark.parametrize("tpr", [0, 1, -0.1, 1.5, 95, NAN])
-def test_a_rate_outside_0_to_1_is_refused(tpr):
+@pytest.mark.parametrize("alpha", [0, 1, -0.1, 1.5, 95, NAN])
+def test_a_rate_outside_0_to_1_is_refused(alpha):
     for call in (
-        lambda: allowed(10, tpr),
-        lambda: threshold(torch.zeros(30), tpr),
-        lambda: is_ood(torch.zeros(30), torch.zeros(1), tpr),
+        lambda: allowed(10, alpha),
+        lambda: threshold(torch.zeros(30), alpha),
+        lambda: is_ood(torch.zeros(30), torch.zeros(1), alpha),
     ):
-        with pytest.raises(InputError, match="tpr"):
+        with pytest.raises(InputError, match="alpha"):
             call()
 
 
-@pytest.mark.parametrize("confidence", [0, 1, 2, NAN])
-def test_a_confidence_outside_0_to_1_is_refused(confidence):
-    with pytest.raises(InputError, match="confidence"):
-        allowed(10, 0.95, confidence)
+@pytest.mark.parametrize("delta", [0, 1, 2, NAN])
+def test_a_confidence_outside_0_to_1_is_refused(delta):
+    with pytest.raises(InputError, match="delta"):
+        allowed(10, 0.95, delta)
 
 
 @pytest.mark.parametrize(

@@ -39,9 +39,9 @@ def test_what_passes_is_returned_as_it_came():
         ),
         (lambda: resolve("score", "mpp", {"msp": max}), "score must be a function or one of 'msp'; got 'mpp'"),
         (lambda: resolve("score", None, {"msp": max}), "score must be a function or one of 'msp'; got None"),
-        (lambda: between("tpr", 1.5, 0, 1), "tpr must lie in [0, 1]; got 1.5"),
-        (lambda: between("tpr", 1, 0, 1, open_ends=True), "tpr must lie in (0, 1); got 1"),
-        (lambda: between("tpr", NAN, 0, 1), "tpr must lie in [0, 1]; got nan"),
+        (lambda: between("alpha", 1.5, 0, 1), "tpr must lie in [0, 1]; got 1.5"),
+        (lambda: between("alpha", 1, 0, 1, open_ends=True), "tpr must lie in (0, 1); got 1"),
+        (lambda: between("alpha", NAN, 0, 1), "tpr must lie in [0, 1]; got nan"),
         (lambda: at_least("k", 1, 2), "k must be a whole number of at least 2; got 1"),
         (lambda: at_least("k", 2.0, 2), "k must be a whole number of at least 2; got 2.0"),
         (lambda: at_least("k", True, 1), "k must be a whole number of at least 1; got True"),
@@ -153,7 +153,7 @@ def test_a_directory_is_no_file_to_write(tmp_path):
 
 
 def test_a_written_file_is_as_readable_as_any_other(tmp_path):
-    from kedge import artifact
+    from kedge.io import artifact
 
     (tmp_path / "plain").write_text("")
     with atomic(tmp_path / "a") as temporary:

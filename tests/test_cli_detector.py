@@ -13,7 +13,7 @@ import kedge
 from kedge.cli import app
 from kedge.errors import FileFormatError, InputError
 from kedge.models import build
-from kedge.transforms import seeded
+from kedge.seeds import seeded
 from test_report import check
 
 
@@ -37,7 +37,7 @@ def folder(tmp_path_factory):
     with seeded(0):
         net = build("compact", width=4, classes=3)
     anchored = kedge.train(kedge.anchor(net), train, kedge.training.Recipe(epochs=1, batch=20, lr=0.01, crop=0), seed=5)
-    kedge.AMP(anchored, k=4).fit(train).calibrate(held, tpr=0.9).save(home / "amp.kedge")
+    kedge.AMP(anchored, k=4).fit(train).calibrate(held, alpha=0.1).save(home / "amp.kedge")
     kedge.MSP(net).fit(train).calibrate(held).save(home / "msp.kedge")
     return home
 
@@ -63,10 +63,10 @@ def test_info_is_readable_too(folder):
 
 
 def test_what_a_file_says_is_text_and_no_markup(folder, tmp_path):
-    header, tensors = kedge.artifact.read(folder / "amp.kedge")
+    header, tensors = kedge.io.artifact.read(folder / "amp.kedge")
     header["classes"] = ["[/b]", "[red]bee", "cow"]
     header["network"]["spec"]["arguments"]["pool"] = "max"
-    kedge.artifact.write(tmp_path / "[/b].kedge", header, tensors)
+    kedge.io.artifact.write(tmp_path / "[/b].kedge", header, tensors)
     done = run("info", tmp_path / "[/b].kedge")
     assert done.exit_code == 0, done.output
     assert re.search(r"classes\s+\[/b\], \[red\]bee, cow", done.output)
@@ -94,21 +94,25 @@ def test_info_needs_no_network_that_is_not_kedge_s_own(tmp_path):
 def test_info_of_another_file_is_an_error_that_says_so(tmp_path):
     (tmp_path / "a.kedge").write_bytes(b"no detector")
     assert isinstance(run("info", tmp_path / "a.kedge").exception, FileFormatError)
-    kedge.artifact.write(tmp_path / "b.kedge", {"something": "else"}, {})
+    kedge.io.artifact.write(tmp_path / "b.kedge", {"something": "else"}, {})
     with pytest.raises(FileFormatError, match="not of a detector"):
         raise run("info", tmp_path / "b.kedge").exception
 
 
 def test_calibrate_sets_the_threshold_anew(folder, tmp_path):
-    done = run("calibrate", folder / "amp.kedge", f"npz:{folder / 'fresh.npz'}", "--tpr", 0.8, "--out", tmp_path / "b")
+    done = run(
+        "calibrate", folder / "amp.kedge", f"npz:{folder / 'fresh.npz'}", "--alpha", "0.2", "--out", tmp_path / "b"
+    )
     assert done.exit_code == 0, done.output
     before, after = kedge.load(folder / "amp.kedge"), kedge.load(tmp_path / "b")
     fresh = kedge.ImageSet.from_arrays(greys(100, 2), np.arange(60) % 3)
-    assert after.calibration.threshold == before.calibrate(fresh, tpr=0.8).calibration.threshold
-    assert kedge.load(folder / "amp.kedge").calibration.tpr == 0.9  # the first file is as it was
-    said = json.loads(run("calibrate", tmp_path / "b", f"npz:{folder / 'fresh.npz'}", "--tpr", 0.8, "--json").stdout)
+    assert after.calibration.threshold == before.calibrate(fresh, alpha=0.2).calibration.threshold
+    assert kedge.load(folder / "amp.kedge").calibration.alpha == 0.1  # the first file is as it was
+    said = json.loads(
+        run("calibrate", tmp_path / "b", f"npz:{folder / 'fresh.npz'}", "--alpha", "0.2", "--json").stdout
+    )
     expected = {"file": str(tmp_path / "b"), "threshold": after.calibration.threshold, "images": 60}
-    assert said == expected | {"tpr": 0.8, "confidence": None}
+    assert said == expected | {"alpha": 0.8, "delta": None}
 
 
 def test_evaluate_prints_what_the_function_gives(folder, tmp_path):

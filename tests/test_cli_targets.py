@@ -41,10 +41,10 @@ FOLDERS = {
     "train": ["train", "npz:none.npz", "--out"],
     "reproduce": ["reproduce", "ntk", "--out"],
     "networks": ["reproduce", "methods", "--networks"],
-    "distil": ["distil", "none.kedge", "--train", "none", "-o", "student.kedge", "--directory"],
+    "distill": ["distill", "none.kedge", "--train", "none", "-o", "student.kedge", "--directory"],
 }
 FILES = {
-    "distil": ["distil", "none.kedge", "--train", "none", "-o"],
+    "distill": ["distill", "none.kedge", "--train", "none", "-o"],
     "evaluate": ["evaluate", "none.kedge", "--test", "none", "--ood", "none", "--report"],
     "export": ["export", "none.kedge", "-o"],
     "calibrate": ["calibrate", "none.kedge", "npz:none.npz", "--out"],

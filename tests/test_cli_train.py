@@ -77,8 +77,8 @@ def test_one_name_says_how_to_train_and_how_to_read(images, tmp_path):
     assert done.exit_code == 0, done.output
     detector = kedge.load(tmp_path / "run" / "detector.kedge")
     options = detector.net.options
-    assert (options.spread, options.mask, options.made) == (True, 0.0, 0.2)
-    assert detector.net.record["objective"]["name"] == "made outliers"
+    assert (options.per_sample, options.mask, options.made) == (True, 0.0, 0.2)
+    assert detector.net.record["loss"]["name"] == "made outliers"
     assert (detector.variant, detector.views, detector.tau) == ("recommended", 6, "mean")
 
 
@@ -91,7 +91,7 @@ def test_a_share_to_hold_out_is_named_as_it_was_given(images, tmp_path, share):
 
 def test_options_of_anchors_do_not_go_with_a_plain_network(images, tmp_path):
     done = CliRunner().invoke(app, arguments(images, tmp_path / "run", "--plain", "--no-spread", "--mask", "0.1"))
-    with pytest.raises(kedge.errors.InputError, match="--spread, --mask must not come with --plain"):
+    with pytest.raises(kedge.errors.InputError, match="--per-sample, --mask must not come with --plain"):
         raise done.exception
 
 

@@ -11,10 +11,10 @@ from torch import nn
 import kedge
 from kedge import scores
 from kedge.data.leakage import fingerprints
-from kedge.detectors.flips_and_crops import FlipsAndCrops, shifted
-from kedge.detectors.pixel_statistics import PixelStatistics, statistics
+from kedge.detectors.low_level_statistics import LowLevelStatistics, statistics
+from kedge.detectors.tta import TTA, shifted
 from kedge.errors import InputError, NotReadyError
-from kedge.transforms import seeded
+from kedge.seeds import seeded
 
 
 def images(n=30, seed=0, side=8) -> torch.Tensor:
@@ -34,21 +34,21 @@ def network(anchored=False) -> nn.Module:
 def test_a_global_temperature_is_the_mean_over_the_half_that_was_learned_from():
     net = network(anchored=True)
     held_out = images(80, seed=1)
-    control = kedge.AMP(net, temperature="global").fit(images()).calibrate(held_out)
+    control = kedge.AMP(net, shared_tau=True).fit(images()).calibrate(held_out)
     mine = fingerprints(held_out)[:, 0] % 2 == 0
     with torch.no_grad():
-        taus = [float(scores.temperature(net.eval().hypotheses(x[None]))) for x in held_out[mine]]
+        taus = [float(scores.tau(net.eval().per_anchor_logits(x[None]))) for x in held_out[mine]]
     assert control.global_tau == pytest.approx(sum(taus) / len(taus))
     assert len(control.calibration.scores) == int((~mine).sum())
     x = images(5, seed=2)
-    mean = net.hypotheses(x).mean(dim=0)
-    expected = scores.amp(mean / (1 + torch.exp(torch.tensor(control.global_tau))))
+    mean = net.per_anchor_logits(x).mean(dim=0)
+    expected = scores.kl_uniform(mean / (1 + torch.exp(torch.tensor(control.global_tau))))
     torch.testing.assert_close(control.score(x), expected)
-    torch.testing.assert_close(control(x).temperature, scores.temperature(net.hypotheses(x)))  # still told, not used
+    torch.testing.assert_close(control(x).tau, scores.tau(net.per_anchor_logits(x)))  # still told, not used
 
 
 def test_a_global_temperature_must_be_learned_first_and_is_saved(tmp_path):
-    control = kedge.AMP(network(anchored=True), temperature="global").fit(images())
+    control = kedge.AMP(network(anchored=True), shared_tau=True).fit(images())
     with pytest.raises(NotReadyError, match="call calibrate"):
         control.score(images(2))
     control.calibrate(images(80, seed=1)).save(tmp_path / "a.kedge")
@@ -75,9 +75,9 @@ def test_a_shift_moves_every_pixel_and_zeros_in(down, right):
 
 
 @pytest.mark.parametrize("flip", [True, False])
-def test_flips_and_crops_score_the_mean_logits_of_the_copies(flip):
+def test_tta_score_the_mean_logits_of_the_copies(flip):
     net, x = network(), images(4) / 255.0
-    detector = FlipsAndCrops(net, k=4, shift=2, flip=flip, seed=3).fit(images())
+    detector = TTA(net, k=4, shift=2, flip=flip, seed=3).fit(images())
     moves = torch.randint(-2, 3, (4, 2), generator=torch.Generator().manual_seed(3)).tolist()
     copies = [x.double()]
     for number, (down, right) in enumerate(moves[1:], 1):
@@ -93,23 +93,23 @@ def test_flips_and_crops_score_the_mean_logits_of_the_copies(flip):
 def test_the_views_of_amp_are_what_amp_sees_where_anchors_do_not_count(k):
     net, x = network(), images(4, seed=1)
     anchored = kedge.anchor(net)  # with equal halves: its hypotheses do not depend on the anchor
-    amp = kedge.AMP(anchored, k=k, views=6, rescale="none").fit(images())
-    control = FlipsAndCrops(net, k=k, score="amp", views=True).fit(images())
+    amp = kedge.AMP(anchored, k=k, tta=6, rescale="none").fit(images())
+    control = TTA(net, k=k, score="kl_uniform", same_as_amp=True).fit(images())
     torch.testing.assert_close(control.score(x), amp.score(x))
-    assert not torch.allclose(control.score(x), FlipsAndCrops(net, k=k, score="amp").fit(images()).score(x))
+    assert not torch.allclose(control.score(x), TTA(net, k=k, score="kl_uniform").fit(images()).score(x))
 
 
 def test_there_are_six_views():
-    with pytest.raises(InputError, match="k must be at most 6 with views=True, which has no more; got 7"):
-        FlipsAndCrops(network(), k=7, views=True)
+    with pytest.raises(InputError, match="k must be at most 6 with tta=True, which has no more; got 7"):
+        TTA(network(), k=7, tta=True)
 
 
 def test_one_copy_is_energy():
     net = network()
-    one, energy = FlipsAndCrops(net, k=1).fit(images()), kedge.Energy(net).fit(images())
+    one, energy = TTA(net, k=1).fit(images()), kedge.Energy(net).fit(images())
     assert torch.equal(one.score(images(5, seed=1)), energy.score(images(5, seed=1)))
     with pytest.raises(InputError, match="to flip and crop"):
-        FlipsAndCrops(nn.Linear(4, 2)).fit(torch.rand(5, 4)).score(torch.rand(5, 4))
+        TTA(nn.Linear(4, 2)).fit(torch.rand(5, 4)).score(torch.rand(5, 4))
 
 
 # Pixel statistics.
@@ -128,10 +128,10 @@ def test_statistics_are_mean_deviation_and_compressed_size():
     assert flat[2] < found[:, 2].min()  # an image of one colour compresses best
 
 
-def test_pixel_statistics_score_the_squared_distance():
+def test_low_level_statistics_score_the_squared_distance():
     fewer = torch.tensor([1, 2, 4, 8, 16, 32, 64, 128], dtype=torch.uint8)  # grey levels: the fewer, the smaller
     train, fresh = (some // fewer[torch.arange(len(some)) % 8, None, None, None] for some in (images(40), images(6, 1)))
-    detector = PixelStatistics(network()).fit(train)
+    detector = LowLevelStatistics(network()).fit(train)
     rows = statistics(train / 255.0).numpy()
     precision = np.linalg.inv(np.cov(rows.T, bias=True))
     expected = [mahalanobis(row, rows.mean(axis=0), precision) ** 2 for row in statistics(fresh / 255.0).numpy()]
@@ -140,7 +140,7 @@ def test_pixel_statistics_score_the_squared_distance():
 
 def test_it_knows_bright_from_dark_and_nothing_of_classes():
     train = images(40) // 2  # no pixel above 127
-    detector = PixelStatistics(network()).fit(train)
+    detector = LowLevelStatistics(network()).fit(train)
     assert detector.score(images(20, seed=1) // 2).max() < detector.score(255 - images(20, seed=1) // 2).min()
     assert detector.cost.forward == 0
 

@@ -12,10 +12,10 @@ import torch
 from PIL import Image
 from scipy.ndimage import gaussian_filter
 
-from kedge.data.corruption_functions import MAKERS, through_jpeg
-from kedge.data.corruptions import CORRUPTIONS, PARAMETERS, SCALES, SEVERITIES, corrupt
 from kedge.data.imageset import ImageSet
 from kedge.errors import InputError, NotReadyError
+from kedge.studies.corruption_functions import MAKERS, through_jpeg
+from kedge.studies.corruptions import CORRUPTIONS, PARAMETERS, SCALES, SEVERITIES, corrupt
 
 LEVELS = list(itertools.product(SCALES, SEVERITIES))
 NOISES = ("gaussian_noise", "shot_noise", "impulse_noise")

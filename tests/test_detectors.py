@@ -14,10 +14,11 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import kedge
 from kedge import calibration, scores
-from kedge.detectors import DETECTORS, Detector, Outputs
+from kedge.detectors import Detector, Outputs
+from kedge.detectors.registry import DETECTORS
 from kedge.errors import InputError, KedgeWarning, NotReadyError
 from kedge.models import build
-from kedge.transforms import seeded
+from kedge.seeds import seeded
 
 PLAIN = ["msp", "max_logit", "entropy", "energy"]  # tests/test_methods.py has the rest
 EVERY = [(name, "plain") for name in PLAIN] + [(name, "anchored") for name in ["amp", *PLAIN]]
@@ -77,7 +78,7 @@ def test_build_fit_score_calibrate_call_save_and_load(name, kind, tmp_path):
     assert found.logits.shape == found.probability.shape == (9, 4)
     assert found.probability.sum(dim=1).allclose(torch.ones(9))
     assert found.is_ood.dtype == torch.bool
-    assert (found.temperature is not None) == (name == "amp")
+    assert (found.tau is not None) == (name == "amp")
     assert len(set(found.score.tolist())) == 9
     detector.save(tmp_path / "saved.kedge")
     again = kedge.load(tmp_path / "saved.kedge")
@@ -260,7 +261,7 @@ def test_a_batch_holds_at_least_one_image(size):
 
 def test_centred_energy_does_not_change_when_all_logits_of_an_image_move_together(tmp_path):
     plain = fitted("energy", "plain")
-    detector = kedge.Energy(plain.net, centred=True).fit(images()).calibrate(images())
+    detector = kedge.KLUniform(plain.net).fit(images()).calibrate(images())
     logits = detector(images()).logits
     by_hand = [-math.log(sum(math.exp(v - sum(row) / len(row)) for v in row)) for row in logits.double().tolist()]
     assert torch.allclose(detector.score(images()).double(), torch.tensor(by_hand, dtype=torch.float64), atol=1e-5)
@@ -377,10 +378,10 @@ def test_given_anchors_are_taken_as_they_are():
 def test_k_is_the_number_of_hypotheses():
     for k in (2, 3, 11):
         detector = fitted(k=k)
-        assert detector.net.hypotheses(images(2).float() / 255).shape == (k, 2, 4)
+        assert detector.net.per_anchor_logits(images(2).float() / 255).shape == (k, 2, 4)
     authors = fitted(variant="authors", k=3)
     assert len(authors.net.anchors) == 40  # a pool of 128, but the training set is smaller
-    assert authors.net.hypotheses(images(2).float() / 255).shape == (3, 2, 4)
+    assert authors.net.per_anchor_logits(images(2).float() / 255).shape == (3, 2, 4)
     assert len(fitted(variant="authors", pool=10).net.anchors) == 10
 
 
@@ -429,7 +430,7 @@ def test_the_two_variants_differ_in_tau_and_in_whose_the_anchors_are():
     assert (authors.tau, authors.per_image, authors.net.per_image) == ("mean", True, 5)
     summed = fitted(variant="authors", tau="sum").calibrate(images())(images(5))
     mean = authors.calibrate(images())(images(5))
-    assert summed.temperature.allclose(4 * mean.temperature)
+    assert summed.tau.allclose(4 * mean.tau)
 
 
 @pytest.mark.parametrize("tau", ["sum", "mean"])
@@ -439,21 +440,21 @@ def test_a_score_is_taken_of_the_rescaled_mean(tau, rescale, score):
     detector = fitted(tau=tau, rescale=rescale, score=score).calibrate(images())
     x = images(6, seed=4)
     with torch.no_grad():
-        hypotheses = detector.net.hypotheses(x.float() / 255).double()
-    mean, t = hypotheses.mean(dim=0), scores.temperature(hypotheses, tau)
+        hypotheses = detector.net.per_anchor_logits(x.float() / 255).double()
+    mean, t = hypotheses.mean(dim=0), scores.tau(hypotheses, tau)
     divisor = {"none": torch.ones_like(t), "plain": t, "exp": 1 + t.exp()}[rescale]
     found = detector(x)
     assert found.score.double().allclose(scores.SCORES[score](mean / divisor[:, None]), atol=1e-4)
-    assert found.temperature.double().allclose(t, atol=1e-5)
+    assert found.tau.double().allclose(t, atol=1e-5)
     assert found.logits.double().allclose(mean, atol=1e-4)  # H itself, whatever the score is taken of
 
 
 def test_two_scores_read_the_hypotheses_alone():
     x = images(6, seed=4)
-    for score, function in (("temperature", scores.temperature), ("mutual_information", scores.mutual_information)):
+    for score, function in (("temperature", scores.tau), ("mutual_information", scores.mutual_information)):
         detector = fitted(score=score)
         with torch.no_grad():
-            assert detector.score(x).allclose(function(detector.net.hypotheses(x.float() / 255)), atol=1e-6)
+            assert detector.score(x).allclose(function(detector.net.per_anchor_logits(x.float() / 255)), atol=1e-6)
 
 
 def test_a_score_of_the_user_s_own_sees_what_the_named_ones_see():
@@ -540,7 +541,7 @@ def known() -> Known:
     return Known(nn.Identity()).fit(torch.zeros(1, 1))
 
 
-@pytest.mark.parametrize(("n", "tpr"), [(19, 0.95), (60, 0.95), (30, 0.8)])
+@pytest.mark.parametrize(("n", "alpha"), [(19, 0.95), (60, 0.95), (30, 0.8)])
 def test_a_fresh_in_distribution_image_is_flagged_as_seldom_as_promised(n, tpr):
     pool = torch.randn(3000, 1, generator=torch.Generator().manual_seed(n))
     flagged = []
@@ -564,7 +565,7 @@ def test_with_confidence_nearly_every_calibration_set_keeps_the_promise():
     assert kept[None] / 200 < 0.8
 
 
-@pytest.mark.parametrize(("tpr", "confidence"), [(0.95, None), (0.5, None), (0.9, 0.8)])
+@pytest.mark.parametrize(("alpha", "delta"), [(0.95, None), (0.5, None), (0.9, 0.8)])
 def test_p_values_and_flags_are_those_of_the_definition(tpr, confidence):
     """Whole numbers, so that many scores tie."""
     generator = torch.Generator().manual_seed(0)
@@ -594,7 +595,7 @@ def test_too_few_held_out_images_are_a_warning_and_flag_nothing():
     assert known().calibrate(torch.rand(19, 1))(torch.tensor([[1e9]])).is_ood.all()
 
 
-@pytest.mark.parametrize("argument", ["tpr", "confidence"])
+@pytest.mark.parametrize("argument", ["alpha", "delta"])
 @pytest.mark.parametrize("value", [0, 1, -0.1, 95, math.nan])
 def test_shares_lie_between_none_and_all(argument, value):
     with pytest.raises(InputError, match=rf"{argument} must lie in \(0, 1\)"):
@@ -656,8 +657,8 @@ def test_an_iterator_is_no_training_set():
 
 @pytest.mark.parametrize("options", [{"score": "temperature"}, {"score": "mutual_information"}, {"rescale": "none"}])
 def test_one_temperature_for_all_goes_with_a_score_that_a_temperature_changes(options):
-    with pytest.raises(InputError, match='temperature="global" goes with a score of rescaled logits'):
-        kedge.AMP(network("anchored"), temperature="global", **options)
+    with pytest.raises(InputError, match="shared_tau=True goes with a score of rescaled logits"):
+        kedge.AMP(network("anchored"), shared_tau=True, **options)
 
 
 def test_classes_come_from_the_training_set_and_stay():
@@ -674,9 +675,9 @@ def test_a_detection_is_sliced_as_a_whole(name):
     assert (len(found), len(part), len(found[7:20]), len(found[::4])) == (9, 3, 2, 3)
     for field in ("label", "logits", "probability", "score", "p_value", "is_ood"):
         assert getattr(part, field).equal(getattr(found, field)[2:5])
-    assert (part.temperature is None) == (found.temperature is None) == (name == "energy")
-    if part.temperature is not None:
-        assert part.temperature.equal(found.temperature[2:5])
+    assert (part.tau is None) == (found.tau is None) == (name == "energy")
+    if part.tau is not None:
+        assert part.tau.equal(found.tau[2:5])
     for wrong in (2, torch.tensor([0]), [0, 1]):
         with pytest.raises(InputError, match=r"a Detection takes slices, as d\[2:3\]"):
             found[wrong]
@@ -745,8 +746,8 @@ def test_anchors_that_are_asked_for_take_the_place_of_those_that_the_network_has
 
 
 def test_what_is_said_goes_before_the_variant():
-    assert kedge.anchor(kedge.models.build("compact", width=4), variant="recommended").options.spread
-    net = kedge.anchor(kedge.models.build("compact", width=4), variant="recommended", mask=0.5, spread=False)
-    assert (net.options.spread, net.options.mask, net.options.made) == (False, 0.5, 0.2)
+    assert kedge.anchor(kedge.models.build("compact", width=4), variant="recommended").options.per_sample
+    net = kedge.anchor(kedge.models.build("compact", width=4), variant="recommended", mask=0.5, per_sample=False)
+    assert (net.options.per_sample, net.options.mask, net.options.made) == (False, 0.5, 0.2)
     with pytest.raises(InputError, match="variant must be one of"):
         kedge.anchor(kedge.models.build("compact", width=4), variant="best")

@@ -28,7 +28,7 @@ from kedge.detectors.gaussians import ClassStatistics
 from kedge.errors import ArchitectureError, InputError, NotReadyError
 from kedge.models import build
 from kedge.models.ensemble import Ensemble
-from kedge.transforms import seeded
+from kedge.seeds import seeded
 
 WIDTH = 4
 

@@ -8,14 +8,15 @@ import torch
 from torch import nn
 
 import kedge
-from kedge.detectors import DETECTORS, Cost
+from kedge.detectors import Cost
 from kedge.detectors.discrepancy import ClassifierDiscrepancy, TwoHeads
+from kedge.detectors.registry import DETECTORS
 from kedge.errors import ArchitectureError, InputError
 from kedge.models import build
 from kedge.models.head import HeadOutput
-from kedge.objective import Step
+from kedge.seeds import seeded
 from kedge.training import Recipe
-from kedge.transforms import seeded
+from kedge.training.losses import Step
 
 RECIPE = Recipe(epochs=2, batch=16, lr=0.05, crop=0, flip=False)
 
@@ -136,9 +137,9 @@ def test_the_loss_by_hand(margin, smoothing):
             labels -= sum(t * math.log(p) for t, p in zip(targets, softmax(logits), strict=True)) / 5
     entropies = [[-sum(p * math.log(p) for p in softmax(row)) for row in head.tolist()] for head in unknown]
     apart = sum(a - b for a, b in zip(*entropies, strict=True)) / 7
-    objective = ClassifierDiscrepancy.objective(margin=margin, start=0.5)
-    early = objective.loss(step_of(net, x, y, outliers, done=0.49, label_smoothing=smoothing))
-    late = objective.loss(step_of(net, x, y, outliers, done=0.5, label_smoothing=smoothing))
+    loss = ClassifierDiscrepancy.loss(margin=margin, start=0.5)
+    early = loss.loss(step_of(net, x, y, outliers, done=0.49, label_smoothing=smoothing))
+    late = loss.loss(step_of(net, x, y, outliers, done=0.5, label_smoothing=smoothing))
     assert early.value.item() == pytest.approx(labels, rel=1e-12)
     assert late.value.item() == pytest.approx(labels + max(margin - apart, 0), rel=1e-12)
     assert abs(apart) > 0.01
@@ -157,7 +158,7 @@ def test_the_first_head_must_be_the_unsure_one(unsure, expected):
         head.bias.data = torch.tensor([0.0 if name == unsure else 200.0, 0, 0, 0], dtype=torch.float64)
     x, y = images(3).double() / 255, torch.tensor([0, 0, 0])
     labels = math.log(4) + 0.0
-    made = ClassifierDiscrepancy.objective(start=0).loss(step_of(net, x, y, x))
+    made = ClassifierDiscrepancy.loss(start=0).loss(step_of(net, x, y, x))
     assert made.value.item() == pytest.approx(labels + expected)
 
 
@@ -176,8 +177,8 @@ def test_a_margin_that_is_met_moves_nothing():
         ("met", 0.9 * abs(apart), 1.0),
         ("not met", 1.1 * abs(apart), 1.0),
     ]:
-        objective = ClassifierDiscrepancy.objective(margin=margin, start=0.5)
-        value = objective.loss(step_of(net, x, y, x, done=done)).value
+        loss = ClassifierDiscrepancy.loss(margin=margin, start=0.5)
+        value = loss.loss(step_of(net, x, y, x, done=done)).value
         gradients[name] = torch.cat([g.flatten() for g in torch.autograd.grad(value, parameters)])
     assert gradients["met"].allclose(gradients["labels"])
     assert not gradients["not met"].allclose(gradients["labels"])
@@ -186,7 +187,7 @@ def test_a_margin_that_is_met_moves_nothing():
 def test_labels_beyond_the_classes_are_named():
     net, x = tiny(), images(2).double() / 255
     with pytest.raises(InputError, match=r"labels must lie in 0\.\.3.*got 1\.\.4"):
-        ClassifierDiscrepancy.objective().loss(step_of(net, x, torch.tensor([1, 4]), x))
+        ClassifierDiscrepancy.loss().loss(step_of(net, x, torch.tensor([1, 4]), x))
 
 
 @pytest.mark.parametrize(
@@ -199,14 +200,14 @@ def test_labels_beyond_the_classes_are_named():
 )
 def test_what_an_objective_cannot_be(options, message):
     with pytest.raises(InputError, match=message):
-        ClassifierDiscrepancy.objective(**options)
+        ClassifierDiscrepancy.loss(**options)
 
 
 def test_the_objective_describes_itself():
-    objective = ClassifierDiscrepancy.objective(margin=0.5, start=0.9, outliers_per_image=3)
-    assert objective.config() == {"margin": 0.5, "start": 0.9, "outliers_per_image": 3}
-    assert objective.outliers_per_image == 3
-    assert ClassifierDiscrepancy.objective().config()["margin"] == 1.2
+    loss = ClassifierDiscrepancy.loss(margin=0.5, start=0.9, outliers_per_image=3)
+    assert loss.config() == {"margin": 0.5, "start": 0.9, "outliers_per_image": 3}
+    assert loss.outliers_per_image == 3
+    assert ClassifierDiscrepancy.loss().config()["margin"] == 1.2
 
 
 # The training.
@@ -216,11 +217,11 @@ def test_the_same_as_a_loop_by_hand():
     """Each step takes all images, so that their order does not matter; the first two of four leave the others out."""
     data, outliers = labelled(12, classes=4), beside(24)
     recipe = Recipe(epochs=4, batch=12, lr=0.1, momentum=0.8, weight_decay=0.01, crop=0, flip=False)
-    objective = ClassifierDiscrepancy.objective(start=0.5, outliers_per_image=2)
+    loss = ClassifierDiscrepancy.loss(start=0.5, outliers_per_image=2)
     net, mine = tiny(), tiny()
-    trained = kedge.train(net, data, recipe, objective=objective, outliers=outliers)
+    trained = kedge.train(net, data, recipe, loss=loss, outliers=outliers)
     x, o = ((s.images.float() / 255).double() for s in (data, outliers))
-    optimiser = torch.optim.SGD(mine.parameters(), lr=0.1, momentum=0.8, weight_decay=0.01)
+    optimizer = torch.optim.SGD(mine.parameters(), lr=0.1, momentum=0.8, weight_decay=0.01)
     for number in range(4):
         p, q = (z.softmax(dim=1) for z in mine(x, raw=True).extra)
         rows = torch.arange(12)
@@ -229,9 +230,9 @@ def test_the_same_as_a_loop_by_hand():
             p, q = (z.softmax(dim=1) for z in mine(o, raw=True).extra)
             apart = ((q * q.log()).sum(dim=1) - (p * p.log()).sum(dim=1)).mean()
             loss = loss + torch.relu(1.2 - apart)
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         loss.backward()
-        optimiser.step()
+        optimizer.step()
     for name, value in mine.named_parameters():
         assert trained.get_parameter(name).allclose(value, rtol=1e-9, atol=1e-12), name
 
@@ -245,8 +246,8 @@ def test_unlabelled_images_are_not_seen_before_their_time():
             if progress.step in (3, 6):
                 snapshots.append(copy.deepcopy(net.state_dict()))
 
-        objective = ClassifierDiscrepancy.objective(start=0.5)
-        kedge.train(net, labelled(), RECIPE, objective=objective, outliers=beside(seed=seed), progress=keep)
+        loss = ClassifierDiscrepancy.loss(start=0.5)
+        kedge.train(net, labelled(), RECIPE, loss=loss, outliers=beside(seed=seed), progress=keep)
     half, end, other_half, other_end = snapshots
     assert all(half[key].equal(other_half[key]) for key in half)
     assert not all(end[key].equal(other_end[key]) for key in end)
@@ -260,8 +261,8 @@ def test_the_heads_part_on_what_they_have_no_labels_for():
     turned = data.images.transpose(2, 3).contiguous()
     mixed = kedge.ImageSet(torch.cat([turned, data.images[:20].flip(2)]), name="mixed")
     recipe = Recipe(epochs=12, batch=16, lr=0.05, crop=0, flip=False)
-    objective = ClassifierDiscrepancy.objective(margin=0.6, start=0.5)
-    net = kedge.train(two(), data, recipe, objective=objective, outliers=mixed)
+    loss = ClassifierDiscrepancy.loss(margin=0.6, start=0.5)
+    net = kedge.train(two(), data, recipe, loss=loss, outliers=mixed)
     detector = ClassifierDiscrepancy(net).fit(data)
     inside, outside = detector.score(data.images[20:].flip(2)), detector.score(turned.flip(3))
     assert kedge.metrics.auroc(inside, outside) > 0.95
@@ -282,8 +283,8 @@ def test_a_run_stopped_in_mid_epoch_goes_on_as_if_it_never_had(tmp_path):
                 raise StopError
 
         options = {"directory": tmp_path / directory, "checkpoint_seconds": 0.0, "progress": stop}
-        objective = ClassifierDiscrepancy.objective(start=0.4)
-        return kedge.train(two(), labelled(), recipe, objective=objective, outliers=beside(), **options)
+        loss = ClassifierDiscrepancy.loss(start=0.4)
+        return kedge.train(two(), labelled(), recipe, loss=loss, outliers=beside(), **options)
 
     straight = run("straight")
     for at in (2, 5, 8):
@@ -293,15 +294,15 @@ def test_a_run_stopped_in_mid_epoch_goes_on_as_if_it_never_had(tmp_path):
 
 
 def test_objective_outliers_and_network_must_fit_each_other():
-    objective = ClassifierDiscrepancy.objective()
+    loss = ClassifierDiscrepancy.loss()
     with pytest.raises(
         InputError, match=r"net must have two heads; it has one: .*ClassifierDiscrepancy\.prepare\(net\)"
     ):
-        kedge.train(plain(), labelled(), RECIPE, objective=objective, outliers=beside())
+        kedge.train(plain(), labelled(), RECIPE, loss=loss, outliers=beside())
     with pytest.raises(InputError, match=r"'classifier discrepancy' needs outliers"):
-        kedge.train(two(), labelled(), RECIPE, objective=objective)
+        kedge.train(two(), labelled(), RECIPE, loss=loss)
     with pytest.raises(InputError, match=r"'classifier discrepancy' trains plain networks"):
-        kedge.train(kedge.anchor(two()), labelled(), RECIPE, objective=objective, outliers=beside())
+        kedge.train(kedge.anchor(two()), labelled(), RECIPE, loss=loss, outliers=beside())
 
 
 # The detector.

@@ -13,8 +13,8 @@ from torch import nn
 
 import kedge
 import kedge.files
+from kedge.seeds import seeded
 from kedge.training import Recipe, train
-from kedge.transforms import seeded
 
 pytestmark = pytest.mark.skipif(
     find_spec("lightning_fabric") is None, reason="lightning_fabric is missing: kedge[fabric]"

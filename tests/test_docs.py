@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from kedge.detectors import DETECTORS
+from kedge.detectors.registry import DETECTORS
 
 DOCS = Path(__file__).parent.parent / "docs"
 

@@ -11,14 +11,14 @@ from torch import nn
 
 import kedge
 from kedge.detectors import Cost
-from kedge.detectors.duq import DUQ, DUQObjective, RBFHead, gradient_penalty, kernel_cross_entropy, log1mexp
+from kedge.detectors.duq import DUQ, DUQLoss, RBFHead, gradient_penalty, kernel_cross_entropy, log1mexp
 from kedge.errors import ArchitectureError, InputError
 from kedge.models import build
 from kedge.models.ensemble import Ensemble
-from kedge.objective import Step
-from kedge.suites.demo import demo_data
+from kedge.seeds import seeded
+from kedge.studies.demo import demo_data
 from kedge.training import Recipe, recipe, train
-from kedge.transforms import seeded
+from kedge.training.losses import Step
 
 RECIPE = Recipe(epochs=2, batch=16, lr=0.05, crop=0, flip=False)
 
@@ -147,7 +147,7 @@ def naive_cross_entropy(k: np.ndarray, labels: list[int]) -> float:
 
 def test_without_penalty_the_loss_is_the_mean_binary_cross_entropy_of_the_kernel_values():
     net, (x, y) = linear(), batch()
-    made = DUQ.objective(penalty=0.0).loss(step_of(net, x, y))
+    made = DUQ.loss(penalty=0.0).loss(step_of(net, x, y))
     assert made.value.item() == pytest.approx(naive_cross_entropy(kernels(net.network[1], normalised(x)), y.tolist()))
     assert torch.equal(made.logits, net(x))
 
@@ -182,21 +182,21 @@ def test_the_penalty_asks_for_gradients_of_length_one_with_respect_to_the_normal
     lengths = [math.sqrt(sum(g**2)) for g in naive_gradients(head, features)]
     expected = naive_cross_entropy(kernels(head, features), y.tolist())
     expected += penalty * sum((length - 1) ** 2 for length in lengths) / len(lengths)
-    assert DUQ.objective(penalty=penalty).loss(step_of(net, x, y)).value.item() == pytest.approx(expected, rel=1e-12)
+    assert DUQ.loss(penalty=penalty).loss(step_of(net, x, y)).value.item() == pytest.approx(expected, rel=1e-12)
 
 
 def test_the_penalty_can_be_trained_against():
     """Its own gradient, a second derivative, agrees with finite differences."""
     net, (x, y) = linear(), batch()
-    objective, weight = DUQ.objective(penalty=2.0), net.network[1].weight
-    (gradient,) = torch.autograd.grad(objective.loss(step_of(net, x, y)).value, weight)
+    loss, weight = DUQ.loss(penalty=2.0), net.network[1].weight
+    (gradient,) = torch.autograd.grad(loss.loss(step_of(net, x, y)).value, weight)
     numeric = torch.zeros_like(weight)
     for index in np.ndindex(*weight.shape):
         values = []
         for move in (1e-6, -1e-6):
             moved = copy.deepcopy(net)
             moved.network[1].weight.data[index] += move
-            values.append(objective.loss(step_of(moved, x, y)).value.item())
+            values.append(loss.loss(step_of(moved, x, y)).value.item())
         numeric[index] = (values[0] - values[1]) / 2e-6
     torch.testing.assert_close(gradient, numeric, rtol=1e-6, atol=1e-8)
 
@@ -214,7 +214,7 @@ def test_the_penalty_reaches_through_a_whole_network_with_batch_norm_pooling_and
         net = build("compact", width=4, classes=2, channels=1, dropout=0.3)
     net = kedge.Classifier(DUQ.prepare(net), mean=0.5, std=0.25).train()
     x, y = images(8).float() / 255, torch.arange(8) % 2
-    made = DUQ.objective().loss(step_of(net, x, y))
+    made = DUQ.loss().loss(step_of(net, x, y))
     made.value.backward()
     assert not x.requires_grad
     missing = [name for name, p in net.named_parameters() if p.grad is None or not torch.isfinite(p.grad).all()]
@@ -224,14 +224,14 @@ def test_the_penalty_reaches_through_a_whole_network_with_batch_norm_pooling_and
 
 def test_label_smoothing_is_not_used():
     net, (x, y) = linear(), batch()
-    losses = [DUQ.objective().loss(step_of(net, x, y, label_smoothing=s)).value.item() for s in (0.0, 0.3)]
+    losses = [DUQ.loss().loss(step_of(net, x, y, label_smoothing=s)).value.item() for s in (0.0, 0.3)]
     assert losses[0] == losses[1]
 
 
 def test_a_label_that_the_network_does_not_know_is_named():
     net, (x, _) = linear(), batch()
     with pytest.raises(InputError, match=r"labels must lie in 0\.\.2"):
-        DUQ.objective().loss(step_of(net, x, torch.full((7,), 3)))
+        DUQ.loss().loss(step_of(net, x, torch.full((7,), 3)))
 
 
 # The centroids.
@@ -245,7 +245,7 @@ def test_centroids_are_the_running_means_of_what_their_images_are_embedded_to():
     sums = head.centroids.numpy().copy() * (1 - gamma)
     for number in range(5):
         x, y = batch(n=6, classes=2 if number < 4 else 3, seed=number)
-        DUQ.objective().after_step(step_of(net, x, y))
+        DUQ.loss().after_step(step_of(net, x, y))
         for c in range(3):
             own = [weight[c] @ f for f, label in zip(normalised(x), y.tolist(), strict=True) if label == c]
             counts[c] = gamma * counts[c] + (1 - gamma) * len(own)
@@ -283,7 +283,7 @@ def test_the_features_are_those_of_evaluation_and_moving_leaves_no_trace():
     expected.network.fc.move(found["fc:in"], y)
     before = {name: value.clone() for name, value in net.state_dict().items()}
     net.train()
-    DUQ.objective().after_step(step_of(net, x, y))
+    DUQ.loss().after_step(step_of(net, x, y))
     assert all(module.training for module in net.modules())
     assert all(p.grad is None for p in net.parameters())
     torch.testing.assert_close(net.network.fc.centroids, expected.network.fc.centroids)
@@ -294,10 +294,10 @@ def test_the_features_are_those_of_evaluation_and_moving_leaves_no_trace():
 def test_several_processes_move_the_centroids_as_one_would(monkeypatch):
     x, y = batch(n=4)
     together, apart = linear(), linear()
-    DUQ.objective().after_step(step_of(together, torch.cat([x, x]), torch.cat([y, y])))
+    DUQ.loss().after_step(step_of(together, torch.cat([x, x]), torch.cat([y, y])))
     monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.distributed, "all_reduce", lambda values: values.mul_(2))  # the other has the same images
-    DUQ.objective().after_step(step_of(apart, x, y))
+    DUQ.loss().after_step(step_of(apart, x, y))
     torch.testing.assert_close(apart.network[1].centroids, together.network[1].centroids)
     torch.testing.assert_close(apart.network[1].counts, together.network[1].counts)
 
@@ -320,8 +320,8 @@ def test_a_linear_problem_is_learned_and_what_lies_elsewhere_is_further_away():
     with seeded(0):
         net = DUQ.prepare(nn.Sequential(nn.Linear(2, 3)), centroid_size=2, length_scale=0.3)
     how = Recipe(epochs=20, batch=15, lr=0.05, weight_decay=0.0, crop=0, flip=False)
-    net = train(net, pairs(*blobs()), how, objective=DUQ.objective(penalty=0.05))
-    assert net.record["objective"] == {"name": "duq", "penalty": 0.05}
+    net = train(net, pairs(*blobs()), how, loss=DUQ.loss(penalty=0.05))
+    assert net.record["loss"] == {"name": "duq", "penalty": 0.05}
     inside, y = blobs(seed=1)
     detector = DUQ(net).fit(pairs(*blobs()))
     with torch.no_grad():
@@ -335,7 +335,7 @@ def test_training_brings_the_centroids_to_the_mean_embedding_of_their_class():
     with seeded(0):
         net = DUQ.prepare(nn.Sequential(nn.Linear(2, 3)), centroid_size=2, gamma=0.9)
     how = Recipe(epochs=20, batch=15, lr=1e-4, weight_decay=0.0, crop=0, flip=False)
-    net = train(net, pairs(x, y), how, objective=DUQ.objective(penalty=0.0))
+    net = train(net, pairs(x, y), how, loss=DUQ.loss(penalty=0.0))
     head = net.network[0]
     with torch.no_grad():
         embedded = head.embed(net.normalise(x))
@@ -349,7 +349,7 @@ def test_a_run_that_was_stopped_goes_on_to_the_very_same_weights_and_centroids(t
     def run(directory, **options):
         net = DUQ.prepare(compact(), gamma=0.9)
         how = Recipe(epochs=3, batch=16, lr=0.05, crop=1, ema=0.9)
-        return train(net, labelled(), how, objective=DUQ.objective(), directory=tmp_path / directory, **options)
+        return train(net, labelled(), how, loss=DUQ.loss(), directory=tmp_path / directory, **options)
 
     class StopError(Exception):
         pass
@@ -369,12 +369,12 @@ def test_a_run_that_was_stopped_goes_on_to_the_very_same_weights_and_centroids(t
 
 def test_what_cannot_be_trained_so_is_named():
     with pytest.raises(InputError, match=r"net must be a network with an RBF head, got one without.*DUQ\.prepare"):
-        train(compact(), labelled(), RECIPE, objective=DUQ.objective())
+        train(compact(), labelled(), RECIPE, loss=DUQ.loss())
     with pytest.raises(InputError, match="trains plain networks"):
-        train(kedge.anchor(DUQ.prepare(compact())), labelled(), RECIPE, objective=DUQ.objective())
+        train(kedge.anchor(DUQ.prepare(compact())), labelled(), RECIPE, loss=DUQ.loss())
     with pytest.raises(InputError, match=r"penalty must lie in \[0, inf\]; got -1"):
-        DUQ.objective(penalty=-1)
-    assert DUQObjective().config() == {"penalty": 0.5}
+        DUQ.loss(penalty=-1)
+    assert DUQLoss().config() == {"penalty": 0.5}
 
 
 @pytest.mark.parametrize(
@@ -404,7 +404,7 @@ def test_networks_that_cannot_be_prepared_are_named():
 
 
 def trained(classes=2) -> kedge.Classifier:
-    return train(DUQ.prepare(compact(classes)), labelled(classes=classes), RECIPE, objective=DUQ.objective())
+    return train(DUQ.prepare(compact(classes)), labelled(classes=classes), RECIPE, loss=DUQ.loss())
 
 
 def test_the_score_is_the_squared_distance_to_the_closest_centroid():
@@ -466,7 +466,7 @@ def test_an_anchored_network_gives_the_mean_over_its_anchors():
     detector = DUQ(net).fit(labelled(classes=3))
     x = images(6, seed=4)
     with torch.no_grad():
-        each = net.hypotheses(x.float() / 255)  # (K, B, C)
+        each = net.per_anchor_logits(x.float() / 255)  # (K, B, C)
     expected = [min(-sum(each[k, i, c].item() for k in range(5)) / 5 for c in range(3)) for i in range(6)]
     assert detector.score(x).tolist() == pytest.approx(expected, rel=1e-4)
     assert detector.cost == Cost(forward=5)
@@ -480,8 +480,8 @@ def test_digits_are_learned_about_as_well_as_by_a_plain_network():
     for name in ("plain", "duq"):
         with seeded(0):
             net = build("compact", width=8, classes=8, channels=1)
-        objective = DUQ.objective() if name == "duq" else None
-        net = train(DUQ.prepare(net) if name == "duq" else net, data.train, how, objective=objective)
+        loss = DUQ.loss() if name == "duq" else None
+        net = train(DUQ.prepare(net) if name == "duq" else net, data.train, how, loss=loss)
         with torch.no_grad():
             found = net(data.calibration.images.float() / 255).argmax(dim=1)
         accuracy[name] = (found == data.calibration.labels).double().mean().item()

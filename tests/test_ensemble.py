@@ -8,13 +8,13 @@ import torch
 from torch import nn
 
 import kedge
-from kedge.detectors import DETECTORS
 from kedge.detectors.ensemble import DeepEnsemble
+from kedge.detectors.registry import DETECTORS
 from kedge.errors import InputError
 from kedge.models import build
 from kedge.models.ensemble import Ensemble, log_mean_softmax
+from kedge.seeds import seeded
 from kedge.training import Recipe, train
-from kedge.transforms import seeded
 
 SCORES = ["msp", "entropy", "mutual_information"]
 
@@ -70,7 +70,7 @@ def test_raw_output_and_hypotheses_are_the_members_logits_in_their_order():
     net = Ensemble(nets).eval()
     assert net.members == nets
     assert net(x, raw=True).equal(torch.stack([nets[0](x), nets[1](x)]))
-    assert net.hypotheses(x).equal(net(x, raw=True))
+    assert net.per_anchor_logits(x).equal(net(x, raw=True))
 
 
 def test_a_module_list_is_a_list():
@@ -187,7 +187,9 @@ def test_anchored_members_answer_with_the_mean_over_their_own_anchors():
     found = DeepEnsemble(nets).fit(images(seed=1))
     assert [len(net.anchors) for net in nets] == [3, 4]  # fit leaves them
     with torch.no_grad():
-        expected = torch.stack([net.hypotheses(x).mean(dim=0).softmax(dim=1) for net in nets]).mean(dim=0).amax(dim=1)
+        expected = (
+            torch.stack([net.per_anchor_logits(x).mean(dim=0).softmax(dim=1) for net in nets]).mean(dim=0).amax(dim=1)
+        )
     assert found.score(x).neg().allclose(expected, rtol=1e-9)
     assert found.cost.forward == 7
 
@@ -221,9 +223,9 @@ def test_hypotheses_are_those_of_evaluation_whatever_the_mode():
     detector = DeepEnsemble([member(0), member(1)])
     x = torch.rand(4, 3, 8, 8)
     detector.net.eval()
-    expected = detector.hypotheses(x)
+    expected = detector.per_anchor_logits(x)
     detector.net.train()
-    assert detector.hypotheses(x).equal(expected)
+    assert detector.per_anchor_logits(x).equal(expected)
     assert detector.net.training
 
 

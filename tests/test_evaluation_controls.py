@@ -17,7 +17,7 @@ from kedge.errors import InputError, NotReadyError
 from kedge.evaluation import METRICS, Evaluation, Result, best_beyond_noise, evaluate
 from kedge.evaluation.paired import redraw
 from kedge.metrics import Estimate, detection_metrics
-from kedge.transforms import seeded
+from kedge.seeds import seeded
 from test_evaluation import DIRECT, FAR, INSIDE, NEAR, calibrated, greys
 from test_metrics import ORACLES
 
@@ -228,7 +228,7 @@ def test_images_that_the_detector_was_made_with_are_refused_in_every_role(role, 
 def test_a_detector_s_own_temperatures_give_back_its_own_detection(options):
     detector = amp(**options)
     said = detector(noise(300, 7, "more than a batch"))
-    again = detector.with_temperature(said, said.temperature)
+    again = detector.with_tau(said, said.tau)
     for field in ("label", "logits", "probability", "temperature", "score", "p_value", "is_ood"):
         assert torch.equal(getattr(again, field), getattr(said, field)), field
 
@@ -236,7 +236,7 @@ def test_a_detector_s_own_temperatures_give_back_its_own_detection(options):
 def test_a_higher_temperature_puts_an_image_further_out():
     detector = amp()
     said = detector(TEST)
-    low, high = (detector.with_temperature(said, said.temperature + step) for step in (-1.0, 1.0))
+    low, high = (detector.with_tau(said, said.tau + step) for step in (-1.0, 1.0))
     assert (low.score < said.score).all()
     assert (said.score < high.score).all()
     assert torch.equal(low.label, high.label)
@@ -247,15 +247,15 @@ def test_what_has_no_temperature_to_exchange_is_an_error():
     detector = amp()
     said = detector(TEST)
     with pytest.raises(InputError, match=r"temperature must be \(50,\), got \(49,\)"):
-        detector.with_temperature(said, said.temperature[1:])
+        detector.with_tau(said, said.tau[1:])
     with pytest.raises(InputError, match=r"temperature must be \(50,\), got \(50, 1\)"):
-        detector.with_temperature(said, said.temperature[:, None])
+        detector.with_tau(said, said.tau[:, None])
     for score in ("temperature", "mutual_information"):
         other = amp(score=score)
         with pytest.raises(InputError, match=f"score='{score}' is taken of the hypotheses"):
-            other.with_temperature(other(TEST), said.temperature)
+            other.with_tau(other(TEST), said.tau)
     with pytest.raises(NotReadyError, match=r"call calibrate\(held_out\) first"):
-        detector.fit(TRAIN).with_temperature(said, said.temperature)
+        detector.fit(TRAIN).with_tau(said, said.tau)
 
 
 # Permuted temperatures.
@@ -278,10 +278,10 @@ def test_a_control_never_takes_the_place_of_a_detector():
 def test_only_scores_that_rest_on_the_image_s_own_temperature_have_a_control():
     detectors = {
         "AMP": amp(),
-        "tau alone": amp(score="temperature"),
+        "tau alone": amp(score="tau"),
         "information": amp(score="mutual_information"),
         "energy": amp(score="energy"),
-        "one tau": amp(temperature="global"),
+        "one tau": amp(shared_tau=True),
         "no tau": amp(rescale="none"),
         "plain": amp(rescale="plain"),
         "mine": amp(score=lambda logits: -logits[:, 0]),
@@ -303,9 +303,9 @@ def test_temperatures_are_exchanged_over_all_images_of_all_sets():
     assert Counter(after.tolist()) == Counter(before.tolist())
     assert not torch.equal(before, after)
     for name in table.sets:
-        taken = set(permuted.detections[name].temperature.tolist())
+        taken = set(permuted.detections[name].tau.tolist())
         for source in table.sets:
-            assert taken & set(own.detections[source].temperature.tolist()), (name, source)
+            assert taken & set(own.detections[source].tau.tolist()), (name, source)
 
 
 def test_what_does_not_rest_on_the_temperature_stays():
@@ -327,7 +327,7 @@ def test_permuted_scores_are_those_of_the_formula(rule):
     known = detector.calibration
     for said in permuted.detections.values():
         for i in range(len(said)):
-            tau = float(said.temperature[i])
+            tau = float(said.tau[i])
             logits = [float(h) / (1 + math.exp(tau) if rule == "exp" else tau) for h in said.logits[i]]
             expected = sum(logits) / 3 - math.log(sum(math.exp(h) for h in logits))
             assert float(said.score[i]) == pytest.approx(expected, rel=1e-5, abs=1e-5)
@@ -358,7 +358,7 @@ def test_the_permutation_comes_from_the_seed_alone():
 
 
 def test_equal_temperatures_make_the_control_the_detector_itself(monkeypatch):
-    monkeypatch.setattr("kedge.scores.temperature", lambda hypotheses, reduce: torch.full(hypotheses.shape[1:2], 0.7))
+    monkeypatch.setattr("kedge.scores.tau", lambda hypotheses, reduce: torch.full(hypotheses.shape[1:2], 0.7))
     table = controlled({"AMP": amp()})
     own, permuted = table.results["AMP"], table.results["AMP, tau permuted"]
     assert len(together(own, "temperature").unique()) == 1

@@ -24,7 +24,7 @@ from kedge.export import Difference, OnnxDetector, compare, export_onnx, quantis
 from kedge.export import file as exported
 from kedge.export.graph import Graph
 from kedge.models import build
-from kedge.transforms import seeded
+from kedge.seeds import seeded
 
 onnx = pytest.importorskip("onnx")
 pytest.importorskip("onnxscript")
@@ -56,7 +56,7 @@ def anchored(name, channels=3):
 
 
 def calibrated(detector, channels=3):
-    return detector.fit(labelled(20, channels)).calibrate(labelled(60, channels, seed=1), tpr=0.9)
+    return detector.fit(labelled(20, channels)).calibrate(labelled(60, channels, seed=1), alpha=0.1)
 
 
 def session_of(path):
@@ -83,8 +83,8 @@ def assert_says_the_same(detector, path, images):
         np.testing.assert_array_equal(found["is_ood"], said.is_ood)
         np.testing.assert_allclose(found["score"], said.score, rtol=0, atol=close)
         np.testing.assert_allclose(found["probability"], said.probability.amax(dim=1), rtol=1e-4)
-        if said.temperature is not None:
-            np.testing.assert_allclose(found["temperature"], said.temperature, rtol=1e-4, atol=1e-6)
+        if said.tau is not None:
+            np.testing.assert_allclose(found["temperature"], said.tau, rtol=1e-4, atol=1e-6)
 
 
 @pytest.fixture(scope="module")
@@ -132,9 +132,9 @@ def detector(home):
     ("make", "channels"),
     [
         (lambda: kedge.AMP(anchored("airbench"), k=4, rescale="plain", tau="mean"), 3),
-        (lambda: kedge.AMP(anchored("compact", 1), temperature="global", score="energy"), 1),
+        (lambda: kedge.AMP(anchored("compact", 1), shared_tau=True, score="energy"), 1),
         (lambda: kedge.AMP(anchored("compact"), variant="recommended"), 3),
-        (lambda: kedge.Energy(network("compact", 1), centred=True), 1),
+        (lambda: kedge.KLUniform(network("compact", 1)), 1),
         (lambda: kedge.TemperatureScaling(network("airbench", 1)), 1),
     ],
     ids=["amp on airbench", "amp with one temperature", "amp with views", "centred energy", "temperature scaling"],
@@ -268,7 +268,7 @@ def test_calibration_scores_that_tie_with_an_image_count(home, test_set, tmp_pat
     score = OnnxDetector(home / "digits.onnx")(image)["score"]
     model = exported.read_model(home / "digits.onnx")
     known = torch.from_numpy(score).repeat(19)
-    exported.write_calibration(model, known, threshold=float(score[0]), temperature=1.0, tpr=0.95, confidence=None)
+    exported.write_calibration(model, known, threshold=float(score[0]), temperature=1.0, alpha=0.05, confidence=None)
     exported.write_model(model, tmp_path / "tied.onnx")
     found = OnnxDetector(tmp_path / "tied.onnx")(image)
     assert (found["p_value"][0], found["is_ood"][0]) == (1.0, False)
@@ -285,7 +285,7 @@ def test_scores_beyond_float32_are_refused(home):
     model = exported.read_model(home / "digits.onnx")
     scores = torch.tensor([0.1], dtype=torch.float64)
     with pytest.raises(InputError, match="float32"):
-        exported.write_calibration(model, scores, threshold=0.1, temperature=1.0, tpr=0.5, confidence=None)
+        exported.write_calibration(model, scores, threshold=0.1, temperature=1.0, alpha=0.5, confidence=None)
 
 
 # --- the file -------------------------------------------------------------------------------------------------------
@@ -439,13 +439,13 @@ def test_other_files_are_refused(home, tmp_path):
         ("preprocess", "{"),
         ("preprocess", "{}"),
         ("preprocess", '{"shape": [3, 4, 4], "resize": "abacus", "fit": "crop"}'),
-        ("tpr", None),
-        ("tpr", "most"),
-        ("confidence", "{"),
+        ("alpha", None),
+        ("alpha", "most"),
+        ("delta", "{"),
     ],
 )
 def test_damaged_metadata_is_told(key, value):
-    told = {"preprocess": exported.rule(kedge.Preprocess((3, 4, 4))), "tpr": "0.9", "confidence": "null"}
+    told = {"preprocess": exported.rule(kedge.Preprocess((3, 4, 4))), "alpha": "0.9", "delta": "null"}
     exported.check_metadata({f"kedge.{name}": text for name, text in told.items()}, "a.onnx")
     damaged = {f"kedge.{name}": text for name, text in (told | {key: value}).items() if text is not None}
     with pytest.raises(FileFormatError, match=r"a\.onnx must say .*; its metadata is damaged: .*kedge export"):
@@ -492,7 +492,7 @@ def test_recalibration_fits_the_temperature_where_there_are_labels(home, held, t
     recalibrate(home / "digits.onnx", held, out=tmp_path / "same.onnx")
     assert temperature(tmp_path / "same.onnx") == pytest.approx(temperature(home / "digits.onnx"), rel=1e-3)
     wrong = kedge.ImageSet(held.images, (held.labels + torch.arange(len(held)) % 2) % 10)
-    recalibrate(home / "digits.onnx", wrong, out=tmp_path / "unsure.onnx", tpr=0.8)
+    recalibrate(home / "digits.onnx", wrong, out=tmp_path / "unsure.onnx", alpha=0.2)
     assert temperature(tmp_path / "unsure.onnx") > 2 * temperature(home / "digits.onnx")
     found = OnnxDetector(tmp_path / "unsure.onnx")
     assert found.metadata["kedge.tpr"] == "0.8"
@@ -507,8 +507,8 @@ def test_recalibration_keeps_of_the_promise_what_is_not_given(home, held, tmp_pa
         return exported.promise_of(OnnxDetector(tmp_path / "a.onnx").metadata)
 
     assert promised() == (0.95, None)
-    assert promised(confidence=0.9) == (0.95, 0.9)
-    assert promised(tpr=0.8) == (0.8, None)
+    assert promised(delta=0.1) == (0.95, 0.9)
+    assert promised(alpha=0.2) == (0.8, None)
 
 
 def test_a_network_without_a_middle_is_not_quantised(tmp_path):

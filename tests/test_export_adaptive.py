@@ -16,7 +16,7 @@ from kedge.data.halves import halves
 from kedge.errors import InputError
 from kedge.export import OnnxDetector, compare, export_onnx, quantise, recalibrate
 from kedge.models import build
-from kedge.transforms import seeded
+from kedge.seeds import seeded
 
 onnx = pytest.importorskip("onnx")
 pytest.importorskip("onnxscript")
@@ -74,7 +74,7 @@ def test_the_file_says_what_the_detector_says_and_asks_as_often(home, detector, 
     np.testing.assert_array_equal(found["label"], said.label)
     np.testing.assert_array_equal(found["is_ood"], said.is_ood)
     np.testing.assert_allclose(found["score"], said.score, atol=1e-4 * float(said.score.abs().max()))
-    np.testing.assert_allclose(found["temperature"], said.temperature, rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(found["temperature"], said.tau, rtol=1e-4, atol=1e-6)
     np.testing.assert_allclose(found["probability"], said.probability.amax(dim=1), rtol=1e-4)
     assert compare(detector, home / "auto.onnx").is_close
 
@@ -86,7 +86,7 @@ def test_settled_or_not_an_image_has_the_score_of_as_many_anchors(net, parts, mi
     auto = kedge.AMP(copy.deepcopy(net), k=4, anchors="auto", variant=variant).fit(parts[0]).calibrate(parts[1])
     assert torch.equal(full.net.anchors, auto.net.anchors)
     export_onnx(auto, tmp_path / "auto.onnx")
-    expected = full.net.hypotheses(full.as_input(mixed), views=full.views)
+    expected = full.net.per_anchor_logits(full.as_input(mixed), tta=full.views)
     for bound, scores, passes in (
         (np.inf, full.of_hypotheses(expected[:2]).score, 2),
         (-np.inf, full.of_hypotheses(expected).score, 4),
@@ -163,7 +163,7 @@ def test_an_image_that_is_no_number_is_flagged(home):
 
 def test_the_command_makes_such_a_file_of_any_amp_detector(net, parts, tmp_path):
     train, held, test = parts
-    whole = kedge.AMP(copy.deepcopy(net), k=4).fit(train).calibrate(held, tpr=0.9)
+    whole = kedge.AMP(copy.deepcopy(net), k=4).fit(train).calibrate(held, alpha=0.1)
     whole.save(tmp_path / "whole.kedge")
     for name, images in (("train", train), ("held", held)):
         np.savez(tmp_path / f"{name}.npz", x=images.images[:, 0].numpy(), y=images.labels.numpy())
@@ -177,7 +177,7 @@ def test_the_command_makes_such_a_file_of_any_amp_detector(net, parts, tmp_path)
         assert 2 <= found(test)["passes"].mean() < 4
     twin = whole.twin(held)
     assert torch.equal(twin.net.anchors, whole.net.anchors)
-    assert twin.calibration.tpr == 0.9
+    assert twin.calibration.alpha == 0.1
     kedge.MSP(copy.deepcopy(net)).fit(train).calibrate(held).save(tmp_path / "msp.kedge")
     refused = CliRunner().invoke(app, ["export", str(tmp_path / "msp.kedge"), *command[2:], *sets])
     with pytest.raises(InputError, match="--auto is for AMP"):

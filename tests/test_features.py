@@ -8,12 +8,12 @@ from torch import nn
 
 import kedge
 from kedge.anchoring.per_image import choose_per_image
-from kedge.anchoring.rebuild import describe, rebuild
 from kedge.errors import ArchitectureError, InputError
+from kedge.io.rebuild import describe, rebuild
 from kedge.models import build, read_features
 from kedge.models.conversion import CONVERSIONS, conversion, convert
 from kedge.models.head import HeadOutput, check_head, head_name
-from kedge.transforms import seeded
+from kedge.seeds import seeded
 
 K, B = 3, 5
 

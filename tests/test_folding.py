@@ -7,7 +7,7 @@ from torch import nn
 import kedge
 from kedge.anchoring.folding import folded
 from kedge.models import build
-from kedge.transforms import seeded
+from kedge.seeds import seeded
 
 SIZES = {"compact": {"width": 4}, "airbench": {"width": 4}, "wrn": {"depth": 10, "width": 1}, "resnet18-cifar": {}}
 

@@ -12,12 +12,13 @@ from torch.utils.data import DataLoader
 
 import kedge
 from kedge.data.leakage import fingerprints
-from kedge.detectors import DETECTORS, Cost
+from kedge.detectors import Cost
 from kedge.detectors import gram as gram_module
 from kedge.detectors.gram import Gram, deviation, gram_sums
+from kedge.detectors.registry import DETECTORS
 from kedge.errors import InputError, NotReadyError
 from kedge.models import build
-from kedge.transforms import seeded
+from kedge.seeds import seeded
 
 LAYERS = ("stage1", "stage2", "stage3", "flatten")
 
@@ -373,7 +374,7 @@ def test_an_anchored_network_gives_the_mean_maps_over_its_anchors():
                 module = single.network.get_submodule(name)
                 module.register_forward_hook(lambda m, i, o, name=name, kept=found: kept.update({name: o[0]}))
             for image in x.double() / 255:
-                logits.append(single.hypotheses(image[None])[0, 0])
+                logits.append(single.per_anchor_logits(image[None])[0, 0])
                 rows.append([found[name].flatten(1).numpy() for name in layers])
             maps.append(rows)
         means = [[(a + b) / 2 for a, b in zip(*both, strict=True)] for both in zip(*maps, strict=True)]

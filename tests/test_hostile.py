@@ -34,11 +34,11 @@ from kedge.models import build
 from kedge.scoring.inputs import plan
 from kedge.scoring.job import score_files, score_shards
 from kedge.scoring.rows import read_rows
+from kedge.seeds import seeded
 from kedge.serving import Settings, create_app
 from kedge.serving.bodies import Refused, from_form, from_json
 from kedge.serving.decode import FORMATS, decode
 from kedge.serving.protocol import impatient
-from kedge.transforms import seeded
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # Pillow's, of what it finds in damaged files
 

@@ -12,7 +12,7 @@ import kedge
 from kedge import hub
 from kedge.errors import FileFormatError, InputError, NotReadyError
 from kedge.models import build
-from kedge.transforms import seeded
+from kedge.seeds import seeded
 
 IMAGES = torch.rand(60, 3, 8, 8, generator=torch.Generator().manual_seed(0))
 CLASSES = ("ant", "bee | wasp", "cow\nox")
@@ -23,7 +23,7 @@ def detector():
     with seeded(0):
         net = kedge.anchor(build("compact", width=4, classes=3), init="fresh", seed=0)
     train = kedge.ImageSet((255 * IMAGES[:30]).byte(), torch.arange(30) % 3, "insects", CLASSES)
-    return kedge.AMP(net).fit(train).calibrate(IMAGES[30:], tpr=0.9)
+    return kedge.AMP(net).fit(train).calibrate(IMAGES[30:], alpha=0.1)
 
 
 @pytest.fixture

@@ -11,8 +11,8 @@ from kedge.detectors import beside, for_inference
 from kedge.errors import InputError
 from kedge.models import build
 from kedge.scoring.job import Job, Scorer
+from kedge.seeds import seeded
 from kedge.threads import cores, last_cache, use_threads
-from kedge.transforms import seeded
 
 
 def pixels(n, seed=0):

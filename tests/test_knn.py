@@ -12,11 +12,12 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import kedge
-from kedge.detectors import DETECTORS, Cost, knn
+from kedge.detectors import Cost, knn
 from kedge.detectors.knn import KNN, kth_distance, sample
+from kedge.detectors.registry import DETECTORS
 from kedge.errors import ArchitectureError, InputError, NotReadyError
 from kedge.models import build
-from kedge.transforms import seeded
+from kedge.seeds import seeded
 
 
 def images(n=40, seed=0) -> torch.Tensor:

@@ -9,7 +9,7 @@ from torch import nn
 import kedge
 from kedge.data.labels import renumbered
 from kedge.errors import KedgeWarning
-from kedge.transforms import seeded
+from kedge.seeds import seeded
 
 KNOWN = ("bird", "cat", "dog")
 

@@ -59,16 +59,16 @@ def fit(*callbacks, module=None, epochs=2, validate=True, checkpoint=None):
 
 def test_fit_ends_with_a_calibrated_detector_of_the_trained_network(tmp_path):
     path = tmp_path / "detector.kedge"
-    callback = AnchorCallback(TRAIN, HELD_OUT, tpr=0.9, path=path)
+    callback = AnchorCallback(TRAIN, HELD_OUT, alpha=0.1, path=path)
     assert callback.detector is None
     _, module = fit(callback, validate=False)
     detector = callback.detector
     assert isinstance(detector, kedge.AMP)
     assert detector.net is module.net0
     assert detector.net.batches_seen == 6
-    assert detector.calibration.tpr == 0.9
+    assert detector.calibration.alpha == 0.1
     assert detector.classes == ("ant", "bee", "cow")
-    expected = kedge.AMP(module.net0).fit(TRAIN).calibrate(HELD_OUT, tpr=0.9)
+    expected = kedge.AMP(module.net0).fit(TRAIN).calibrate(HELD_OUT, alpha=0.1)
     assert torch.equal(detector.score(BRIGHT), expected.score(BRIGHT))
     assert torch.equal(kedge.load(path).score(BRIGHT), detector.score(BRIGHT))
 

@@ -15,13 +15,14 @@ from torch.utils.data import DataLoader, TensorDataset
 import kedge
 from kedge.anchoring.per_image import choose_per_image
 from kedge.data.leakage import fingerprints
-from kedge.detectors import DETECTORS, Cost
+from kedge.detectors import Cost
 from kedge.detectors.gaussians import ClassStatistics, squared_distances
 from kedge.detectors.logistic import logistic_regression
 from kedge.detectors.mahalanobis import Mahalanobis
+from kedge.detectors.registry import DETECTORS
 from kedge.errors import ArchitectureError, InputError, NotReadyError
 from kedge.models import build
-from kedge.transforms import seeded
+from kedge.seeds import seeded
 
 LAYERS = ("stage1", "stage2", "stage3", "flatten")
 
@@ -340,7 +341,10 @@ def anchor_means(net: kedge.anchoring.Anchored, x: torch.Tensor, anchors: torch.
     for anchor in anchors:
         single = copy.deepcopy(net)
         single.set_anchors(anchor[None])
-        rows = [reading(single.network, layers, lambda image=image, f=single: f.hypotheses(image[None])) for image in x]
+        rows = [
+            reading(single.network, layers, lambda image=image, f=single: f.per_anchor_logits(image[None]))
+            for image in x
+        ]
         under.append([torch.stack(column) for column in zip(*rows, strict=True)])
     return [torch.stack(each).mean(dim=0) for each in zip(*under, strict=True)]
 

@@ -8,12 +8,12 @@ import torch
 from torch import nn
 
 import kedge
-from kedge.detectors import DETECTORS
 from kedge.detectors.mc_dropout import MCDropout
+from kedge.detectors.registry import DETECTORS
 from kedge.errors import ArchitectureError, InputError
 from kedge.models import build
 from kedge.models.ensemble import Ensemble
-from kedge.transforms import seeded
+from kedge.seeds import seeded
 
 SCORES = ["msp", "entropy", "mutual_information"]
 
@@ -55,7 +55,7 @@ def vectors(n=5):
 
 def hypotheses(net, x, **options):
     with torch.no_grad():
-        return MCDropout(net, **options).hypotheses(x)
+        return MCDropout(net, **options).per_anchor_logits(x)
 
 
 def masks(p, features, **options):

@@ -8,16 +8,17 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 import kedge
-from kedge.detectors import DETECTORS, Detector, TrainedDetector
+from kedge.detectors import Detector, TrainedDetector
+from kedge.detectors.registry import DETECTORS
 from kedge.errors import InputError, NotReadyError
 from kedge.models import build
+from kedge.seeds import seeded
 from kedge.training import Recipe, train
-from kedge.transforms import seeded
 
 NAMES = {
     "AMP", "MSP", "MaxLogit", "Entropy", "Energy", "TemperatureScaling", "ODIN", "Mahalanobis", "Gram", "MCDropout",
     "DeepEnsemble", "KNN", "ViM", "ReAct", "DEUP", "SVI", "SVIAvUC", "OutlierExposure", "ClassifierDiscrepancy", "UDG",
-    "DUQ", "FlipsAndCrops", "PixelStatistics", "Student",
+    "DUQ", "TTA", "LowLevelStatistics", "Student",
 }  # fmt: skip
 RECIPE = Recipe(epochs=1, batch=16, lr=0.02, crop=0, flip=False)
 TRAINED = [name for name, kind in DETECTORS.items() if issubclass(kind, TrainedDetector)]
@@ -55,9 +56,9 @@ def made(name: str, kind="plain") -> Detector:
     method = DETECTORS[name]
     if issubclass(method, TrainedDetector):
         options = PREPARE.get(name, {})
-        objective = method.objective(**options)
-        outliers = images(32, seed=9, name="outliers") if objective.outliers_per_image else None
-        net = train(method.prepare(network(kind), **options), images(), RECIPE, objective=objective, outliers=outliers)
+        loss = method.loss(**options)
+        outliers = images(32, seed=9, name="outliers") if loss.outliers_per_image else None
+        net = train(method.prepare(network(kind), **options), images(), RECIPE, loss=loss, outliers=outliers)
         return method(net)
     if name == "ensemble":
         return method([network(kind), network(kind, seed=1)])
@@ -229,9 +230,9 @@ def test_networks_of_the_user_s_own_work_without_more_arguments(name, tmp_path):
 
 def test_what_a_network_learned_from_is_not_forgotten_by_anchoring_or_training_again():
     outliers, more = images(32, seed=9, name="outliers"), images(32, seed=10, name="more")
-    objective = kedge.OutlierExposure.objective
-    net = train(network("plain"), images(), RECIPE, objective=objective(), outliers=outliers)
-    net = train(net, images(), RECIPE, objective=objective(), outliers=more)
+    loss = kedge.OutlierExposure.loss
+    net = train(network("plain"), images(), RECIPE, loss=loss(), outliers=outliers)
+    net = train(net, images(), RECIPE, loss=loss(), outliers=more)
     assert len(kedge.MSP(net).outliers) == 64
     net = kedge.anchor(net)
     assert net.record["data"]["name"] == "images"

@@ -8,12 +8,12 @@ from torch import nn
 import kedge
 from kedge.models import build
 from kedge.models.classifier import Classifier
+from kedge.seeds import seeded
 from kedge.training import Recipe, train
 from kedge.training.muon import Muon, orthogonalised
-from kedge.training.optimiser import make_optimiser
-from kedge.transforms import seeded
+from kedge.training.optimizer import make_optimizer
 
-HOW = Recipe(epochs=5, batch=16, lr=0.1, optimiser="muon", momentum=0.6, schedule="linear", crop=1, pad="reflect")
+HOW = Recipe(epochs=5, batch=16, lr=0.1, optimizer="muon", momentum=0.6, schedule="linear", crop=1, pad="reflect")
 
 
 def random(*shape, seed=0) -> torch.Tensor:
@@ -43,12 +43,12 @@ def test_each_iteration_takes_the_quintic_of_every_singular_value():
 
 def test_a_matrix_is_brought_to_its_size_and_moved_along_the_orthogonal_momentum():
     weight = nn.Parameter(random(3, 2, 2, 2))
-    optimiser = Muon([{"params": [weight], "muon": True}], lr=0.2, momentum=0.7)
+    optimizer = Muon([{"params": [weight], "muon": True}], lr=0.2, momentum=0.7)
     expected, velocity = weight.detach().clone(), torch.zeros(3, 8, dtype=torch.float64)
     for step in range(3):
         gradient = random(3, 2, 2, 2, seed=step + 1)
         weight.grad = gradient.clone()
-        optimiser.step()
+        optimizer.step()
         velocity = 0.7 * velocity + gradient.flatten(1)
         flat = expected.flatten(1)
         flat = flat * (3**0.5 / flat.square().sum().sqrt())
@@ -61,9 +61,9 @@ def test_what_is_no_matrix_goes_by_torch_s_adam():
     ours, theirs = (nn.Parameter(random(6)) for _ in range(2))
     optimisers = Muon([{"params": [ours]}], lr=0.05), torch.optim.Adam([theirs], lr=0.05, betas=(0.85, 0.95))
     for step in range(4):
-        for weight, optimiser in zip((ours, theirs), optimisers, strict=True):
+        for weight, optimizer in zip((ours, theirs), optimisers, strict=True):
             weight.grad = random(6, seed=step + 1)
-            optimiser.step()
+            optimizer.step()
     torch.testing.assert_close(ours, theirs)
 
 
@@ -71,7 +71,7 @@ def test_what_is_no_matrix_goes_by_torch_s_adam():
 def test_every_weight_has_its_group_and_its_rate(anchored):
     net = build("airbench", width=2, classes=3)
     classifier = kedge.anchor(net) if anchored else Classifier(net)
-    groups = make_optimiser(classifier, HOW).param_groups
+    groups = make_optimizer(classifier, HOW).param_groups
     names = {p: name.removeprefix("network.") for name, p in classifier.named_parameters()}
     inner = [f"group{i}.conv{j}.weight" for i in (1, 2, 3) for j in (1, 2)]
     assert [names[p] for p in groups[0]["params"]] == inner

@@ -14,12 +14,10 @@ from torch.func import grad, vmap
 from torch.nn.functional import normalize
 
 from kedge.errors import InputError, NotReadyError
-from kedge.suites.ntk import findings, run_ntk
-from kedge.suites.ntk_page import EXPECTED, page
-from kedge.theory import disagreement as by_distance
-from kedge.theory.approximation import approximation_errors
-from kedge.theory.disagreement import EDGES, ENSEMBLE, PER_ANCHOR, decision_temperature, trained_with
-from kedge.theory.ntk import (
+from kedge.studies.theory import disagreement as by_distance
+from kedge.studies.theory.approximation import approximation_errors
+from kedge.studies.theory.disagreement import EDGES, ENSEMBLE, PER_ANCHOR, decision_temperature, trained_with
+from kedge.studies.theory.ntk import (
     anchored_kernel,
     approximate_anchored_kernel,
     dual_weights,
@@ -33,8 +31,10 @@ from kedge.theory.ntk import (
     shift,
     spectrum,
 )
-from kedge.theory.study import ntk_study, rank_correlation, spectra
-from kedge.theory.toy import ensemble, one_network, one_per_anchor, toy_problem, with_bias
+from kedge.studies.theory.page import EXPECTED, page
+from kedge.studies.theory.study import ntk_study, rank_correlation, spectra
+from kedge.studies.theory.suite import findings, run_ntk
+from kedge.studies.theory.toy import ensemble, one_network, one_per_anchor, toy_problem, with_bias
 from test_report import check
 
 
@@ -517,7 +517,7 @@ def test_disagreement_is_measured_by_distance_from_the_nearest_training_point(st
     for band, (low, high) in enumerate(itertools.pairwise(EDGES)):
         chosen = [i for i, d in enumerate(distance) if low <= d < high]
         assert found.deviation[PER_ANCHOR][band] == pytest.approx(float(beyond.std(dim=0)[chosen].mean()))
-        assert found.temperature[PER_ANCHOR][band] == pytest.approx(float(tau[1][chosen].mean()))
+        assert found.tau[PER_ANCHOR][band] == pytest.approx(float(tau[1][chosen].mean()))
     assert found.held_out[PER_ANCHOR]["deviation"] == pytest.approx(float(inside.std(dim=0).mean()))
     assert found.held_out[PER_ANCHOR]["temperature"] == pytest.approx(float(tau[0].mean()))
     outside = [i for i, d in enumerate(distance) if 0.5 <= d < 4]
@@ -584,7 +584,7 @@ def test_findings_quote_the_study(study):
     words = " ".join(findings(study))
     one = trained_with(16)
     assert f"{study.disagreement.held_out[one]['deviation']:.3f} on held-out points" in words
-    assert f"{study.disagreement.temperature[one][-1]:.3f} at 16 to 32" in words
+    assert f"{study.disagreement.tau[one][-1]:.3f} at 16 to 32" in words
     assert f"{study.decisions.agreement[PER_ANCHOR]:.2f} for a network per anchor" in words
 
 

@@ -1,4 +1,4 @@
-"""Objectives: what a step minimises can be exchanged; everything else of the training stays."""
+"""Losses: what a step minimises can be exchanged; everything else of the training stays."""
 
 import dataclasses
 import sys
@@ -8,13 +8,22 @@ import torch
 import torch.nn.functional as F
 
 import kedge
+from kedge.anchoring.corruption import Corruption
 from kedge.errors import InputError
 from kedge.models import build
 from kedge.models.ensemble import Ensemble
-from kedge.objective import CrossEntropy, LogitNorm, Loss, Objective, Step
-from kedge.suites.insight_trainings import Agreement, AliveAnchors, AsNoise, Differences, SameClass, as_published, twice
+from kedge.seeds import seeded
+from kedge.studies.insight_trainings import (
+    Agreement,
+    AliveAnchors,
+    AsNoise,
+    Differences,
+    SameClass,
+    as_published,
+    twice,
+)
 from kedge.training import Recipe, train
-from kedge.transforms import Corruption, seeded
+from kedge.training.losses import CrossEntropy, LogitNorm, Loss, Step
 
 RECIPE = Recipe(epochs=2, batch=8, lr=0.05, crop=1)
 
@@ -55,13 +64,13 @@ class Spy(CrossEntropy):
 @pytest.mark.parametrize("anchored", [False, True])
 def test_an_objective_that_is_the_cross_entropy_changes_nothing(anchored):
     plain = train(network(anchored), data(), RECIPE).state_dict()
-    spied = train(network(anchored), data(), RECIPE, objective=Spy()).state_dict()
+    spied = train(network(anchored), data(), RECIPE, loss=Spy()).state_dict()
     assert all(torch.equal(plain[name], spied[name]) for name in plain)
 
 
 def test_an_objective_sees_every_step_and_every_epoch():
     spy, whole = Spy(), data()
-    net = train(network(), whole, RECIPE, objective=spy)
+    net = train(network(), whole, RECIPE, loss=spy)
     assert spy.epochs == [(0, 24, None, (1, 8, 8)), (1, 24, None, (1, 8, 8))]
     assert spy.after == len(spy.steps) == 6
     assert [step.epoch for step in spy.steps] == [0, 0, 0, 1, 1, 1]
@@ -77,11 +86,11 @@ def test_an_objective_sees_every_step_and_every_epoch():
 
 
 def test_the_record_names_the_objective():
-    assert train(network(), data(), RECIPE).record["objective"] == {"name": "cross-entropy"}
-    assert train(network(), data(), RECIPE, objective=Spy()).record["objective"]["name"] == "spy"
+    assert train(network(), data(), RECIPE).record["loss"] == {"name": "cross-entropy"}
+    assert train(network(), data(), RECIPE, loss=Spy()).record["loss"]["name"] == "spy"
 
 
-class OnOutliers(Objective):
+class OnOutliers(Loss):
     """Reads outliers and minimises something of them."""
 
     name = "on outliers"
@@ -90,7 +99,7 @@ class OnOutliers(Objective):
 
     def loss(self, step):
         logits = step.logits()
-        return Loss(F.cross_entropy(logits, step.y) + step.forward(step.outliers).square().mean(), logits)
+        return StepLoss(F.cross_entropy(logits, step.y) + step.forward(step.outliers).square().mean(), logits)
 
 
 def test_outliers_come_with_their_numbers():
@@ -102,7 +111,7 @@ def test_outliers_come_with_their_numbers():
             return super().loss(step)
 
     other = data(10, "outliers")
-    train(network(), data(), Recipe(epochs=1, batch=8, crop=0, flip=False), objective=Noting(), outliers=other)
+    train(network(), data(), Recipe(epochs=1, batch=8, crop=0, flip=False), loss=Noting(), outliers=other)
     for images, index in seen:
         assert len(images) == 16
         assert torch.equal(images, other.images[index].float() / 255)
@@ -110,21 +119,21 @@ def test_outliers_come_with_their_numbers():
 
 def test_objective_network_and_outliers_must_fit_each_other():
     with pytest.raises(InputError, match="'on outliers' needs outliers; pass outliers="):
-        train(network(), data(), RECIPE, objective=OnOutliers())
+        train(network(), data(), RECIPE, loss=OnOutliers())
     with pytest.raises(InputError, match="'cross-entropy' uses no outliers; leave outliers= out"):
         train(network(), data(), RECIPE, outliers=data(10, "outliers"))
     with pytest.raises(InputError, match="'on outliers' trains plain networks"):
-        train(network(anchored=True), data(), RECIPE, objective=OnOutliers(), outliers=data(10, "outliers"))
+        train(network(anchored=True), data(), RECIPE, loss=OnOutliers(), outliers=data(10, "outliers"))
     with pytest.raises(InputError, match="got an ensemble; train its members"):
         train(Ensemble([network()]), data(), RECIPE)
     bad = kedge.ImageSet(data().images, data().labels + 5)
     with pytest.raises(InputError, match=r"labels must lie in 0\.\.2"):
-        train(network(), bad, RECIPE, objective=OnOutliers(), outliers=data(10, "outliers"))
+        train(network(), bad, RECIPE, loss=OnOutliers(), outliers=data(10, "outliers"))
     small = kedge.ImageSet(torch.zeros(4, 1, 6, 6, dtype=torch.uint8))
     with pytest.raises(InputError, match=r"outliers must have the shape of the training images, \(1, 8, 8\)"):
-        train(network(), data(), RECIPE, objective=OnOutliers(), outliers=small)
+        train(network(), data(), RECIPE, loss=OnOutliers(), outliers=small)
     with pytest.raises(InputError, match="outliers must be an ImageSet or a data set, got int"):
-        train(network(), data(), RECIPE, objective=OnOutliers(), outliers=3)
+        train(network(), data(), RECIPE, loss=OnOutliers(), outliers=3)
 
 
 def test_a_data_loader_s_own_batch_counts_the_outliers():
@@ -136,7 +145,7 @@ def test_a_data_loader_s_own_batch_counts_the_outliers():
             return super().loss(step)
 
     loader = torch.utils.data.DataLoader(data(), batch_size=6)
-    train(network(), loader, Recipe(epochs=1, batch=8), objective=Noting(), outliers=data(10, "outliers"))
+    train(network(), loader, Recipe(epochs=1, batch=8), loss=Noting(), outliers=data(10, "outliers"))
     assert seen == [(6, 12)] * 4
 
 
@@ -180,12 +189,12 @@ def test_anchors_are_kept_alive_by_halves_that_differ(apart, penalty):
     torch.testing.assert_close(found.value, torch.log(torch.tensor(3.0)) + penalty)
 
 
-def seen_by(objective, net, x, y, done=0.0):
+def seen_by(loss, net, x, y, done=0.0):
     """The loss of a step, and the images that the network was given."""
     given = []
     step = step_of(net.train(), lambda images: given.append(images) or net(images))
     with seeded(0):
-        found = objective.loss(dataclasses.replace(step, x=x, y=y, done=done))
+        found = loss.loss(dataclasses.replace(step, x=x, y=y, done=done))
     (images,) = given
     return found, images
 
@@ -210,13 +219,13 @@ def test_differences_are_the_masked_pairs_of_a_network_without_anchors():
 def test_t_as_noise_adds_what_t_changes_of_another_image_until_the_training_settles(monkeypatch):
     monkeypatch.setattr(sys.modules[AsNoise.__module__], "Corruption", lambda: torch.square)
     x, y, net = torch.rand(60, 2, 6, 6), torch.arange(60) % 3, linear()
-    found, given = seen_by(AsNoise(settle=0.4), net, x, y, done=0.59)
+    found, given = seen_by(AsNoise(clean_final_fraction=0.4), net, x, y, done=0.59)
     changed = (given != x).flatten(1).any(dim=1)
     assert 4 <= int(changed.sum()) <= 22  # a fifth
     for made, image in zip(given[changed], x[changed], strict=True):
         assert any(torch.allclose(made, image + other**2 - other) for other in x)
     torch.testing.assert_close(found.value, -net(given).log_softmax(dim=1)[torch.arange(60), y].mean())
-    assert torch.equal(seen_by(AsNoise(settle=0.4), net, x, y, done=0.61)[1], x)
+    assert torch.equal(seen_by(AsNoise(clean_final_fraction=0.4), net, x, y, done=0.61)[1], x)
 
 
 def test_a_network_with_equal_halves_sees_of_a_pair_the_image_and_what_t_changed_of_the_anchor():

@@ -11,12 +11,13 @@ from torch import nn
 
 import kedge
 from kedge.anchoring.per_image import choose_per_image
-from kedge.detectors import DETECTORS, Cost
+from kedge.detectors import Cost
 from kedge.detectors.base import GRADIENT_ROWS
 from kedge.detectors.odin import EPSILONS, ODIN
+from kedge.detectors.registry import DETECTORS
 from kedge.errors import InputError, NotReadyError
 from kedge.models import build
-from kedge.transforms import seeded
+from kedge.seeds import seeded
 
 
 def images(n=40, side=8, seed=0) -> torch.Tensor:

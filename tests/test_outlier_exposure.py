@@ -17,10 +17,10 @@ from kedge.data.leakage import fingerprints
 from kedge.detectors.outlier_exposure import OutlierExposure
 from kedge.errors import InputError
 from kedge.models import build
-from kedge.objective import Step
+from kedge.seeds import seeded
 from kedge.training import Recipe
-from kedge.training.outliers import OutlierFeed
-from kedge.transforms import seeded
+from kedge.training.losses import Step
+from kedge.training.outlier_loader import OutlierLoader
 
 RECIPE = Recipe(epochs=2, batch=16, lr=0.05, crop=0, flip=False)
 
@@ -65,7 +65,7 @@ def same(a: nn.Module, b: nn.Module) -> bool:
 def test_the_loss_by_hand(smoothing):
     net, x, outliers = linear(), images(5).double() / 255, images(7, 1).double() / 255
     y = torch.tensor([0, 2, 1, 1, 0])
-    made = OutlierExposure.objective(weight=0.3).loss(step_of(net, x, y, outliers, smoothing))
+    made = OutlierExposure.loss(weight=0.3).loss(step_of(net, x, y, outliers, smoothing))
 
     def log_softmax(image):
         logits = net(image[None])[0].tolist()
@@ -87,10 +87,10 @@ def test_outliers_with_equal_logits_cost_the_least():
     nn.init.zeros_(net.network[1].weight)
     nn.init.zeros_(net.network[1].bias)
     x, outliers = images(2).double() / 255, images(3, 1).double() / 255
-    objective = OutlierExposure.objective(weight=10.0)
-    made = objective.loss(step_of(net, x, torch.tensor([0, 1]), outliers))
+    loss = OutlierExposure.loss(weight=10.0)
+    made = loss.loss(step_of(net, x, torch.tensor([0, 1]), outliers))
     assert made.value.item() == pytest.approx(11 * math.log(4))
-    without = OutlierExposure.objective(weight=0).loss(step_of(net, x, torch.tensor([0, 1]), outliers))
+    without = OutlierExposure.loss(weight=0).loss(step_of(net, x, torch.tensor([0, 1]), outliers))
     weight = net.network[1].weight
     gradients = [torch.autograd.grad(loss.value, weight)[0] for loss in (made, without)]
     assert gradients[0].allclose(gradients[1])
@@ -100,7 +100,7 @@ def test_outliers_with_equal_logits_cost_the_least():
 def test_labels_beyond_the_classes_are_named(weight):
     net, x = linear(), images(2).double() / 255
     with pytest.raises(InputError, match=r"labels must lie in 0\.\.2.*got 1\.\.3"):
-        OutlierExposure.objective(weight=weight).loss(step_of(net, x, torch.tensor([1, 3]), x))
+        OutlierExposure.loss(weight=weight).loss(step_of(net, x, torch.tensor([1, 3]), x))
 
 
 @pytest.mark.parametrize(
@@ -114,12 +114,12 @@ def test_labels_beyond_the_classes_are_named(weight):
 )
 def test_what_an_objective_cannot_be(options, message):
     with pytest.raises(InputError, match=message):
-        OutlierExposure.objective(**options)
+        OutlierExposure.loss(**options)
 
 
 def test_the_objective_describes_itself():
-    assert OutlierExposure.objective().config() == {"weight": 0.5, "outliers_per_image": 2}
-    assert OutlierExposure.objective(weight=1.0, outliers_per_image=3).outliers_per_image == 3
+    assert OutlierExposure.loss().config() == {"weight": 0.5, "outliers_per_image": 2}
+    assert OutlierExposure.loss(weight=1.0, outliers_per_image=3).outliers_per_image == 3
 
 
 # The training.
@@ -127,9 +127,7 @@ def test_the_objective_describes_itself():
 
 def test_without_weight_it_is_plain_training():
     plain = kedge.train(network(), labelled(), RECIPE)
-    exposed = kedge.train(
-        network(), labelled(), RECIPE, objective=OutlierExposure.objective(weight=0), outliers=beside()
-    )
+    exposed = kedge.train(network(), labelled(), RECIPE, loss=OutlierExposure.loss(weight=0), outliers=beside())
     assert exposed.outliers is not None
     exposed.outliers = None
     assert same(plain, exposed)
@@ -139,11 +137,11 @@ def test_the_same_as_a_loop_by_hand():
     """Each step takes all images and all outliers, so that their order does not matter."""
     data, outliers = labelled(12, classes=3), beside(36)
     recipe = Recipe(epochs=5, batch=12, lr=0.3, momentum=0.8, weight_decay=0.01, crop=0, flip=False)
-    objective = OutlierExposure.objective(weight=0.7, outliers_per_image=3)
+    loss = OutlierExposure.loss(weight=0.7, outliers_per_image=3)
     net = linear()
     weight = net.network[1].weight.detach().clone().requires_grad_()
     bias = net.network[1].bias.detach().clone().requires_grad_()
-    trained = kedge.train(net, data, recipe, objective=objective, outliers=outliers)
+    trained = kedge.train(net, data, recipe, loss=loss, outliers=outliers)
 
     x, o = ((s.images.flatten(1).float() / 255).double().sub(0.5).div(0.25) for s in (data, outliers))
     speed = [torch.zeros_like(weight), torch.zeros_like(bias)]
@@ -158,9 +156,9 @@ def test_the_same_as_a_loop_by_hand():
 
 
 def test_outliers_share_the_batch_statistics():
-    objective = OutlierExposure.objective()
+    loss = OutlierExposure.loss()
     nets = [
-        kedge.train(network(), labelled(), RECIPE, objective=objective, outliers=outliers)
+        kedge.train(network(), labelled(), RECIPE, loss=loss, outliers=outliers)
         for outliers in (beside(), beside(seed=101))
     ]
     assert not nets[0].network.prep[1].running_mean.equal(nets[1].network.prep[1].running_mean)
@@ -174,7 +172,7 @@ def test_it_learns_to_be_unsure_about_outliers():
     turned = kedge.ImageSet(data.images.transpose(2, 3).contiguous(), name="turned")
     fresh = kedge.ImageSet(turned.images.flip(3), name="fresh")
     recipe = Recipe(epochs=8, batch=16, lr=0.05, crop=0, flip=False)
-    net = kedge.train(network(), data, recipe, objective=OutlierExposure.objective(), outliers=turned)
+    net = kedge.train(network(), data, recipe, loss=OutlierExposure.loss(), outliers=turned)
     plain = kedge.train(network(), data, recipe)
     exposed, before = (OutlierExposure(each).fit(data) for each in (net, plain))
     assert float(exposed.score(fresh).mean()) > -0.65  # half would be none the wiser
@@ -183,13 +181,13 @@ def test_it_learns_to_be_unsure_about_outliers():
 
 
 def test_objective_outliers_and_network_must_fit_each_other():
-    objective = OutlierExposure.objective()
+    loss = OutlierExposure.loss()
     with pytest.raises(InputError, match=r"'outlier exposure' needs outliers; pass outliers= with images beside"):
-        kedge.train(network(), labelled(), RECIPE, objective=objective)
+        kedge.train(network(), labelled(), RECIPE, loss=loss)
     with pytest.raises(InputError, match=r"'cross-entropy' uses no outliers; leave outliers= out"):
         kedge.train(network(), labelled(), RECIPE, outliers=beside())
     with pytest.raises(InputError, match=r"'outlier exposure' trains plain networks; pass the network before"):
-        kedge.train(kedge.anchor(network()), labelled(), RECIPE, objective=objective, outliers=beside())
+        kedge.train(kedge.anchor(network()), labelled(), RECIPE, loss=loss, outliers=beside())
 
 
 def test_a_run_stopped_in_mid_epoch_goes_on_as_if_it_never_had(tmp_path):
@@ -197,8 +195,8 @@ def test_a_run_stopped_in_mid_epoch_goes_on_as_if_it_never_had(tmp_path):
 
     def run(directory, progress=None):
         options = {"directory": tmp_path / directory, "checkpoint_seconds": 0.0, "progress": progress}
-        objective = OutlierExposure.objective()
-        return kedge.train(network(), labelled(), recipe, objective=objective, outliers=beside(), **options)
+        loss = OutlierExposure.loss()
+        return kedge.train(network(), labelled(), recipe, loss=loss, outliers=beside(), **options)
 
     straight = run("straight")
     for at in (2, 3, 7):
@@ -213,14 +211,14 @@ def test_a_run_stopped_in_mid_epoch_goes_on_as_if_it_never_had(tmp_path):
         with pytest.raises(StopError):
             run(f"stopped {at}", stop)
         assert same(run(f"stopped {at}"), straight)
-    with pytest.raises(InputError, match=r"objective\.weight was 0\.5 and is 0\.4"):
+    with pytest.raises(InputError, match=r"loss\.weight was 0\.5 and is 0\.4"):
         kedge.train(
-            network(), labelled(), recipe, objective=OutlierExposure.objective(weight=0.4), outliers=beside(),
+            network(), labelled(), recipe, loss=OutlierExposure.loss(weight=0.4), outliers=beside(),
             directory=tmp_path / "straight",
         )  # fmt: skip
     with pytest.raises(InputError, match=r"outliers\.sha256 was"):
         kedge.train(
-            network(), labelled(), recipe, objective=OutlierExposure.objective(), outliers=beside(seed=7),
+            network(), labelled(), recipe, loss=OutlierExposure.loss(), outliers=beside(seed=7),
             directory=tmp_path / "straight",
         )  # fmt: skip
 
@@ -230,7 +228,7 @@ def test_a_run_stopped_in_mid_epoch_goes_on_as_if_it_never_had(tmp_path):
 
 @pytest.mark.parametrize("score", list(scores.SCORES))
 def test_the_score_is_that_of_the_logits(score, tmp_path):
-    net = kedge.train(network(), labelled(), RECIPE, objective=OutlierExposure.objective(), outliers=beside())
+    net = kedge.train(network(), labelled(), RECIPE, loss=OutlierExposure.loss(), outliers=beside())
     detector = OutlierExposure(net, score=score).fit(labelled())
     x = images(30, 5)
     with torch.no_grad():
@@ -249,7 +247,7 @@ def test_it_scores_an_anchored_network_by_the_mean_over_anchors():
     net = kedge.anchor(network().eval(), init="fresh", mean=0.5, std=0.25)
     detector = OutlierExposure(net).fit(labelled())
     x = images(5, 5)
-    logits = torch.stack([net.hypotheses(x.float() / 255)[k] for k in range(5)]).mean(dim=0)
+    logits = torch.stack([net.per_anchor_logits(x.float() / 255)[k] for k in range(5)]).mean(dim=0)
     assert detector.score(x).allclose(-logits.softmax(dim=1).amax(dim=1), atol=1e-6)
 
 
@@ -260,7 +258,7 @@ def test_a_score_that_is_not_known():
 
 def test_evaluation_refuses_the_outliers_that_it_learned_from(tmp_path):
     outliers = beside()
-    net = kedge.train(network(), labelled(), RECIPE, objective=OutlierExposure.objective(), outliers=outliers)
+    net = kedge.train(network(), labelled(), RECIPE, loss=OutlierExposure.loss(), outliers=outliers)
     assert net.outliers.equal(fingerprints(outliers.images).unique(dim=0))
     detector = OutlierExposure(net).fit(labelled()).calibrate(labelled(40, 2))
     detector.save(tmp_path / "saved.kedge")
@@ -287,8 +285,8 @@ def test_evaluation_refuses_the_outliers_that_it_learned_from(tmp_path):
 # The feed of outliers.
 
 
-def feed(data, count=4, seed=0, recipe=RECIPE, **options) -> OutlierFeed:
-    return OutlierFeed(data, recipe, seed, count, kedge.Preprocess((1, 8, 8)), **options)
+def feed(data, count=4, seed=0, recipe=RECIPE, **options) -> OutlierLoader:
+    return OutlierLoader(data, recipe, seed, count, kedge.Preprocess((1, 8, 8)), **options)
 
 
 def first(source, n, step=0) -> list[tuple[torch.Tensor, torch.Tensor]]:
@@ -309,7 +307,7 @@ def test_every_image_comes_once_a_round_in_a_new_order(count):
 
 
 def test_the_seed_decides_the_order_and_it_is_not_that_of_the_training_images():
-    from kedge.training.feed import epoch_order
+    from kedge.training.loader import epoch_order
 
     def order(seed):
         return first(feed(beside(40), 40, seed), 1)[0][1].tolist()
@@ -392,13 +390,13 @@ def test_what_outliers_cannot_be(data, message):
     with pytest.raises(InputError, match=message):
         feed(data)
     with pytest.raises(InputError, match=message):
-        kedge.train(network(), labelled(), RECIPE, objective=OutlierExposure.objective(), outliers=data)
+        kedge.train(network(), labelled(), RECIPE, loss=OutlierExposure.loss(), outliers=data)
 
 
 def test_the_network_notes_outliers_at_the_size_that_it_sees_them():
     rng = np.random.default_rng(0)
     pictures = [Image.fromarray(rng.integers(0, 256, (16, 16), dtype=np.uint8)) for _ in range(6)]
-    net = kedge.train(network(), labelled(), RECIPE, objective=OutlierExposure.objective(), outliers=pictures)
+    net = kedge.train(network(), labelled(), RECIPE, loss=OutlierExposure.loss(), outliers=pictures)
     rule = kedge.Preprocess((1, 8, 8))
     seen = fingerprints(torch.stack([rule(picture) for picture in pictures]))
     assert net.outliers.equal(seen.unique(dim=0))

@@ -8,9 +8,18 @@ import torch
 import kedge
 from kedge.errors import InputError
 from kedge.models import build
-from kedge.objective import MadeOutliers, Step
-from kedge.outliers import MAKERS, jigsaw, make_outliers, mismatch, recolour, remix, scramble, zoom
-from kedge.transforms import seeded
+from kedge.seeds import seeded
+from kedge.training.losses import Step, SyntheticOutliers
+from kedge.training.synthetic_outliers import (
+    MAKERS,
+    jigsaw,
+    mismatch,
+    recolour,
+    remix,
+    scramble,
+    synthetic_outliers,
+    zoom,
+)
 
 
 def images(n=8, channels=3, height=32, width=32, seed=0):
@@ -105,27 +114,27 @@ def test_all_kinds_take_equal_parts():
     x = images(15)
     with seeded(0):
         expected = [maker(part) for maker, part in zip(MAKERS.values(), x.split(3), strict=True)]
-    assert torch.equal(made(make_outliers, x), torch.cat(expected))
+    assert torch.equal(made(synthetic_outliers, x), torch.cat(expected))
     with pytest.raises(InputError, match=r"images must be \(B, D, H, W\) to make outliers of; got \(4, 5\)"):
-        make_outliers(torch.rand(4, 5))
+        synthetic_outliers(torch.rand(4, 5))
 
 
 @pytest.mark.parametrize("count", range(1, 16))
 def test_few_images_make_fewer_kinds_and_never_an_image_as_it_was(count):
     x = images(count)
     for seed in range(10):
-        y = made(make_outliers, x, seed=seed)
+        y = made(synthetic_outliers, x, seed=seed)
         assert y.shape == x.shape
         assert not any(torch.equal(one, other) for one in y for other in x)
 
 
 @pytest.mark.parametrize("kinds", [("remix", "mismatch"), tuple(MAKERS)])
 def test_of_too_few_images_none_are_made(kinds):
-    assert len(make_outliers(images(2), kinds)) == (0 if "zoom" not in kinds else 2)
-    assert len(make_outliers(images(0), kinds)) == 0
+    assert len(synthetic_outliers(images(2), kinds)) == (0 if "zoom" not in kinds else 2)
+    assert len(synthetic_outliers(images(0), kinds)) == 0
 
 
-# The objective.
+# The loss.
 
 
 def step_of(net, x, y, smoothing=0.0):
@@ -135,9 +144,9 @@ def step_of(net, x, y, smoothing=0.0):
 def test_the_loss_is_that_of_the_labels_and_of_the_uniform_distribution():
     net = kedge.Classifier(torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(3 * 64, 4))).train()
     x, y = images(6, height=8, width=8), torch.tensor([0, 1, 2, 3, 0, 1])
-    objective = MadeOutliers(share=0.5, weight=0.25, kinds=["zoom"])
+    loss = SyntheticOutliers(share=0.5, weight=0.25, kinds=["zoom"])
     with seeded(3):
-        found = objective.loss(step_of(net, x, y))
+        found = loss.loss(step_of(net, x, y))
     with seeded(3):
         outliers = zoom(x[torch.randperm(6)[:3]])
     probability, refused = net(x).softmax(dim=1), net(outliers).softmax(dim=1)
@@ -150,7 +159,7 @@ def test_the_loss_is_that_of_the_labels_and_of_the_uniform_distribution():
 def test_nothing_made_is_plain_cross_entropy():
     net = kedge.Classifier(torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(3 * 64, 4))).train()
     x, y = images(6, height=8, width=8), torch.tensor([0, 1, 2, 3, 0, 1])
-    found = MadeOutliers(share=0).loss(step_of(net, x, y))
+    found = SyntheticOutliers(share=0).loss(step_of(net, x, y))
     torch.testing.assert_close(found.value, torch.nn.functional.cross_entropy(net(x), y))
 
 
@@ -160,27 +169,27 @@ def test_a_network_learns_to_refuse_what_is_made():
     train, test = digits().subset(range(0, 5000, 2)).split(0.8)
     recipe = kedge.training.recipe("demo", epochs=2)
 
-    def largest(objective):
+    def largest(loss):
         with seeded(0):
             net = kedge.anchor(build("compact", width=4, channels=1))
-        net = kedge.train(net, train, recipe, seed=0, objective=objective)
+        net = kedge.train(net, train, recipe, seed=0, loss=loss)
         net.set_anchors(train.images[:3])
-        outliers = made(make_outliers, test.images.float() / 255)
+        outliers = made(synthetic_outliers, test.images.float() / 255)
         with torch.no_grad():
             return float(net.eval()(outliers).softmax(dim=1).amax(dim=1).mean())
 
-    assert largest(MadeOutliers(weight=1.0)) < 0.8 * largest(None)
+    assert largest(SyntheticOutliers(weight=1.0)) < 0.8 * largest(None)
 
 
 def test_bad_arguments_are_named():
     with pytest.raises(InputError, match=r"share must lie in \[0, 1\]; got 2"):
-        MadeOutliers(share=2)
+        SyntheticOutliers(share=2)
     with pytest.raises(InputError, match="weight must lie in"):
-        MadeOutliers(weight=-1)
+        SyntheticOutliers(weight=-1)
     with pytest.raises(InputError, match="kinds must be one of"):
-        MadeOutliers(kinds=["fog"])
+        SyntheticOutliers(kinds=["fog"])
     with pytest.raises(InputError, match="kinds must name at least one"):
-        MadeOutliers(kinds=[])
+        SyntheticOutliers(kinds=[])
 
 
 @pytest.mark.parametrize("target", ["label", "uniform"])
@@ -191,7 +200,7 @@ def test_masked_pairs_beside_made_ones_keep_their_own_targets(target):
     step = step_of(net, x, y)
     step = dataclasses.replace(step, forward=lambda x: seen.append(net(x)) or seen[-1])
     with seeded(0):
-        found = MadeOutliers(share=0.5, weight=2.0).loss(step)
+        found = SyntheticOutliers(share=0.5, weight=2.0).loss(step)
     (logits,), masked = seen, net.draw.masked[:12]
     assert 0 < int(masked.sum()) < 12
     rows = -logits.log_softmax(dim=1)

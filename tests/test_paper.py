@@ -8,13 +8,13 @@ from itertools import product
 import pytest
 
 from kedge import models
+from kedge.anchoring.corruption import Corruption
 from kedge.data.preprocess import FILTERS
 from kedge.data.sources.catalogue import SOURCES
-from kedge.detectors import DETECTORS
+from kedge.detectors.registry import DETECTORS
 from kedge.errors import InputError
 from kedge.evaluation import METRICS
-from kedge.suites.paper import AVERAGE, reported, tables
-from kedge.transforms import Corruption
+from kedge.studies.paper import AVERAGE, reported, tables
 
 EVERY = reported()
 CIFARS = ("cifar10", "cifar100")

@@ -80,7 +80,7 @@ def divide(row, t, rule):
     return [v / divisor for v in row]
 
 
-def detector_score(P, rule="exp", reduce="sum", score="amp"):
+def detector_score(P, rule="exp", reduce="sum", score="kl_uniform"):
     """Go from hypotheses P[k][b][c] to kedge's score: mean, deviation, rescaling, scoring function."""
     return [ORACLE[score](divide(h, t, rule)) for h, t in zip(marginal(P), tau(P, reduce), strict=True)]
 
@@ -144,8 +144,8 @@ def train_forward(net, images, T=None, weight=None):
     draw, inputs = net.draw, normalise(images)
     c = images[draw.permutation]
     A = normalise(T(c)) if draw.corrupted else normalise(c)
-    if draw.spread is not None:  # T acts on some pairs of every batch
-        A = torch.where(draw.spread[:, None, None, None], A, normalise(c))
+    if draw.per_sample is not None:  # T acts on some pairs of every batch
+        A = torch.where(draw.per_sample[:, None, None, None], A, normalise(c))
     A = torch.where(draw.masked[:, None, None, None], torch.zeros_like(A), A)
     D = inputs - normalise(c)
     return f_a(net, torch.cat([A, D], dim=1), weight)
@@ -255,11 +255,11 @@ def hand_network():
 
 
 def test_by_hand_the_temperature_is_a_quarter_of_root_two():
-    assert_close(scores.temperature(HAND), [HAND_TAU], rel=1e-12)
+    assert_close(scores.tau(HAND), [HAND_TAU], rel=1e-12)
 
 
 def test_by_hand_the_authors_temperature_is_half_of_that():
-    assert_close(scores.temperature(HAND, reduce="mean"), [HAND_TAU / 2], rel=1e-12)
+    assert_close(scores.tau(HAND, reduce="mean"), [HAND_TAU / 2], rel=1e-12)
 
 
 def test_by_hand_the_plain_rescaling_gives_root_two_times_the_log_of_three():
@@ -288,7 +288,7 @@ def test_by_hand_the_scores_of_the_marginal(name, expected):
 
 def test_by_hand_the_amp_score_after_the_plain_rescaling():
     rescaled = scores.rescale(HAND_H, torch.tensor([HAND_TAU], dtype=torch.float64), rule="plain")
-    assert_close(scores.amp(rescaled), [-math.log(3 ** math.sqrt(2) + 3 ** -math.sqrt(2))], rel=1e-12)
+    assert_close(scores.kl_uniform(rescaled), [-math.log(3 ** math.sqrt(2) + 3 ** -math.sqrt(2))], rel=1e-12)
 
 
 def test_by_hand_equal_softmaxes_share_no_information_though_their_logits_differ():
@@ -303,7 +303,7 @@ def test_by_hand_opposite_softmaxes_share_three_quarters_of_log_three_minus_log_
 
 def test_by_hand_the_network_of_one_pixel_says_the_two_hypotheses():
     net, x = hand_network()
-    assert_close(net.hypotheses(x), HAND, rel=1e-12)
+    assert_close(net.per_anchor_logits(x), HAND, rel=1e-12)
     assert_close(net(x), HAND_H, rel=1e-12)
 
 
@@ -324,32 +324,32 @@ def test_by_hand_the_detector_scores_the_pixel(rule, divisor):
 @pytest.mark.parametrize("reduce", ["sum", "mean"])
 def test_temperature_is_the_unbiased_deviation_over_anchors_of_the_sigmoid(K, reduce):
     P = logits(K, 6, 7, seed=K)
-    assert_close(scores.temperature(P, reduce=reduce), tau(P.tolist(), reduce), rel=1e-12)
+    assert_close(scores.tau(P, reduce=reduce), tau(P.tolist(), reduce), rel=1e-12)
 
 
 def test_temperature_sums_over_classes_by_default():
     P = logits(5, 6, 7)
-    assert_close(scores.temperature(P), 7 * scores.temperature(P, reduce="mean"), rel=1e-12)
+    assert_close(scores.tau(P), 7 * scores.tau(P, reduce="mean"), rel=1e-12)
 
 
 @pytest.mark.parametrize("reduce", ["sum", "mean"])
 def test_temperature_needs_two_anchors(reduce):
     with pytest.raises(InputError):
-        scores.temperature(logits(1, 6, 7), reduce=reduce)
+        scores.tau(logits(1, 6, 7), reduce=reduce)
 
 
 def test_temperature_is_zero_when_all_hypotheses_agree():
-    assert scores.temperature(logits(6, 7).expand(5, 6, 7)).abs().max() < 1e-12
+    assert scores.tau(logits(6, 7).expand(5, 6, 7)).abs().max() < 1e-12
 
 
 def test_temperature_is_one_number_per_image_whatever_the_other_images_are():
     P = logits(5, 6, 7)
-    assert_close(scores.temperature(P[:, 2:3]), scores.temperature(P)[2:3], rel=1e-12)
+    assert_close(scores.tau(P[:, 2:3]), scores.tau(P)[2:3], rel=1e-12)
 
 
 def test_temperature_does_not_depend_on_the_order_of_the_anchors():
     P = logits(5, 6, 7)
-    assert_close(scores.temperature(P.flip(0)), scores.temperature(P), rel=1e-12)
+    assert_close(scores.tau(P.flip(0)), scores.tau(P), rel=1e-12)
 
 
 @pytest.mark.parametrize("K", [2, 4, 6])
@@ -357,12 +357,12 @@ def test_temperature_reaches_its_bound_when_half_of_the_anchors_say_yes_and_half
     # sigmoids 0 and 1, half each: K / 2 * 2 * (1/2)^2 / (K - 1) = K / (4 (K - 1)) is the largest possible variance
     sign = torch.tensor([1.0, -1.0] * (K // 2), dtype=torch.float64)
     P = 1e4 * sign[:, None, None].expand(K, 1, 1000)
-    assert_close(scores.temperature(P), [1000 * math.sqrt(K / (4 * (K - 1)))], rel=1e-12)
+    assert_close(scores.tau(P), [1000 * math.sqrt(K / (4 * (K - 1)))], rel=1e-12)
 
 
 def test_temperature_refuses_a_reduction_it_does_not_know():
     with pytest.raises(InputError):
-        scores.temperature(logits(5, 6, 7), reduce="median")
+        scores.tau(logits(5, 6, 7), reduce="median")
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -399,12 +399,12 @@ def test_a_huge_temperature_neither_overflows_nor_gives_nan(dtype, huge):
     rescaled = scores.rescale(H, torch.tensor([huge], dtype=dtype))
     assert rescaled.isfinite().all()
     assert rescaled.abs().max() <= 1e-30
-    assert scores.amp(rescaled).item() == pytest.approx(-math.log(7), rel=1e-6)
+    assert scores.kl_uniform(rescaled).item() == pytest.approx(-math.log(7), rel=1e-6)
 
 
 def test_a_huge_temperature_gives_finite_gradients():
     t = torch.tensor([1e4, 710.0, 1.0], dtype=torch.float64, requires_grad=True)
-    scores.amp(scores.rescale(logits(3, 7), t)).sum().backward()
+    scores.kl_uniform(scores.rescale(logits(3, 7), t)).sum().backward()
     assert t.grad.isfinite().all()
 
 
@@ -428,7 +428,7 @@ def test_a_higher_temperature_gives_a_higher_entropy_and_a_higher_amp_score(rule
     t = torch.linspace(0.1, 5, 20, dtype=torch.float64)
     rescaled = scores.rescale(logits(1, 7).expand(20, 7), t, rule=rule)
     assert (scores.entropy(rescaled).diff() > 0).all()
-    assert (scores.amp(rescaled).diff() > 0).all()
+    assert (scores.kl_uniform(rescaled).diff() > 0).all()
 
 
 def test_rescaling_refuses_a_rule_it_does_not_know():
@@ -444,12 +444,14 @@ def test_rescaling_refuses_a_rule_it_does_not_know():
 @pytest.mark.parametrize("classes", [2, 10, 1000])
 def test_amp_is_minus_the_mean_negative_log_softmax(classes):
     H = logits(6, classes)
-    assert_close(scores.amp(H), [-nll_score(row) for row in H.tolist()], rel=1e-12)
+    assert_close(scores.kl_uniform(H), [-nll_score(row) for row in H.tolist()], rel=1e-12)
 
 
 def test_amp_is_minus_logsumexp_plus_mean():
     H = logits(6, 7).numpy()
-    assert_close(scores.amp(torch.from_numpy(H)), np.mean(H, axis=1) - np.log(np.sum(np.exp(H), axis=1)), rel=1e-12)
+    assert_close(
+        scores.kl_uniform(torch.from_numpy(H)), np.mean(H, axis=1) - np.log(np.sum(np.exp(H), axis=1)), rel=1e-12
+    )
 
 
 @pytest.mark.parametrize("name", NAMED_SCORES)
@@ -465,8 +467,8 @@ def test_every_score_is_larger_for_an_indifferent_image_than_for_a_confident_one
 
 
 def test_amp_is_at_most_minus_the_log_of_the_number_of_classes():
-    assert (scores.amp(logits(50, 7)) < -math.log(7)).all()
-    assert_close(scores.amp(torch.full((1, 7), 3.0, dtype=torch.float64)), [-math.log(7)], rel=1e-12)
+    assert (scores.kl_uniform(logits(50, 7)) < -math.log(7)).all()
+    assert_close(scores.kl_uniform(torch.full((1, 7), 3.0, dtype=torch.float64)), [-math.log(7)], rel=1e-12)
 
 
 @pytest.mark.parametrize("name", ["amp", "msp", "entropy"])
@@ -533,21 +535,21 @@ def test_a_hypothesis_is_the_network_on_the_anchor_beside_the_residual():
     net = evaluated(anchors)
     P = infer(net, x, anchors)
     assert min(tau(P)) > 0.02  # the comparison below must not be between five equal hypotheses
-    assert_close(net.hypotheses(x), P)
+    assert_close(net.per_anchor_logits(x), P)
 
 
 def test_a_hypothesis_is_so_in_single_precision_too():
     x, anchors = images(6, seed=2, dtype=torch.float32), images(5, seed=3, dtype=torch.float32)
     net = evaluated(anchors, module=tiny(dtype=torch.float32))
-    assert net.hypotheses(x).dtype == torch.float32
-    assert_close(net.hypotheses(x), infer(net, x, anchors), rel=1e-4)
+    assert net.per_anchor_logits(x).dtype == torch.float32
+    assert_close(net.per_anchor_logits(x), infer(net, x, anchors), rel=1e-4)
 
 
 @pytest.mark.parametrize("padding_mode", ["zeros", "reflect", "replicate", "circular"])
 def test_a_hypothesis_is_so_at_the_border_whatever_the_padding(padding_mode):
     x, anchors = images(6, seed=2), images(5, seed=3)
     net = evaluated(anchors, module=tiny(padding_mode=padding_mode))
-    assert_close(net.hypotheses(x), infer(net, x, anchors))
+    assert_close(net.per_anchor_logits(x), infer(net, x, anchors))
 
 
 def test_the_anchor_is_the_first_half_of_the_channels():
@@ -556,7 +558,7 @@ def test_the_anchor_is_the_first_half_of_the_channels():
     net = evaluated(anchors)
     with torch.no_grad():
         net.stem.weight[:, 3:] = 0
-    P = net.hypotheses(x)
+    P = net.per_anchor_logits(x)
     assert_close(P, P[:, :1].expand_as(P))
     assert differ(P[1], P[0])
 
@@ -566,7 +568,7 @@ def test_the_residual_is_the_second_half_of_the_channels():
     net = evaluated(anchors)
     with torch.no_grad():
         net.stem.weight[:, :3] = 0
-    P = net.hypotheses(anchors)  # image b seen from anchor b leaves no residual
+    P = net.per_anchor_logits(anchors)  # image b seen from anchor b leaves no residual
     diagonal = P.diagonal(dim1=0, dim2=1).T
     assert_close(diagonal, diagonal[:1].expand_as(diagonal))
     assert differ(P[1], P[0])
@@ -575,17 +577,17 @@ def test_the_residual_is_the_second_half_of_the_channels():
 def test_the_hypotheses_follow_the_weights_when_these_change():
     x, anchors = images(6, seed=2), images(5, seed=3)
     net = evaluated(anchors)
-    net.hypotheses(x)
+    net.per_anchor_logits(x)
     randomise(net.parameters(), seed=300)
-    assert_close(net.hypotheses(x), infer(net, x, anchors))
+    assert_close(net.per_anchor_logits(x), infer(net, x, anchors))
 
 
 def test_the_hypotheses_follow_the_anchors_when_these_change():
     x, anchors = images(6, seed=2), images(3, seed=4)
     net = evaluated(images(5, seed=3))
-    net.hypotheses(x)
+    net.per_anchor_logits(x)
     net.set_anchors(anchors)
-    assert_close(net.hypotheses(x), infer(net, x, anchors))
+    assert_close(net.per_anchor_logits(x), infer(net, x, anchors))
 
 
 def test_the_prediction_is_the_mean_of_the_logits_over_the_anchors():
@@ -612,13 +614,13 @@ def test_inference_uses_clean_anchors():
 
     x, anchors = images(6, seed=2), images(5, seed=3)
     net = evaluated(anchors, corruption=corruption, every=1)
-    assert_close(net.hypotheses(x), infer(net, x, anchors))
+    assert_close(net.per_anchor_logits(x), infer(net, x, anchors))
 
 
 def test_inference_masks_nothing():
     x, anchors = images(6, seed=2), images(5, seed=3)
     net = evaluated(anchors, mask=1.0)
-    assert_close(net.hypotheses(x), infer(net, x, anchors))
+    assert_close(net.per_anchor_logits(x), infer(net, x, anchors))
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -636,13 +638,13 @@ def test_preserve_gives_both_halves_of_the_stem_the_original_weights():
 def test_preserve_makes_every_hypothesis_the_original_network_on_the_normalised_image():
     x, module = images(6, seed=2), tiny()
     net = evaluated(images(5, seed=3), module=module, init="preserve")
-    assert_close(net.hypotheses(x), module(normalise(x)).expand(5, -1, -1))
+    assert_close(net.per_anchor_logits(x), module(normalise(x)).expand(5, -1, -1))
     assert_close(net(x), module(normalise(x)))
 
 
 def test_preserve_gives_temperature_zero():
     net = evaluated(images(5, seed=3), init="preserve")
-    assert scores.temperature(net.hypotheses(images(6, seed=2))).max() < 1e-9
+    assert scores.tau(net.per_anchor_logits(images(6, seed=2))).max() < 1e-9
 
 
 def test_preserve_trains_on_clean_anchors_from_the_logits_of_the_original():
@@ -778,13 +780,13 @@ def test_the_corruption_comes_on_every_fifth_batch_or_as_asked(options, corrupte
 
 
 def test_spread_the_corruption_acts_on_that_share_of_the_pairs_of_every_batch():
-    net, shares = anchored(corruption=negative, every=4, spread=True).train(), []
+    net, shares = anchored(corruption=negative, every=4, per_sample=True).train(), []
     for number in range(40):
         x = images(12, seed=number)
         y = net(x)
-        assert net.draw.corrupted == bool(net.draw.spread.any())
+        assert net.draw.corrupted == bool(net.draw.per_sample.any())
         assert_close(y, train_forward(net, x, negative))
-        shares.append(float(net.draw.spread.double().mean()))
+        shares.append(float(net.draw.per_sample.double().mean()))
     assert 0.2 < sum(shares) / len(shares) < 0.3  # 480 pairs at one in four: three deviations are 0.06
     assert len(set(shares)) > 3
 
@@ -792,7 +794,7 @@ def test_spread_the_corruption_acts_on_that_share_of_the_pairs_of_every_batch():
 def test_spread_a_random_corruption_is_repeated_by_the_seed():
     runs = []
     for _ in range(2):
-        net = anchored(corruption=lambda c: c + 0.1 * torch.rand_like(c), every=2, spread=True, seed=5).train()
+        net = anchored(corruption=lambda c: c + 0.1 * torch.rand_like(c), every=2, per_sample=True, seed=5).train()
         runs.append(torch.stack([net(images(6, seed=n)) for n in range(3)]))
     assert torch.equal(*runs)
 
@@ -821,7 +823,7 @@ def test_a_corrupted_batch_does_not_look_like_a_clean_one():
     x = images(6, seed=2)
     net = anchored(corruption=negative, every=1).train()
     y = net(x)
-    clean = SimpleNamespace(permutation=net.draw.permutation, corrupted=False, masked=net.draw.masked, spread=None)
+    clean = SimpleNamespace(permutation=net.draw.permutation, corrupted=False, masked=net.draw.masked, per_sample=None)
     pretend = SimpleNamespace(draw=clean, training=True, network=net.network, stem=net.stem)
     assert differ(train_forward(pretend, x), y)
 
@@ -978,7 +980,7 @@ def test_where_no_anchors_were_set_they_are_five_training_images():
     x, train = images(6, seed=2), images(TRAINING_IMAGES, seed=4)
     net = anchored()
     detector = kedge.AMP(net).fit(train)
-    P = net.eval().hypotheses(x)
+    P = net.eval().per_anchor_logits(x)
     assert len(P) == 5
     possible = torch.tensor(infer(net, x, train), dtype=torch.float64)  # (N, B, C)
     distance = (P[:, None] - possible[None]).abs().amax(dim=(2, 3))  # (K, N)

@@ -9,10 +9,10 @@ from PIL import Image
 from torch import nn
 
 import kedge
+from kedge.adapters.pipeline import Pipeline
 from kedge.errors import InputError, NotReadyError
 from kedge.models import build
-from kedge.pipelines import Pipeline
-from kedge.transforms import seeded
+from kedge.seeds import seeded
 
 IMAGES = torch.randint(0, 256, (80, 3, 8, 8), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
 CLASSES = ("ant", "bee", "cow")

@@ -14,12 +14,13 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import kedge
 from kedge import scores
-from kedge.detectors import DETECTORS, Cost
+from kedge.detectors import Cost
 from kedge.detectors.quantile import StreamingQuantile
 from kedge.detectors.react import ReAct
+from kedge.detectors.registry import DETECTORS
 from kedge.errors import ArchitectureError, InputError, NotReadyError
 from kedge.models import build
-from kedge.transforms import seeded
+from kedge.seeds import seeded
 
 
 def images(n=60, seed=0) -> torch.Tensor:

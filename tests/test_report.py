@@ -21,15 +21,15 @@ from kedge.errors import InputError, NotReadyError
 from kedge.evaluation import METRICS, Evaluation, Result, Shifted
 from kedge.evaluation.curve import Curve
 from kedge.evaluation.paired import best_beyond_noise, difference, redraw, winner
+from kedge.evaluation.report import charts, figures, write_report
+from kedge.evaluation.report.charts import threshold
+from kedge.evaluation.report.curves import curves
+from kedge.evaluation.report.document import document
+from kedge.evaluation.report.gallery import SIDE, galleries, picture
+from kedge.evaluation.report.markup import tag
+from kedge.evaluation.report.shifted import shifted
+from kedge.evaluation.report.tables import finding, promised
 from kedge.metrics import accuracy, aurc, detection_metrics, ece
-from kedge.report import charts, figures, write_report
-from kedge.report.charts import threshold
-from kedge.report.curves import curves
-from kedge.report.document import document
-from kedge.report.gallery import SIDE, galleries, picture
-from kedge.report.markup import tag
-from kedge.report.shifted import shifted
-from kedge.report.tables import finding, promised
 
 EVIL = "<script>alert(1)</script>"
 VOID = {"br", "img", "meta"}
@@ -38,17 +38,17 @@ VOID = {"br", "img", "meta"}
 FEWER = 60  # resamples: pages need not have the last digit; whether marks are right is tested on `best_beyond_noise`
 
 
-def detection(scores, calibrated, *, tpr=0.95, classes=3, temperatures=True, seed=0):
+def detection(scores, calibrated, *, alpha=0.05, classes=3, temperatures=True, seed=0):
     rng = torch.Generator().manual_seed(seed)
     logits = 3 * torch.randn(len(scores), classes, generator=rng)
     return Detection(
         label=logits.argmax(dim=1),
         logits=logits,
         probability=logits.softmax(dim=1),
-        temperature=torch.rand(len(scores), generator=rng) if temperatures else None,
+        tau=torch.rand(len(scores), generator=rng) if temperatures else None,
         score=scores,
         p_value=calibration.p_values(calibrated, scores),
-        is_ood=calibration.is_ood(calibrated, scores, tpr),
+        is_ood=calibration.is_ood(calibrated, scores, alpha),
     )
 
 
@@ -64,7 +64,7 @@ def made(
     shape=(1, 6, 6),
     classes=("ant", "bee", "cow"),
     noise=0.2,
-    tpr=0.95,
+    alpha=0.05,
 ):
     """An evaluation of random scores: each detector sees the images' own scores through noise of its own."""
     rng = torch.Generator().manual_seed(0)
@@ -84,7 +84,7 @@ def made(
         said = {}
         for place, (s, scores) in enumerate(own.items()):
             seen = scores + noise * torch.randn(len(scores), generator=rng)
-            said[s] = detection(seen, calibrated, temperatures=temperatures, seed=10 * number + place, tpr=tpr)
+            said[s] = detection(seen, calibrated, temperatures=temperatures, seed=10 * number + place, alpha=alpha)
         results[name] = result(said, true, resamples)
     return Evaluation(results, sets, "inside", resamples)
 
@@ -245,8 +245,8 @@ CASES = {
     "one image each, two channels": {"sizes": (1, 1), "shape": (2, 6, 6), "oods": ("only",)},
     "few images, no class names": {"sizes": (5, 3), "classes": (), "detectors": ("only",)},
     "many sets": {"oods": tuple(f"set {i}" for i in range(8)), "detectors": ("only",)} | PLAIN,
-    "nothing flagged": {"tpr": 0.999, "oods": ("only",)} | PLAIN,
-    "much flagged": {"tpr": 0.01, "oods": ("only",)} | PLAIN,
+    "nothing flagged": {"alpha": 0.999, "oods": ("only",)} | PLAIN,
+    "much flagged": {"alpha": 0.01, "oods": ("only",)} | PLAIN,
 }
 
 
@@ -417,7 +417,7 @@ def test_noise_is_rarely_marked():
 
 def test_the_promise_and_the_threshold_are_read_off_the_detections():
     calibrated = torch.randn(199).sort().values
-    said = {n: detection(torch.linspace(-4, 4, 400), calibrated, tpr=0.9) for n in ("inside", "near")}
+    said = {n: detection(torch.linspace(-4, 4, 400), calibrated, alpha=0.1) for n in ("inside", "near")}
     one = result(said)
     assert promised(one) == pytest.approx(20 / 200)
     true = calibration.threshold(calibrated, 0.9)
@@ -436,8 +436,8 @@ def test_anchors_predict_what_the_network_says(tmp_path):
     shown = re.findall(r"<td><span[^>]*>(?:≠ )?(\w+)</span><small>(\d+) %", row[2])
     said = evaluation.results["amp"].detections[row[1]]
     image = evaluation.sets[row[1]].images[int(said.score.argmin())][None] / 255
-    hypotheses = detector.net.hypotheses(image)[:, 0]
-    expected = (torch.cat([hypotheses, hypotheses.mean(dim=0)[None]]) / detector.calibration.temperature).softmax(dim=1)
+    hypotheses = detector.net.per_anchor_logits(image)[:, 0]
+    expected = (torch.cat([hypotheses, hypotheses.mean(dim=0)[None]]) / detector.calibration.tau).softmax(dim=1)
     names = ("ant", "bee", "cow")
     assert shown == [(names[int(p.argmax())], f"{100 * float(p.max().detach()):.0f}") for p in expected]
 
@@ -806,7 +806,9 @@ def test_cards_tell_the_votes_of_the_anchors():
         votes = [(int(n), c, int(p)) for n, c, p in re.findall(r"(\d+) (\w+) \((\d+) %\)", line)]
         assert sum(n for n, _, _ in votes) == 7
         with torch.no_grad():
-            each = detector.net.eval().hypotheses(evaluation.sets[name].images[number][None] / 255)[:, 0].tolist()
+            each = (
+                detector.net.eval().per_anchor_logits(evaluation.sets[name].images[number][None] / 255)[:, 0].tolist()
+            )
         said = {}
         for logits in each:
             place = logits.index(max(logits))

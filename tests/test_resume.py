@@ -10,10 +10,11 @@ import pytest
 import torch
 
 import kedge
+from kedge.anchoring.corruption import Corruption
 from kedge.errors import FileFormatError, InputError, KedgeError
 from kedge.models import build
+from kedge.seeds import seeded
 from kedge.training import Recipe, train
-from kedge.transforms import Corruption, seeded
 from processes import FRESH, die_in
 
 

@@ -25,7 +25,7 @@ from kedge.models import build
 from kedge.scoring import RayEngine, plan, read_rows, score_files, summarise
 from kedge.scoring.inputs import open_named
 from kedge.scoring.page import _thumbnail
-from kedge.transforms import seeded
+from kedge.seeds import seeded
 from processes import FRESH, die_in
 from test_report import check
 
@@ -500,7 +500,7 @@ def test_exit_codes_and_json_are_for_programs(home, tmp_path):
 def test_images_that_cannot_be_read_do_not_pass_for_good_ones(home, tmp_path):
     detector = kedge.load(home / "detector.kedge")
     with pytest.warns(KedgeWarning, match="too few to flag any image"):
-        detector.calibrate(torch.rand(50, 3, 12, 12), tpr=0.99).save(tmp_path / "calm.kedge")
+        detector.calibrate(torch.rand(50, 3, 12, 12), alpha=0.01).save(tmp_path / "calm.kedge")
     good, bad, base = home / "photos/0/03.png", home / "photos/0/broken.jpg", ["score", "--detector"]
     calm = [*base, tmp_path / "calm.kedge"]
     assert run(*calm, good, "--fail-on-ood").exit_code == 0

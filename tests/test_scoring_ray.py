@@ -20,7 +20,7 @@ from kedge.files import atomic
 from kedge.models import build
 from kedge.scoring import Job, RayEngine, ray_engine, read_rows, score_files
 from kedge.scoring.ray_engine import TRIES, Worker
-from kedge.transforms import seeded
+from kedge.seeds import seeded
 
 SHARD = 5
 IMAGES = 61  # one of them broken
@@ -266,9 +266,9 @@ def test_a_worker_that_is_killed_in_mid_write_costs_no_image(home, cluster, tmp_
 
 @needs_ray
 def test_a_detector_that_fails_in_a_worker_fails_the_job_as_in_one_process(home, cluster, tmp_path):
-    header, tensors = kedge.artifact.read(home / "detector.kedge")
+    header, tensors = kedge.io.artifact.read(home / "detector.kedge")
     header["detector"]["name"] = "strange"
-    kedge.artifact.write(tmp_path / "other.kedge", header, tensors)
+    kedge.io.artifact.write(tmp_path / "other.kedge", header, tensors)
     with pytest.raises(FileFormatError, match="'strange'") as caught:
         score_files(
             tmp_path / "other.kedge", [str(home / "photos")], tmp_path / "out.csv", engine=RayEngine(parallel=1)

@@ -28,9 +28,9 @@ import kedge
 from kedge.cli import app
 from kedge.errors import InputError, KedgeWarning, NotReadyError
 from kedge.models import build
+from kedge.seeds import seeded
 from kedge.serving import Batcher, Busy, Settings, create_app
 from kedge.serving.metrics import WINDOW, Metrics
-from kedge.transforms import seeded
 
 CLASSES = ("ant", "bee", "cow")
 PNG = {"Content-Type": "image/png"}
@@ -64,7 +64,7 @@ def expected(detector, data):
         "name": CLASSES[int(said.label[0])],
         "probability": pytest.approx(float(said.probability[0].max()), rel=1e-4),
         "score": pytest.approx(float(said.score[0]), rel=1e-4),
-        "temperature": pytest.approx(float(said.temperature[0]), abs=1e-5),
+        "temperature": pytest.approx(float(said.tau[0]), abs=1e-5),
         "p_value": pytest.approx(float(said.p_value[0])),
         "is_ood": bool(said.is_ood[0]),
     }

@@ -51,7 +51,7 @@ from kedge.data.sources.entry import Checksum, File, Form, Source
 from kedge.data.sources.folders import endings, folder, image_names
 from kedge.data.sources.hub import Hub, fetch_hub
 from kedge.data.sources.look import contact_sheet, spread, summarise
-from kedge.data.sources.streamed import Files, settled
+from kedge.data.streamed import Files, settled
 from kedge.errors import FileFormatError, InputError, KedgeWarning, NotReadyError
 
 KEDGE = str(Path(sources.__file__).parents[2])
@@ -355,7 +355,7 @@ def test_grey_stays_grey_unless_there_is_colour(tmp_path):
 
 
 def test_a_large_set_of_small_images_stays_on_disk(tmp_path, monkeypatch):
-    monkeypatch.setattr("kedge.data.sources.streamed.SMALL_BYTES", 2 * 3 * 8 * 8 - 1)
+    monkeypatch.setattr("kedge.data.streamed.SMALL_BYTES", 2 * 3 * 8 * 8 - 1)
     assert isinstance(settled(folder(tree(tmp_path, ["a.png", "b.png"]))), StreamedSet)
 
 
@@ -1722,7 +1722,7 @@ def test_the_hub_s_trouble_is_told(hub_library):
     with pytest.raises(FileFormatError, match="of one size"):
         fetch_hub(Hub("a/b"))
     hub_library([{"image": Image.new("RGB", (8, 8)), "label": 2}])
-    assert fetch_hub(Hub("a/b", grey=True))[0]["train_x"].shape == (1, 8, 8)
+    assert fetch_hub(Hub("a/b", gray=True))[0]["train_x"].shape == (1, 8, 8)
 
 
 # --- looking ---------------------------------------------------------------------------------------------------------

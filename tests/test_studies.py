@@ -12,11 +12,11 @@ import kedge
 from kedge.cli import app
 from kedge.errors import NotReadyError
 from kedge.evaluation import Summary, evaluate
-from kedge.suites import STUDIES, MethodPlan, NetworkPlan, PaperTable, Protocol, Setting, Suite, sets
-from kedge.suites.ablation import ANCHORS, CUMULATIVE
-from kedge.suites.beside import beside_paper, row
-from kedge.suites.paper import AVERAGE, reported, tables
-from kedge.suites.study import smoke_data
+from kedge.studies import STUDIES, MethodPlan, NetworkPlan, PaperTable, Protocol, Setting, Suite, sets
+from kedge.studies.ablation import ANCHORS, CUMULATIVE
+from kedge.studies.beside import beside_paper, row
+from kedge.studies.paper import AVERAGE, reported, tables
+from kedge.studies.study import smoke_data
 from kedge.training import Recipe
 from test_report import check
 
@@ -77,7 +77,7 @@ def test_brackets_in_paths_and_hints_are_shown(tmp_path, monkeypatch):
     def missing(run):
         raise NotReadyError("it needs lmdb: pip install 'kedge[lsun]'")
 
-    monkeypatch.setattr("kedge.suites.run.SuiteRun.run", missing)
+    monkeypatch.setattr("kedge.studies.run.SuiteRun.run", missing)
     result = reproduce("uncertainty", "--scale", "smoke", "--out", tmp_path / "[red]")
     assert "pip install 'kedge[lsun]'" in result.output
 
@@ -163,7 +163,7 @@ def test_a_suite_of_the_user_s_own_takes_a_few_lines(tmp_path):
         methods={"MSP": MethodPlan(kedge.MSP, ("plain",)), "KNN": MethodPlan(kedge.KNN, ("plain",), {"k": 3})},
         data=smoke_data,
     )
-    (table,) = kedge.suites.SuiteRun(mine, tmp_path).run().values()
+    (table,) = kedge.studies.SuiteRun(mine, tmp_path).run().values()
     assert list(table.results) == ["MSP", "KNN"]
 
 

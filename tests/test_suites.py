@@ -10,10 +10,10 @@ import kedge
 from kedge.detectors import AMP, MSP, SVI, Energy, OutlierExposure
 from kedge.errors import FileFormatError, InputError, NotReadyError
 from kedge.models import build
-from kedge.objective import MadeOutliers
-from kedge.suites.plan import MethodPlan, NetworkPlan, Suite, SuiteData
-from kedge.suites.run import SuiteRun
+from kedge.studies.plan import MethodPlan, NetworkPlan, Suite, SuiteData
+from kedge.studies.run import SuiteRun
 from kedge.training import Recipe
+from kedge.training.losses import SyntheticOutliers
 
 RECIPE = Recipe(epochs=1, batch=16, lr=0.05, crop=0)
 SIZE = {"width": 4, "classes": 3, "channels": 1}
@@ -89,7 +89,7 @@ def test_a_network_that_no_method_needs_is_not_trained(tmp_path):
 def test_its_numbers_are_those_of_the_same_steps_by_hand(tmp_path):
     tables, _, _ = events(suite(seeds=(2,)), tmp_path)
     sets = data(2)
-    with kedge.transforms.seeded(2):
+    with kedge.anchoring.corruption.seeded(2):
         net = build("compact", **SIZE)
     net = kedge.train(net, sets.train, RECIPE, seed=2)
     detector = MSP(net).fit(sets.train).calibrate(sets.held_out)
@@ -459,16 +459,16 @@ def test_a_method_s_own_training_starts_from_another_network_too(tmp_path):
 
 
 def test_a_network_is_trained_by_an_objective(tmp_path):
-    networks = {"plain": NetworkPlan("compact", RECIPE, SIZE, objective=MadeOutliers(share=0.5))}
+    networks = {"plain": NetworkPlan("compact", RECIPE, SIZE, loss=SyntheticOutliers(share=0.5))}
     declared = suite(networks=networks, methods={"MSP": MethodPlan(MSP, ("plain",))})
     events(declared, tmp_path)
     (net,) = (SuiteRun(declared, tmp_path).detector("MSP", 0).net,)
-    assert net.record["objective"] == {"name": "made outliers", **MadeOutliers(share=0.5).config()}
-    weaker = {"plain": NetworkPlan("compact", RECIPE, SIZE, objective=MadeOutliers(share=0.25))}
+    assert net.record["loss"] == {"name": "made outliers", **SyntheticOutliers(share=0.5).config()}
+    weaker = {"plain": NetworkPlan("compact", RECIPE, SIZE, loss=SyntheticOutliers(share=0.25))}
     with pytest.raises(InputError, match="was made with other networks"):
         SuiteRun(dataclasses.replace(declared, networks=weaker), tmp_path).run()
-    with pytest.raises(InputError, match="arguments of the method's own; got another objective"):
-        NetworkPlan("compact", RECIPE, SIZE, method=SVI, objective=MadeOutliers())
+    with pytest.raises(InputError, match="arguments of the method's own; got another loss"):
+        NetworkPlan("compact", RECIPE, SIZE, method=SVI, loss=SyntheticOutliers())
 
 
 def test_another_start_is_another_network(tmp_path):

@@ -11,15 +11,15 @@ from scipy.stats import norm
 from torch import nn
 
 import kedge
-from kedge.detectors import DETECTORS
-from kedge.detectors.svi import SVI, SVIObjective, divergence, gaussians
-from kedge.detectors.svi_avuc import AvUCObjective, SVIAvUC, avuc
+from kedge.detectors.registry import DETECTORS
+from kedge.detectors.svi import SVI, SVILoss, divergence, gaussians
+from kedge.detectors.svi_avuc import AvUCLoss, SVIAvUC, avuc
 from kedge.errors import ArchitectureError, InputError
 from kedge.models import build
 from kedge.models.ensemble import Ensemble
-from kedge.objective import Step
+from kedge.seeds import seeded
 from kedge.training import Recipe, train
-from kedge.transforms import seeded
+from kedge.training.losses import Step
 
 SCORES = ["msp", "entropy", "mutual_information"]
 KINDS = ["plain", "anchored"]
@@ -184,12 +184,12 @@ def test_preparing_keeps_modes_and_generator():
 def test_weight_decay_alone_pulls_the_deviation_back_to_where_it_began():
     net = SVI.prepare(nn.Linear(4, 2, bias=False), initial=0.2)
     gaussian = net.parametrizations.weight[0]
-    optimiser = torch.optim.SGD([gaussian.rho], lr=1.0, weight_decay=0.1)
+    optimizer = torch.optim.SGD([gaussian.rho], lr=1.0, weight_decay=0.1)
     for start in (-0.2, 0.2):
         gaussian.rho.data.fill_(start)
         gaussian.rho.grad = torch.zeros_like(gaussian.rho)
         for _ in range(200):
-            optimiser.step()
+            optimizer.step()
         assert gaussian.deviation.detach().allclose(torch.tensor(0.1), rtol=1e-4)  # 0.2 of 1 / sqrt(4)
 
 
@@ -212,7 +212,7 @@ def test_a_copy_has_weights_of_its_own():
     assert same(net, copy.deepcopy(net))
 
 
-# The objective.
+# The loss.
 
 
 @pytest.mark.parametrize(("done", "share"), [(0.0, 0.0), (0.1, 0.25), (0.4, 1.0), (0.9, 1.0)])
@@ -226,7 +226,7 @@ def test_the_loss_is_cross_entropy_and_a_divergence_that_grows(done, share):
         for mean in layer.weight.flatten().tolist():
             one = math.log(prior / deviation) + (deviation**2 + mean**2) / (2 * prior**2) - 0.5
             expected += share * 0.7 * one / 40
-    found = SVIObjective(kl_weight=0.7, warmup=0.4).loss(a_step(net, x, y, done=done, images=40))
+    found = SVILoss(kl_weight=0.7, warmup=0.4).loss(a_step(net, x, y, done=done, images=40))
     assert found.value.item() == pytest.approx(expected, rel=1e-9)
     assert found.logits.softmax(dim=1).detach().numpy() == pytest.approx(
         np.exp(z) / np.exp(z).sum(axis=1, keepdims=True)
@@ -238,7 +238,7 @@ def test_by_default_the_divergence_is_averaged_over_the_weights_where_they_are_m
     total = total_divergence(net)
     known = nn.functional.cross_entropy(dense()(x), y).item()
     for images, divisor in ((10, 42), (42, 42), (100, 100)):  # 3 * 6 and 6 * 4 weights
-        found = SVIObjective().loss(a_step(net, x, y, images=images))
+        found = SVILoss().loss(a_step(net, x, y, images=images))
         assert found.value.item() == pytest.approx(known + total / divisor)
 
 
@@ -247,7 +247,7 @@ def test_without_a_warm_up_the_divergence_counts_from_the_start():
     values = []
     for warmup in (0.0, 1.0):
         torch.manual_seed(0)
-        values.append(SVIObjective(1.0, warmup).loss(a_step(net, x, y, done=0.0)).value.item())
+        values.append(SVILoss(1.0, warmup).loss(a_step(net, x, y, done=0.0)).value.item())
     total = total_divergence(net)
     assert values[0] - values[1] == pytest.approx(total / 10)
 
@@ -258,35 +258,35 @@ def test_several_draws_per_step_take_the_mean_of_their_losses():
     draws = [net(x), net(x), net(x)]
     expected = sum(nn.functional.cross_entropy(z, y, label_smoothing=0.1).item() for z in draws) / 3
     torch.manual_seed(0)
-    found = SVIObjective(kl_weight=0.0, samples=3).loss(a_step(net, x, y, label_smoothing=0.1))
+    found = SVILoss(kl_weight=0.0, samples=3).loss(a_step(net, x, y, label_smoothing=0.1))
     assert found.value.item() == pytest.approx(expected)
     assert found.logits.exp().allclose(sum(z.softmax(dim=1) for z in draws) / 3)
 
 
 def test_the_loss_moves_means_and_deviations_alike():
     net, y = SVI.prepare(dense()), torch.tensor([0, 1, 2, 3, 0])
-    SVIObjective().loss(a_step(net, vectors(), y)).value.backward()
+    SVILoss().loss(a_step(net, vectors(), y)).value.backward()
     for gaussian, mean in gaussians(net):
         assert float(mean.grad.abs().min()) > 0
         assert float(gaussian.rho.grad.abs().min()) > 0
 
 
-@pytest.mark.parametrize("objective", [SVI.objective(), SVIAvUC.objective()])
+@pytest.mark.parametrize("loss", [SVI.loss(), SVIAvUC.loss()])
 @pytest.mark.parametrize("kind", KINDS)
-def test_networks_learn(kind, objective):
+def test_networks_learn(kind, loss):
     data = labelled()
     net = train(SVI.prepare(network(kind)), data, Recipe(epochs=6, batch=16, lr=0.1, crop=0, flip=False), seed=1,
-                objective=objective)  # fmt: skip
+                loss=loss)  # fmt: skip
     detector = SVI(net, samples=5).fit(data).calibrate(labelled(seed=1))
     accuracy = (detector(labelled(seed=2).images).label == data.labels).double().mean()
     assert accuracy > 0.9
     assert any(not gaussian.rho.eq(0).all() for gaussian, _ in gaussians(net))
-    assert net.record["objective"]["warmup"] == 0.3
+    assert net.record["loss"]["warmup"] == 0.3
 
 
 def test_masked_pairs_are_trained_towards_their_targets():
     net = kedge.anchor(network().network, mask=0.5, mask_target="uniform")
-    assert train(SVI.prepare(net), labelled(), RECIPE, objective=SVI.objective()).record["epochs"] == 3
+    assert train(SVI.prepare(net), labelled(), RECIPE, loss=SVI.loss()).record["epochs"] == 3
 
 
 @pytest.mark.parametrize(
@@ -300,7 +300,7 @@ def test_masked_pairs_are_trained_towards_their_targets():
 def test_objectives_check_their_arguments(options, message):
     for kind in (SVI, SVIAvUC):
         with pytest.raises(InputError, match=message):
-            kind.objective(**options)
+            kind.loss(**options)
 
 
 def test_a_network_that_was_not_prepared_is_refused():
@@ -308,7 +308,7 @@ def test_a_network_that_was_not_prepared_is_refused():
         with pytest.raises(InputError, match=r"Gaussian weights: make it with SVI\.prepare\(net\)"):
             kind(network())
         with pytest.raises(InputError, match=r"Gaussian weights: make it with SVI\.prepare\(net\)"):
-            train(network(), labelled(), RECIPE, objective=kind.objective())
+            train(network(), labelled(), RECIPE, loss=kind.loss())
         with pytest.raises(InputError, match="got str"):
             kind("resnet18")
 
@@ -391,7 +391,7 @@ def test_the_draws_are_gaussian_with_the_learned_mean_and_deviation():
     ((gaussian, mean),) = gaussians(net)
     with torch.no_grad():
         gaussian.rho.uniform_(-0.1, 0.1)
-        found = SVI(net, samples=2000).hypotheses(torch.eye(4, dtype=torch.float64)).mT  # (2000, 5, 4)
+        found = SVI(net, samples=2000).per_anchor_logits(torch.eye(4, dtype=torch.float64)).mT  # (2000, 5, 4)
         expected = 0.25 * (10 * gaussian.rho).exp()
         assert ((found.mean(dim=0) - mean).abs() < 4 * expected / math.sqrt(2000)).all()
         standard = ((found - mean) / expected).flatten(1)  # (2000, 20)
@@ -410,8 +410,8 @@ def test_layers_and_seeds_have_draws_of_their_own():
         (weights,) = drawn_weights(SVI(net, samples=1, seed=seed))
         every += [weight - mean for weight, mean in zip(weights, means, strict=True)]
     assert all(not np.allclose(a, b) for i, a in enumerate(every) for b in every[:i])
-    first = SVI(net, samples=2).hypotheses(torch.eye(3))
-    assert SVI(net, samples=5).hypotheses(torch.eye(3))[:2].equal(first)  # more samples change none
+    first = SVI(net, samples=2).per_anchor_logits(torch.eye(3))
+    assert SVI(net, samples=5).per_anchor_logits(torch.eye(3))[:2].equal(first)  # more samples change none
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -425,7 +425,7 @@ def test_svi_without_variance_is_the_plain_network(kind):
     detector = SVI(net, samples=3).fit(images(30, seed=1))
     x = detector.as_input(images())
     with torch.no_grad():
-        for hypothesis in detector.hypotheses(x):
+        for hypothesis in detector.per_anchor_logits(x):
             assert hypothesis.equal(plain.eval()(x))
     assert detector.score(images()).allclose(expected.score(images()), atol=1e-6)
     mutual = SVI(net, score="mutual_information").fit(images(30, seed=1))
@@ -437,15 +437,15 @@ def test_an_anchored_network_gives_the_mean_over_its_anchors_under_each_draw():
     net.set_anchors(images(4, seed=7))
     detector, x = SVI(net, samples=3), images(5)
     assert detector.cost.forward == 12
-    found = detector.hypotheses(x)
+    found = detector.per_anchor_logits(x)
     for number in range(3):
         with detector.drawn(number):
-            assert found[number].allclose(net.hypotheses(x).mean(dim=0), rtol=1e-9)
+            assert found[number].allclose(net.per_anchor_logits(x).mean(dim=0), rtol=1e-9)
     one = copy.deepcopy(net)
     expected = torch.zeros_like(found)
     for anchor in net.anchors:  # one at a time, each from a network that knows no other
         one.set_anchors(anchor[None])
-        expected += SVI(one, samples=3).hypotheses(x) / 4
+        expected += SVI(one, samples=3).per_anchor_logits(x) / 4
     assert found.allclose(expected, rtol=1e-9)
 
 
@@ -464,10 +464,10 @@ def test_scores_do_not_depend_on_the_batch(kind, score, dtype, tolerance):
 
 
 def test_draws_are_the_same_in_every_precision_and_memory_layout():
-    expected = SVI(SVI.prepare(network()), samples=2).hypotheses(images())
-    double = SVI(SVI.prepare(network(dtype=torch.float64)), samples=2).hypotheses(images())
+    expected = SVI(SVI.prepare(network()), samples=2).per_anchor_logits(images())
+    double = SVI(SVI.prepare(network(dtype=torch.float64)), samples=2).per_anchor_logits(images())
     assert expected.double().allclose(double, atol=1e-4)
-    last = SVI(SVI.prepare(network()).to(memory_format=torch.channels_last), samples=2).hypotheses(images())
+    last = SVI(SVI.prepare(network()).to(memory_format=torch.channels_last), samples=2).per_anchor_logits(images())
     assert expected.allclose(last, atol=1e-4)
 
 
@@ -500,7 +500,7 @@ def test_arguments_of_the_detector_are_checked():
     with pytest.raises(InputError, match="samples must be a whole number of at least 1"):
         SVI(net, samples=0)
     with pytest.raises(InputError, match="score must be one of 'msp'"):
-        SVI(net, score="amp")
+        SVI(net, score="kl_uniform")
     with pytest.raises(InputError, match="'mutual_information' needs at least two"):
         SVI(net, samples=1, score="mutual_information")
 
@@ -519,7 +519,7 @@ def test_arguments_of_the_detector_are_checked():
 )
 def test_a_saved_detector_gives_the_same_scores(method, kind, prior_mean, tmp_path):
     net = method.prepare(network(kind), initial=0.3, prior_mean=prior_mean)
-    train(net, labelled(), Recipe(epochs=1, batch=32, crop=0, flip=False), objective=method.objective())
+    train(net, labelled(), Recipe(epochs=1, batch=32, crop=0, flip=False), loss=method.loss())
     detector = method(net, samples=3, score="entropy", seed=2).fit(labelled()).calibrate(labelled(seed=1))
     detector.save(tmp_path / "x.kedge")
     again = kedge.load(tmp_path / "x.kedge")
@@ -605,29 +605,29 @@ def test_the_threshold_is_measured_over_the_warm_up_and_then_used():
     right = z.argmax(dim=1)
     y = torch.where(torch.arange(8) % 3 == 0, (right + 1) % 4, right)  # images 0, 3 and 6 are wrong
     u = entropies(z)
-    objective = AvUCObjective(kl_weight=0.2, warmup=0.5, beta=2.0)
-    plain = SVIObjective(kl_weight=0.2, warmup=0.5)
+    loss = AvUCLoss(kl_weight=0.2, warmup=0.5, beta=2.0)
+    plain = SVILoss(kl_weight=0.2, warmup=0.5)
     for done, rows in ((0.0, slice(0, 4)), (0.4, slice(4, 8))):
         step = a_step(net, x[rows], y[rows], done=done)
-        assert objective.loss(step).value.item() == pytest.approx(plain.loss(step).value.item())
+        assert loss.loss(step).value.item() == pytest.approx(plain.loss(step).value.item())
     wrong, accurate = [u[i] for i in (0, 3, 6)], [u[i] for i in (1, 2, 4, 5, 7)]
     threshold = (sum(wrong) / 3 + sum(accurate) / 5) / 2
-    assert objective.threshold == pytest.approx(threshold)
+    assert loss.threshold == pytest.approx(threshold)
     for done in (0.5, 1.0):
         step = a_step(net, x, y, done=done)
         expected = plain.loss(step).value.item() + 2.0 * naive_avuc(z.tolist(), y.tolist(), threshold)[0]
-        assert objective.loss(step).value.item() == pytest.approx(expected)
-    assert objective.threshold == pytest.approx(threshold)  # measured in the warm-up alone
-    assert objective.counts.tolist() == [3, 5]
+        assert loss.loss(step).value.item() == pytest.approx(expected)
+    assert loss.threshold == pytest.approx(threshold)  # measured in the warm-up alone
+    assert loss.counts.tolist() == [3, 5]
 
 
 @pytest.mark.parametrize("shift", [0, 1])
 def test_where_all_predictions_are_right_or_all_wrong_their_mean_entropy_is_the_threshold(shift):
     net, x = fixed(SVI.prepare(dense())), vectors()
     z = dense()(x).detach()
-    objective = AvUCObjective()
-    objective.loss(a_step(net, x, (z.argmax(dim=1) + shift) % 4, done=0.1))
-    assert objective.threshold == pytest.approx(sum(entropies(z)) / 5)
+    loss = AvUCLoss()
+    loss.loss(a_step(net, x, (z.argmax(dim=1) + shift) % 4, done=0.1))
+    assert loss.threshold == pytest.approx(sum(entropies(z)) / 5)
 
 
 def test_several_draws_measure_the_entropy_of_their_mean_softmax():
@@ -636,15 +636,15 @@ def test_several_draws_measure_the_entropy_of_their_mean_softmax():
     torch.manual_seed(0)
     mean = (net(x).softmax(dim=1) + net(x).softmax(dim=1)).detach() / 2
     y = mean.argmax(dim=1)
-    objective = AvUCObjective(samples=2)
+    loss = AvUCLoss(samples=2)
     torch.manual_seed(0)
-    objective.loss(a_step(net, x, y, done=0.0))
-    assert objective.threshold == pytest.approx(sum(entropies(mean.log())) / 5)
+    loss.loss(a_step(net, x, y, done=0.0))
+    assert loss.threshold == pytest.approx(sum(entropies(mean.log())) / 5)
     torch.manual_seed(0)
-    bound = SVIObjective(samples=2).loss(a_step(net, x, y)).value
+    bound = SVILoss(samples=2).loss(a_step(net, x, y)).value
     torch.manual_seed(0)
-    value = objective.loss(a_step(net, x, y)).value
-    expected = 3 * naive_avuc(mean.log().tolist(), y.tolist(), objective.threshold)[0]
+    value = loss.loss(a_step(net, x, y)).value
+    expected = 3 * naive_avuc(mean.log().tolist(), y.tolist(), loss.threshold)[0]
     assert (value - bound).item() == pytest.approx(expected)
 
 
@@ -655,28 +655,28 @@ def test_processes_share_one_threshold(monkeypatch):
     monkeypatch.setattr(torch.distributed, "all_reduce", lambda sums: sums.add_(elsewhere))
     net, x = fixed(SVI.prepare(dense())), vectors(1)
     z = dense()(x).detach()
-    objective = AvUCObjective()
-    objective.loss(a_step(net, x, z.argmax(dim=1), done=0.0))
-    assert objective.threshold == pytest.approx((0.6 + entropies(z)[0]) / 2)
+    loss = AvUCLoss()
+    loss.loss(a_step(net, x, z.argmax(dim=1), done=0.0))
+    assert loss.threshold == pytest.approx((0.6 + entropies(z)[0]) / 2)
 
 
 def test_another_training_measures_anew():
-    objective, data = SVIAvUC.objective(), labelled()
-    first = train(SVIAvUC.prepare(network()), data, RECIPE, objective=objective)
-    threshold, counts = objective.threshold, objective.counts.clone()
+    loss, data = SVIAvUC.loss(), labelled()
+    first = train(SVIAvUC.prepare(network()), data, RECIPE, loss=loss)
+    threshold, counts = loss.threshold, loss.counts.clone()
     assert 0 < threshold < math.log(3)
     assert 0 < int(counts.sum()) <= 0.3 * 3 * 64 + 16
-    second = train(SVIAvUC.prepare(network()), data, RECIPE, objective=objective)
-    assert objective.threshold == threshold
-    assert objective.counts.equal(counts)
+    second = train(SVIAvUC.prepare(network()), data, RECIPE, loss=loss)
+    assert loss.threshold == threshold
+    assert loss.counts.equal(counts)
     assert same(first, second)
 
 
 def test_without_its_weight_the_term_changes_nothing():
     data = kedge.ImageSet(images(48), torch.arange(48) % 3, "noise")  # so that some predictions are wrong
-    plain = train(SVI.prepare(network()), data, RECIPE, objective=SVI.objective())
-    silent = train(SVI.prepare(network()), data, RECIPE, objective=SVIAvUC.objective(beta=0.0))
-    spoken = train(SVI.prepare(network()), data, RECIPE, objective=SVIAvUC.objective())
+    plain = train(SVI.prepare(network()), data, RECIPE, loss=SVI.loss())
+    silent = train(SVI.prepare(network()), data, RECIPE, loss=SVIAvUC.loss(beta=0.0))
+    spoken = train(SVI.prepare(network()), data, RECIPE, loss=SVIAvUC.loss())
     assert same(plain, silent)
     assert not same(plain, spoken)
 
@@ -689,7 +689,7 @@ def test_a_run_that_was_killed_ends_with_the_very_same_weights(tmp_path, kind, s
 
     def begin(directory, **options):
         net = SVIAvUC.prepare(network(kind))
-        return train(net, data, how, seed=2, objective=SVIAvUC.objective(), directory=directory, **options)
+        return train(net, data, how, seed=2, loss=SVIAvUC.loss(), directory=directory, **options)
 
     class StopError(Exception):
         pass
@@ -710,18 +710,18 @@ def test_a_run_that_was_killed_ends_with_the_very_same_weights(tmp_path, kind, s
 def test_arguments_of_avuc_are_checked():
     for warmup in (0.0, 1.0):
         with pytest.raises(InputError, match=r"warmup must lie in \(0, 1\)"):
-            SVIAvUC.objective(warmup=warmup)
+            SVIAvUC.loss(warmup=warmup)
     with pytest.raises(InputError, match="beta must lie in"):
-        SVIAvUC.objective(beta=-1.0)
-    assert SVIAvUC.objective(kl_weight=0.5, warmup=0.2, samples=2, beta=1.0).config() == {
+        SVIAvUC.loss(beta=-1.0)
+    assert SVIAvUC.loss(kl_weight=0.5, warmup=0.2, samples=2, beta=1.0).config() == {
         "kl_weight": 0.5, "warmup": 0.2, "samples": 2, "beta": 1.0,
     }  # fmt: skip
-    assert SVI.objective(kl_weight=0.5).config() == {"kl_weight": 0.5, "warmup": 0.3, "samples": 1}
+    assert SVI.loss(kl_weight=0.5).config() == {"kl_weight": 0.5, "warmup": 0.3, "samples": 1}
 
 
 def test_masked_pairs_cannot_be_certain_and_uncertain_at_once():
     net = SVIAvUC.prepare(kedge.anchor(network().network, mask=0.5, mask_target="uniform"))
-    with pytest.raises(InputError, match=r"mask_target must be 'label' with this objective.*got 'uniform'"):
-        train(net, labelled(), RECIPE, objective=SVIAvUC.objective())
+    with pytest.raises(InputError, match=r"mask_target must be 'label' with this loss.*got 'uniform'"):
+        train(net, labelled(), RECIPE, loss=SVIAvUC.loss())
     net = SVIAvUC.prepare(kedge.anchor(network().network, mask=0.5, mask_target="label"))
-    assert train(net, labelled(), RECIPE, objective=SVIAvUC.objective()).record["objective"]["beta"] == 3.0
+    assert train(net, labelled(), RECIPE, loss=SVIAvUC.loss()).record["loss"]["beta"] == 3.0

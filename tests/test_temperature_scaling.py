@@ -14,7 +14,7 @@ from kedge.data.leakage import fingerprints
 from kedge.detectors import TemperatureScaling
 from kedge.errors import InputError, NotReadyError
 from kedge.models import build
-from kedge.transforms import seeded
+from kedge.seeds import seeded
 
 
 def images(n=120, seed=0) -> torch.Tensor:
@@ -222,7 +222,7 @@ def test_before_calibration_there_is_no_score():
 
 def test_fitting_again_forgets_the_temperature():
     detector = calibrated().fit(images())
-    assert detector.temperature is None
+    assert detector.tau is None
     assert detector.calibration is None
     with pytest.raises(NotReadyError, match="no temperature yet"):
         detector.score(images())

@@ -17,10 +17,10 @@ from torch.utils.data import BatchSampler, DataLoader, RandomSampler
 import kedge
 from kedge.errors import InputError, KedgeError
 from kedge.models import build
+from kedge.seeds import seeded
 from kedge.training import RECIPES, Recipe, recipe, statistics, train
 from kedge.training.augment import augment, crop_and_flip, uniforms
-from kedge.training.feed import Numbered, make_feed
-from kedge.transforms import seeded
+from kedge.training.loader import Numbered, make_feed
 
 quick = settings(max_examples=60, derandomize=True, deadline=None)
 SHORT = Recipe(epochs=2, batch=16, lr=0.05, crop=1)
@@ -555,11 +555,11 @@ def test_how_files_become_inputs_can_be_said_for_images_in_memory():
 
 @pytest.mark.parametrize(("settle", "corrupted"), [(0.0, [1, 1, 1, 1, 1, 1, 1, 1]), (0.25, [1, 1, 1, 1, 1, 1, 0, 0])])
 def test_anchors_stay_clean_in_the_last_share_of_the_steps(settle, corrupted):
-    net, seen = network("anchored", spread=True), []
+    net, seen = network("anchored", per_sample=True), []
     train(
         net,
         colours(),
-        recipe(SHORT, settle=settle),
+        recipe(SHORT, clean_final_fraction=settle),
         progress=lambda p: seen.append(int(net.draw.corrupted)),
     )
     assert seen == corrupted

@@ -6,8 +6,9 @@ import math
 import pytest
 import torch
 
+from kedge.anchoring.corruption import Corruption
 from kedge.errors import InputError
-from kedge.transforms import Corruption, mix_seed, seeded
+from kedge.seeds import mix_seed, seeded
 
 OFF = {"crop": False, "flip": False, "jitter": False, "blur": False, "grey": False}
 PARTS = sorted(OFF)

@@ -12,15 +12,16 @@ from torch.utils.data import DataLoader
 
 import kedge
 from kedge import scores
-from kedge.detectors import DETECTORS, Cost
+from kedge.detectors import Cost
 from kedge.detectors.kmeans import kmeans
+from kedge.detectors.registry import DETECTORS
 from kedge.detectors.udg import UDG, GroupHead, _of_first_process, filter_known
 from kedge.errors import ArchitectureError, InputError
 from kedge.models import build
 from kedge.models.head import head_name
-from kedge.objective import Step
+from kedge.seeds import mix_seed, seeded
 from kedge.training import Recipe
-from kedge.transforms import mix_seed, seeded
+from kedge.training.losses import Step
 
 RECIPE = Recipe(epochs=2, batch=16, lr=0.05, crop=0, flip=False)
 RULE = kedge.Preprocess((1, 8, 8))
@@ -180,13 +181,13 @@ def test_a_low_purity_takes_the_larger_class():
 def test_groups_are_those_of_k_means_on_the_features():
     net, data, outliers = tiny(), labelled(30, classes=3), beside(20)
     net.train()
-    objective = UDG.objective(purity=0.5, seed=3)
-    objective.begin_epoch(net, data, outliers, RULE, epoch=2)
+    loss = UDG.loss(purity=0.5, seed=3)
+    loss.begin_epoch(net, data, outliers, RULE, epoch=2)
     inner = net.network
     x = torch.cat([data.images, outliers.images]).double() / 255
     features = inner[2](inner[1](inner[0]((x - 0.5) / 0.25))).detach()  # (50, 5)
     expected, _ = kmeans(features, 4, seed=mix_seed(3, 2))
-    found = objective.state()
+    found = loss.state()
     assert found["groups"].equal(expected[:30])
     assert found["outlier_groups"].equal(expected[30:])
     pseudo = naive_filter(expected[:30].tolist(), data.labels.tolist(), expected[30:].tolist(), 0.5)
@@ -199,9 +200,9 @@ def test_a_case_by_hand():
     """Dark images are of class 0 and some unlabelled ones are too; the bright ones, of class 1, are as many beside."""
     data = kedge.ImageSet(torch.cat([bright(9, 0), bright(5, 200)]), torch.tensor([0] * 9 + [1] * 5), "toy")
     outliers = kedge.ImageSet(torch.cat([bright(2, 0, 1), bright(5, 200, 1), bright(4, 100, 1)]), name="beside")
-    objective = UDG.objective()
-    objective.begin_epoch(mean_of_pixels(groups=3), data, outliers, RULE, epoch=0)
-    found = objective.state()
+    loss = UDG.loss()
+    loss.begin_epoch(mean_of_pixels(groups=3), data, outliers, RULE, epoch=0)
+    found = loss.state()
     dark, light, grey = (int(found["outlier_groups"][i]) for i in (0, 2, 7))
     assert found["groups"].tolist() == [dark] * 9 + [light] * 5
     assert found["outlier_groups"].tolist() == [dark] * 2 + [light] * 5 + [grey] * 4
@@ -211,8 +212,8 @@ def test_a_case_by_hand():
 def test_features_are_taken_in_evaluation_mode_and_without_a_trace():
     net = kedge.Classifier(grouped(), mean=0.5, std=0.25).train()
     before, state = copy.deepcopy(net.state_dict()), torch.get_rng_state()
-    objective = UDG.objective()
-    objective.begin_epoch(net, labelled(), beside(), RULE, epoch=0)
+    loss = UDG.loss()
+    loss.begin_epoch(net, labelled(), beside(), RULE, epoch=0)
     after = net.state_dict()
     assert all(after[key].equal(before[key]) for key in before if not key.startswith("network.fc.groups"))
     assert all(module.training for module in net.modules())
@@ -221,16 +222,16 @@ def test_features_are_taken_in_evaluation_mode_and_without_a_trace():
     with torch.no_grad():
         features = net.eval().features(torch.cat([labelled().images, beside().images]), ["fc.classes:in"])[1]
     expected, _ = kmeans(features["fc.classes:in"], 6, seed=mix_seed(0, 0))
-    assert torch.cat([objective.state()[key] for key in ("groups", "outlier_groups")]).equal(expected)
+    assert torch.cat([loss.state()[key] for key in ("groups", "outlier_groups")]).equal(expected)
 
 
 def test_the_group_head_is_drawn_anew_before_each_epoch():
     net = tiny()
-    objective = UDG.objective(seed=1)
+    loss = UDG.loss(seed=1)
     drawn = []
     for epoch in (0, 1, 1):
         net.network[3].groups.bias.data.fill_(1.0)
-        objective.begin_epoch(net, labelled(classes=3), beside(), RULE, epoch)
+        loss.begin_epoch(net, labelled(classes=3), beside(), RULE, epoch)
         drawn.append(net.network[3].groups.weight.detach().clone())
         assert not net.network[3].groups.bias.any()
     assert not drawn[0].equal(drawn[1])
@@ -262,23 +263,23 @@ def test_data_sets_are_grouped_as_sets_of_their_pixels_are(kind):
     runs = []
     for draw in (1, 2):
         torch.manual_seed(draw)
-        objective = UDG.objective()
-        objective.begin_epoch(tiny(dtype=torch.float32), source, outliers, RULE, epoch=0)
-        runs.append(objective.state())
+        loss = UDG.loss()
+        loss.begin_epoch(tiny(dtype=torch.float32), source, outliers, RULE, epoch=0)
+        runs.append(loss.state())
     assert all(runs[0][key].equal(runs[1][key]) for key in runs[0])
     if kind != "random":
-        objective.begin_epoch(tiny(dtype=torch.float32), data, outliers, RULE, epoch=0)
-        assert all(objective.state()[key].equal(runs[0][key]) for key in runs[0])
+        loss.begin_epoch(tiny(dtype=torch.float32), data, outliers, RULE, epoch=0)
+        assert all(loss.state()[key].equal(runs[0][key]) for key in runs[0])
 
 
 def test_half_precision_features_are_grouped_in_single_precision():
     net = tiny(dtype=torch.bfloat16)
-    objective = UDG.objective()
-    objective.begin_epoch(net, labelled(classes=3), beside(), RULE, epoch=0)
+    loss = UDG.loss()
+    loss.begin_epoch(net, labelled(classes=3), beside(), RULE, epoch=0)
     with torch.no_grad():
         x = torch.cat([labelled().images, beside().images]).to(torch.bfloat16) / 255
         features = net.features(x, ["3.classes:in"])[1]["3.classes:in"]
-    assert objective.state()["groups"].equal(kmeans(features.float(), 4, seed=mix_seed(0, 0))[0][:48])
+    assert loss.state()["groups"].equal(kmeans(features.float(), 4, seed=mix_seed(0, 0))[0][:48])
 
 
 def test_processes_take_the_groups_of_the_first(tmp_path):
@@ -311,26 +312,26 @@ def test_processes_take_the_groups_of_the_first(tmp_path):
 )
 def test_data_that_cannot_be_grouped(data, message):
     with pytest.raises(InputError, match=message):
-        UDG.objective().begin_epoch(tiny(), data, beside(), RULE, epoch=0)
+        UDG.loss().begin_epoch(tiny(), data, beside(), RULE, epoch=0)
 
 
 def test_a_data_loader_is_refused_before_epochs_are_spent_on_it():
     with pytest.raises(InputError, match="data must be a set"):
-        UDG.objective(start=5).begin_epoch(tiny(), DataLoader(labelled()), beside(), RULE, epoch=0)
+        UDG.loss(start=5).begin_epoch(tiny(), DataLoader(labelled()), beside(), RULE, epoch=0)
 
 
 def test_one_set_may_be_both():
-    data, objective = labelled(classes=3), UDG.objective()
-    objective.begin_epoch(tiny(), data, data, RULE, epoch=0)
-    assert objective.state()["groups"].equal(objective.state()["outlier_groups"])
+    data, loss = labelled(classes=3), UDG.loss()
+    loss.begin_epoch(tiny(), data, data, RULE, epoch=0)
+    assert loss.state()["groups"].equal(loss.state()["outlier_groups"])
 
 
 def test_more_groups_than_images():
     with pytest.raises(
         InputError, match=r"groups must be at most the number of images, 25 .*; got 26: pass fewer to UDG"
     ):
-        UDG.objective().begin_epoch(tiny(groups=26), labelled(15, classes=3), beside(10), RULE, epoch=0)
-    UDG.objective().begin_epoch(tiny(groups=25), labelled(15, classes=3), beside(10), RULE, epoch=0)
+        UDG.loss().begin_epoch(tiny(groups=26), labelled(15, classes=3), beside(10), RULE, epoch=0)
+    UDG.loss().begin_epoch(tiny(groups=25), labelled(15, classes=3), beside(10), RULE, epoch=0)
 
 
 # The loss.
@@ -340,13 +341,13 @@ def test_more_groups_than_images():
 @pytest.mark.parametrize("pseudo", [[2, -1, 0, -1], [-1] * 4, [1] * 4])
 def test_the_loss_by_hand(smoothing, pseudo):
     net, data, outliers = tiny(), labelled(10, classes=3), beside(8)
-    objective = UDG.objective(weight_groups=0.3, weight_outliers=0.7)
+    loss = UDG.loss(weight_groups=0.3, weight_outliers=0.7)
     groups, theirs = torch.arange(10) % 4, (torch.arange(8) * 3) % 4
     labels = torch.full((8,), -1)
     labels[[1, 6, 7, 2]] = torch.tensor(pseudo)
-    objective.load_state({"groups": groups, "outlier_groups": theirs, "pseudo_labels": labels})
+    loss.load_state({"groups": groups, "outlier_groups": theirs, "pseudo_labels": labels})
     numbers, beside_numbers = [3, 9, 5], [1, 6, 7, 2]
-    made = objective.loss(step_of(net, data, numbers, outliers, beside_numbers, label_smoothing=smoothing))
+    made = loss.loss(step_of(net, data, numbers, outliers, beside_numbers, label_smoothing=smoothing))
 
     known, uniform, grouping = [], [], []
     for source, index, group_of in [(data, numbers, groups), (outliers, beside_numbers, theirs)]:
@@ -368,25 +369,25 @@ def test_the_loss_by_hand(smoothing, pseudo):
 
 def test_before_the_first_grouping_the_labels_are_learned_alone():
     net, data, outliers = tiny(), labelled(10, classes=3), beside(8)
-    objective = UDG.objective(start=2)
-    objective.begin_epoch(net, data, outliers, RULE, epoch=1)
-    assert objective.state() == {}
-    made = objective.loss(step_of(net, data, [0, 1, 2], outliers, [0, 1], epoch=1))
+    loss = UDG.loss(start=2)
+    loss.begin_epoch(net, data, outliers, RULE, epoch=1)
+    assert loss.state() == {}
+    made = loss.loss(step_of(net, data, [0, 1, 2], outliers, [0, 1], epoch=1))
     p = net(data.images[:3].double() / 255).log_softmax(dim=1)
     assert made.value.item() == pytest.approx(-(p[0, 0] + p[1, 1] + p[2, 2]).item() / 3)
     made.value.backward()
     assert all(parameter.grad is not None for parameter in net.parameters())  # which parallel training waits for
     assert not net.network[3].groups.weight.grad.any()
-    objective.begin_epoch(net, data, outliers, RULE, epoch=2)
-    assert set(objective.state()) == {"groups", "outlier_groups", "pseudo_labels"}
-    objective.begin_epoch(net, data, outliers, RULE, epoch=0)  # of another run
-    assert objective.state() == {}
+    loss.begin_epoch(net, data, outliers, RULE, epoch=2)
+    assert set(loss.state()) == {"groups", "outlier_groups", "pseudo_labels"}
+    loss.begin_epoch(net, data, outliers, RULE, epoch=0)  # of another run
+    assert loss.state() == {}
 
 
 def test_labels_beyond_the_classes_are_named():
     net, data = tiny(), labelled(10, classes=4)
     with pytest.raises(InputError, match=r"labels must lie in 0\.\.2.*got 0\.\.3"):
-        UDG.objective().loss(step_of(net, data, [0, 3], beside(), [0]))
+        UDG.loss().loss(step_of(net, data, [0, 3], beside(), [0]))
 
 
 @pytest.mark.parametrize(
@@ -402,7 +403,7 @@ def test_labels_beyond_the_classes_are_named():
 )
 def test_what_an_objective_cannot_be(options, message):
     with pytest.raises(InputError, match=message):
-        UDG.objective(**options)
+        UDG.loss(**options)
 
 
 def test_the_objective_describes_itself():
@@ -415,9 +416,9 @@ def test_the_objective_describes_itself():
         "start": 1,
         "seed": 5,
     }
-    assert UDG.objective(**given).config() == given
-    assert UDG.objective(**given).outliers_per_image == 2
-    assert UDG.objective().config() | given == given
+    assert UDG.loss(**given).config() == given
+    assert UDG.loss(**given).outliers_per_image == 2
+    assert UDG.loss().config() | given == given
 
 
 # The training.
@@ -425,31 +426,31 @@ def test_the_objective_describes_itself():
 
 def test_objective_outliers_and_network_must_fit_each_other():
     with pytest.raises(InputError, match=r"net must have a group head; it has none: make it with UDG\.prepare\(net\)"):
-        kedge.train(plain(), labelled(), RECIPE, objective=UDG.objective(), outliers=beside())
+        kedge.train(plain(), labelled(), RECIPE, loss=UDG.loss(), outliers=beside())
     with pytest.raises(InputError, match=r"groups must be 6, as the network was prepared for; got 7: leave it out"):
-        kedge.train(grouped(), labelled(), RECIPE, objective=UDG.objective(groups=7), outliers=beside())
+        kedge.train(grouped(), labelled(), RECIPE, loss=UDG.loss(groups=7), outliers=beside())
     with pytest.raises(InputError, match="'unsupervised dual grouping' needs outliers"):
-        kedge.train(grouped(), labelled(), RECIPE, objective=UDG.objective(groups=6))
+        kedge.train(grouped(), labelled(), RECIPE, loss=UDG.loss(groups=6))
     with pytest.raises(InputError, match="'unsupervised dual grouping' trains plain networks"):
-        kedge.train(kedge.anchor(grouped()), labelled(), RECIPE, objective=UDG.objective(), outliers=beside())
+        kedge.train(kedge.anchor(grouped()), labelled(), RECIPE, loss=UDG.loss(), outliers=beside())
     loader = DataLoader(labelled(), batch_size=16)
     with pytest.raises(InputError, match=r"data must be a set.*got a data loader"):
-        kedge.train(grouped(), loader, RECIPE, objective=UDG.objective(), outliers=beside())
+        kedge.train(grouped(), loader, RECIPE, loss=UDG.loss(), outliers=beside())
 
 
 def test_with_no_epoch_grouped_it_is_plain_training():
     trained = kedge.train(plain(), labelled(), RECIPE)
-    waiting = kedge.train(grouped(), labelled(), RECIPE, objective=UDG.objective(start=2), outliers=beside())
+    waiting = kedge.train(grouped(), labelled(), RECIPE, loss=UDG.loss(start=2), outliers=beside())
     for name, value in trained.network.state_dict().items():
         assert waiting.network.state_dict()[name.replace("fc.", "fc.classes.")].equal(value), name
 
 
 def test_without_weight_on_groups_and_without_filtering_it_is_outlier_exposure():
     options = {"outliers_per_image": 2}
-    exposure = kedge.OutlierExposure.objective(weight=0.5, **options)
-    exposed = kedge.train(plain(), labelled(), RECIPE, objective=exposure, outliers=beside())
-    objective = UDG.objective(purity=1, weight_groups=0, weight_outliers=0.5, **options)
-    net = kedge.train(grouped(), labelled(), RECIPE, objective=objective, outliers=beside())
+    exposure = kedge.OutlierExposure.loss(weight=0.5, **options)
+    exposed = kedge.train(plain(), labelled(), RECIPE, loss=exposure, outliers=beside())
+    loss = UDG.loss(purity=1, weight_groups=0, weight_outliers=0.5, **options)
+    net = kedge.train(grouped(), labelled(), RECIPE, loss=loss, outliers=beside())
     for name, value in exposed.network.state_dict().items():
         assert net.network.state_dict()[name.replace("fc.", "fc.classes.")].allclose(value, rtol=1e-3, atol=1e-5), name
 
@@ -470,9 +471,9 @@ def turned_squares(n=160) -> tuple[kedge.ImageSet, kedge.ImageSet, torch.Tensor]
 def test_pseudo_labels_go_to_the_unlabelled_images_of_known_classes():
     data, mixed, labels = turned_squares()
     recipe = Recipe(epochs=3, batch=16, lr=0.05, crop=0, flip=False)
-    objective = UDG.objective()
-    net = kedge.train(grouped(groups=8), data, recipe, objective=objective, outliers=mixed)
-    found = objective.state()["pseudo_labels"]
+    loss = UDG.loss()
+    net = kedge.train(grouped(groups=8), data, recipe, loss=loss, outliers=mixed)
+    found = loss.state()["pseudo_labels"]
     assert (found[:20] == labels[:20]).float().mean() > 0.8
     assert (found[20:] >= 0).float().mean() < 0.1
     detector = UDG(net).fit(data)
@@ -496,10 +497,10 @@ def test_a_run_stopped_in_mid_epoch_goes_on_as_if_it_never_had(tmp_path, start):
             if progress.step == stop_at:
                 raise StopError
 
-        objective = UDG.objective(start=start)
+        loss = UDG.loss(start=start)
         options = {"directory": tmp_path / directory, "checkpoint_seconds": 0.0, "progress": stop}
-        net = kedge.train(grouped(), data, recipe, objective=objective, outliers=mixed, **options)
-        return net, objective.state()
+        net = kedge.train(grouped(), data, recipe, loss=loss, outliers=mixed, **options)
+        return net, loss.state()
 
     straight, state = run("straight")
     for at in (3, 5):
@@ -542,5 +543,5 @@ def test_an_anchored_network_gives_the_mean_over_its_anchors():
     net = kedge.anchor(grouped(seed=3).eval(), init="fresh", mean=0.5, std=0.25)
     detector = UDG(net).fit(labelled())
     x = images(5, 5)
-    logits = net.hypotheses(x.float() / 255).mean(dim=0)
+    logits = net.per_anchor_logits(x.float() / 255).mean(dim=0)
     assert detector.score(x).allclose(-logits.softmax(dim=1).amax(dim=1), atol=1e-6)

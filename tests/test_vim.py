@@ -12,11 +12,12 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import kedge
-from kedge.detectors import DETECTORS, Cost
+from kedge.detectors import Cost
+from kedge.detectors.registry import DETECTORS
 from kedge.detectors.vim import ViM, default_dim, origin_of
 from kedge.errors import ArchitectureError, InputError, NotReadyError
 from kedge.models import build
-from kedge.transforms import seeded
+from kedge.seeds import seeded
 
 
 def images(n=60, seed=0) -> torch.Tensor:

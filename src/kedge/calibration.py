@@ -1,4 +1,4 @@
-"""Thresholds with a finite-sample promise (split-conformal), and one temperature for the logits.
+"""Thresholds with a finite-sample guarantee (split-conformal), and one temperature for the logits.
 
 The calibration scores come from held-out in-distribution (ID) images; a larger score means further out of distribution.
 Decisions are made on whole counts: an image is flagged iff ``1 + #{calibration >= score}`` is at most `allowed`.
@@ -26,66 +26,64 @@ def p_values(calibration: Tensor, scores: Tensor) -> Tensor:
     return _ranks(calibration, scores).double() / (len(calibration) + 1)
 
 
-def is_ood(calibration: Tensor, scores: Tensor, tpr: float, confidence: float | None = None) -> Tensor:
-    """Flag each score whose p-value is at most 1 - tpr, so that a share ``tpr`` of ID images is accepted.
+def is_ood(calibration: Tensor, scores: Tensor, alpha: float, delta: float | None = None) -> Tensor:
+    """Flag each score whose p-value is at most ``alpha``: a share of at most ``alpha`` of ID images is flagged.
 
-    The promise holds on average over draws of the calibration images; with ``confidence`` it holds, with that
-    probability, for the very images that were drawn.
+    The guarantee holds on average over draws of the calibration images; with ``delta`` it holds, with probability
+    1 - delta, for the very images that were drawn.
 
     Example:
-        >>> is_ood(torch.arange(19.0), torch.tensor([5.0, 18.0, 18.5]), tpr=0.95)
+        >>> is_ood(torch.arange(19.0), torch.tensor([5.0, 18.0, 18.5]), alpha=0.05)
         tensor([False, False,  True])
     """
-    return _ranks(calibration, scores) <= allowed(len(calibration), tpr, confidence)
+    return _ranks(calibration, scores) <= allowed(len(calibration), alpha, delta)
 
 
-def threshold(calibration: Tensor, tpr: float, confidence: float | None = None) -> float:
+def threshold(calibration: Tensor, alpha: float, delta: float | None = None) -> float:
     """The calibration score above which `is_ood` flags; infinity, with a warning, if no score could ever be flagged.
 
     Compare in float64, or in the dtype of the calibration scores, for the very same decisions as `is_ood`.
 
     Example:
-        >>> threshold(torch.arange(100.0), tpr=0.95)  # k = 5: the fifth largest
+        >>> threshold(torch.arange(100.0), alpha=0.05)  # k = 5: the fifth largest
         95.0
     """
     ordered = _sorted(calibration)
-    k = allowed(len(ordered), tpr, confidence)
+    k = allowed(len(ordered), alpha, delta)
     if k > 0:
         return float(ordered[-k])
-    promise = f"tpr={tpr}" if confidence is None else f"tpr={tpr}, confidence={confidence}"
+    wanted = f"alpha={alpha}" if delta is None else f"alpha={alpha}, delta={delta}"
     warnings.warn(
-        f"{len(ordered)} calibration scores are too few to flag any image at {promise}; "
-        f"calibrate with at least {_fewest(tpr, confidence)}",
+        f"{len(ordered)} calibration scores are too few to flag any image at {wanted}; "
+        f"calibrate with at least {_fewest(alpha, delta)}",
         KedgeWarning,
         stacklevel=2,
     )
     return math.inf
 
 
-def allowed(n: int, tpr: float, confidence: float | None = None) -> int:
-    """The largest k for which flagging iff ``1 + #{calibration >= score} <= k`` keeps the promise; 0 flags nothing.
+def allowed(n: int, alpha: float, delta: float | None = None) -> int:
+    """The largest k for which flagging iff ``1 + #{calibration >= score} <= k`` keeps the guarantee; 0 flags nothing.
 
     For continuous scores the share of ID images flagged follows Beta(k, n + 1 - k) over draws of the calibration set.
-    Its mean, k / (n + 1), must not exceed 1 - tpr; with ``confidence``, its quantile at that level must not.
+    Its mean, k / (n + 1), must not exceed alpha; with ``delta``, its quantile at level 1 - delta must not.
 
     Example:
-        >>> allowed(19, 0.95), allowed(18, 0.95), allowed(1000, 0.95), allowed(1000, 0.95, confidence=0.9)
+        >>> allowed(19, 0.05), allowed(18, 0.05), allowed(1000, 0.05), allowed(1000, 0.05, delta=0.1)
         (1, 0, 50, 41)
     """
     at_least("n", n, 1)
-    error = _error(tpr)
-    if confidence is None:
+    error = _exact(between("alpha", alpha, 0, 1, open_ends=True))
+    if delta is None:
         return math.floor(error * (n + 1))
-    between("confidence", confidence, 0, 1, open_ends=True)
+    between("delta", delta, 0, 1, open_ends=True)
     # P(Beta(k, n + 1 - k) <= error) = P(Binomial(n, error) >= k). Each term follows from the one before, so only
     # differences of logarithms are summed: no factorial, and no loss of digits for large n.
     j = torch.arange(1, n + 1, dtype=torch.float64)
     steps = torch.log((n - j + 1) / j) + math.log(error / (1 - error))
     log_terms = torch.cat([steps.new_zeros(1), steps.cumsum(0)])  # (n + 1,)
     at_most = (log_terms - log_terms.logsumexp(0)).exp().cumsum(0)  # at_most[j] = P(Binomial <= j)
-    return int(
-        (at_most[:-1] <= float(1 - _exact(confidence))).sum()
-    )  # k keeps the promise iff P(Binomial <= k - 1) does
+    return int((at_most[:-1] <= delta).sum())  # k keeps the guarantee iff P(Binomial <= k - 1) <= delta
 
 
 def fit_temperature(logits: Tensor, labels: Tensor) -> float:
@@ -117,20 +115,16 @@ def fit_temperature(logits: Tensor, labels: Tensor) -> float:
 
 
 def _exact(share: float) -> Fraction:
-    """Read 0.9 as 9/10: in floats (1 - 0.9) * 10 falls short of 1, and nine images could flag nothing."""
+    """Read 0.05 as 1/20: products of floats fall short of whole numbers, and then one image fewer is flagged."""
     return Fraction(str(share))
 
 
-def _error(tpr: float) -> Fraction:
-    return 1 - _exact(between("tpr", tpr, 0, 1, open_ends=True))
-
-
-def _fewest(tpr: float, confidence: float | None) -> int:
+def _fewest(alpha: float, delta: float | None) -> int:
     """The smallest calibration set that can flag anything."""
-    if confidence is None:
-        return math.ceil(1 / _error(tpr)) - 1  # error * (n + 1) >= 1
-    near = math.log1p(-confidence) / math.log(tpr)  # 1 - tpr ** n >= confidence; its rounding must not decide
-    return next(n for n in itertools.count(max(1, math.floor(near))) if allowed(n, tpr, confidence))
+    if delta is None:
+        return math.ceil(1 / _exact(alpha)) - 1  # alpha * (n + 1) >= 1
+    near = math.log(delta) / math.log1p(-alpha)  # (1 - alpha) ** n <= delta; its rounding must not decide
+    return next(n for n in itertools.count(max(1, math.floor(near))) if allowed(n, alpha, delta))
 
 
 def _sorted(calibration: Tensor) -> Tensor:

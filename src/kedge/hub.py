@@ -9,12 +9,12 @@ from typing import Any
 
 from torch import nn
 
-from kedge import artifact
 from kedge.checks import needs
 from kedge.detectors import Detector, load
-from kedge.detectors.facts import facts
 from kedge.errors import InputError, NotReadyError
 from kedge.files import atomic
+from kedge.io import artifact
+from kedge.io.facts import facts
 
 FILE = "detector.kedge"
 CARD = "README.md"
@@ -161,9 +161,9 @@ def _promise(known: dict[str, Any]) -> str:
     if known["accepts"] is None:
         return "It has no threshold yet: call `calibrate` with in-distribution images that it was not trained on."
     flagged = f"A fresh in-distribution image is flagged with probability at most {100 * (1 - known['accepts']):.3g} %"
-    if known["confidence"] is None:
+    if known["delta"] is None:
         return f"{flagged}, on average over draws of the {known['calibration_images']} images of its calibration."
-    return f"{flagged}, with confidence {100 * known['confidence']:g} % in its {known['calibration_images']} images."
+    return f"{flagged}, with delta {100 * known['delta']:g} % in its {known['calibration_images']} images."
 
 
 def _fetch(name: str, revision: str | None, token: str | None) -> str:

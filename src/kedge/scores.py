@@ -1,4 +1,4 @@
-"""Scores on logits, and what the hypotheses of K anchors say beyond their mean.
+"""Scores on logits, and what the per_anchor of K anchors say beyond their mean.
 
 Larger always means further out of distribution. Shapes: K anchors, B images, C classes.
 """
@@ -19,24 +19,24 @@ RULES = ("exp", "plain")
 TAU_FLOOR = 1e-6
 
 
-def temperature(hypotheses: Tensor, reduce: str = "sum") -> Tensor:
+def tau(per_anchor: Tensor, reduce: str = "sum") -> Tensor:
     """How far the anchors disagree about each image: the deviation over anchors of each class's sigmoid, over classes.
 
     Args:
-        hypotheses: Logits under each anchor, (K, B, C).
+        per_anchor: Logits under each anchor, (K, B, C).
         reduce: ``"sum"`` over classes as in the paper, or ``"mean"`` as in its published code.
 
     Example:
         >>> two_anchors = torch.tensor([[[0.0, 4.0]], [[0.0, -4.0]]])
-        >>> temperature(two_anchors)
+        >>> tau(two_anchors)
         tensor([0.6817])
     """
-    if hypotheses.ndim != 3 or hypotheses.shape[0] < 2:
+    if per_anchor.ndim != 3 or per_anchor.shape[0] < 2:
         raise InputError(
-            f"hypotheses must be (K, B, C) with at least two anchors to disagree; got {tuple(hypotheses.shape)}: "
+            f"per-anchor logits must be (K, B, C) with at least two anchors; got {tuple(per_anchor.shape)}: "
             "set more anchors with set_anchors, or use a score that needs no temperature"
         )
-    spread = hypotheses.sigmoid().std(dim=0)  # (B, C)
+    spread = per_anchor.sigmoid().std(dim=0)  # (B, C)
     return spread.sum(dim=-1) if one_of("reduce", reduce, REDUCTIONS) == "sum" else spread.mean(dim=-1)
 
 
@@ -57,11 +57,13 @@ def rescale(logits: Tensor, tau: Tensor, rule: str = "exp") -> Tensor:
     return logits / tau.clamp_min(TAU_FLOOR)[:, None]
 
 
-def amp(logits: Tensor) -> Tensor:
-    """The paper's anchor-marginalised prediction score, negated: mean log-softmax over classes.
+def kl_uniform(logits: Tensor) -> Tensor:
+    """KL divergence from uniform to the softmax, negated and less log C: ``mean(z) - logsumexp(z)``.
+
+    Of rescaled logits it is the negative of the paper's AMP score S.
 
     Example:
-        >>> amp(torch.zeros(1, 2))
+        >>> kl_uniform(torch.zeros(1, 2))
         tensor([-0.6931])
     """
     return logits.mean(dim=-1) - logits.logsumexp(dim=-1)
@@ -108,26 +110,26 @@ def energy(logits: Tensor) -> Tensor:
     return -logits.logsumexp(dim=-1)
 
 
-def mutual_information(hypotheses: Tensor) -> Tensor:
+def mutual_information(per_anchor: Tensor) -> Tensor:
     """What the choice of anchor tells about the label: entropy of the mean softmax minus the mean entropy.
 
     Args:
-        hypotheses: Logits under each anchor, (K, B, C).
+        per_anchor: Logits under each anchor, (K, B, C).
 
     Example:
         >>> agreeing = torch.zeros(3, 1, 2)
         >>> mutual_information(agreeing)
         tensor([0.])
     """
-    log_p = hypotheses.log_softmax(dim=-1)  # (K, B, C)
-    log_mean = log_p.logsumexp(dim=0) - math.log(len(hypotheses))  # (B, C)
+    log_p = per_anchor.log_softmax(dim=-1)  # (K, B, C)
+    log_mean = log_p.logsumexp(dim=0) - math.log(len(per_anchor))  # (B, C)
     # The mean Kullback-Leibler divergence from the mean: equal to the difference of entropies, without cancellation.
     divergence = (log_p.exp() * (log_p - log_mean)).sum(dim=-1).mean(dim=0)
     return divergence.clamp_min(0)
 
 
 SCORES: dict[str, Score] = {
-    "amp": amp,
+    "kl_uniform": kl_uniform,
     "msp": msp,
     "max_logit": max_logit,
     "entropy": entropy,

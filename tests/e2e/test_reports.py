@@ -5,9 +5,9 @@ import torch
 
 from kedge import AMP, MSP, ImageSet, anchor, evaluate
 from kedge.evaluation.curve import Curve
+from kedge.evaluation.report import write_report
 from kedge.models import build
-from kedge.report import write_report
-from kedge.suites import run_ntk
+from kedge.studies import run_ntk
 
 pytestmark = pytest.mark.e2e
 

@@ -35,7 +35,7 @@ class AnchorCallback(Callback):  # type: ignore[misc]  # mypy does not read Ligh
         ood: Out-of-distribution images to watch; None for none. They choose nothing.
         net: The name of the anchored network in the module, such as ``"net"``; by default the only one there is.
         make: What makes a detector of a network.
-        tpr: The share of in-distribution images to accept.
+        alpha: The largest share of in-distribution images to flag.
         path: Where to save the detector; None for nowhere.
 
     Attributes:
@@ -57,11 +57,11 @@ class AnchorCallback(Callback):  # type: ignore[misc]  # mypy does not read Ligh
         ood: Any = None,
         net: str | None = None,
         make: Callable[[nn.Module], Detector] = AMP,
-        tpr: float = 0.95,
+        alpha: float = 0.05,
         path: str | os.PathLike[str] | None = None,
     ) -> None:
         self.train_set, self.held_out, self.ood = train_set, held_out, ood
-        self.net, self.make, self.tpr, self.path = net, make, tpr, path
+        self.net, self.make, self.alpha, self.path = net, make, alpha, path
         self.detector: Detector | None = None
 
     def setup(self, trainer: Any, pl_module: nn.Module, stage: str) -> None:
@@ -79,7 +79,7 @@ class AnchorCallback(Callback):  # type: ignore[misc]  # mypy does not read Ligh
 
     def on_fit_end(self, trainer: Any, pl_module: nn.Module) -> None:
         """Make the detector, and save it."""
-        self.detector = self._fitted(pl_module).calibrate(self.held_out, tpr=self.tpr)
+        self.detector = self._fitted(pl_module).calibrate(self.held_out, alpha=self.alpha)
         if self.path is not None and trainer.is_global_zero:
             self.detector.save(self.path)
 

@@ -16,7 +16,7 @@ from kedge.data.batches import Batch, image_and_label
 from kedge.detectors import Cost, Detector, Outputs
 from kedge.detectors.base import passes
 from kedge.errors import InputError
-from kedge.transforms import seeded
+from kedge.seeds import seeded
 
 API = "pytorch_ood.api"  # looked up among the modules that are loaded, never imported
 GRADIENTS = "GradientDetector"  # the base of those of its detectors that need gradients to score

@@ -9,16 +9,17 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from kedge.anchoring import survey as layers
+from kedge.anchoring.corruption import Corruption, Transform
 from kedge.anchoring.options import AnchoringOptions, Draw
 from kedge.anchoring.per_image import choose_per_image
 from kedge.anchoring.stem import Capture, Captured, Fold, Pair, Stem
-from kedge.anchoring.views import CHOICES, view
+from kedge.anchoring.tta import CHOICES, view
 from kedge.checks import at_least, finite, one_of, shape_of
 from kedge.errors import ArchitectureError, InputError, NotReadyError
 from kedge.models.classifier import Classifier, evaluating, logits_of
 from kedge.models.features import read_features
+from kedge.seeds import mix_seed, seeded
 from kedge.threads import last_cache
-from kedge.transforms import Corruption, Transform, mix_seed, seeded
 
 UNKNOWN_CACHE = 32 * 2**20  # bytes, where the machine does not tell
 CAPS = 8 * 2**20, 64 * 2**20  # bytes: with less the parts of a batch are too small for all cores, more gains nothing
@@ -118,21 +119,21 @@ class Anchored(Classifier):
         """
         if self.training:
             return self._train_forward(x, x if among is None else among, first)
-        return self.hypotheses(x).mean(dim=0)
+        return self.per_anchor_logits(x).mean(dim=0)
 
-    def hypotheses(
-        self, x: Tensor, *, like: Tensor | None = None, views: int = 1, which: Sequence[int] | None = None
+    def per_anchor_logits(
+        self, x: Tensor, *, like: Tensor | None = None, tta: int = 1, which: Sequence[int] | None = None
     ) -> Tensor:
         """The logits under each anchor, (K, B, C). Runs in evaluation mode and puts the mode back.
 
         Args:
             x: Images (B, D, ...).
             like: Images to choose each image's own anchors by, where ``x`` is a perturbed version of them.
-            views: Views of the image that anchors are held against in turn: 1 for the image itself, 2 for the mirrored
-                one too, 6 for both shifted by a pixel as well. Fewer anchors take the first of them.
+            tta: Augmented views that anchors are paired with in turn: 1 for the image itself, 2 for the mirrored image
+                too, 6 for both shifted by a pixel as well. Fewer anchors take the first of them.
             which: The anchors to ask, by number; by default all.
         """
-        return self.marginalise(x, (), like, which=which, views=views)[0]
+        return self.marginalise(x, (), like, which=which, tta=tta)[0]
 
     def features(
         self, x: Tensor, layers: Sequence[str] = (), *, like: Tensor | None = None
@@ -148,13 +149,13 @@ class Anchored(Classifier):
         like: Tensor | None = None,
         *,
         which: Sequence[int] | None = None,
-        views: int = 1,
+        tta: int = 1,
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """All hypotheses (K, B, C), and the mean over anchors of the layers' outputs, in one pass for each anchor.
 
-        ``which`` and ``views`` are those of `hypotheses`.
+        ``which`` and ``tta`` are those of `per_anchor_logits`.
         """
-        one_of("views", views, CHOICES)
+        one_of("tta", tta, CHOICES)
         if self.anchors is None:
             raise NotReadyError(
                 "the anchored network has no anchors to evaluate with: call set_anchors(images) with a few training "
@@ -180,7 +181,7 @@ class Anchored(Classifier):
                 self._fold(
                     part,
                     maps if maps is not None else self._own_maps(by)[asked],
-                    [number % views for number in asked],
+                    [number % tta for number in asked],
                     min(k, rows),
                     layers,
                 )
@@ -224,27 +225,27 @@ class Anchored(Classifier):
         generator = torch.Generator().manual_seed(seed)
         permutation = torch.randperm(len(among), generator=generator).to(x.device)
         masked = (torch.rand(len(among), generator=generator) < self.options.mask).to(x.device)
-        spread = None
-        if self.options.spread:
-            spread = (torch.rand(len(among), generator=generator) < 1 / self.options.every).to(x.device)
-        turn = bool(spread.any()) if spread is not None else self.batches_seen % self.options.every == 0
+        per_sample = None
+        if self.options.per_sample:
+            per_sample = (torch.rand(len(among), generator=generator) < 1 / self.options.every).to(x.device)
+        turn = bool(per_sample.any()) if per_sample is not None else self.batches_seen % self.options.every == 0
         corruption = self._corruption(x) if turn and self.corrupting else None
         rows = slice(first, first + len(x))
         self.draw = Draw(
-            permutation[rows], corruption is not None, masked[rows], None if spread is None else spread[rows]
+            permutation[rows], corruption is not None, masked[rows], None if per_sample is None else per_sample[rows]
         )
         job = Pair(self.draw.permutation, masked=self.draw.masked if self.options.mask > 0 else None)
         if len(among) != len(x):
             job.clean = self._at_stem(self._in_unit_range(among[self.draw.permutation]))
         if corruption is not None:
             anchors = self._in_unit_range(among[permutation])
-            chosen = anchors if spread is None else anchors[spread]
+            chosen = anchors if per_sample is None else anchors[per_sample]
             with seeded(seed):
                 corrupted = corruption(chosen)
             if shape_of(corrupted) != shape_of(chosen):
                 raise InputError(f"corruption must keep the shape {shape_of(chosen)}, got {shape_of(corrupted)}")
-            if spread is not None:
-                corrupted = anchors.index_put((spread,), corrupted.to(anchors.dtype))
+            if per_sample is not None:
+                corrupted = anchors.index_put((per_sample,), corrupted.to(anchors.dtype))
             job.corrupted = self._at_stem(corrupted[rows])
         with self.stem.doing(job):
             logits = logits_of(self.network(self.normalise(x)))

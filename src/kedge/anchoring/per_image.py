@@ -5,7 +5,7 @@ import hashlib
 import torch
 from torch import Tensor
 
-from kedge.transforms import mix_seed
+from kedge.seeds import mix_seed
 
 
 def choose_per_image(x: Tensor, anchors: int, k: int, seed: int) -> Tensor:

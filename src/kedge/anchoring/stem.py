@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from kedge.checks import one_of
 from kedge.errors import ArchitectureError, NotReadyError
-from kedge.transforms import seeded
+from kedge.seeds import seeded
 
 INITS = ("preserve", "fresh")
 SUPPORTED = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Linear)

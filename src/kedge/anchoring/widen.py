@@ -8,13 +8,13 @@ from torch import Tensor, nn
 
 from kedge.anchoring import survey as layers
 from kedge.anchoring.anchored import Anchored
+from kedge.anchoring.corruption import Transform
 from kedge.anchoring.options import VARIANTS
 from kedge.anchoring.stem import SUPPORTED, Stem, check_supported
 from kedge.checks import one_of
 from kedge.errors import ArchitectureError, InputError
 from kedge.models.classifier import Classifier
 from kedge.models.ensemble import Ensemble
-from kedge.transforms import Transform
 
 
 def anchor(
@@ -28,10 +28,10 @@ def anchor(
     variant: str = "paper",
     corruption: str | Transform | None = "default",
     every: int | None = None,
-    spread: bool | None = None,
+    per_sample: bool | None = None,
     mask: float | None = None,
     mask_target: str | None = None,
-    made: float | None = None,
+    synthetic_outliers: float | None = None,
     seed: int = 0,
 ) -> Anchored:
     """Make an anchored copy of a network; the original stays as it is.
@@ -49,10 +49,10 @@ def anchor(
             corrupts a share of the anchors of every batch instead of all of every fifth, and makes outliers.
         corruption: See `kedge.anchoring.AnchoringOptions`, as for the rest.
         every: See there.
-        spread: See there.
+        per_sample: See there.
         mask: See there.
         mask_target: See there.
-        made: See there.
+        synthetic_outliers: See there.
         seed: See there.
 
     Example:
@@ -69,12 +69,18 @@ def anchor(
         raise InputError("net must be one network, got an ensemble; anchor its members, and make an ensemble of them")
     if isinstance(net, Anchored):
         raise InputError("net is anchored already; pass the network it was made from")
-    said = {"every": every, "spread": spread, "mask": mask, "mask_target": mask_target, "made": made}
+    given = {
+        "every": every,
+        "per_sample": per_sample,
+        "mask": mask,
+        "mask_target": mask_target,
+        "synthetic_outliers": synthetic_outliers,
+    }
     options = replace(
         VARIANTS[one_of("variant", variant, tuple(VARIANTS))],
         corruption=corruption,
         seed=seed,
-        **{name: value for name, value in said.items() if value is not None},  # type: ignore[arg-type]
+        **{name: value for name, value in given.items() if value is not None},  # type: ignore[arg-type]
     )
     if mask_target is not None and mask is None:
         raise InputError(f"mask_target must come with mask, the share of pairs to mask; got {mask_target!r} alone")

@@ -4,6 +4,7 @@ import sys
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,16 +13,13 @@ from rich.console import Console
 from rich.markup import escape
 
 from kedge import __version__
-from kedge.cli.bench import bench
 from kedge.cli.calibrate import calibrate
 from kedge.cli.config import read_config
 from kedge.cli.data import data
-from kedge.cli.demo import demo
-from kedge.cli.distil import distil
+from kedge.cli.distill import distill
 from kedge.cli.evaluate import evaluate
 from kedge.cli.export import export
 from kedge.cli.info import info
-from kedge.cli.reproduce import reproduce
 from kedge.cli.score import score
 from kedge.cli.serve import serve
 from kedge.cli.train import train
@@ -35,19 +33,18 @@ app = typer.Typer(
     pretty_exceptions_show_locals=False,
     rich_markup_mode="rich",
 )
-app.command()(demo)
 app.command()(train)
 app.command()(calibrate)
 app.command()(evaluate)
 app.command()(info)
-app.command()(distil)
+app.command()(distill)
 app.command()(export)
 app.command()(score)
 app.command()(serve)
 app.command()(watch)
-app.command()(reproduce)
-app.command()(bench)
 app.add_typer(data, name="data")
+for plugin in entry_points(group="kedge.commands"):  # kedge's own studies, and whatever another package adds
+    app.command(plugin.name)(plugin.load())
 
 
 @app.callback(invoke_without_command=True)

@@ -9,19 +9,19 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from kedge.artifact import locate
 from kedge.data import sources
 from kedge.detectors import load
 from kedge.errors import InputError
 from kedge.files import check_target
+from kedge.io.artifact import locate
 
 
 def calibrate(
     file: Annotated[Path, typer.Argument(help="A detector that kedge saved, or the name of one that it ships.")],
     images: Annotated[str, typer.Argument(help="In-distribution images: a data set by name, folder:PATH, npz:PATH.")],
     split: Annotated[str | None, typer.Option(help="Of a data set by name.")] = None,
-    tpr: Annotated[float, typer.Option(help="The share of in-distribution images to accept.")] = 0.95,
-    confidence: Annotated[
+    alpha: Annotated[float, typer.Option(help="The largest share of in-distribution images to flag.")] = 0.05,
+    delta: Annotated[
         float | None, typer.Option(help="The probability with which the promise must hold for this calibration set.")
     ] = None,
     out: Annotated[Path | None, typer.Option(help="Where to write; the same file by default.")] = None,
@@ -34,7 +34,7 @@ def calibrate(
 
         kedge calibrate runs/train/detector.kedge folder:fresh-photos/
 
-        kedge calibrate detector.kedge folder:fresh-photos/ --tpr 0.99 --confidence 0.9 --out strict.kedge
+        kedge calibrate detector.kedge folder:fresh-photos/ --alpha 0.01 --delta 0.1 --out strict.kedge
 
         kedge calibrate cifar10 folder:my-photos/ --out mine.kedge
     """
@@ -44,14 +44,14 @@ def calibrate(
     check_target("--out", written)
     detector = load(file)
     found = sources.load(images, split, data_dir=data_dir)
-    detector.calibrate(found, tpr=tpr, confidence=confidence)
+    detector.calibrate(found, alpha=alpha, delta=delta)
     known = detector.calibration
     assert known is not None
     detector.save(written)
     if as_json:
         threshold = known.threshold if math.isfinite(known.threshold) else None
         said = {"file": str(written), "threshold": threshold, "images": len(known.scores)}
-        typer.echo(json.dumps(said | {"tpr": tpr, "confidence": confidence}, indent=1))
+        typer.echo(json.dumps(said | {"alpha": alpha, "delta": delta}, indent=1))
         return
     words = f"threshold {known.threshold:.6g} from {len(known.scores):,} images"
     Console().print(f"{words}  [bold]{escape(str(written))}[/]", highlight=False)

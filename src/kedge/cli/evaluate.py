@@ -18,10 +18,10 @@ from kedge.detectors import AMP, load
 from kedge.errors import InputError
 from kedge.evaluation import Summary
 from kedge.evaluation import evaluate as evaluate_detectors
+from kedge.evaluation.report import write_report
+from kedge.evaluation.report.figures import require
 from kedge.files import check_target
 from kedge.provenance import provenance
-from kedge.report import write_report
-from kedge.report.figures import require
 
 
 def evaluate(

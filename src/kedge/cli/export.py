@@ -12,7 +12,6 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from kedge.artifact import locate
 from kedge.data import batches, sources
 from kedge.detectors import AMP, Detector, load
 from kedge.errors import InputError, KedgeError
@@ -20,6 +19,7 @@ from kedge.export import Difference, OnnxDetector, compare, export_onnx, quantis
 from kedge.export.onnx import FIRST_OPSET, LAST_OPSET, OPSET
 from kedge.export.runtime import ENGINES, package
 from kedge.files import atomic, check_target
+from kedge.io.artifact import locate
 
 LOOK = 256  # images on which the labels of both networks are compared
 

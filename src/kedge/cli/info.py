@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from kedge.detectors.facts import facts
+from kedge.io.facts import facts
 
 
 def info(

@@ -15,8 +15,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from kedge.checks import one_of
 from kedge.detectors import load
 from kedge.errors import InputError
+from kedge.evaluation.report.figures import require
 from kedge.files import atomic, check_target
-from kedge.report.figures import require
 from kedge.scoring import FORMATS, RayEngine, Summary, read_rows, score_files, summarise
 from kedge.scoring.inputs import SHARD
 from kedge.scoring.job import begun

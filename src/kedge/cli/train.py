@@ -13,13 +13,13 @@ from kedge.anchoring.options import MASK_TARGETS
 from kedge.checks import between, one_of
 from kedge.cli.bars import training_bar
 from kedge.data import ImageSet, Preprocess, sources
-from kedge.detectors import AMP, Detector, Energy
+from kedge.detectors import AMP, Detector, KLUniform
 from kedge.detectors.amp import VARIANTS
 from kedge.errors import InputError
 from kedge.files import check_target
 from kedge.models import build
-from kedge.objective import MadeOutliers
-from kedge.transforms import seeded
+from kedge.seeds import seeded
+from kedge.training.losses import SyntheticOutliers
 
 
 def train(
@@ -49,7 +49,7 @@ def train(
     mask_target: Annotated[
         str | None, typer.Option(help=f"What these are trained towards: {' or '.join(MASK_TARGETS)}.")
     ] = None,
-    made: Annotated[
+    synthetic_outliers: Annotated[
         float | None,
         typer.Option(min=0, max=1, help="Outliers to make of training images and to refuse, for each of them."),
     ] = None,
@@ -76,7 +76,7 @@ def train(
 
         kedge train cifar10 --network wrn-40-2 --recipe cifar --out runs/wrn
 
-        kedge train cifar10 --plain --made 0.2
+        kedge train cifar10 --plain --synthetic-outliers 0.2
 
         kedge train cifar10 --network airbench --recipe airbench --variant recommended --half
 
@@ -108,11 +108,13 @@ def train(
         net = build(network, classes=classes, channels=channels)
     with training_bar(console, "training") as on_step:
         trained = training.train(
-            net if plain else anchor(net, init=init, variant=variant, made=made, seed=seed, **how),
+            net
+            if plain
+            else anchor(net, init=init, variant=variant, synthetic_outliers=synthetic_outliers, seed=seed, **how),
             part,
             training.recipe(recipe, **changes),
             seed=seed,
-            objective=MadeOutliers(made) if plain and made else None,
+            loss=SyntheticOutliers(synthetic_outliers) if plain and synthetic_outliers else None,
             directory=out,
             resume=resume,
             preprocess=preprocess,
@@ -127,7 +129,7 @@ def train(
     if training.is_first_process():
         if half:
             trained.round_weights()
-        detector: Detector = Energy(trained, centred=True) if plain else AMP(trained, variant=variant)
+        detector: Detector = KLUniform(trained) if plain else AMP(trained, variant=variant)
         detector.fit(part, preprocess=preprocess).calibrate(held_out)
         detector.save(out / "detector.kedge")
         found = detector(held_out)

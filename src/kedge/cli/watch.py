@@ -11,9 +11,9 @@ from rich.markup import escape
 
 from kedge.detectors import load
 from kedge.drift import history
+from kedge.drift.page import drift_page, finding
 from kedge.errors import InputError, NotReadyError
 from kedge.files import atomic, check_target
-from kedge.report.drift import drift_page, finding
 from kedge.scoring import read_rows
 
 DRIFTED = 4  # the exit code with --fail-on-drift

@@ -2,7 +2,6 @@
 
 from kedge.data import sources
 from kedge.data.batches import batches, choose, gather, shape_of_inputs
-from kedge.data.corruptions import corrupt
 from kedge.data.decoding import open_image
 from kedge.data.imageset import ImageSet
 from kedge.data.preprocess import Preprocess
@@ -14,7 +13,6 @@ __all__ = [
     "StreamedSet",
     "batches",
     "choose",
-    "corrupt",
     "gather",
     "open_image",
     "shape_of_inputs",

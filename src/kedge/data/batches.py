@@ -15,7 +15,7 @@ from kedge.checks import one_of, shape_of
 from kedge.data.imageset import ImageSet
 from kedge.data.preprocess import Preprocess
 from kedge.data.reading import in_order
-from kedge.data.sources.streamed import Files, StreamedSet
+from kedge.data.streamed import Files, StreamedSet
 from kedge.errors import InputError
 
 Batch = tuple[Tensor, Tensor | None]

@@ -10,21 +10,21 @@ from torch import Tensor, nn
 
 from kedge import scores
 from kedge.anchoring import DEFAULT_K, Anchored
-from kedge.anchoring import views as viewing
+from kedge.anchoring import tta as viewing
 from kedge.checks import at_least, one_of, shape_of
 from kedge.data import Preprocess, choose
 from kedge.data.batches import CHOICES
 from kedge.detectors.base import Outputs
+from kedge.detectors.registry import register
 from kedge.detectors.rescoring import RescoringDetector
 from kedge.errors import InputError, NotReadyError
 
-TEMPERATURES = ("image", "global")
 FEW = 2  # hypotheses that every image gets with anchors="auto"
 SETTLED = 0.95  # share of held-out images that all hypotheses accept where two are compared with them
 
 # Scores that read all hypotheses instead of the rescaled logits.
 HYPOTHESIS_SCORES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
-    "temperature": lambda hypotheses, tau: tau,
+    "tau": lambda hypotheses, tau: tau,
     "mutual_information": lambda hypotheses, tau: scores.mutual_information(hypotheses),
 }
 
@@ -35,16 +35,17 @@ class Variant:
 
     tau: str
     per_image: bool = False
-    views: int = 1
+    tta: int = 1
 
 
 VARIANTS = {
     "paper": Variant(tau="sum"),
     "authors": Variant(tau="mean", per_image=True),  # as the published code computes it
-    "recommended": Variant(tau="mean", views=viewing.VIEWS),
+    "recommended": Variant(tau="mean", tta=viewing.VIEWS),
 }
 
 
+@register
 class AMP(RescoringDetector):
     """Anchor-marginalised prediction (Anirudh and Thiagarajan, ACML 2022).
 
@@ -57,17 +58,17 @@ class AMP(RescoringDetector):
         variant: ``"paper"`` sums tau over classes and shares the anchors between images; ``"authors"`` takes the mean
             and draws anchors per image, as the published code does; ``"recommended"`` takes the mean over
             classes, shares the anchors and holds each against another view of the image.
-        score: ``"amp"``, ``"msp"``, ``"max_logit"``, ``"entropy"``, ``"energy"`` or a function of your own on the
-            rescaled logits (B, C); or ``"temperature"`` or ``"mutual_information"`` of the hypotheses alone.
+        score: ``"kl_uniform"``, ``"msp"``, ``"max_logit"``, ``"entropy"``, ``"energy"`` or a function of your own on the
+            rescaled logits (B, C); or ``"tau"`` or ``"mutual_information"`` of the hypotheses alone.
         tau: ``"sum"`` or ``"mean"``, where it should differ from the variant's.
         rescale: ``"exp"``, ``"plain"`` or ``"none"``; by default ``"exp"`` up to 200 classes and ``"plain"`` above.
-        temperature: ``"image"``: each image's own, the method. ``"global"``: the mean temperature of held-out images
-            for all, learned in `calibrate`: the control that tells what the temperature of the single image adds.
+        shared_tau: Whether all images are divided by the mean tau of held-out images, learned in `calibrate`: the
+            control that tells what the tau of the single image adds.
         anchors: ``"random"``, ``"balanced"`` over classes, ``"means"`` of the images of a class each, or images
             (K, D, H, W) of your own; by default the network's where it has some, or random ones. ``"auto"``: random
             ones, of which an image is held against two, and against all only where these do not settle that it is
             accepted.
-        views: Views of the image that the anchors are held against in turn, where it should differ from the variant's:
+        tta: Augmented views of the image that the anchors are paired with in turn, if not the variant's:
             1, the image itself; 2, the mirrored image too, for images that are as likely to be seen either way; 6,
             both moved by a pixel as well. The mean is then more accurate, and the disagreement of the views counts
             too, at no more passes but through the first layer.
@@ -96,11 +97,11 @@ class AMP(RescoringDetector):
         net: nn.Module,
         *,
         variant: str = "paper",
-        score: str | scores.Score = "amp",
+        score: str | scores.Score = "kl_uniform",
         tau: str | None = None,
         rescale: str | None = None,
-        temperature: str = "image",
-        views: int | None = None,
+        shared_tau: bool = False,
+        tta: int | None = None,
         anchors: str | Tensor | None = None,
         k: int | None = None,
         pool: int = 128,
@@ -116,17 +117,17 @@ class AMP(RescoringDetector):
         self.variant = variant
         self.tau = one_of("tau", tau or chosen.tau, scores.REDUCTIONS)
         self.per_image = chosen.per_image
-        self.temperature = one_of("temperature", temperature, TEMPERATURES)
-        self.views = one_of("views", chosen.views if views is None else views, viewing.CHOICES)
+        self.shared_tau = bool(shared_tau)
+        self.tta = one_of("tta", chosen.tta if tta is None else tta, viewing.CHOICES)
         self.adaptive = anchors == "auto" if isinstance(anchors, str) else False
-        if self.adaptive and (temperature == "global" or score in HYPOTHESIS_SCORES):
-            raise InputError('anchors="auto" goes with a score of rescaled logits and each image\'s own temperature')
-        if temperature == "global" and not super().rescores:
+        if self.adaptive and (shared_tau or score in HYPOTHESIS_SCORES):
+            raise InputError('anchors="auto" goes with a score of rescaled logits and each image\'s own tau')
+        if shared_tau and not super().rescores:
             raise InputError(
-                f'temperature="global" goes with a score of rescaled logits; got score={score!r} and '
-                f"rescale={rescale!r}, which no temperature changes"
+                f"shared_tau=True goes with a score of rescaled logits; got score={score!r} and "
+                f"rescale={rescale!r}, which no tau changes"
             )
-        self.learns_held_out = temperature == "global" or self.adaptive
+        self.learns_held_out = self.shared_tau or self.adaptive
         self.settled: float | None = None  # a score of two hypotheses up to which an image is accepted
         self.asked = [0, 0]  # images, and passes for them
         self.global_tau: float | None = None
@@ -147,8 +148,8 @@ class AMP(RescoringDetector):
 
     def fit_method(self, train_set: Any, preprocess: Preprocess) -> None:
         """Freeze the anchors, out of the training images where none are given."""
-        if self.views > 1 and not preprocess.is_image:
-            raise InputError(f"views must be 1 for inputs that are no images, {preprocess.shape}; got {self.views}")
+        if self.tta > 1 and not preprocess.is_image:
+            raise InputError(f"tta must be 1 for inputs that are no images, {preprocess.shape}; got {self.tta}")
         self.global_tau = self.settled = None
         self.asked = [0, 0]
         asked = self._anchors is not None or self._k is not None or self._seed is not None
@@ -171,8 +172,8 @@ class AMP(RescoringDetector):
             self.settled = self._settling(images)
             return
         with torch.no_grad():
-            parts = [self.net.hypotheses(self.as_input(x), views=self.views) for x in images.split(256)]
-        self.global_tau = float(torch.cat([scores.temperature(part, self.tau) for part in parts]).double().mean())
+            parts = [self.net.per_anchor_logits(self.as_input(x), tta=self.tta) for x in images.split(256)]
+        self.global_tau = float(torch.cat([scores.tau(part, self.tau) for part in parts]).double().mean())
 
     def state(self) -> dict[str, Tensor]:
         """The one temperature of the control, and when two hypotheses settle it."""
@@ -188,12 +189,12 @@ class AMP(RescoringDetector):
         """The marginalised logits, tau and the score of the rescaled logits."""
         if self.adaptive:
             return self._adaptive(x)
-        return self.of_hypotheses(self.net.hypotheses(x, views=self.views))
+        return self.of_hypotheses(self.net.per_anchor_logits(x, tta=self.tta))
 
     def of_hypotheses(self, hypotheses: Tensor) -> Outputs:
         """What the method makes of the logits under each anchor, (K, B, C): pure tensor operations."""
         logits = hypotheses.mean(dim=0)
-        tau = scores.temperature(hypotheses, self.tau)
+        tau = scores.tau(hypotheses, self.tau)
         if self._score is None:
             assert isinstance(self.score_by, str)
             return Outputs(logits, HYPOTHESIS_SCORES[self.score_by](hypotheses, tau), tau)
@@ -206,19 +207,19 @@ class AMP(RescoringDetector):
                 'AMP with anchors="auto" does not know yet when two hypotheses are enough: call calibrate(held_out), '
                 "which learns it from half of the images"
             )
-        few = self.net.hypotheses(x, views=self.views, which=range(FEW))
+        few = self.net.per_anchor_logits(x, tta=self.tta, which=range(FEW))
         out = self.of_hypotheses(few)
         open_ = out.score > self.settled
         rest = range(FEW, self.net.k)
         self.asked[0] += len(x)
         self.asked[1] += FEW * len(x) + len(rest) * int(open_.sum())
         if len(rest) and bool(open_.any()):
-            more = self.net.hypotheses(x[open_], views=self.views, which=rest)
+            more = self.net.per_anchor_logits(x[open_], tta=self.tta, which=rest)
             full = self.of_hypotheses(torch.cat([few[:, open_], more]))
             for mine, found in (
                 (out.logits, full.logits),
                 (out.score, full.score),
-                (out.temperature, full.temperature),
+                (out.tau, full.tau),
             ):
                 assert mine is not None
                 assert found is not None
@@ -230,7 +231,7 @@ class AMP(RescoringDetector):
         few, full = [], []
         with torch.no_grad():
             for x in images.split(256):
-                hypotheses = self.net.hypotheses(self.as_input(x), views=self.views)
+                hypotheses = self.net.per_anchor_logits(self.as_input(x), tta=self.tta)
                 few.append(self.of_hypotheses(hypotheses[:FEW]).score)
                 full.append(self.of_hypotheses(hypotheses).score)
         return settling(torch.cat(few), torch.cat(full))
@@ -246,7 +247,7 @@ class AMP(RescoringDetector):
             raise NotReadyError("the detector has no promise that a twin could keep: call calibrate(held_out) first")
         made = AMP(copy.deepcopy(self.net), **{**self.config(), "score": self.score_by, "anchors": anchors})
         made.preprocess, made.classes = self.preprocess, self.classes
-        return made.calibrate(held_out, tpr=self.calibration.tpr, confidence=self.calibration.confidence)
+        return made.calibrate(held_out, alpha=self.calibration.alpha, delta=self.calibration.delta)
 
     @property
     def mean_passes(self) -> float:
@@ -257,15 +258,15 @@ class AMP(RescoringDetector):
     @property
     def rescores(self) -> bool:
         """Whether the score is taken of logits that each image's own temperature divides."""
-        return super().rescores and self.temperature == "image"
+        return super().rescores and not self.shared_tau
 
     def _divisor_of(self, tau: Tensor) -> Tensor:
         """The temperature to divide by: the image's own, or the same for all."""
-        if self.temperature == "image":
+        if not self.shared_tau:
             return tau
         if self.global_tau is None:
             raise NotReadyError(
-                'AMP with temperature="global" has none yet: call calibrate(held_out), which learns it from half of '
+                "AMP with shared_tau=True has none yet: call calibrate(held_out), which learns it from half of "
                 "the images"
             )
         return torch.full_like(tau, self.global_tau)
@@ -276,8 +277,8 @@ class AMP(RescoringDetector):
             "variant": self.variant,
             **super().config(),
             "tau": self.tau,
-            "temperature": self.temperature,
-            "views": self.views,
+            "shared_tau": self.shared_tau,
+            "tta": self.tta,
             # An adaptive one draws its anchors whenever it is fitted; the others keep the network's.
             **({"anchors": "auto", "k": self._k, "seed": self._seed} if self.adaptive else {"anchors": None}),
         }

@@ -10,15 +10,16 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor, nn
 
-from kedge import artifact, calibration
+from kedge import calibration
 from kedge.anchoring import DEFAULT_K, Anchored
-from kedge.anchoring.rebuild import describe
 from kedge.checks import at_least, between, finite
 from kedge.data import Preprocess, batches, choose, shape_of_inputs
 from kedge.data.halves import halves
 from kedge.data.labels import UNKNOWN, names_beside, renumbered
 from kedge.data.leakage import fingerprints
 from kedge.errors import InputError, NotReadyError
+from kedge.io import artifact
+from kedge.io.rebuild import describe
 from kedge.models.classifier import Classifier, evaluating
 from kedge.models.ensemble import Ensemble
 
@@ -39,7 +40,7 @@ class Outputs:
 
     logits: Tensor  # (B, C)
     score: Tensor  # (B,)
-    temperature: Tensor | None = None  # (B,)
+    tau: Tensor | None = None  # (B,)
 
 
 @dataclass(frozen=True)
@@ -50,7 +51,7 @@ class Detection:
         label: The predicted class, (N,).
         logits: (N, C), before any temperature.
         probability: softmax(logits / T) with the one T that calibration fitted, (N, C).
-        temperature: How far the anchors disagree, (N,), for methods that have anchors.
+        tau: How far the anchors disagree, (N,), for methods that have anchors.
         score: Larger means further out of distribution, (N,).
         p_value: The share of in-distribution images that would score at least this high, (N,).
         is_ood: Whether the image is flagged, (N,).
@@ -59,7 +60,7 @@ class Detection:
     label: Tensor
     logits: Tensor
     probability: Tensor
-    temperature: Tensor | None
+    tau: Tensor | None
     score: Tensor
     p_value: Tensor
     is_ood: Tensor
@@ -80,8 +81,8 @@ class Calibration:
 
     scores: Tensor
     fingerprints: Tensor
-    tpr: float
-    confidence: float | None
+    alpha: float
+    delta: float | None
     threshold: float
     temperature: float
 
@@ -186,25 +187,25 @@ class Detector(ABC):
         return torch.cat([out.score for out, _, _ in self._run(images, batch_size, progress)])
 
     def calibrate(
-        self, held_out: Any, *, tpr: float = 0.95, confidence: float | None = None, batch_size: int = 256
+        self, held_out: Any, *, alpha: float = 0.05, delta: float | None = None, batch_size: int = 256
     ) -> Self:
         """Set the threshold on held-out in-distribution images that were not trained on.
 
-        A fresh in-distribution image is then flagged with probability at most 1 - tpr (split conformal), on average
-        over calibration sets; with ``confidence`` the promise holds for this very set with that probability. Where the
+        A fresh in-distribution image is then flagged with probability at most alpha (split conformal), on average
+        over calibration sets; with ``delta`` the promise holds for this very set with that probability. Where the
         images have labels, the temperature of ``probability`` is fitted too; where the set and the detector have names
         of classes, labels are matched by them.
 
         Args:
             held_out: In-distribution images, labelled or not.
-            tpr: The share of in-distribution images to accept.
-            confidence: None, or the probability with which the promise must hold for this calibration set.
+            alpha: The largest share of in-distribution images to flag.
+            delta: None, or the probability with which the promise must hold for this calibration set.
             batch_size: Images at a time.
         """
-        between("tpr", tpr, 0, 1, open_ends=True)
+        between("alpha", alpha, 0, 1, open_ends=True)
         at_least("batch_size", batch_size, 1)
-        if confidence is not None:
-            between("confidence", confidence, 0, 1, open_ends=True)
+        if delta is not None:
+            between("delta", delta, 0, 1, open_ends=True)
         outs, prints, labels = [], [], []
         names = names_beside(held_out, self.classes)
         if self.learns_held_out:
@@ -222,8 +223,8 @@ class Detector(ABC):
         wrong = known & (logits.argmax(dim=1) != numbers)
         # Where no label is wrong there is nothing to fit: the likelihood rises without end as T goes to zero.
         temperature = calibration.fit_temperature(logits[known], numbers[known]) if bool(wrong.any()) else 1.0
-        threshold = calibration.threshold(scores, tpr, confidence)
-        self.calibration = Calibration(scores, torch.cat(prints), tpr, confidence, threshold, temperature)
+        threshold = calibration.threshold(scores, alpha, delta)
+        self.calibration = Calibration(scores, torch.cat(prints), alpha, delta, threshold, temperature)
         return self
 
     def __call__(
@@ -236,21 +237,21 @@ class Detector(ABC):
                 "not trained on, or score(images) for scores alone"
             )
         outs = [out for out, _, _ in self._run(images, batch_size, progress)]
-        temperatures = [o.temperature for o in outs if o.temperature is not None]
+        taus = [o.tau for o in outs if o.tau is not None]
         return self._decided(
             torch.cat([o.logits for o in outs]),
             torch.cat([o.score for o in outs]),
-            torch.cat(temperatures) if temperatures else None,
+            torch.cat(taus) if taus else None,
             self.calibration,
         )
 
     @staticmethod
-    def _decided(logits: Tensor, score: Tensor, temperature: Tensor | None, known: Calibration) -> Detection:
+    def _decided(logits: Tensor, score: Tensor, tau: Tensor | None, known: Calibration) -> Detection:
         return Detection(
             label=logits.argmax(dim=1),
             logits=logits,
             probability=(logits / known.temperature).softmax(dim=1),
-            temperature=temperature,
+            tau=tau,
             score=score,
             p_value=calibration.p_values(known.scores, score),
             is_ood=score.double() > known.threshold,
@@ -316,11 +317,11 @@ class Detector(ABC):
                 finite(
                     "scores", out.score, "the network gives NaN or infinite logits for these images; check its weights"
                 )
-                temperature = None if out.temperature is None else out.temperature.cpu()
+                tau = None if out.tau is None else out.tau.cpu()
                 done += len(x)
                 if progress is not None:
                     progress(done)
-                yield Outputs(out.logits.cpu(), out.score.cpu(), temperature), x, y
+                yield Outputs(out.logits.cpu(), out.score.cpu(), tau), x, y
 
     def as_input(self, x: Tensor) -> Tensor:
         """A batch as the network takes it: on its device, in its precision, in [0, 1]."""

@@ -15,6 +15,7 @@ from kedge.data import Preprocess
 from kedge.detectors.base import Detector, Outputs
 from kedge.detectors.error_predictor import ErrorPredictor, fit_predictor
 from kedge.detectors.gaussians import ROUNDING, ClassStatistics, Gaussians
+from kedge.detectors.registry import register
 from kedge.errors import InputError, NotReadyError
 from kedge.models.classifier import evaluating
 from kedge.models.features import INPUT
@@ -48,6 +49,7 @@ def log_density(features: Tensor, gaussians: Gaussians, shares: Tensor) -> Tenso
     return (shares.log() - distances.square() / 2).logsumexp(dim=1) + volume
 
 
+@register
 class DEUP(Detector):
     """Direct epistemic uncertainty prediction (Lahlou et al., TMLR 2023): a second network that predicts the error.
 
@@ -134,7 +136,7 @@ class DEUP(Detector):
         exact = logits.double()
         found = [log_density(features, self.gaussians, self.shares), scores.entropy(exact), scores.energy(exact)]
         if hypotheses is not None:
-            found.append(scores.temperature(hypotheses.double()))
+            found.append(scores.tau(hypotheses.double()))
         return logits, torch.stack(found, dim=1)
 
     def outputs(self, x: Tensor) -> Outputs:

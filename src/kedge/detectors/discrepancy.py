@@ -9,13 +9,14 @@ from torch import Tensor, nn
 from kedge import scores
 from kedge.checks import at_least, between
 from kedge.detectors.base import Outputs
+from kedge.detectors.registry import register
 from kedge.detectors.trained import TrainedDetector
 from kedge.errors import InputError
 from kedge.models.classifier import Classifier
 from kedge.models.conversion import conversion, convert
 from kedge.models.head import HeadOutput, head_name
-from kedge.objective import Loss, Objective, Step
-from kedge.transforms import seeded
+from kedge.seeds import seeded
+from kedge.training.losses import Loss, Step, StepLoss
 
 
 class TwoHeads(nn.Module):
@@ -56,7 +57,7 @@ def two_heads(network: nn.Module, *, head: str, seed: int) -> nn.Module:
     return network
 
 
-class DiscrepancyObjective(Objective):
+class DiscrepancyLoss(Loss):
     """Cross-entropy of the labels for both heads; later, images without labels must divide the heads.
 
     From ``start`` on, ``max(margin - mean of [H(p1) - H(p2)], 0)`` over the unlabelled images is added, H being the
@@ -87,7 +88,7 @@ class DiscrepancyObjective(Objective):
         """Raise if the network has one head."""
         _head_of(net)
 
-    def loss(self, step: Step) -> Loss:
+    def loss(self, step: Step) -> StepLoss:
         """The loss of labelled images, and with unlabelled ones as one batch once it is their time."""
         assert step.outliers is not None
         late = step.done >= self.start
@@ -98,13 +99,14 @@ class DiscrepancyObjective(Objective):
         if late:
             apart = (scores.entropy(first[count:]) - scores.entropy(second[count:])).mean()
             value = value + (self.margin - apart).clamp_min(0)
-        return Loss(value, logits)
+        return StepLoss(value, logits)
 
     def config(self) -> dict[str, Any]:
         """The margin, when it begins, and how many unlabelled images come with an image."""
         return {"margin": self.margin, "start": self.start, "outliers_per_image": self.outliers_per_image}
 
 
+@register
 class ClassifierDiscrepancy(TrainedDetector):
     """Maximum classifier discrepancy (Yu and Aizawa, ICCV 2019): two heads that agree on known images alone.
 
@@ -116,15 +118,15 @@ class ClassifierDiscrepancy(TrainedDetector):
     one, in the second half); scoring costs one forward pass.
 
     Args:
-        net: A network from ``ClassifierDiscrepancy.prepare``, trained with ``ClassifierDiscrepancy.objective()``.
+        net: A network from ``ClassifierDiscrepancy.prepare``, trained with ``ClassifierDiscrepancy.loss()``.
 
     Example:
         >>> import kedge
         >>> noise = lambda name: kedge.ImageSet(torch.randint(0, 256, (64, 1, 8, 8)).byte(), torch.arange(64) % 2, name)
         >>> net = ClassifierDiscrepancy.prepare(kedge.models.build("compact", width=4, classes=2, channels=1))
-        >>> objective = ClassifierDiscrepancy.objective(margin=0.5)
+        >>> loss = ClassifierDiscrepancy.loss(margin=0.5)
         >>> recipe = kedge.training.recipe("demo", epochs=1)
-        >>> net = kedge.train(net, noise("a"), recipe, objective=objective, outliers=noise("b"))
+        >>> net = kedge.train(net, noise("a"), recipe, loss=loss, outliers=noise("b"))
         >>> ClassifierDiscrepancy(net).fit(noise("a")).score(noise("c")).shape
         torch.Size([64])
     """
@@ -145,9 +147,9 @@ class ClassifierDiscrepancy(TrainedDetector):
         return convert(net, "two-heads", head=head_name(network, head), seed=seed)
 
     @classmethod
-    def objective(cls, *, margin: float = 1.2, start: float = 0.5, outliers_per_image: int = 1) -> DiscrepancyObjective:
-        """Cross-entropy of both heads, which unlabelled images divide later; see `DiscrepancyObjective`."""
-        return DiscrepancyObjective(margin, start, outliers_per_image)
+    def loss(cls, *, margin: float = 1.2, start: float = 0.5, outliers_per_image: int = 1) -> DiscrepancyLoss:
+        """Cross-entropy of both heads, which unlabelled images divide later; see `DiscrepancyLoss`."""
+        return DiscrepancyLoss(margin, start, outliers_per_image)
 
     def outputs(self, x: Tensor) -> Outputs:
         """The mean of the two heads' logits, and how far apart their softmaxes are."""
@@ -175,6 +177,6 @@ def _head_of(net: Classifier) -> str:
     if not names:
         raise InputError(
             "net must have two heads; it has one: make them with ClassifierDiscrepancy.prepare(net) and train it with "
-            "objective=ClassifierDiscrepancy.objective()"
+            "loss=ClassifierDiscrepancy.loss()"
         )
     return names[0]

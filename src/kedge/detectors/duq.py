@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from kedge import scores
 from kedge.checks import at_least, between
 from kedge.detectors.base import Outputs
+from kedge.detectors.registry import register
 from kedge.detectors.trained import TrainedDetector
 from kedge.errors import InputError
 from kedge.models.classifier import Classifier, evaluating
@@ -17,8 +18,8 @@ from kedge.models.conversion import conversion, convert
 from kedge.models.ensemble import Ensemble
 from kedge.models.features import INPUT
 from kedge.models.head import head_name
-from kedge.objective import Loss, Objective, Step
-from kedge.transforms import seeded
+from kedge.seeds import seeded
+from kedge.training.losses import Loss, Step, StepLoss
 
 SPREAD = 0.05  # deviation of the first centroids, as in the published code
 
@@ -137,7 +138,7 @@ def gradient_penalty(gradients: Tensor) -> Tensor:
     return (lengths - 1).square().mean()
 
 
-class DUQObjective(Objective):
+class DUQLoss(Loss):
     """Binary cross-entropy of the kernel values, plus ``penalty`` times the gradient penalty on their sum.
 
     The penalty is two-sided, (length - 1)^2 as in the published code, where the paper's formula has
@@ -159,7 +160,7 @@ class DUQObjective(Objective):
         """Raise if the network has no RBF head."""
         _head_of(net)
 
-    def loss(self, step: Step) -> Loss:
+    def loss(self, step: Step) -> StepLoss:
         """The loss of a batch."""
         x = step.x.detach().requires_grad_(self.penalty > 0)
         logits = step.fitting(step.forward(x))
@@ -168,7 +169,7 @@ class DUQObjective(Objective):
             (gradients,) = torch.autograd.grad(logits.exp().sum(), x, create_graph=True)
             per_channel = step.net.std.view(1, -1, *(1,) * (x.ndim - 2))
             value = value + self.penalty * gradient_penalty(gradients * per_channel)  # of (x - mean) / std
-        return Loss(value, logits)
+        return StepLoss(value, logits)
 
     def after_step(self, step: Step) -> None:
         """Move the centroids."""
@@ -182,6 +183,7 @@ class DUQObjective(Objective):
         return {"penalty": self.penalty}
 
 
+@register
 class DUQ(TrainedDetector):
     """Deterministic uncertainty quantification (van Amersfoort et al., ICML 2020): the distance to the closest class.
 
@@ -193,14 +195,14 @@ class DUQ(TrainedDetector):
     training take about three times as long; scoring costs one forward pass.
 
     Args:
-        net: A network from ``DUQ.prepare``, trained with ``DUQ.objective()``.
+        net: A network from ``DUQ.prepare``, trained with ``DUQ.loss()``.
 
     Example:
         >>> import kedge
         >>> noise = kedge.ImageSet(torch.randint(0, 256, (64, 1, 8, 8)).byte(), torch.arange(64) % 2)
         >>> net = DUQ.prepare(kedge.models.build("compact", width=4, classes=2, channels=1))
         >>> recipe = kedge.training.recipe("demo", epochs=1)
-        >>> net = kedge.train(net, noise, recipe, objective=DUQ.objective())
+        >>> net = kedge.train(net, noise, recipe, loss=DUQ.loss())
         >>> DUQ(net).fit(noise).score(noise).shape
         torch.Size([64])
     """
@@ -246,9 +248,9 @@ class DUQ(TrainedDetector):
         return convert(net, "duq", head=name, **arguments)
 
     @classmethod
-    def objective(cls, *, penalty: float = 0.5) -> DUQObjective:
-        """Binary cross-entropy of the kernel values with a gradient penalty; see `DUQObjective`."""
-        return DUQObjective(penalty)
+    def loss(cls, *, penalty: float = 0.5) -> DUQLoss:
+        """Binary cross-entropy of the kernel values with a gradient penalty; see `DUQLoss`."""
+        return DUQLoss(penalty)
 
     def outputs(self, x: Tensor) -> Outputs:
         """The logarithms of the kernel values, and the squared distance to the closest centroid."""
@@ -271,6 +273,6 @@ def _head_of(net: Classifier) -> tuple[str, RBFHead]:
         came = "an ensemble" if isinstance(net, Ensemble) else "one without"
         raise InputError(
             f"net must be a network with an RBF head, got {came}: make it with DUQ.prepare(net) and train it with "
-            "objective=DUQ.objective()"
+            "loss=DUQ.loss()"
         )
     return heads[0]

@@ -5,11 +5,13 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from kedge.detectors.hypotheses import SampledDetector
+from kedge.detectors.registry import register
+from kedge.detectors.sampled import SampledDetector
 from kedge.models.classifier import evaluating
 from kedge.models.ensemble import Ensemble
 
 
+@register
 class DeepEnsemble(SampledDetector):
     """Deep ensembles (Lakshminarayanan, Pritzel and Blundell, NeurIPS 2017): the mean softmax of several networks.
 
@@ -39,10 +41,10 @@ class DeepEnsemble(SampledDetector):
         net = members if isinstance(members, Ensemble) else Ensemble(members)
         super().__init__(net, samples=len(net.members), score=score)
 
-    def hypotheses(self, x: Tensor) -> Tensor:
+    def sampled_logits(self, x: Tensor) -> Tensor:
         """The logits of each member, (M, B, C)."""
         with evaluating(self.net):
-            return self.net.hypotheses(x)
+            return self.net.members_logits(x)
 
     def config(self) -> dict[str, Any]:
         """The score."""

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from kedge.checks import at_least, finite, shape_of
 from kedge.data import Preprocess
 from kedge.detectors.base import Detector, Outputs
+from kedge.detectors.registry import register
 from kedge.errors import InputError, NotReadyError
 from kedge.models.classifier import evaluating
 from kedge.models.head import chosen_layers
@@ -81,6 +82,7 @@ def deviation(values: Tensor, lower: Tensor, upper: Tensor) -> Tensor:
     return (below + above).sum(dim=(1, 2))
 
 
+@register
 class Gram(Detector):
     """Gram matrices (Sastry and Oore, ICML 2020): whether channels correlate as they do for the predicted class.
 

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from kedge.checks import at_least, finite
 from kedge.data import Preprocess
 from kedge.detectors.base import Detector, Outputs
+from kedge.detectors.registry import register
 from kedge.errors import ArchitectureError, InputError
 from kedge.models.classifier import evaluating
 from kedge.models.head import check_head, head_name
@@ -18,6 +19,7 @@ DEFAULT_K = 50
 ROWS, QUERIES = 4096, 256  # of the bank and of the images that are compared at a time
 
 
+@register
 class KNN(Detector):
     """Deep nearest neighbours (Sun et al., ICML 2022): the distance to the k-th nearest training image.
 

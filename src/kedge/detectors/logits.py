@@ -1,26 +1,81 @@
-"""Scores of the logits alone, on plain networks or on the mean over anchors: MSP, MaxLogit, Entropy, Energy."""
+"""Scores of the logits alone: MSP, MaxLogit, Entropy, Energy and KLUniform.
 
+They need one forward pass and nothing to fit. On an anchored network they score the mean logits over its anchors.
+"""
+
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 from torch import Tensor
 
 from kedge import scores
 from kedge.detectors.base import Detector, Outputs
+from kedge.detectors.registry import register
 
 
 class LogitDetector(Detector):
-    """A score that is a pure function of the logits; costs one forward pass and learns nothing."""
+    """A detector whose score is a pure function of the logits, ``score_function``."""
 
-    score_function: ClassVar[str]
+    score_function: ClassVar[Callable[[Tensor], Tensor]]
 
     def outputs(self, x: Tensor) -> Outputs:
         """The network's logits and their score."""
         return self.of_logits(self.net(x))
 
     def of_logits(self, logits: Tensor) -> Outputs:
-        """What the method makes of the logits (B, C)."""
-        return Outputs(logits, scores.SCORES[self.score_function](logits))
+        """The score of logits (B, C)."""
+        return Outputs(logits, type(self).score_function(logits))
 
     def config(self) -> dict[str, Any]:
-        """There is nothing to configure."""
+        """No arguments."""
         return {}
+
+
+@register
+class MSP(LogitDetector):
+    """Maximum softmax probability (Hendrycks and Gimpel, ICLR 2017): the baseline of the field.
+
+    Example:
+        >>> import torch
+        >>> net = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(12, 2))
+        >>> MSP(net).fit(torch.rand(8, 3, 2, 2)).score(torch.rand(4, 3, 2, 2)).shape
+        torch.Size([4])
+    """
+
+    name = "msp"
+    score_function = scores.msp
+
+
+@register
+class MaxLogit(LogitDetector):
+    """Maximum logit (Hendrycks et al., ICML 2022): better than MSP with many classes."""
+
+    name = "max_logit"
+    score_function = scores.max_logit
+
+
+@register
+class Entropy(LogitDetector):
+    """Entropy of the softmax: like MSP, but it reads all classes."""
+
+    name = "entropy"
+    score_function = scores.entropy
+
+
+@register
+class Energy(LogitDetector):
+    """Free energy of the logits (Liu et al., NeurIPS 2020): the negative logsumexp, which keeps the logits' scale."""
+
+    name = "energy"
+    score_function = scores.energy
+
+
+@register
+class KLUniform(LogitDetector):
+    """KL divergence from uniform to the softmax, negated, up to a constant: ``mean(z) - logsumexp(z)``.
+
+    The score of AMP, without anchors. Unlike `Energy` it does not change when all logits of an image move together.
+    """
+
+    name = "kl_uniform"
+    score_function = scores.kl_uniform

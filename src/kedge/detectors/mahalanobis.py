@@ -12,6 +12,7 @@ from kedge.data.leakage import fingerprints
 from kedge.detectors.base import GRADIENT_ROWS, Cost, Detector, Outputs, passes
 from kedge.detectors.gaussians import ROUNDING, ClassStatistics, Gaussians, squared_distances
 from kedge.detectors.logistic import logistic_regression
+from kedge.detectors.registry import register
 from kedge.errors import InputError, NotReadyError
 from kedge.models.classifier import evaluating
 from kedge.models.head import chosen_layers
@@ -19,6 +20,7 @@ from kedge.models.head import chosen_layers
 COMBINATIONS = ("equal", "logistic")
 
 
+@register
 class Mahalanobis(Detector):
     """Mahalanobis distance (Lee et al., NeurIPS 2018): how far the features lie from the closest class mean.
 

@@ -9,15 +9,17 @@ import torch
 from torch import Tensor, nn
 
 from kedge.checks import shape_of
-from kedge.detectors.hypotheses import DrawnDetector
+from kedge.detectors.registry import register
+from kedge.detectors.sampled import DrawnDetector
 from kedge.errors import ArchitectureError, InputError
 from kedge.models.classifier import Classifier
-from kedge.transforms import mix_seed
+from kedge.seeds import mix_seed
 
 CHANNELWISE = (nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)  # these drop whole channels
 UNSUPPORTED = (nn.AlphaDropout, nn.FeatureAlphaDropout)
 
 
+@register
 class MCDropout(DrawnDetector):
     """Monte Carlo dropout (Gal and Ghahramani, ICML 2016): the mean softmax with dropout left on.
 

@@ -10,6 +10,7 @@ from kedge import scores
 from kedge.checks import at_least, between
 from kedge.data import Preprocess, choose
 from kedge.detectors.base import GRADIENT_ROWS, Cost, Detector, Outputs, passes
+from kedge.detectors.registry import register
 from kedge.models.classifier import Classifier, evaluating
 
 # Up to the largest step of Generalized ODIN, 0.08 deviations, which is about 0.02 of the range of pixels. Larger ones
@@ -18,6 +19,7 @@ EPSILONS = (0.0, 0.0005, 0.001, 0.0014, 0.002, 0.0024, 0.005, 0.01, 0.02)
 SAMPLE = 500  # training images that the size of the step is chosen on
 
 
+@register
 class ODIN(Detector):
     """ODIN (Liang, Li and Srikant, ICLR 2018): MSP at a high temperature, after a step towards more confidence.
 

@@ -9,11 +9,12 @@ from torch import Tensor, nn
 from kedge import scores
 from kedge.checks import at_least, between, one_of
 from kedge.detectors.base import Outputs
+from kedge.detectors.registry import register
 from kedge.detectors.trained import TrainedDetector
-from kedge.objective import Loss, Objective, Step
+from kedge.training.losses import Loss, Step, StepLoss
 
 
-class ExposureObjective(Objective):
+class ExposureLoss(Loss):
     """Cross-entropy of the labels, plus ``weight`` times the cross-entropy of the outliers to the uniform distribution.
 
     Args:
@@ -28,21 +29,22 @@ class ExposureObjective(Objective):
         self.weight = between("weight", weight, 0, float("inf"))
         self.outliers_per_image = at_least("outliers_per_image", outliers_per_image, 1)
 
-    def loss(self, step: Step) -> Loss:
+    def loss(self, step: Step) -> StepLoss:
         """The loss of images and outliers, which go through the network as one batch."""
         if self.weight == 0:  # the outliers would still move the statistics of batch norm
             logits = step.logits()
-            return Loss(F.cross_entropy(logits, step.y, label_smoothing=step.label_smoothing), logits)
+            return StepLoss(F.cross_entropy(logits, step.y, label_smoothing=step.label_smoothing), logits)
         assert step.outliers is not None
         logits, exposed = step.forward(torch.cat([step.x, step.outliers])).split([len(step.x), len(step.outliers)])
         known = F.cross_entropy(step.fitting(logits), step.y, label_smoothing=step.label_smoothing)
-        return Loss(known - self.weight * exposed.log_softmax(dim=1).mean(), logits)
+        return StepLoss(known - self.weight * exposed.log_softmax(dim=1).mean(), logits)
 
     def config(self) -> dict[str, Any]:
         """The weight, and how many outliers come with an image."""
         return {"weight": self.weight, "outliers_per_image": self.outliers_per_image}
 
 
+@register
 class OutlierExposure(TrainedDetector):
     """Outlier Exposure (Hendrycks, Mazeika and Dietterich, ICLR 2019): train the network to be unsure about outliers.
 
@@ -52,15 +54,15 @@ class OutlierExposure(TrainedDetector):
     three times the images of a plain one (two outliers with each); scoring costs one forward pass.
 
     Args:
-        net: A network that was trained with ``OutlierExposure.objective()``.
-        score: ``"msp"``, as in the paper, ``"max_logit"``, ``"entropy"``, ``"energy"`` or ``"amp"``.
+        net: A network that was trained with ``OutlierExposure.loss()``.
+        score: ``"msp"``, as in the paper, ``"max_logit"``, ``"entropy"``, ``"energy"`` or ``"kl_uniform"``.
 
     Example:
         >>> import kedge
         >>> noise = lambda name: kedge.ImageSet(torch.randint(0, 256, (64, 1, 8, 8)).byte(), torch.arange(64) % 2, name)
         >>> net = kedge.models.build("compact", width=4, classes=2, channels=1)
         >>> recipe = kedge.training.recipe("demo", epochs=1)
-        >>> net = kedge.train(net, noise("a"), recipe, objective=OutlierExposure.objective(), outliers=noise("b"))
+        >>> net = kedge.train(net, noise("a"), recipe, loss=OutlierExposure.loss(), outliers=noise("b"))
         >>> OutlierExposure(net).fit(noise("a")).score(noise("c")).shape
         torch.Size([64])
     """
@@ -73,9 +75,9 @@ class OutlierExposure(TrainedDetector):
         self.score_by = one_of("score", score, tuple(scores.SCORES))
 
     @classmethod
-    def objective(cls, *, weight: float = 0.5, outliers_per_image: int = 2) -> ExposureObjective:
-        """Cross-entropy, with outliers trained towards equal probabilities; see `ExposureObjective`."""
-        return ExposureObjective(weight, outliers_per_image)
+    def loss(cls, *, weight: float = 0.5, outliers_per_image: int = 2) -> ExposureLoss:
+        """Cross-entropy, with outliers trained towards equal probabilities; see `ExposureLoss`."""
+        return ExposureLoss(weight, outliers_per_image)
 
     def outputs(self, x: Tensor) -> Outputs:
         """The network's logits and their score."""

@@ -11,11 +11,13 @@ from kedge.checks import between, finite, one_of
 from kedge.data import Preprocess
 from kedge.detectors.base import Detector, Outputs
 from kedge.detectors.quantile import StreamingQuantile
+from kedge.detectors.registry import register
 from kedge.errors import InputError
 from kedge.models.classifier import evaluating
 from kedge.models.head import check_head, head_name
 
 
+@register
 class ReAct(Detector):
     """Rectified activations (Sun, Guo and Li, NeurIPS 2021): the energy after cutting off large activations.
 
@@ -28,7 +30,7 @@ class ReAct(Detector):
     Args:
         net: A classifier, plain or anchored, that ends in a linear layer. With anchors the mean vector is clipped.
         percentile: The share of the training activations to leave as they are, in (0, 1].
-        score: ``"energy"``, as in the paper, ``"msp"``, ``"max_logit"``, ``"entropy"`` or ``"amp"``.
+        score: ``"energy"``, as in the paper, ``"msp"``, ``"max_logit"``, ``"entropy"`` or ``"kl_uniform"``.
         head: The name of the last linear layer, where it is not the one registered last.
 
     Attributes:

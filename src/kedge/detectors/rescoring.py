@@ -53,16 +53,16 @@ class RescoringDetector(Detector):
             raise InputError(f"score must map logits (B, C) to (B,), {tuple(tau.shape)} here; got {shape_of(score)}")
         return score
 
-    def with_temperature(self, said: Detection, temperature: Tensor) -> Detection:
+    def with_tau(self, said: Detection, tau: Tensor) -> Detection:
         """What the detector would have said if images (N,) had other temperatures, with the threshold as it is.
 
         For controls: see ``controls`` of `kedge.evaluate`.
         """
         if self.calibration is None:
             raise NotReadyError("the detector has no threshold yet: call calibrate(held_out) first")
-        if temperature.shape != said.score.shape:
-            raise InputError(f"temperature must be {tuple(said.score.shape)}, got {shape_of(temperature)}")
-        return self._decided(said.logits, self.rescored(said.logits, temperature), temperature, self.calibration)
+        if tau.shape != said.score.shape:
+            raise InputError(f"tau must be {tuple(said.score.shape)}, got {shape_of(tau)}")
+        return self._decided(said.logits, self.rescored(said.logits, tau), tau, self.calibration)
 
     def config(self) -> dict[str, Any]:
         """The score, where it has a name, and the rule."""

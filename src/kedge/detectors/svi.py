@@ -10,14 +10,15 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from kedge.checks import at_least, between, one_of
-from kedge.detectors.hypotheses import DrawnDetector
+from kedge.detectors.registry import register
+from kedge.detectors.sampled import DrawnDetector
 from kedge.detectors.trained import TrainedDetector
 from kedge.errors import ArchitectureError, InputError
 from kedge.models.classifier import Classifier
 from kedge.models.conversion import conversion, convert
 from kedge.models.ensemble import Ensemble, log_mean_softmax
-from kedge.objective import Loss, Objective, Step
-from kedge.transforms import mix_seed
+from kedge.seeds import mix_seed
+from kedge.training.losses import Loss, Step, StepLoss
 
 PRIOR_MEANS = ("zero", "weights")
 LAYERS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Linear)
@@ -114,7 +115,7 @@ def _make_gaussian(network: nn.Module, *, initial: float, prior: float, prior_me
     return network
 
 
-class SVIObjective(Objective):
+class SVILoss(Loss):
     """The negative evidence lower bound per image: cross-entropy under a draw of the weights, plus their divergence.
 
     Args:
@@ -137,10 +138,10 @@ class SVIObjective(Objective):
         """Raise if the network has no Gaussian weights."""
         check_prepared(net)
 
-    def loss(self, step: Step) -> Loss:
+    def loss(self, step: Step) -> StepLoss:
         """The loss of a step."""
         bound, hypotheses = self.bound(step)
-        return Loss(bound, log_mean_softmax(hypotheses))
+        return StepLoss(bound, log_mean_softmax(hypotheses))
 
     def bound(self, step: Step) -> tuple[Tensor, Tensor]:
         """The negative bound, and the logits under each draw, (M, B, C)."""
@@ -165,6 +166,7 @@ class SVIObjective(Objective):
         return {"kl_weight": self.kl_weight, "warmup": self.warmup, "samples": self.samples}
 
 
+@register
 class SVI(DrawnDetector, TrainedDetector):
     """Mean-field variational inference (Graves, NIPS 2011; Blundell et al., ICML 2015): weights that are Gaussians.
 
@@ -175,7 +177,7 @@ class SVI(DrawnDetector, TrainedDetector):
     draw. The draws come from a seed and are shared by all images, so that scores repeat and do not depend on the batch.
 
     Args:
-        net: A network made by ``SVI.prepare`` and trained with ``SVI.objective()``, plain or anchored; an anchored one
+        net: A network made by ``SVI.prepare`` and trained with ``SVI.loss()``, plain or anchored; an anchored one
             gives the mean over its anchors under each draw.
         samples: Draws of the weights.
         score: ``"msp"`` or ``"entropy"`` of the mean softmax, or the ``"mutual_information"`` of label and draw, which
@@ -186,7 +188,7 @@ class SVI(DrawnDetector, TrainedDetector):
         >>> import kedge
         >>> data = kedge.ImageSet(torch.randint(0, 256, (64, 1, 8, 8)).byte(), torch.arange(64) % 2)
         >>> net = SVI.prepare(kedge.models.build("compact", width=4, classes=2, channels=1))
-        >>> net = kedge.train(net, data, kedge.training.recipe("demo", epochs=1), objective=SVI.objective())
+        >>> net = kedge.train(net, data, kedge.training.recipe("demo", epochs=1), loss=SVI.loss())
         >>> SVI(net, samples=4).fit(data).score(data).shape
         torch.Size([64])
     """
@@ -226,9 +228,9 @@ class SVI(DrawnDetector, TrainedDetector):
         return convert(net, "svi", initial=initial, prior=prior, prior_mean=prior_mean)
 
     @classmethod
-    def objective(cls, *, kl_weight: float | None = None, warmup: float = 0.3, samples: int = 1) -> SVIObjective:
-        """Cross-entropy and the divergence from the prior; see `SVIObjective`."""
-        return SVIObjective(kl_weight, warmup, samples)
+    def loss(cls, *, kl_weight: float | None = None, warmup: float = 0.3, samples: int = 1) -> SVILoss:
+        """Cross-entropy and the divergence from the prior; see `SVILoss`."""
+        return SVILoss(kl_weight, warmup, samples)
 
     @contextlib.contextmanager
     def drawn(self, number: int) -> Iterator[None]:
@@ -250,5 +252,5 @@ def check_prepared(net: nn.Module) -> None:
     if not gaussians(net):
         raise InputError(
             "net must have Gaussian weights: make it with SVI.prepare(net) and train it with "
-            "kedge.train(net, data, objective=SVI.objective())"
+            "kedge.train(net, data, loss=SVI.loss())"
         )

@@ -10,11 +10,12 @@ from kedge import scores
 from kedge.anchoring import Anchored
 from kedge.checks import between
 from kedge.data import Preprocess
-from kedge.detectors.svi import SVI, SVIObjective
+from kedge.detectors.registry import register
+from kedge.detectors.svi import SVI, SVILoss
 from kedge.errors import InputError
 from kedge.models.classifier import Classifier
 from kedge.models.ensemble import log_mean_softmax
-from kedge.objective import Loss, Step
+from kedge.training.losses import Step, StepLoss
 
 FLOOR = 1e-10  # of the denominator, where no image is accurate and certain or inaccurate and uncertain
 
@@ -45,14 +46,14 @@ def avuc(logits: Tensor, labels: Tensor, threshold: float) -> Tensor:
     return torch.log1p(counts[~good].sum() / counts[good].sum().clamp_min(FLOOR))
 
 
-class AvUCObjective(SVIObjective):
-    """The bound of `SVIObjective`, plus beta times `avuc` once the warm-up is over.
+class AvUCLoss(SVILoss):
+    """The bound of `SVILoss`, plus beta times `avuc` once the warm-up is over.
 
     The threshold is half-way between the mean entropy of accurate and that of inaccurate predictions, measured over the
     warm-up. Entropy and probability are those of the mean softmax over the draws of a step.
 
     Args:
-        kl_weight: See `SVIObjective`.
+        kl_weight: See `SVILoss`.
         warmup: See there; here it must be above 0.
         samples: See there.
         beta: 3 in the paper.
@@ -78,7 +79,7 @@ class AvUCObjective(SVIObjective):
         super().check(net)
         if isinstance(net, Anchored) and net.options.mask > 0 and net.options.mask_target == "uniform":
             raise InputError(
-                "mask_target must be 'label' with this objective, which asks accurate predictions to be certain; got "
+                "mask_target must be 'label' with this loss, which asks accurate predictions to be certain; got "
                 "'uniform', which asks masked pairs to be uncertain"
             )
 
@@ -87,14 +88,14 @@ class AvUCObjective(SVIObjective):
         if epoch == 0:
             self._forget()
 
-    def loss(self, step: Step) -> Loss:
+    def loss(self, step: Step) -> StepLoss:
         """The loss of a step."""
         bound, hypotheses = self.bound(step)
         logits = log_mean_softmax(hypotheses)
         if step.done < self.warmup:
             self._measure(logits.detach(), step.y)
-            return Loss(bound, logits)
-        return Loss(bound + self.beta * avuc(logits, step.y, self.threshold), logits)
+            return StepLoss(bound, logits)
+        return StepLoss(bound + self.beta * avuc(logits, step.y, self.threshold), logits)
 
     def config(self) -> dict[str, Any]:
         """The arguments."""
@@ -122,6 +123,7 @@ class AvUCObjective(SVIObjective):
         self.sums, self.counts = self.sums + sums, self.counts + counts
 
 
+@register
 class SVIAvUC(SVI):
     """SVI with accuracy-versus-uncertainty calibration (Krishnan and Tickoo, NeurIPS 2020).
 
@@ -129,11 +131,11 @@ class SVIAvUC(SVI):
     and uncertain, and punishes the other two. Use it in place of SVI where confidence is to follow accuracy, also on
     images that are corrupted or shifted. The threshold between certain and uncertain is measured over the warm-up,
     after which the term is switched on. Trains and scores at the cost of SVI, a forward pass for each draw of the
-    weights; a step of training takes one draw, as in the authors' code, unless ``objective(samples=...)`` asks for
+    weights; a step of training takes one draw, as in the authors' code, unless ``loss(samples=...)`` asks for
     more.
 
     Args:
-        net: A network made by ``SVIAvUC.prepare`` and trained with ``SVIAvUC.objective()``.
+        net: A network made by ``SVIAvUC.prepare`` and trained with ``SVIAvUC.loss()``.
         samples: See `SVI`, as for the rest.
         score: See there.
         seed: See there.
@@ -142,7 +144,7 @@ class SVIAvUC(SVI):
         >>> import kedge
         >>> data = kedge.ImageSet(torch.randint(0, 256, (64, 1, 8, 8)).byte(), torch.arange(64) % 2)
         >>> net = SVIAvUC.prepare(kedge.models.build("compact", width=4, classes=2, channels=1))
-        >>> net = kedge.train(net, data, kedge.training.recipe("demo", epochs=1), objective=SVIAvUC.objective())
+        >>> net = kedge.train(net, data, kedge.training.recipe("demo", epochs=1), loss=SVIAvUC.loss())
         >>> SVIAvUC(net, samples=4).fit(data).score(data).shape
         torch.Size([64])
     """
@@ -150,8 +152,8 @@ class SVIAvUC(SVI):
     name = "svi_avuc"
 
     @classmethod
-    def objective(
+    def loss(
         cls, *, kl_weight: float | None = None, warmup: float = 0.3, samples: int = 1, beta: float = 3.0
-    ) -> AvUCObjective:
-        """The bound of SVI, and accuracy against uncertainty; see `AvUCObjective`."""
-        return AvUCObjective(kl_weight, warmup, samples, beta)
+    ) -> AvUCLoss:
+        """The bound of SVI, and accuracy against uncertainty; see `AvUCLoss`."""
+        return AvUCLoss(kl_weight, warmup, samples, beta)

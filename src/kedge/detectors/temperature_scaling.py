@@ -10,9 +10,11 @@ from kedge import calibration, scores
 from kedge.checks import between
 from kedge.data import Preprocess
 from kedge.detectors.base import Detector, Outputs
+from kedge.detectors.registry import register
 from kedge.errors import InputError, NotReadyError
 
 
+@register
 class TemperatureScaling(Detector):
     """Temperature scaling (Guo et al., ICML 2017) with MSP: the softmax after dividing all logits by one temperature.
 

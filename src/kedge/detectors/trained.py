@@ -1,4 +1,4 @@
-"""Methods that need their own training: a network to prepare and an objective to train it by, beside the detector."""
+"""Methods that need their own training: a network to prepare and an loss to train it by, beside the detector."""
 
 from abc import abstractmethod
 from typing import Any
@@ -6,7 +6,7 @@ from typing import Any
 from torch import nn
 
 from kedge.detectors.base import Detector
-from kedge.objective import Objective
+from kedge.training.losses import Loss
 
 
 class TrainedDetector(Detector):
@@ -14,7 +14,7 @@ class TrainedDetector(Detector):
 
     ::
 
-        net = kedge.train(Method.prepare(net), train_set, objective=Method.objective())
+        net = kedge.train(Method.prepare(net), train_set, loss=Method.loss())
         detector = Method(net).fit(train_set)
     """
 
@@ -25,5 +25,5 @@ class TrainedDetector(Detector):
 
     @classmethod
     @abstractmethod
-    def objective(cls) -> Objective:
+    def loss(cls) -> Loss:
         """What `kedge.train` is to minimise."""

@@ -13,13 +13,14 @@ from kedge.checks import at_least, between, one_of
 from kedge.data import Preprocess, batches
 from kedge.detectors.base import Outputs
 from kedge.detectors.kmeans import kmeans
+from kedge.detectors.registry import register
 from kedge.detectors.trained import TrainedDetector
 from kedge.errors import InputError
 from kedge.models.classifier import Classifier, evaluating
 from kedge.models.conversion import conversion, convert
 from kedge.models.head import HeadOutput, head_name
-from kedge.objective import Loss, Objective, Step
-from kedge.transforms import mix_seed, seeded
+from kedge.seeds import mix_seed, seeded
+from kedge.training.losses import Loss, Step, StepLoss
 
 SPREAD = 0.01  # of the group head's weights when they are drawn
 
@@ -90,7 +91,7 @@ def filter_known(groups: Tensor, labels: Tensor, unlabelled: Tensor, purity: flo
     return own[unlabelled]
 
 
-class GroupingObjective(Objective):
+class GroupingLoss(Loss):
     """Cross-entropy of labels and pseudo-labels, outlier exposure of the other unlabelled images, and of the groups.
 
     Before each epoch all images, labelled or not, are sorted into groups by k-means on the features under the head,
@@ -177,14 +178,14 @@ class GroupingObjective(Objective):
         }
         head.draw(seed)
 
-    def loss(self, step: Step) -> Loss:
+    def loss(self, step: Step) -> StepLoss:
         """The loss of labelled and unlabelled images, which go through the network as one batch."""
         if not self._found:
             output = step.forward(step.x, raw=True)
             logits = step.fitting(output.logits)
             value = F.cross_entropy(logits, step.y, label_smoothing=step.label_smoothing)
             # It adds nothing, but processes that share the work wait for a gradient of every weight.
-            return Loss(value + 0 * output.extra[0].sum(), logits)
+            return StepLoss(value + 0 * output.extra[0].sum(), logits)
         assert step.outliers is not None
         assert step.index is not None
         assert step.outlier_index is not None
@@ -197,7 +198,7 @@ class GroupingObjective(Objective):
         if not bool(known.all()):
             value = value - self.weight_outliers * output.logits[~known].log_softmax(dim=1).mean()
         value = value + self.weight_groups * F.cross_entropy(output.extra[0], groups.to(step.y))
-        return Loss(value, logits)
+        return StepLoss(value, logits)
 
     def config(self) -> dict[str, Any]:
         """The arguments."""
@@ -220,6 +221,7 @@ class GroupingObjective(Objective):
         self._found = dict(state)
 
 
+@register
 class UDG(TrainedDetector):
     """Unsupervised dual grouping (Yang et al., ICCV 2021): outlier exposure that spares the known among the outliers.
 
@@ -233,15 +235,15 @@ class UDG(TrainedDetector):
     for each epoch; scoring costs one forward pass.
 
     Args:
-        net: A network from ``UDG.prepare``, trained with ``UDG.objective()``.
-        score: ``"msp"``, as in the paper, ``"max_logit"``, ``"entropy"``, ``"energy"`` or ``"amp"``.
+        net: A network from ``UDG.prepare``, trained with ``UDG.loss()``.
+        score: ``"msp"``, as in the paper, ``"max_logit"``, ``"entropy"``, ``"energy"`` or ``"kl_uniform"``.
 
     Example:
         >>> import kedge
         >>> noise = lambda name: kedge.ImageSet(torch.randint(0, 256, (64, 1, 8, 8)).byte(), torch.arange(64) % 2, name)
         >>> net = UDG.prepare(kedge.models.build("compact", width=4, classes=2, channels=1), groups=4)
         >>> recipe = kedge.training.recipe("demo", epochs=1)
-        >>> net = kedge.train(net, noise("a"), recipe, objective=UDG.objective(), outliers=noise("b"))
+        >>> net = kedge.train(net, noise("a"), recipe, loss=UDG.loss(), outliers=noise("b"))
         >>> UDG(net).fit(noise("a")).score(noise("c")).shape
         torch.Size([64])
     """
@@ -271,7 +273,7 @@ class UDG(TrainedDetector):
         return convert(net, "udg", head=head_name(network, head), groups=groups, seed=seed)
 
     @classmethod
-    def objective(
+    def loss(
         cls,
         *,
         groups: int | None = None,
@@ -281,9 +283,9 @@ class UDG(TrainedDetector):
         outliers_per_image: int = 1,
         start: int = 0,
         seed: int = 0,
-    ) -> GroupingObjective:
-        """Cross-entropy, outlier exposure and the prediction of groups; see `GroupingObjective`."""
-        return GroupingObjective(groups, purity, weight_groups, weight_outliers, outliers_per_image, start, seed)
+    ) -> GroupingLoss:
+        """Cross-entropy, outlier exposure and the prediction of groups; see `GroupingLoss`."""
+        return GroupingLoss(groups, purity, weight_groups, weight_outliers, outliers_per_image, start, seed)
 
     def outputs(self, x: Tensor) -> Outputs:
         """The network's logits and their score."""

@@ -10,6 +10,7 @@ from kedge import scores
 from kedge.checks import at_least, finite
 from kedge.data import Preprocess
 from kedge.detectors.base import Detector, Outputs
+from kedge.detectors.registry import register
 from kedge.errors import InputError
 from kedge.models.classifier import evaluating
 from kedge.models.head import check_head, head_name
@@ -17,6 +18,7 @@ from kedge.models.head import check_head, head_name
 KEPT_BYTES = 2**26  # of features that are kept instead of computed again
 
 
+@register
 class ViM(Detector):
     """Virtual-logit matching (Wang et al., CVPR 2022): what the features hold beside the training images' main space.
 

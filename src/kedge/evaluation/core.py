@@ -142,10 +142,10 @@ def _labelled(shifted: Sequence[ImageSet]) -> Sequence[ImageSet]:
 def _permuted(detector: RescoringDetector, detections: Mapping[str, Detection], seed: int) -> dict[str, Detection]:
     """The detections that follow when the images of all sets have exchanged their temperatures."""
     said = list(detections.values())
-    temperatures = torch.cat([d.temperature for d in said if d.temperature is not None])
+    temperatures = torch.cat([d.tau for d in said if d.tau is not None])
     order = torch.randperm(len(temperatures), generator=torch.Generator().manual_seed(seed))
     parts = temperatures[order].split([len(d) for d in said])
-    return {name: detector.with_temperature(d, part) for (name, d), part in zip(detections.items(), parts, strict=True)}
+    return {name: detector.with_tau(d, part) for (name, d), part in zip(detections.items(), parts, strict=True)}
 
 
 def _in_memory(images: Any, preprocess: Preprocess | None) -> ImageSet:

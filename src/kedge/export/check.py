@@ -81,7 +81,7 @@ def _settled_alike(detector: Detector, pixels: torch.Tensor) -> NDArray[np.bool_
     if not isinstance(detector, AMP) or detector.settled is None:
         return np.ones(len(pixels), np.bool_)
     with torch.no_grad():
-        few = detector.net.hypotheses(detector.as_input(pixels), views=detector.views, which=range(FEW))
+        few = detector.net.per_anchor_logits(detector.as_input(pixels), tta=detector.tta, which=range(FEW))
         score = detector.of_hypotheses(few).score.double().numpy()
     alike: NDArray[np.bool_] = np.abs(score - detector.settled) > CLOSE * np.abs(score).max()
     return alike

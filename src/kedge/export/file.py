@@ -86,13 +86,13 @@ def preprocess_of(found: Mapping[str, str]) -> Preprocess:
 
 
 def promise_of(found: Mapping[str, str]) -> tuple[float, float | None]:
-    """The share of in-distribution images that the threshold accepts, and its confidence, out of the metadata.
+    """The share of in-distribution images that the threshold accepts, and its delta, out of the metadata.
 
     Example:
-        >>> promise_of({"kedge.tpr": "0.95", "kedge.confidence": "null"})
+        >>> promise_of({"kedge.alpha": "0.95", "kedge.delta": "null"})
         (0.95, None)
     """
-    return float(found[f"{PREFIX}tpr"]), json.loads(found[f"{PREFIX}confidence"])
+    return float(found[f"{PREFIX}alpha"]), json.loads(found[f"{PREFIX}delta"])
 
 
 def rule(preprocess: Preprocess) -> str:
@@ -111,7 +111,7 @@ def rule(preprocess: Preprocess) -> str:
 
 
 def write_calibration(
-    model: Any, scores: Tensor, *, threshold: float, temperature: float, tpr: float, confidence: float | None
+    model: Any, scores: Tensor, *, threshold: float, temperature: float, alpha: float, delta: float | None
 ) -> None:
     """Put what calibration learned into a model: into its tensors by name, and into its metadata.
 
@@ -120,8 +120,8 @@ def write_calibration(
         scores: The calibration scores, (n,).
         threshold: Above which an image is flagged.
         temperature: Of ``probability``.
-        tpr: The share of in-distribution images that the threshold accepts.
-        confidence: See `kedge.detectors.Detector.calibrate`.
+        alpha: The share of in-distribution images that the threshold accepts.
+        delta: See `kedge.detectors.Detector.calibrate`.
     """
     ordered = scores.double().sort().values.numpy()
     narrow = ordered.astype(np.float32)
@@ -138,8 +138,8 @@ def write_calibration(
     )
     entries = {
         "threshold": repr(float(np.float32(threshold))),
-        "tpr": repr(tpr),
-        "confidence": json.dumps(confidence),
+        "alpha": repr(alpha),
+        "delta": json.dumps(delta),
         "calibration_images": str(len(narrow)),
     }
     set_metadata(model, metadata(model) | {PREFIX + key: value for key, value in entries.items()})

@@ -9,11 +9,12 @@ from torch import Tensor, nn
 
 from kedge.anchoring import Anchored
 from kedge.anchoring.stem import Stem
-from kedge.anchoring.views import view
-from kedge.detectors import AMP, Detector, Outputs, RescoringDetector, Student, TemperatureScaling
+from kedge.anchoring.tta import view
+from kedge.detectors import AMP, Detector, Outputs, RescoringDetector, TemperatureScaling
 from kedge.detectors.inference import reads_logits_alone
 from kedge.detectors.logits import LogitDetector
 from kedge.errors import InputError
+from kedge.experimental.student import Student
 from kedge.models.classifier import Classifier, logits_of
 
 OUTPUTS = ("label", "probability", "score", "temperature", "p_value", "is_ood")
@@ -54,7 +55,7 @@ class Graph(nn.Module):
     """Images (B, D, H, W) in uint8 -> the tensors that `names` lists.
 
     What calibration learned stands in buffers of its own, with stand-ins for values: distinct ones, so that no
-    optimiser merges two of them. `kedge.export.file.write_calibration` puts the values in, by name.
+    optimizer merges two of them. `kedge.export.file.write_calibration` puts the values in, by name.
 
     Args:
         detector: One that `check_exportable` let pass.
@@ -76,7 +77,7 @@ class Graph(nn.Module):
         self._detector = (detector,)
         self.which = which
         asked = which or range(detector.net.k if isinstance(detector.net, Anchored) else 0)
-        turns = detector.views if isinstance(detector, AMP) else 1
+        turns = detector.tta if isinstance(detector, AMP) else 1
         self.views = [number % turns for number in asked]  # of the image, one for each anchor
         self.net = _bare(detector.net, asked, self.views)
         self.calibration, self.probability = nn.Module(), nn.Module()
@@ -104,7 +105,7 @@ class Graph(nn.Module):
             "label": out.logits.argmax(dim=1),
             "probability": scaled.softmax(dim=1).amax(dim=1),
             "score": out.score,
-            "temperature": out.temperature,
+            "tau": out.tau,
             "p_value": p_value,
             "is_ood": ~(out.score <= self.threshold),  # not ">", so that a score that is no number is flagged
             "logits": out.logits,

@@ -108,8 +108,8 @@ def recalibrate(
     held_out: Any,
     *,
     out: str | os.PathLike[str] | None = None,
-    tpr: float | None = None,
-    confidence: float | None = None,
+    alpha: float | None = None,
+    delta: float | None = None,
     engine: str = "onnxruntime",
 ) -> None:
     """Set the threshold of an exported file anew, on the scores that the file itself gives.
@@ -120,21 +120,21 @@ def recalibrate(
         path: A file that `export_onnx` or `quantise` wrote.
         held_out: In-distribution images that the network was neither trained nor quantised on.
         out: Where to write; the same file by default.
-        tpr: The share of in-distribution images to accept; by default what it was.
-        confidence: The probability with which the promise must hold for this calibration set; by default what it was,
-            and none where ``tpr`` is given.
+        alpha: The largest share of in-distribution images to flag; by default what it was.
+        delta: The probability with which the promise must hold for this calibration set; by default what it was,
+            and none where ``alpha`` is given.
         engine: What the file will be run by.
     """
-    write_model(_recalibrated(read_model(path), held_out, engine, tpr, confidence), path if out is None else out)
+    write_model(_recalibrated(read_model(path), held_out, engine, alpha, delta), path if out is None else out)
 
 
 def _recalibrated(
-    model: Any, held_out: Any, engine: str, tpr: float | None, confidence: float | None, seen: Tensor | None = None
+    model: Any, held_out: Any, engine: str, alpha: float | None, delta: float | None, seen: Tensor | None = None
 ) -> Any:
     facts = metadata(model)
-    if tpr is None:
-        tpr, as_it_was = promise_of(facts)
-        confidence = as_it_was if confidence is None else confidence
+    if alpha is None:
+        alpha, as_it_was = promise_of(facts)
+        delta = as_it_was if delta is None else delta
     preprocess = preprocess_of(facts)
     if is_adaptive(model):
         why = "the file learns from one which images need all anchors, and its threshold from the other"
@@ -152,8 +152,8 @@ def _recalibrated(
     else:
         wrong = logits[known].argmax(dim=1) != labels[known]
         temperature = calibration.fit_temperature(logits[known], labels[known]) if bool(wrong.any()) else 1.0
-    threshold = calibration.threshold(scores, tpr, confidence)
-    write_calibration(model, scores, threshold=threshold, temperature=temperature, tpr=tpr, confidence=confidence)
+    threshold = calibration.threshold(scores, alpha, delta)
+    write_calibration(model, scores, threshold=threshold, temperature=temperature, alpha=alpha, delta=delta)
     set_metadata(model, metadata(model) | {f"{PREFIX}engine": engine})
     return model
 

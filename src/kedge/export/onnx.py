@@ -76,8 +76,8 @@ def export_onnx(
         known.scores,
         threshold=known.threshold,
         temperature=known.temperature,
-        tpr=known.tpr,
-        confidence=known.confidence,
+        alpha=known.alpha,
+        delta=known.delta,
     )
     write_model(model, path)
 

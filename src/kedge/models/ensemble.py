@@ -31,7 +31,7 @@ class Ensemble(Classifier):
 
     Example:
         >>> members = [nn.Sequential(nn.Flatten(), nn.Linear(12, 2)) for _ in range(3)]
-        >>> Ensemble(members).hypotheses(torch.rand(4, 3, 2, 2)).shape
+        >>> Ensemble(members).members_logits(torch.rand(4, 3, 2, 2)).shape
         torch.Size([3, 4, 2])
     """
 
@@ -63,7 +63,7 @@ class Ensemble(Classifier):
     def record(self, value: Mapping[str, Any]) -> None:
         self._record = dict(value)
 
-    def hypotheses(self, x: Tensor) -> Tensor:
+    def members_logits(self, x: Tensor) -> Tensor:
         """The logits of each member, (M, B, C)."""
         logits = [member(x) for member in self.members]
         if len({each.shape for each in logits}) > 1:
@@ -72,7 +72,7 @@ class Ensemble(Classifier):
 
     def forward(self, x: Tensor, *, raw: bool = False) -> Any:
         """The logarithm of the mean softmax, (B, C); ``raw`` gives the logits of each member instead."""
-        hypotheses = self.hypotheses(x)
+        hypotheses = self.members_logits(x)
         return hypotheses if raw else log_mean_softmax(hypotheses)
 
     def features(

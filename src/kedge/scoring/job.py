@@ -15,13 +15,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kedge.artifact import locate, read
 from kedge.checks import at_least
 from kedge.data import Preprocess
 from kedge.data.reading import in_order, readers
 from kedge.detectors import Detector, for_inference, load
 from kedge.errors import InputError, KedgeError, NotReadyError
 from kedge.files import atomic, remove_leftovers
+from kedge.io.artifact import locate, read
 from kedge.scoring import inputs
 from kedge.scoring.inputs import SHARD, Opener, Reader, Shard, as_text, cut
 from kedge.scoring.rows import ROWS, Row, format_of, parquet_module, read_rows, rows_of, writing

@@ -6,11 +6,11 @@ from numpy.typing import NDArray
 
 from kedge.data.preprocess import in_mode
 from kedge.errors import KedgeError
-from kedge.report import figures
-from kedge.report.document import document
-from kedge.report.gallery import SIDE, number, picture
-from kedge.report.markup import Html, figure, join, section, table, tag
-from kedge.report.tables import percent
+from kedge.evaluation.report import figures
+from kedge.evaluation.report.document import document
+from kedge.evaluation.report.gallery import SIDE, number, picture
+from kedge.evaluation.report.markup import Html, figure, join, section, table, tag
+from kedge.evaluation.report.tables import percent
 from kedge.scoring.inputs import open_named
 from kedge.scoring.summary import Summary
 

@@ -60,7 +60,7 @@ def rows_of(names: Sequence[str], said: Detection | None, places: Sequence[int],
         rows[place]["error"] = error
     if said is not None:
         labels, sure = said.label.tolist(), said.probability.amax(dim=1).tolist()
-        temperatures = [None] * len(said) if said.temperature is None else said.temperature.tolist()
+        temperatures = [None] * len(said) if said.tau is None else said.tau.tolist()
         values = zip(places, labels, sure, said.score.tolist(), temperatures, said.p_value.tolist(),
                      said.is_ood.tolist(), strict=True)  # fmt: skip
         for place, label, probability, score, temperature, p_value, is_ood in values:

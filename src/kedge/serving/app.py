@@ -87,7 +87,7 @@ def _add_routes(app: FastAPI, service: Service) -> None:
             "method": service.detector.name,
             "classes": list(service.detector.classes),
             "input": list(service.preprocess.shape),
-            "accepts": known.tpr,
+            "accepts": known.alpha,
             "threshold": finite_or_none(known.threshold),
             "calibration_images": len(known.scores),
             "passes_per_image": service.detector.cost.forward,

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from kedge.data import ImageSet
 from kedge.detectors import AMP, Detector
-from kedge.report.figures import edges
-from kedge.report.gallery import hypotheses
+from kedge.evaluation.report.figures import edges
+from kedge.evaluation.report.gallery import hypotheses
 
 SHOWN = 12  # anchors at most
 EXAMPLES = 3  # anchors that can be tried

@@ -128,7 +128,7 @@ class Service:
             said.label.tolist(),
             said.probability.amax(dim=1).tolist(),
             said.score.tolist(),
-            missing if said.temperature is None else said.temperature.tolist(),
+            missing if said.tau is None else said.tau.tolist(),
             said.p_value.tolist(),
             said.is_ood.tolist(),
             strict=True,

@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from kedge import artifact
 from kedge.errors import FileFormatError, InputError
+from kedge.io import artifact
 
 
 @dataclass
@@ -30,35 +30,35 @@ class Position:
 def save(
     path: str | os.PathLike[str],
     net: nn.Module,
-    optimiser: torch.optim.Optimizer,
+    optimizer: torch.optim.Optimizer,
     average: Mapping[str, Tensor] | None,
-    objective: Mapping[str, Tensor],
+    loss: Mapping[str, Tensor],
     position: Position,
     run: Mapping[str, Any],
 ) -> None:
     """Write a checkpoint, whole or not at all. ``run`` identifies the run that it belongs to."""
     tensors = {f"net.{name}": value for name, value in net.state_dict().items()}
-    state = optimiser.state_dict()
+    state = optimizer.state_dict()
     scalars: dict[str, dict[str, Any]] = {}
     for number, values in state["state"].items():
         for name, value in values.items():
             if isinstance(value, Tensor):
-                tensors[f"optimiser.{number}.{name}"] = value
+                tensors[f"optimizer.{number}.{name}"] = value
             else:
                 scalars.setdefault(str(number), {})[name] = value
     tensors |= {f"average.{name}": value for name, value in (average or {}).items()}
-    tensors |= {f"objective.{name}": value for name, value in objective.items()}
-    artifact.write(path, {"checkpoint": vars(position), "run": dict(run), "optimiser": scalars}, tensors)
+    tensors |= {f"loss.{name}": value for name, value in loss.items()}
+    artifact.write(path, {"checkpoint": vars(position), "run": dict(run), "optimizer": scalars}, tensors)
 
 
 def restore(
     path: str | os.PathLike[str],
     net: nn.Module,
-    optimiser: torch.optim.Optimizer,
+    optimizer: torch.optim.Optimizer,
     average: dict[str, Tensor] | None,
     run: Mapping[str, Any],
 ) -> tuple[Position, dict[str, Tensor]]:
-    """Bring network, optimiser and average back to where a checkpoint left them; give the objective's state."""
+    """Bring network, optimizer and average back to where a checkpoint left them; give the loss's state."""
     header, tensors = artifact.read(path)
     if "checkpoint" not in header:
         raise FileFormatError(f"{path} is a kedge file, but not a checkpoint")
@@ -74,22 +74,22 @@ def restore(
             "resume=False to start anew there"
         )
     net.load_state_dict(artifact.part(tensors, "net."))
-    state = optimiser.state_dict()
-    parameters = [p for group in optimiser.param_groups for p in group["params"]]
+    state = optimizer.state_dict()
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
     loaded: dict[int, dict[str, Any]] = {}
-    for name, value in artifact.part(tensors, "optimiser.").items():
+    for name, value in artifact.part(tensors, "optimizer.").items():
         number, key = name.split(".", 1)
         like = parameters[int(number)]
         # In the parameter's own memory layout: another one may round differently in the last bit.
         kept = torch.empty_like(like).copy_(value) if value.shape == like.shape else value
         loaded.setdefault(int(number), {})[key] = kept
-    for number, values in header["optimiser"].items():
+    for number, values in header["optimizer"].items():
         loaded.setdefault(int(number), {}).update(values)
-    optimiser.load_state_dict({"state": loaded, "param_groups": state["param_groups"]})
+    optimizer.load_state_dict({"state": loaded, "param_groups": state["param_groups"]})
     if average is not None:
         for name, value in artifact.part(tensors, "average.").items():
             average[name].copy_(value)
-    return Position(**header["checkpoint"]), artifact.part(tensors, "objective.")
+    return Position(**header["checkpoint"]), artifact.part(tensors, "loss.")
 
 
 def _flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

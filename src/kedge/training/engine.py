@@ -16,9 +16,9 @@ class Engine:
     rank = 0
     world = 1
 
-    def setup(self, net: nn.Module, optimiser: torch.optim.Optimizer) -> tuple[nn.Module, torch.optim.Optimizer]:
-        """Return what to call in place of the network and the optimiser."""
-        return net, optimiser
+    def setup(self, net: nn.Module, optimizer: torch.optim.Optimizer) -> tuple[nn.Module, torch.optim.Optimizer]:
+        """Return what to call in place of the network and the optimizer."""
+        return net, optimizer
 
     def backward(self, loss: Tensor) -> None:
         """Compute the gradients."""
@@ -57,9 +57,9 @@ class FabricEngine(Engine):
         self.fabric.launch()
         self.rank, self.world = self.fabric.global_rank, self.fabric.world_size
 
-    def setup(self, net: nn.Module, optimiser: torch.optim.Optimizer) -> tuple[nn.Module, torch.optim.Optimizer]:
+    def setup(self, net: nn.Module, optimizer: torch.optim.Optimizer) -> tuple[nn.Module, torch.optim.Optimizer]:
         """Move to the device and wrap for the processes."""
-        wrapped, optimisers = self.fabric.setup(net, optimiser)
+        wrapped, optimisers = self.fabric.setup(net, optimizer)
         return wrapped, optimisers
 
     def backward(self, loss: Tensor) -> None:

@@ -29,7 +29,7 @@ def orthogonalised(matrix: Tensor, iterations: int = ITERATIONS) -> Tensor:
 
 
 class Muon(torch.optim.Optimizer):
-    """Muon for the matrices among a network's weights, Adam for all others, in one optimiser.
+    """Muon for the matrices among a network's weights, Adam for all others, in one optimizer.
 
     A group with ``muon`` is stepped by the orthogonalised momentum; its weights are kept at a norm of the square root
     of their number of rows, so that a rate means the same relative change for each. Other groups are stepped by Adam.

@@ -13,13 +13,13 @@ PADDINGS = ("zeros", "reflect")
 
 @dataclass(frozen=True)
 class Recipe:
-    """How to train: the optimiser, cross-entropy, random crops and flips.
+    """How to train: the optimizer, cross-entropy, random crops and flips.
 
     Args:
         epochs: Passes over the data.
         batch: Images per step.
         lr: The highest learning rate.
-        optimiser: ``"sgd"``, or ``"muon"`` for networks whose convolutions are followed by norms: steps of the same
+        optimizer: ``"sgd"``, or ``"muon"`` for networks whose convolutions are followed by norms: steps of the same
             relative size in every direction of a weight, and Adam for the first and the last layer, biases and norms;
             or ``"adam"``, whose steps do not grow with the loss, for networks that are trained already.
         momentum: Of SGD, or of Muon.
@@ -36,8 +36,7 @@ class Recipe:
         flip: Whether to flip images horizontally at random.
         alternate: Whether to flip an image in every other epoch instead, so that two epochs show both sides of each.
         resized_crop: Whether to train on random parts of large images, scaled to the network's size (ImageNet).
-        settle: Share of the steps, at the end, in which the anchors of an anchored network stay clean: a network that
-            has learned to bear corrupted anchors then learns to make the most of clean ones, which it is asked with.
+        clean_final_fraction: Share of the steps, at the end, without corruption of the anchors.
         ema: Decay of an exponential moving average of the weights, which is what training then returns; None for none.
 
     Example:
@@ -48,7 +47,7 @@ class Recipe:
     epochs: int
     batch: int = 128
     lr: float = 0.1
-    optimiser: str = "sgd"
+    optimizer: str = "sgd"
     momentum: float = 0.9
     nesterov: bool = False
     weight_decay: float = 5e-4
@@ -61,7 +60,7 @@ class Recipe:
     flip: bool = True
     alternate: bool = False
     resized_crop: bool = False
-    settle: float = 0.0
+    clean_final_fraction: float = 0.0
     ema: float | None = None
 
     def __post_init__(self) -> None:
@@ -69,7 +68,7 @@ class Recipe:
         at_least("batch", self.batch, 2)
         at_least("crop", self.crop, 0)
         one_of("schedule", self.schedule, SCHEDULES)
-        one_of("optimiser", self.optimiser, OPTIMISERS)
+        one_of("optimizer", self.optimizer, OPTIMISERS)
         one_of("pad", self.pad, PADDINGS)
         between("lr", self.lr, 0, float("inf"), open_ends=True)
         between("momentum", self.momentum, 0, 1)
@@ -79,7 +78,7 @@ class Recipe:
             raise InputError("alternate says in which epochs images are flipped, so it needs flip=True; got flip=False")
         between("weight_decay", self.weight_decay, 0, float("inf"))
         between("label_smoothing", self.label_smoothing, 0, 1)
-        between("settle", self.settle, 0, 1)
+        between("settle", self.clean_final_fraction, 0, 1)
         if self.ema is not None:
             between("ema", self.ema, 0, 1, open_ends=True)
         object.__setattr__(self, "milestones", tuple(self.milestones))
@@ -108,18 +107,18 @@ RECIPES = {
         epochs=11,
         batch=500,
         lr=0.24,
-        optimiser="muon",
+        optimizer="muon",
         momentum=0.6,
         schedule="linear",
         crop=2,
         pad="reflect",
         alternate=True,
-        settle=0.4,
+        clean_final_fraction=0.4,
     ),
     # For a trained network that was anchored with init="preserve".
     "tune": Recipe(epochs=5, lr=0.02, nesterov=True, schedule="one-cycle"),
     # For a student that starts from its teacher's own network.
-    "distil": Recipe(epochs=2, lr=1e-4, optimiser="adam", weight_decay=0.0, schedule="one-cycle"),
+    "distill": Recipe(epochs=2, lr=1e-4, optimizer="adam", weight_decay=0.0, schedule="one-cycle"),
     # For 28 x 28 digits, which must not be flipped.
     "demo": Recipe(epochs=12, batch=64, nesterov=True, schedule="one-cycle", crop=2, flip=False),
 }

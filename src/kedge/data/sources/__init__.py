@@ -18,7 +18,7 @@ from kedge.data.sources.folders import folder
 from kedge.data.sources.getting import Arrival, check_files, data_folder, fetch, prepare
 from kedge.data.sources.lists import image_list, scood
 from kedge.data.sources.look import Summary, contact_sheet, summarise
-from kedge.data.sources.streamed import ON_ERROR, Files, StreamedSet, settled
+from kedge.data.streamed import ON_ERROR, Files, StreamedSet, settled
 from kedge.errors import InputError, NotReadyError
 
 __all__ = [

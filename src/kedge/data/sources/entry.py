@@ -9,7 +9,7 @@ import numpy as np
 
 from kedge.checks import one_of
 from kedge.data.imageset import ImageSet
-from kedge.data.sources.streamed import StreamedSet
+from kedge.data.streamed import StreamedSet
 from kedge.errors import InputError
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ import torch
 from PIL import Image
 
 from kedge.data.decoding import PROGRAMS
-from kedge.data.sources.streamed import Files, StreamedSet
+from kedge.data.streamed import Files, StreamedSet
 from kedge.errors import FileFormatError, InputError
 
 _UNREAD = ("BUFR", "GRIB", "HDF5", "MPEG", "PDF", "WMF", *PROGRAMS)  # Pillow knows these, and decodes none itself

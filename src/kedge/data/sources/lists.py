@@ -8,7 +8,7 @@ import torch
 
 from kedge.checks import one_of
 from kedge.data.sources.folders import read_lines
-from kedge.data.sources.streamed import Files, StreamedSet
+from kedge.data.streamed import Files, StreamedSet
 from kedge.errors import FileFormatError, InputError, NotReadyError
 
 BENCHMARKS = ("cifar10", "cifar100")

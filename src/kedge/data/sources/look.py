@@ -12,7 +12,7 @@ from torch import Tensor
 from kedge.checks import at_least
 from kedge.data.imageset import ImageSet
 from kedge.data.preprocess import in_mode
-from kedge.data.sources.streamed import StreamedSet
+from kedge.data.streamed import StreamedSet
 
 _PIXEL_CHECKSUM = "sha256 of the pixels and labels"
 _NAME_CHECKSUM = "sha256 of the names, sizes and labels of the files"

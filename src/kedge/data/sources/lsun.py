@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from kedge.checks import needs
-from kedge.data.sources.streamed import StreamedSet
+from kedge.data.streamed import StreamedSet
 from kedge.errors import FileFormatError
 
 

@@ -1,0 +1,72 @@
+"""`load`: a saved detector, built again."""
+
+import os
+from typing import Any
+
+from torch import Tensor, nn
+
+from kedge.data import Preprocess
+from kedge.detectors.base import Calibration, Detector
+from kedge.detectors.registry import registered
+from kedge.errors import FileFormatError, InputError
+from kedge.io import artifact
+from kedge.io.migrate import migrate
+from kedge.io.rebuild import rebuild
+from kedge.scores import Score
+
+
+def load(path: str | os.PathLike[str], *, model: nn.Module | None = None, score: Score | None = None) -> Detector:
+    """Read a detector that `Detector.save` wrote. Loading never runs code from the file.
+
+    Args:
+        path: The file, or the name of a detector that comes with kedge: ``"cifar10"``.
+        model: For networks that are not kedge's own: the network, freshly built, as it was before anchoring.
+        score: For detectors that were saved with a score function of the user's own: that function.
+
+    Example:
+        >>> import tempfile, torch
+        >>> net = nn.Sequential(nn.Flatten(), nn.Linear(12, 2))
+        >>> path = tempfile.mkdtemp() + "/flat.kedge"
+        >>> from kedge import MSP
+        >>> MSP(net).fit(torch.rand(8, 3, 2, 2)).calibrate(torch.rand(20, 3, 2, 2)).save(path)
+        >>> load(path, model=nn.Sequential(nn.Flatten(), nn.Linear(12, 2))).calibration.alpha
+        0.05
+    """
+    header, tensors = artifact.read(path)
+    header = migrate(header)
+    try:
+        return _detector(header, tensors, model, score)
+    except (KeyError, TypeError, AttributeError) as error:  # whole, as its sha256 tells, but not what kedge writes
+        raise FileFormatError(
+            f"{path} is a kedge file, but not of a detector that this kedge knows: {error}"
+        ) from error
+
+
+def _detector(
+    header: dict[str, Any], tensors: dict[str, Tensor], model: nn.Module | None, score: Score | None
+) -> Detector:
+    described, calibrated = header["detector"], header["calibration"]
+    kind = registered().get(described["name"])
+    if kind is None:
+        raise FileFormatError(
+            f"the file holds a {described['name']!r} detector, which this kedge does not know: install a newer one"
+        )
+    net = rebuild(header["network"], artifact.part(tensors, "net."), model)
+    detector = kind(net, **_with_score(described["config"], score))
+    detector.preprocess = Preprocess(**header["preprocess"])
+    detector.classes = tuple(header["classes"])
+    detector.load_state(artifact.part(tensors, "detector."))
+    if calibrated is not None:
+        values: dict[str, Any] = {name: value for name, value in calibrated.items() if name != "images"}
+        detector.calibration = Calibration(**values, **artifact.part(tensors, "calibration."))
+    return detector
+
+
+def _with_score(config: dict[str, Any], score: Score | None) -> dict[str, Any]:
+    if "score" in config and config["score"] is None:
+        if score is None:
+            raise InputError("this detector was saved with a score function of its own; pass it again as score=")
+        return config | {"score": score}
+    if score is not None:
+        raise InputError("score must not be given: the file says which score this detector uses")
+    return config

@@ -1,0 +1,33 @@
+"""The registry of detectors, filled where each class is defined."""
+
+import importlib
+from typing import TYPE_CHECKING, TypeVar
+
+from kedge.errors import InputError
+
+if TYPE_CHECKING:
+    from kedge.detectors.base import Detector
+
+MODULES = ("kedge.detectors", "kedge.experimental")  # importing them registers every detector of kedge
+DETECTORS: dict[str, type["Detector"]] = {}  # by the name in files
+D = TypeVar("D", bound="type[Detector]")
+
+
+def register(cls: D) -> D:
+    """Class decorator: make a detector known by its ``name``, so that `kedge.load` and the command line find it."""
+    if DETECTORS.get(cls.name, cls).__qualname__ != cls.__qualname__:
+        raise InputError(f"name must be a detector's own; {cls.name!r} is already {DETECTORS[cls.name].__name__}'s")
+    DETECTORS[cls.name] = cls
+    return cls
+
+
+def registered() -> dict[str, type["Detector"]]:
+    """All detectors by name, in the order of docs/methods.md.
+
+    Example:
+        >>> "amp" in registered()
+        True
+    """
+    for module in MODULES:
+        importlib.import_module(module)
+    return dict(DETECTORS)

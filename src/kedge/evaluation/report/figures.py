@@ -1,0 +1,272 @@
+"""Figures: matplotlib's SVG, made small, without ids that clash, and coloured by the page's style sheet.
+
+No text that comes from data enters a figure: names stand in the page around it, where they wrap and are escaped.
+"""
+
+import io
+import math
+import re
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kedge.checks import needs
+from kedge.evaluation.report.markup import Html, tag
+from kedge.evaluation.report.style import SERIES
+from kedge.metrics import roc_curve
+
+Array = NDArray[Any]
+
+INK, ID, OOD = "#0a0b00", "#0a0b01", "#0a0b02"
+CURVES = tuple(f"#0a0c{i:02}" for i in range(1, SERIES + 1))
+DASHES = ("", "5,2", "1.5,1.5", "6,2,1.5,2")  # beside the colour, for those who see few colours
+# Colours that nobody would choose stand for those of the page, so that a figure follows its light and dark theme.
+VARIABLES = {INK: "currentColor", ID: "var(--id)", OOD: "var(--ood)"}
+VARIABLES |= {colour: f"var(--s{i})" for i, colour in enumerate(CURVES, start=1)}
+
+POINTS = 2_000  # of a line: more than the eye can tell apart
+BINS = 15  # of confidence, as in kedge.metrics.ece
+SETTINGS = {
+    "svg.fonttype": "none",  # text as text: small, and in the page's font
+    "font.size": 9,
+    "axes.linewidth": 0.6,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "lines.linewidth": 1.4,
+    "xtick.major.width": 0.6,
+    "ytick.major.width": 0.6,
+} | dict.fromkeys(("text.color", "axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color"), INK)
+
+
+def require() -> Any:
+    """The matplotlib module; where it is missing, an error that says how to get it."""
+    modules = [needs(name, "report", "the report") for name in ("matplotlib", "matplotlib.figure", "matplotlib.style")]
+    return modules[0]
+
+
+def edges(sets: Sequence[Array]) -> Array:
+    """Bins that hold all but the outermost half percent of each set at either end; fewer where a set is small.
+
+    Example:
+        >>> edges([np.linspace(0, 1, 1001)])[[0, -1]]
+        array([0.005, 0.995])
+    """
+    bins = min(max(round(2 * math.sqrt(min(map(len, sets)))), 8), 44)
+    low = min(float(np.quantile(values, 0.005)) for values in sets)
+    high = max(float(np.quantile(values, 0.995)) for values in sets)
+    size = max(abs(low), abs(high))
+    if high - low <= 1e-9 * size + 1e-200:  # all but equal: rounding would leave bins without width
+        low, high = low - max(0.5, size / 1000), high + max(0.5, size / 1000)
+    return np.linspace(low, high, bins + 1)
+
+
+def histograms(
+    name: str, inside: Array, outside: Array, edges: Array, *, axis: str, label: str, threshold: float | None = None
+) -> Html:
+    """Two histograms on each other, each as shares of its own images; values beyond the ends count in the last bins.
+
+    Args:
+        name: Of the figure, different from all others of the page.
+        inside: Values of the in-distribution images.
+        outside: Values of the out-of-distribution images.
+        edges: Of the bins.
+        axis: What the values are.
+        label: The figure in words.
+        threshold: Marked, where it is given.
+    """
+
+    def draw(axes: Any) -> None:
+        for values, colour in ((inside, ID), (outside, OOD)):
+            counts, _ = np.histogram(np.clip(values, edges[0], edges[-1]), edges)
+            axes.stairs(counts / len(values), edges, fill=True, color=colour, alpha=0.28, linewidth=0)
+            axes.stairs(counts / len(values), edges, color=colour, linewidth=1.1)
+        axes.set_xlim(edges[0], edges[-1])
+        axes.set_ylim(bottom=0)
+        axes.set_yticks([])
+        axes.spines["left"].set_visible(False)
+        axes.set_xlabel(axis)
+        if threshold is not None and edges[0] <= threshold <= edges[-1]:
+            axes.axvline(threshold, color=INK, linewidth=0.9, dashes=(4, 2))
+
+    return render(name, (3.7, 1.75), (0.03, 0.24, 0.97, 0.97), label, draw)
+
+
+def roc(name: str, pairs: Sequence[tuple[Array, Array]], *, label: str) -> Html:
+    """ROC curves of (in-distribution, out-of-distribution) scores, in the colours of `legend`.
+
+    The share of ID images flagged is on a logarithmic axis, because nobody sets a threshold that flags half of them.
+    """
+    rarest = max(len(inside) for inside, _ in pairs)
+    exponent = min(max(math.floor(-math.log10(rarest)), -3), -1)
+    shares = np.logspace(exponent, 0, 60 * -exponent + 1)
+
+    def draw(axes: Any) -> None:
+        axes.axvline(0.05, color=INK, linewidth=0.7, dashes=(1, 2))
+        for i, (inside, outside) in enumerate(pairs):
+            flagged_id, flagged_ood = roc_curve(inside, outside)
+            height = flagged_ood[np.searchsorted(flagged_id, shares, side="right") - 1]
+            dashes = DASHES[i % len(DASHES)]
+            style = (0, tuple(map(float, dashes.split(",")))) if dashes else "solid"
+            axes.plot(shares, height, color=CURVES[i % SERIES], linestyle=style)
+        ticks = [t for t in (0.001, 0.01, 0.05, 0.1, 1) if t >= shares[0]]
+        axes.set_xscale("log")
+        axes.set_xticks(ticks, [f"{100 * t:g} %" for t in ticks])
+        axes.set_xticks([], minor=True)
+        axes.set_yticks(np.linspace(0, 1, 6), [f"{t} %" for t in range(0, 101, 20)])
+        axes.set(xlim=(shares[0], 1), ylim=(0, 1.01), xlabel="ID images flagged", ylabel="OOD images flagged")
+
+    return render(name, (4.6, 3.5), (0.15, 0.13, 0.94, 0.97), label, draw)
+
+
+def lines(name: str, series: Sequence[tuple[Array, Array]], *, axis: str, value: str, label: str) -> Html:
+    """Shares along a number, in the colours of `legend`; the numbers stand as ticks.
+
+    Args:
+        name: Of the figure, different from all others of the page.
+        series: Numbers and shares of each line.
+        axis: What the numbers are.
+        value: What the shares are.
+        label: The figure in words.
+    """
+    ticks = sorted({float(x) for xs, _ in series for x in xs})
+
+    def draw(axes: Any) -> None:
+        for i, (xs, ys) in enumerate(series):
+            dashes = DASHES[i % len(DASHES)]
+            style = (0, tuple(map(float, dashes.split(",")))) if dashes else "solid"
+            axes.plot(xs, 100 * ys, color=CURVES[i % SERIES], linestyle=style, marker="o", markersize=3.5)
+        if ticks[0] > 0 and ticks[-1] / ticks[0] >= 8:
+            axes.set_xscale("log")
+        axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
+        axes.set_xticks([], minor=True)
+        axes.margins(y=0.15)
+        axes.set(xlabel=axis, ylabel=f"{value}, %")
+
+    return render(name, (4.6, 3.2), (0.15, 0.15, 0.96, 0.97), label, draw)
+
+
+def trace(
+    name: str, series: Sequence[tuple[Array, Array]], *, limit: float, since: int | None, value: str, label: str
+) -> Html:
+    """Values over a stream of images, in the colours of `legend`, with the limit that raises an alarm.
+
+    Args:
+        name: Of the figure, different from all others of the page.
+        series: Image numbers and values of each line; more than `POINTS` are thinned out.
+        limit: Drawn across.
+        since: The image at which the alarm was raised, marked where there is one.
+        value: What the values are.
+        label: The figure in words.
+    """
+
+    def draw(axes: Any) -> None:
+        axes.axhline(limit, color=INK, linewidth=0.7, dashes=(4, 2))
+        if since is not None:
+            axes.axvline(since, color=INK, linewidth=0.7, dashes=(1, 2))
+        for i, (xs, ys) in enumerate(series):
+            kept = np.unique(np.linspace(0, len(xs) - 1, min(len(xs), POINTS)).astype(int))
+            axes.plot(xs[kept], ys[kept], color=CURVES[i % SERIES], linewidth=1.1)
+        axes.set(xlabel="image", ylabel=value)
+        axes.margins(x=0)
+
+    return render(name, (7.2, 2.6), (0.1, 0.19, 0.98, 0.96), label, draw)
+
+
+def reliability(name: str, confidence: Array, right: Array, *, label: str) -> Html:
+    """How often predictions are right against how sure they are; bars span the 95 % interval of each bin's share.
+
+    Args:
+        name: Of the figure, different from all others of the page.
+        confidence: The largest probability of each image, (N,).
+        right: Whether each prediction is right, (N,).
+        label: The figure in words.
+    """
+    place = np.searchsorted(np.arange(1, BINS) / BINS, confidence)
+    used = np.unique(place)
+    count = np.array([np.count_nonzero(place == b) for b in used])
+    sure = np.array([confidence[place == b].mean() for b in used])
+    share = np.array([right[place == b].mean() for b in used])
+    low, high = _wilson(share, count)
+
+    def draw(axes: Any) -> None:
+        axes.plot([0, 1], [0, 1], color=INK, linewidth=0.7, dashes=(1, 2))
+        axes.vlines(sure, low, high, color=ID, linewidth=1.1)
+        axes.scatter(sure, share, s=12 + 130 * count / count.sum(), color=ID, linewidths=0, zorder=3, clip_on=False)
+        ticks, names = np.linspace(0, 1, 6), [f"{t} %" for t in range(0, 101, 20)]
+        axes.set_xticks(ticks, names)
+        axes.set_yticks(ticks, names)
+        axes.set(xlim=(0, 1), ylim=(0, 1), xlabel="confidence", ylabel="right predictions")
+
+    return render(name, (3.7, 3.2), (0.18, 0.15, 0.93, 0.95), label, draw)
+
+
+def legend(names: Sequence[str]) -> Html:
+    """The names of the curves of `roc`, in order, each with a piece of its line."""
+
+    def sample(i: int) -> Html:
+        dashes = f"; stroke-dasharray: {DASHES[i % len(DASHES)]}" if DASHES[i % len(DASHES)] else ""
+        line = tag("path", d="M0 5 H30", style=f"stroke: var(--s{i % SERIES + 1}); stroke-width: 2; fill: none{dashes}")
+        return tag("svg", line, width="30", height="10", viewBox="0 0 30 10", aria_hidden="true")
+
+    return tag("ul", *(tag("li", sample(i), tag("span", name)) for i, name in enumerate(names)), class_="legend")
+
+
+def _wilson(share: Array, count: Array) -> tuple[Array, Array]:
+    """The 95 % score interval of a share of ``count`` images; unlike the usual one it is right for few images."""
+    z = 1.96
+    middle = share + z**2 / (2 * count)
+    half = z * np.sqrt(share * (1 - share) / count + z**2 / (4 * count**2))
+    scale = 1 + z**2 / count
+    return (middle - half) / scale, (middle + half) / scale
+
+
+def render(
+    name: str,
+    inches: tuple[float, float],
+    box: tuple[float, float, float, float],
+    label: str,
+    draw: Callable[[Any], None],
+) -> Html:
+    """A figure as SVG in a page's own colours.
+
+    Args:
+        name: Of the figure, different from the others on the page.
+        inches: Width and height.
+        box: Left, bottom, right and top of the axes, as shares of the figure.
+        label: What the figure shows, for those who cannot see it.
+        draw: Draws on the axes.
+    """
+    matplotlib = require()
+    target = io.StringIO()
+    # The user's own style must not change a report; ids are hashes salted with the name, so they do not clash.
+    with matplotlib.style.context(["default", SETTINGS | {"svg.hashsalt": name}]):
+        figure = matplotlib.figure.Figure(figsize=inches)
+        left, bottom, right, top = box
+        draw(figure.add_axes((left, bottom, right - left, top - bottom)))
+        nothing = dict.fromkeys(("Date", "Creator", "Format", "Type"))
+        figure.savefig(target, format="svg", transparent=True, metadata=nothing)
+    return _tidy(target.getvalue(), label)
+
+
+def _tidy(svg: str, label: str) -> Html:
+    """The SVG element alone, themed, described, and a third of its size."""
+    head, body = svg[svg.index("<svg") : svg.rindex("</svg>")].split(">", 1)
+    view = head.split('viewBox="')[1].split('"')[0]
+    body = re.sub(r"<metadata>.*?</metadata>|<style.*?</style>", "", body, flags=re.DOTALL)
+    body = body.replace("xlink:href", "href")
+    referred = set(re.findall(r'(?:url\(|href=")#([^")]+)', body))
+    body = re.sub(r' id="([^"]*)"', lambda m: m[0] if m[1] in referred else "", body)
+    body = re.sub(r"font: ([\d.]+px)[^;\"]*", r"font-size: \1", body)  # older matplotlib writes the font so
+    body = re.sub(r"font-family: [^;\"]*;? ?", "", body)
+    body = re.sub(r' transform="rotate\(-?0 [^)]*\)"', "", body)
+    body = re.sub(r"<[^>]*>", lambda m: re.sub(r"\d+\.\d{2,}", _rounded, m[0]), body)  # not the labels of ticks
+    body = re.sub(r"\s+", " ", body).replace("> <", "><").replace("<defs></defs>", "")
+    for colour, variable in VARIABLES.items():
+        body = body.replace(colour, variable)
+    return tag("svg", Html(body.strip()), role="img", aria_label=label, viewBox=view)
+
+
+def _rounded(match: re.Match[str]) -> str:
+    return f"{float(match[0]):.2f}".rstrip("0").rstrip(".")

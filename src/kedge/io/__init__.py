@@ -1,0 +1,1 @@
+"""Files: the format of saved detectors, and networks as plain data."""

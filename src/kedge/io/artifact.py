@@ -1,0 +1,122 @@
+"""The file format: tensors and a JSON header in one safetensors file. Reading it never runs code from it."""
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from kedge.errors import FileFormatError, InputError
+from kedge.files import atomic
+
+FORMAT_VERSION = 3
+SHIPPED = Path(__file__).parent.parent / "shipped"
+_KEY = "kedge"
+_WORTH_PACKING = 1024  # numbers; below it a tensor is small whatever it is stored in
+
+
+def shipped() -> list[str]:
+    """The names of the detectors that come with kedge, each with a model card beside it.
+
+    Example:
+        >>> "cifar10" in shipped()
+        True
+    """
+    return sorted(path.stem for path in SHIPPED.glob("*.kedge"))
+
+
+def locate(path: str | os.PathLike[str]) -> Path:
+    """The file of a detector: the path itself, or, where there is no such file, the shipped one of that name."""
+    given = Path(path)
+    if not given.is_file() and str(path) in shipped():
+        return SHIPPED / f"{given}.kedge"
+    return given
+
+
+def write(path: str | os.PathLike[str], header: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
+    """Write a header and tensors to one file, whole or not at all.
+
+    Tensors of single precision whose values half precision holds exactly are stored so; `read` gives them as they were.
+
+    Example:
+        >>> import tempfile
+        >>> path = Path(tempfile.mkdtemp()) / "a.kedge"
+        >>> write(path, {"kind": "example"}, {"x": torch.ones(2)})
+        >>> read(path)[0]["kind"]
+        'example'
+    """
+    plain = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
+    packed = sorted(name for name, tensor in plain.items() if _fits_half(tensor))
+    plain |= {name: plain[name].half() for name in packed}
+    body = {"version": FORMAT_VERSION, **header, "packed": packed}
+    body["sha256"] = _digest(body, plain)
+    with atomic(path) as temporary:
+        try:
+            save_file(plain, temporary, metadata={_KEY: json.dumps(body, allow_nan=True)})
+        except SafetensorError as error:  # how it reports a full disk
+            raise OSError(str(error)) from error
+
+
+def read(path: str | os.PathLike[str]) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """Read a file that `write` wrote; damage, tampering and newer versions are errors that say so."""
+    path = locate(path)
+    if not path.is_file():
+        raise InputError(
+            f"path must be a saved detector, or one that comes with kedge ({', '.join(shipped())}); there is no file "
+            f"{path}"
+        )
+    try:
+        with safe_open(path, framework="pt") as opened:
+            metadata = opened.metadata() or {}
+            tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118 -- not a mapping
+    except (SafetensorError, OSError, ValueError) as error:
+        raise FileFormatError(f"{path} is truncated or is not a kedge file: {error}") from error
+    if _KEY not in metadata:
+        raise FileFormatError(f"{path} is a safetensors file, but kedge did not write it: it has no kedge header")
+    try:
+        header = json.loads(metadata[_KEY])
+        version, expected = header["version"], header.pop("sha256")
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise FileFormatError(f"{path} has a damaged header: {error}") from error
+    if not isinstance(version, int) or version > FORMAT_VERSION:
+        raise FileFormatError(
+            f"{path} has format version {version}; this kedge reads up to {FORMAT_VERSION}: install a newer kedge"
+        )
+    if _digest(header, tensors) != expected:
+        raise FileFormatError(f"{path} was changed after it was saved: its sha256 does not match; get a fresh copy")
+    try:
+        packed = header.pop("packed", [])  # files of version 1 have none
+        return header, tensors | {name: tensors[name].float() for name in packed}
+    except (KeyError, TypeError) as error:
+        raise FileFormatError(f"{path} has a damaged header: {error}") from error
+
+
+def part(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Any]:
+    """The tensors whose names begin with a prefix, without it.
+
+    Example:
+        >>> part({"net.w": torch.ones(1), "x": torch.ones(1)}, "net.")
+        {'w': tensor([1.])}
+    """
+    return {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
+
+
+def _fits_half(tensor: Tensor) -> bool:
+    if tensor.dtype != torch.float32 or tensor.numel() < _WORTH_PACKING:
+        return False
+    return torch.equal(tensor.half().float(), tensor)
+
+
+def _digest(header: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> str:
+    digest = hashlib.sha256(json.dumps(header, sort_keys=True, allow_nan=True).encode())
+    for name in sorted(tensors):
+        tensor = tensors[name].contiguous()
+        digest.update(f"\n{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
+        digest.update(tensor.reshape(-1).view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()

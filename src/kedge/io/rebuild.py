@@ -1,0 +1,138 @@
+"""A network as plain data in a saved file, and the network built again from it."""
+
+import copy
+import itertools
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from kedge.anchoring import Anchored, AnchoringOptions, anchor
+from kedge.anchoring.corruption import Corruption, describe_corruption
+from kedge.errors import ArchitectureError, FileFormatError, InputError
+from kedge.io import artifact
+from kedge.models import Spec, build
+from kedge.models.classifier import Classifier
+from kedge.models.conversion import apply
+from kedge.models.ensemble import Ensemble
+from kedge.seeds import seeded
+
+
+def describe(net: Classifier) -> dict[str, Any]:
+    """What beside the weights is needed to build a network again, for a file's header.
+
+    Example:
+        >>> describe(Classifier(build("compact", width=8)))["spec"]["name"]
+        'compact'
+    """
+    if isinstance(net, Ensemble):
+        return {"ensemble": [describe(member) for member in net.members], "record": net.record}
+    spec = getattr(net.network, "spec", None)
+    described: dict[str, Any] = {
+        "spec": {"name": spec.name, "arguments": dict(spec.arguments)} if isinstance(spec, Spec) else None,
+        "type": type(net.network).__name__,
+        "normalised": net.has_statistics,
+        "anchored": None,
+        "conversions": getattr(net.network, "conversions", []),
+        "channels_last": _channels_last(net),
+        "record": net.record,
+    }
+    if isinstance(net, Anchored):
+        described["anchored"] = {"layer": net.layer, "options": _plain(net.options)}
+    return described
+
+
+def rebuild(described: Mapping[str, Any], weights: Mapping[str, Tensor], model: nn.Module | None) -> Classifier:
+    """Build a network from what `describe` gave and its weights; networks that are not kedge's own come as ``model``.
+
+    Example:
+        >>> net = Classifier(build("compact", width=8))
+        >>> rebuild(describe(net), net.state_dict(), None).network.spec.arguments["width"]
+        8
+    """
+    if "ensemble" in described:
+        return _ensemble(described, weights, model)
+    anchored, spec = described["anchored"], described["spec"]
+    if model is None:
+        if spec is None:
+            raise InputError(
+                f"this file holds a {described['type']}, which is not one of kedge's own networks; pass model= with a "
+                "freshly built one (its weights come from the file)"
+            )
+        model = _built_in(spec, sum(tensor.numel() for tensor in weights.values()))
+    if not isinstance(model, nn.Module):
+        raise InputError(f"model must be a torch.nn.Module, got {type(model).__name__}")
+    if anchored is not None and not isinstance(model, Anchored):
+        options = dict(anchored["options"])
+        options["corruption"] = _corruption(options["corruption"])
+        try:
+            model = anchor(model, layer=anchored["layer"], **options)
+        except (ArchitectureError, InputError) as error:
+            raise InputError(
+                f"model must be the {described['type']} that was saved, as it was before anchoring: {error}"
+            ) from error
+    net = model if isinstance(model, Classifier) else Classifier(model)
+    if not getattr(net.network, "conversions", None):
+        for step in described["conversions"]:
+            net.network = apply(net.network, step["name"], **step["arguments"])
+    if anchored is None and isinstance(net, Anchored):
+        raise InputError("this file holds a plain network and model= is anchored; pass the network that was saved")
+    for name, tensor in itertools.chain(net.named_parameters(), net.named_buffers()):
+        saved = weights.get(name, tensor)
+        if tensor.is_floating_point() and saved.is_floating_point():
+            tensor.data = tensor.data.to(saved.dtype)  # loading alone would round double to single precision
+    try:
+        net.load_state_dict(dict(weights))
+    except RuntimeError as error:
+        raise InputError(
+            f"model must be the {described['type']} that was saved; its weights do not fit: {error}"
+        ) from error
+    if described["channels_last"]:
+        net.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    net.has_statistics = bool(described["normalised"])
+    net.record = dict(described["record"])
+    return net.eval()
+
+
+def _ensemble(described: Mapping[str, Any], weights: Mapping[str, Tensor], model: nn.Module | None) -> Ensemble:
+    members = []
+    for number, member in enumerate(described["ensemble"]):
+        own = None if member.get("spec") else copy.deepcopy(model)  # kedge's own networks are built from their spec
+        members.append(rebuild(member, artifact.part(weights, f"network.{number}."), own))
+    net = Ensemble(members)
+    net.record = dict(described["record"])
+    return net.eval()
+
+
+def _channels_last(net: nn.Module) -> bool:
+    """Whether the weights lie in memory as training leaves them; sums in another order differ in the last bit."""
+    layout = torch.channels_last
+    maps = [p for p in net.parameters() if p.ndim == 4 and not p.is_contiguous()]
+    return any(p.is_contiguous(memory_format=layout) for p in maps)
+
+
+def _built_in(spec: Mapping[str, Any], numbers: int) -> nn.Module:
+    try:
+        with torch.device("meta"):  # takes no memory, whatever size the file names
+            needed = sum(p.numel() for p in build(spec["name"], **spec["arguments"]).parameters())
+        if needed > numbers:
+            raise InputError(f"it has {needed} weights and the file only {numbers}")
+        with seeded(0):  # the weights are replaced; drawing them must not move torch's own generator
+            return build(spec["name"], **spec["arguments"])
+    except InputError as error:
+        raise FileFormatError(
+            f"this file's network cannot be built by this kedge: {error}; install a newer one"
+        ) from error
+
+
+def _plain(options: AnchoringOptions) -> dict[str, Any]:
+    """The options as JSON holds them; a function of the user's own is left as its name."""
+    return {**vars(options), "corruption": describe_corruption(options.corruption)}
+
+
+def _corruption(plain: Any) -> Any:
+    if isinstance(plain, dict):
+        # A function is not in the file. It matters to training alone, so evaluation goes on without it.
+        return None if "function" in plain else Corruption(**plain)
+    return plain

@@ -1,0 +1,121 @@
+"""What anchoring adds to a training step, and how much of a step is not the network's."""
+
+import copy
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from kedge.anchoring import Anchored
+from kedge.data import ImageSet
+from kedge.models.classifier import Classifier
+from kedge.studies.bench.plain import without_anchors
+from kedge.studies.bench.turns import Spread, ratios
+from kedge.training import Recipe
+from kedge.training.engine import Engine
+from kedge.training.loader import make_feed
+from kedge.training.losses import CrossEntropy
+from kedge.training.train import prepare
+from kedge.training.trainer import Run
+
+CYCLE = 5  # steps: by default one of them has corrupted anchors; in networks with per_sample=True each has some
+
+
+class TimedEngine(Engine):
+    """Adds up the time spent in the network and the optimizer."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+
+    def setup(self, net: nn.Module, optimizer: torch.optim.Optimizer) -> tuple[nn.Module, torch.optim.Optimizer]:
+        """Time every forward pass and every step."""
+        for owner, name in ((net, "forward"), (optimizer, "step")):
+            setattr(owner, name, self._timed(getattr(owner, name)))
+        return net, optimizer
+
+    def backward(self, loss: Tensor) -> None:
+        """Time the backward pass."""
+        self._timed(loss.backward)()
+
+    def _timed(self, call: Any) -> Any:
+        def timed(*args: Any, **options: Any) -> Any:
+            started = time.perf_counter()
+            result = call(*args, **options)
+            self.seconds += time.perf_counter() - started
+            return result
+
+        return timed
+
+
+class Stepper:
+    """A training that goes on by a cycle of steps whenever it is asked to.
+
+    Args:
+        net: Plain or anchored; trained in place.
+        data: Images in memory, with labels.
+        recipe: How to train.
+    """
+
+    def __init__(self, net: Classifier, data: ImageSet, recipe: Recipe) -> None:
+        self.engine = TimedEngine()
+        self._cycles = self._run(net, data, recipe)
+
+    def cycle(self) -> tuple[float, float]:
+        """Seconds of a step, and of its part in the network and the optimizer."""
+        inside, started = self.engine.seconds, time.perf_counter()
+        next(self._cycles)
+        return (time.perf_counter() - started) / CYCLE, (self.engine.seconds - inside) / CYCLE
+
+    def _run(self, net: Classifier, data: ImageSet, recipe: Recipe) -> Iterator[None]:
+        feed = make_feed(data, recipe, 0, rank=0, world=1, workers=0, preprocess=None)
+        prepare(net, data, feed, None, 0)
+        run = Run(net, data, feed, None, CrossEntropy(), recipe, 0, self.engine, None, False)
+        net.train()
+        steps = 0
+        while True:
+            for batch in feed.epoch(0, 0):
+                run.step(batch, None, 0)
+                steps += 1
+                if steps % CYCLE == 0:
+                    yield
+
+
+def training_steps(
+    net: Anchored, data: ImageSet, *, batch: int = 128, repeats: int = 9, report: Callable[[str], None] | None = None
+) -> dict[str, Any]:
+    """Time the steps of an anchored network and of its plain twin in turns, through kedge's own loop.
+
+    Args:
+        net: The anchored network; a copy of it is trained.
+        data: Images in memory, with labels, at least a batch of them.
+        batch: Images of a step.
+        repeats: Cycles of five steps of each.
+        report: Called with the name of a twin after each of its cycles.
+
+    Returns:
+        For ``"plain"`` and ``"anchored"`` the seconds of a ``"step"`` with their spread and the share of it that is
+        ``"outside"`` forward, backward and optimizer; and the ``"ratio"`` of the two steps, with its spread.
+    """
+    recipe = Recipe(epochs=CYCLE * (repeats + 1), batch=batch)  # of a step at least: anchors are corrupted to the end
+    steppers = {
+        "plain": Stepper(without_anchors(net), data, recipe),
+        "anchored": Stepper(copy.deepcopy(net), data, recipe),
+    }
+    times: dict[str, list[tuple[float, float]]] = {name: [] for name in steppers}
+    with torch.random.fork_rng():  # as in training
+        for stepper in steppers.values():
+            stepper.cycle()  # the first cycle warms up
+        for turn in range(repeats):
+            for name in list(steppers)[:: 1 if turn % 2 == 0 else -1]:
+                times[name].append(steppers[name].cycle())
+                if report is not None:
+                    report(name)
+    steps = {name: [step for step, _ in cycles] for name, cycles in times.items()}
+    found: dict[str, Any] = {"batch": batch, "ratio": asdict(ratios(steps["anchored"], steps["plain"]))}
+    for name, cycles in times.items():
+        outside = Spread.of([(step - inside) / step for step, inside in cycles]).median
+        found[name] = {"step": asdict(Spread.of(steps[name])), "outside": outside}
+    return found

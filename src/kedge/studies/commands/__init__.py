@@ -1,0 +1,1 @@
+"""The commands that run studies: ``kedge demo``, ``kedge reproduce`` and ``kedge bench``."""

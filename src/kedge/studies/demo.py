@@ -1,0 +1,89 @@
+"""The demo: an anchored network and its plain twin on digits 0 to 7, against images that are no such digits."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from kedge.anchoring import anchor
+from kedge.data import ImageSet
+from kedge.data.digits import digits, inverted, letters, noised, of_classes, textures
+from kedge.detectors import AMP, MSP, Detector, Energy, Entropy, MaxLogit
+from kedge.evaluation import Evaluation, evaluate
+from kedge.models import build
+from kedge.seeds import seeded
+from kedge.training import Progress, Recipe, recipe, train
+
+KNOWN, HELD_OUT = (0, 1, 2, 3, 4, 5, 6, 7), (8, 9)
+
+
+@dataclass(frozen=True)
+class DemoData:
+    """The parts of the digits: to train, to calibrate and to test on, and what does not belong."""
+
+    train: ImageSet
+    calibration: ImageSet
+    test: ImageSet
+    ood: tuple[ImageSet, ...]
+
+
+@dataclass(frozen=True)
+class Demo:
+    """What the demo made: the anchored detector, the table, and the data."""
+
+    detector: AMP
+    evaluation: Evaluation
+    data: DemoData
+
+
+def demo_data(*, seed: int = 0) -> DemoData:
+    """Split the digits; every OOD set is made of images that no network was trained on.
+
+    Example:
+        >>> [s.name for s in demo_data().ood]
+        ['digits 8 and 9', 'letters', 'inverted', 'noised', 'textures']
+    """
+    every = digits()
+    known = of_classes(every, KNOWN, name="digits 0 to 7")
+    rest, test = known.split(0.8, seed=seed)
+    training, calibration = rest.split(0.875, seed=seed)
+    near = of_classes(every, HELD_OUT, name="digits 8 and 9")
+    unlabelled = ImageSet(near.images, name=near.name)
+    ood = (unlabelled, letters(800, seed=seed), inverted(test), noised(test, seed=seed), textures(800, seed=seed))
+    return DemoData(training, calibration, test, ood)
+
+
+def run_demo(
+    *,
+    seed: int = 0,
+    epochs: int | None = None,
+    width: int = 16,
+    data: DemoData | None = None,
+    training_progress: Callable[[str, Progress], None] | None = None,
+    scoring_progress: Callable[[int, int], None] | None = None,
+) -> Demo:
+    """Train both twins, calibrate their detectors and evaluate them.
+
+    Args:
+        seed: Of everything.
+        epochs: Instead of the demo recipe's.
+        width: Of the compact network.
+        data: Instead of the whole demo data.
+        training_progress: Called with the twin's name after every training step.
+        scoring_progress: Called with the number of images scored and the number in all.
+    """
+    data = data or demo_data(seed=seed)
+    how: Recipe = recipe("demo") if epochs is None else recipe("demo", epochs=epochs)
+    with seeded(seed):
+        network = build("compact", width=width, classes=len(KNOWN), channels=1)
+    twins = {"anchored": anchor(network, seed=seed), "plain": network}
+    trained = {}
+    for name, net in twins.items():
+        report = None if training_progress is None else (lambda p, name=name: training_progress(name, p))
+        trained[name] = train(net, data.train, how, seed=seed, progress=report)
+    amp = AMP(trained["anchored"])
+    detectors: dict[str, Detector] = {"AMP (anchored)": amp, "Energy (anchored)": Energy(trained["anchored"])}
+    for kind in (MSP, MaxLogit, Entropy, Energy):
+        detectors[f"{kind.__name__} (plain)"] = kind(trained["plain"])
+    for detector in detectors.values():
+        detector.fit(data.train).calibrate(data.calibration)
+    evaluation = evaluate(detectors, data.test, data.ood, resamples=1000, seed=seed, progress=scoring_progress)
+    return Demo(amp, evaluation, data)

@@ -1,0 +1,182 @@
+"""The paper's numbers as it prints them: every table of "Out of Distribution Detection via Neural Network Anchoring".
+
+Values are in percent. Methods, networks, sets and metrics have kedge's names. Where a printed number disagrees with the
+numbers beside it, the number stays as printed and its `Reported.slip` says what it disagrees with.
+"""
+
+import functools
+import importlib.resources
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any, Self
+
+from kedge.checks import one_of
+from kedge.errors import InputError
+
+AVERAGE = "average"  # the OOD set of a mean over OOD sets
+
+
+@dataclass(frozen=True)
+class Reported:
+    """One number of the paper.
+
+    Attributes:
+        table: Its number, or ``"text"`` for what the text alone says.
+        id_set: In-distribution set.
+        network: As `kedge.models.build` names it.
+        method: As kedge names it; ``"plain"`` for an ordinary network without a method of its own.
+        ood_set: Out-of-distribution set; `AVERAGE` for a mean over sets, None for an accuracy.
+        metric: As in `kedge.metrics`, or ``"tnr95"``, of which `as_fpr95` makes the other form.
+        value: In percent.
+        deviation: What is printed after a plus-minus sign.
+        slip: Why the number cannot be what was meant, or None.
+        doubt: Why the number, or its reading, may mislead, or None.
+        printed_as: What the paper calls the row.
+        uses_outliers: Whether the paper marks the method as one that learns from outliers.
+        corruption: In the ablation, what the anchors suffered in training, by the switches of
+            `kedge.anchoring.corruption.Corruption`; elsewhere None, and AMP's networks have seen all five.
+        anchors: In the ablation, how many anchors an image was scored with; elsewhere None, and AMP uses 5.
+    """
+
+    table: str
+    id_set: str
+    network: str
+    method: str
+    ood_set: str | None
+    metric: str
+    value: float
+    deviation: float | None = None
+    slip: str | None = None
+    doubt: str | None = None
+    printed_as: str = ""
+    uses_outliers: bool = False
+    corruption: tuple[str, ...] | None = None
+    anchors: int | None = None
+
+    def as_fpr95(self) -> Self:
+        """The same number as FPR95, which is 100 - TNR95: the OOD images that are not rejected are accepted.
+
+        Example:
+            >>> (tnr,) = reported(table=12, id_set="cifar10", method="AMP", ood_set="svhn", metric="tnr95")
+            >>> tnr.value, tnr.as_fpr95().value
+            (91.2, 8.8)
+        """
+        if self.metric == "fpr95":
+            return self
+        if self.metric != "tnr95":
+            raise InputError(f"metric must be 'tnr95' or 'fpr95' to be given as FPR95; got {self.metric!r}")
+        return replace(self, metric="fpr95", value=round(100 - self.value, 2))  # no more decimals than are printed
+
+
+@dataclass(frozen=True)
+class Table:
+    """What a table of the paper holds.
+
+    Attributes:
+        table: Its number, or ``"text"``.
+        label: In the paper's source.
+        section: Of the paper; a letter for the appendix.
+        caption: What the table shows, in kedge's words.
+        id_sets: In-distribution sets.
+        networks: As `kedge.models.build` names them.
+        methods: As kedge names them.
+        ood_sets: Out-of-distribution sets, without averages.
+        metrics: In the order of the columns.
+    """
+
+    table: str
+    label: str
+    section: str
+    caption: str
+    id_sets: tuple[str, ...]
+    networks: tuple[str, ...]
+    methods: tuple[str, ...]
+    ood_sets: tuple[str, ...]
+    metrics: tuple[str, ...]
+
+
+def reported(
+    *,
+    table: str | int | None = None,
+    id_set: str | None = None,
+    method: str | None = None,
+    ood_set: str | None = None,
+    metric: str | None = None,
+    network: str | None = None,
+) -> list[Reported]:
+    """The paper's numbers that match every argument given, in the order of its tables.
+
+    Args:
+        table: Number of the table, or ``"text"``.
+        id_set: In-distribution set.
+        method: As kedge names it.
+        ood_set: Out-of-distribution set, or `AVERAGE`.
+        metric: As in `kedge.metrics`, or ``"tnr95"``.
+        network: As `kedge.models.build` names it.
+
+    Example:
+        >>> [r.value for r in reported(table=2, method="AMP", ood_set="svhn", metric="fpr95")]  # CIFAR-10 and CIFAR-100
+        [5.19, 12.57]
+    """
+    wanted = {"table": None if table is None else str(table), "id_set": id_set, "method": method}
+    wanted |= {"ood_set": ood_set, "metric": metric, "network": network}
+    asked = {name: value for name, value in wanted.items() if value is not None}
+    for name, value in asked.items():
+        one_of(name, value, _distinct(name, _numbers()))
+    return [r for r in _numbers() if all(getattr(r, name) == value for name, value in asked.items())]
+
+
+@functools.cache
+def tables() -> tuple[Table, ...]:
+    """The paper's tables of numbers, in its order; Table 1 is a list of the others and has none.
+
+    Example:
+        >>> [t.table for t in tables()]
+        ['2', '3', '4', '5', '6', '7', '8', '9', '10', '11', '12', 'text']
+    """
+    return tuple(_table(name, held) for name, held in _read()["tables"].items())
+
+
+def _table(name: str, held: dict[str, Any]) -> Table:
+    rows = reported(table=name)
+    return Table(
+        table=name,
+        label=held["label"],
+        section=held["section"],
+        caption=held["caption"],
+        id_sets=_distinct("id_set", rows),
+        networks=_distinct("network", rows),
+        methods=_distinct("method", rows),
+        ood_sets=tuple(s for s in _distinct("ood_set", rows) if s != AVERAGE),
+        metrics=_distinct("metric", rows),
+    )
+
+
+def _distinct(name: str, rows: list[Reported] | tuple[Reported, ...]) -> tuple[str, ...]:
+    values = (getattr(row, name) for row in rows)
+    return tuple(dict.fromkeys(value for value in values if value is not None))
+
+
+@functools.cache
+def _read() -> dict[str, Any]:
+    text = importlib.resources.files("kedge.studies").joinpath("paper.json").read_text(encoding="utf-8")
+    held: dict[str, Any] = json.loads(text)
+    return held
+
+
+@functools.cache
+def _numbers() -> tuple[Reported, ...]:
+    return tuple(
+        number for table, held in _read()["tables"].items() for row in held["rows"] for number in _row(table, row)
+    )
+
+
+def _row(table: str, row: dict[str, Any]) -> Iterator[Reported]:
+    common = {name: value for name, value in row.items() if name != "values"}
+    if "corruption" in common:
+        common["corruption"] = tuple(common["corruption"])
+    for ood_set, by_metric in row["values"].items():
+        for metric, cell in by_metric.items():
+            printed = cell if isinstance(cell, dict) else {"value": cell}  # a bare number where there is nothing to say
+            yield Reported(table=table, ood_set=ood_set or None, metric=metric, **common, **printed)

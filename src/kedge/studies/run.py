@@ -1,0 +1,287 @@
+"""Running a suite: train what is needed, score every cell once, and put the cells together."""
+
+import copy
+import hashlib
+import json
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from kedge.anchoring import Anchored, anchor
+from kedge.data import ImageSet, Preprocess, StreamedSet
+from kedge.detectors import AMP, Cost, Detection, Detector
+from kedge.errors import FileFormatError, InputError, NotReadyError
+from kedge.evaluation import Evaluation, Result, Shifted, evaluate
+from kedge.evaluation.core import PERMUTED
+from kedge.files import atomic
+from kedge.io import artifact
+from kedge.metrics import Estimate
+from kedge.models.classifier import Classifier
+from kedge.provenance import provenance
+from kedge.studies.memory import Memory
+from kedge.studies.plan import Suite, SuiteData
+from kedge.training import Progress, train
+
+TrainingProgress = Callable[[str, Progress], None]
+ScoringProgress = Callable[[str, int, int], None]
+
+
+class SuiteRun:
+    """A suite in a folder. What is finished there is not run again; a training that was stopped goes on.
+
+    Args:
+        suite: What to run.
+        directory: For the cells; one suite each.
+        networks: For the networks, which suites can share: one that is trained there already, from the same plan, seed
+            and sets, is not trained again. By default a folder in ``directory``.
+        training: More arguments of `kedge.train`: ``accelerator``, ``precision``, ``workers``.
+        on_training: Called with a network's name after every training step.
+        on_scoring: Called with a method's label, the number of images scored and the number in all.
+    """
+
+    def __init__(
+        self,
+        suite: Suite,
+        directory: str | Path,
+        *,
+        networks: str | Path | None = None,
+        training: Mapping[str, Any] | None = None,
+        on_training: TrainingProgress | None = None,
+        on_scoring: ScoringProgress | None = None,
+    ) -> None:
+        self.suite, self.directory = suite, Path(directory)
+        self.networks = self.directory / "networks" if networks is None else Path(networks)
+        self.on_training, self.on_scoring = on_training, on_scoring
+        self.training = dict(training or {})
+        self._trained: dict[tuple[str, int], Classifier] = {}
+        self._memory: dict[tuple[str, int], Memory] = {}
+        self._data: tuple[int, SuiteData] | None = None  # of the last seed: reading it can take minutes
+
+    def run(self) -> dict[int, Evaluation]:
+        """Run what is missing, and return the table of each seed."""
+        return {seed: self.evaluation(seed) for seed in self.suite.seeds}
+
+    def evaluation(self, seed: int) -> Evaluation:
+        """The table of one seed: every method on the same sets."""
+        data = self.data(seed)
+        if not data.ood:
+            raise NotReadyError("no OOD set is here: " + ("; ".join(data.missing.values()) or "the suite names none"))
+        left_out = {label for label in self.suite.methods if data.outliers is None and self._needs_outliers(label)}
+        results = {label: self._cell(label, data, seed) for label in self.suite.methods if label not in left_out}
+        self._trained.clear()
+        self._memory.clear()
+        shifted, known = tuple(s.name for s in data.shifted), {ood: s.name for ood, s in data.known_in.items()}
+        apart = tuple(s.name for s in data.ood if s.name in self.suite.apart)
+        results = {label: replace(result, apart=apart) for label, result in results.items()}
+        return Evaluation(results, data.tested, data.test.name, self.suite.resamples, shifted, known, apart)
+
+    def _cell(self, label: str, data: SuiteData, seed: int) -> Result:
+        path = self.directory / f"seed-{seed}" / "cells" / f"{_file_name(label)}.cell"
+        identity = self._identity(label, data, seed)
+        if path.exists():
+            return read_cell(path, identity)
+        report = None if self.on_scoring is None else _labelled(self.on_scoring, label)
+        detector, permuted = self._detector(label, data, seed), self.suite.methods[label].permuted
+        if permuted and not (isinstance(detector, AMP) and detector.rescores):
+            raise InputError(f"the score of {label!r} rests on no temperature of the single image to permute")
+        found = evaluate(
+            {label: detector},
+            data.test,
+            data.ood,
+            shifted=data.shifted,
+            known_in=data.known_in,
+            controls=permuted,
+            resamples=self.suite.resamples,
+            progress=report,
+        )
+        result = found.results[label + PERMUTED if permuted else label]
+        # What other rows have asked already was not computed again, but belongs to this row's cost too.
+        saved = sum(memory.saved for memory in self._memory.values())
+        images = sum(map(len, result.detections.values()))
+        result = replace(result, milliseconds=result.milliseconds + 1000 * saved / images)
+        write_cell(path, result, identity, self._trainings(label, data, seed))
+        return result
+
+    def trainings(self) -> dict[str, dict[str, Any]]:
+        """The trainings behind the cells in the folder: by the network's folder, its seconds and what it ran on."""
+        found: dict[str, dict[str, Any]] = {}
+        for path in sorted(self.directory.glob("seed-*/cells/*.json")):
+            found |= json.loads(path.read_text())["trainings"]
+        return found
+
+    def detector(self, label: str, seed: int) -> Detector:
+        """The detector behind a row, fitted and calibrated."""
+        return self._detector(label, self.data(seed), seed)
+
+    def data(self, seed: int) -> SuiteData:
+        """The sets of a seed, read once."""
+        if self._data is None or self._data[0] != seed:
+            self._data = (seed, self.suite.data(seed))
+        return self._data[1]
+
+    def _detector(self, label: str, data: SuiteData, seed: int) -> Detector:
+        method, preprocess = self.suite.methods[label], Preprocess(tuple(data.test.images.shape[1:]))
+        # A copy, since a detector may give a network other anchors.
+        networks = [copy.deepcopy(self._network(name, data, seed)) for name in method.networks]
+        for name, net in zip(method.networks, networks, strict=True):
+            if isinstance(net, Anchored):
+                self._memory.setdefault((name, seed), Memory()).attach(net)
+        detector = method.build(networks, data.outliers)
+        detector.fit(data.train, preprocess=preprocess).calibrate(data.held_out)
+        for memory in self._memory.values():
+            memory.start()
+        return detector
+
+    def _needs_outliers(self, label: str) -> bool:
+        """Whether a method, or the training of one of its networks, takes the suite's outliers."""
+        method = self.suite.methods[label]
+        kinds = [self.suite.networks[name].method for name in method.networks]
+        return method.outliers or any(kind is not None and kind.needs_outliers for kind in kinds)
+
+    def _network(self, name: str, data: SuiteData, seed: int) -> Classifier:
+        if (name, seed) not in self._trained:
+            plan, preprocess = self.suite.networks[name], Preprocess(tuple(data.test.images.shape[1:]))
+            number = plan.number(seed)
+            if plan.start is None:
+                net = plan.build(number)
+            else:
+                net = copy.deepcopy(self._network(plan.start, data, seed))
+            if plan.anchored:
+                net = anchor(net, seed=number, **plan.anchoring)
+            loss = plan.trained_by()
+            if plan.method is not None:
+                net = plan.method.prepare(net, **plan.prepare)
+            images = data.train if plan.share == 1 else data.train.split(plan.share, seed=number)[0]
+            outliers = data.outliers if loss is not None and loss.outliers_per_image else None
+            self._trained[name, seed] = train(
+                net,
+                images,
+                plan.recipe,
+                seed=number,
+                directory=self.networks / self._network_name(name, number, data.train, outliers),
+                loss=loss,
+                outliers=outliers,
+                preprocess=None if isinstance(images, ImageSet) else preprocess,
+                progress=None if self.on_training is None else _named(self.on_training, name),
+                **self.training,
+            )
+        return self._trained[name, seed]
+
+    def _trainings(self, label: str, data: SuiteData, seed: int) -> dict[str, dict[str, Any]]:
+        """How long the networks of a row trained, those that they start from included."""
+        names = list(self.suite.methods[label].networks)
+        names += [start for name in names if (start := self.suite.networks[name].start)]
+        found = {}
+        for name in names:
+            net, number = self._network(name, data, seed), self.suite.networks[name].number(seed)
+            folder = self._network_name(name, number, data.train, data.outliers if net.outliers is not None else None)
+            found[folder] = {key: net.record.get(key) for key in ("seconds", "made with")}
+        return found
+
+    def _described(self, name: str) -> dict[str, Any]:
+        """A network's plan as plain data, with the plan that it starts from."""
+        plan = self.suite.networks[name]
+        return plan.described() | ({} if plan.start is None else {"start": self._described(plan.start)})
+
+    def _network_name(self, name: str, seed: int, train: ImageSet | StreamedSet, outliers: ImageSet | None) -> str:
+        """A folder's name that only the very same training has."""
+        sets = [(s.name, s.checksum) for s in (train, outliers) if s is not None]
+        made_of = {**self._described(name), "member": seed, "sets": sets, "precision": self.training.get("precision")}
+        digest = hashlib.sha256(json.dumps(made_of, sort_keys=True).encode()).hexdigest()
+        kind = "anchored" if self.suite.networks[name].anchored else "plain"
+        return f"{_file_name(str(made_of['network']))}-{kind}-seed-{seed}-{digest[:12]}"
+
+    def _identity(self, label: str, data: SuiteData, seed: int) -> dict[str, Any]:
+        """What a finished cell must have been made of to count for this suite."""
+        method = self.suite.methods[label]
+        plain = {
+            "label": label,
+            "seed": seed,
+            "method": method.described(),
+            "networks": {
+                name: self._described(name) | {"seed": self.suite.networks[name].number(seed)}
+                for name in method.networks
+            },
+            "training images": data.train.checksum,
+            "held-out images": data.held_out.checksum,
+            "outliers": None if data.outliers is None else data.outliers.checksum,
+            "test sets": {name: s.checksum for name, s in data.tested.items()},
+            "known in": {ood: s.name for ood, s in data.known_in.items()},
+            "shifted": [s.name for s in data.shifted],
+            "resamples": self.suite.resamples,
+        }
+        same: dict[str, Any] = json.loads(json.dumps(plain))  # as a file gives it back
+        return same
+
+
+def write_cell(
+    path: Path, result: Result, identity: Mapping[str, Any], trainings: Mapping[str, Mapping[str, Any]]
+) -> None:
+    """Write a result with its single scores to one file, whole or not at all, and without them to a small JSON file."""
+    tensors = {
+        f"{number}.{f.name}": value
+        for number, detection in enumerate(result.detections.values())
+        for f in fields(detection)
+        if (value := getattr(detection, f.name)) is not None
+    }
+    header = {
+        "cell": dict(identity),
+        "trainings": dict(trainings),
+        "sets": list(result.detections),
+        "result": {
+            "metrics": {ood: {m: vars(e) for m, e in by.items()} for ood, by in result.metrics.items()},
+            "accuracy": result.accuracy,
+            "ece": result.ece,
+            "aurc": result.aurc,
+            "flagged": result.flagged,
+            "shifted": {name: vars(shifted) for name, shifted in result.shifted.items()},
+            "milliseconds": result.milliseconds,
+            "cost": vars(result.cost),
+            "uses_outliers": result.uses_outliers,
+        },
+        "made with": provenance(),
+    }
+    artifact.write(path, header, tensors)
+    with atomic(path.with_suffix(".json")) as temporary:
+        temporary.write_text(json.dumps(header, indent=1))
+
+
+def read_cell(path: Path, identity: Mapping[str, Any]) -> Result:
+    """Read a finished cell; one that was made of other networks or images is an error that says so."""
+    header, tensors = artifact.read(path)
+    if "cell" not in header:
+        raise FileFormatError(f"{path} is a kedge file, but not a cell of a suite; delete it")
+    changed = [key for key, value in identity.items() if header["cell"].get(key) != value]
+    if changed:
+        raise InputError(
+            f"{path} was made with other {', '.join(changed)} than the suite has now; choose another folder, or delete "
+            "the file to run it again"
+        )
+    kept = header["result"]
+    kept["metrics"] = {ood: {m: Estimate(**e) for m, e in by.items()} for ood, by in kept["metrics"].items()}
+    kept["cost"] = Cost(**kept["cost"])
+    kept["shifted"] = {name: Shifted(**values) for name, values in kept["shifted"].items()}
+    detections = {name: _detection(artifact.part(tensors, f"{n}.")) for n, name in enumerate(header["sets"])}
+    return Result(**kept, detections=detections)
+
+
+def _detection(tensors: Mapping[str, Tensor]) -> Detection:
+    values: dict[str, Any] = {f.name: tensors.get(f.name) for f in fields(Detection)}
+    return Detection(**values)
+
+
+def _file_name(label: str) -> str:
+    """A label as a file name: letters, digits, and a hyphen for anything else; a star becomes a word."""
+    return re.sub(r"[^a-z0-9]+", "-", label.lower().replace("*", " starred")).strip("-")
+
+
+def _named(report: TrainingProgress, name: str) -> Callable[[Progress], None]:
+    return lambda progress: report(name, progress)
+
+
+def _labelled(report: ScoringProgress, label: str) -> Callable[[int, int], None]:
+    return lambda done, total: report(label, done, total)

@@ -1,0 +1,101 @@
+"""Semantically coherent OOD detection: the paper's Tables 6, 10 and 11."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from kedge.data import ImageSet, Preprocess, StreamedSet, gather, sources
+from kedge.detectors import AMP, ODIN, UDG, ClassifierDiscrepancy, Energy, OutlierExposure
+from kedge.errors import InputError, NotReadyError
+from kedge.studies import sets
+from kedge.studies.plan import MethodPlan, PaperTable, Protocol, Suite, SuiteData
+from kedge.studies.study import CLASSES, HELD_OUT, SMOKE_IMAGES, SMOKE_SIDE, Setting, Study, smoke_data
+
+LISTS = ("texture", "svhn", "tin", "lsun", "places365")
+OTHER = {"cifar10": "cifar100", "cifar100": "cifar10"}
+TABLES = {"cifar10": "10", "cifar100": "11"}  # Table 6 has the means of both
+GROUPS = {"cifar10": 1000, "cifar100": 2000}
+
+
+def scood(setting: Setting) -> Study:
+    """Tables 6, 10 and 11: ResNet-18 on SCOOD's lists, where an OOD source's images of known classes count as known.
+
+    Example:
+        >>> [suite.name for suite in scood(Setting("smoke")).suites]
+        ['cifar10', 'cifar100']
+    """
+    suites = tuple(_suite(setting, known) for known in OTHER)
+    about = "Images of known classes in the OOD sources count as known; three methods learn from Tiny-ImageNet."
+    return Study("scood", "Semantically coherent OOD detection (Tables 6, 10, 11)", about, suites)
+
+
+def _suite(setting: Setting, known: str) -> Suite:
+    classes = CLASSES[known]
+    groups = {"groups": GROUPS[known] if setting.scale != "smoke" else 8}
+    networks = setting.twins("resnet18-cifar", classes)
+    networks["outlier exposure"] = setting.network("resnet18-cifar", classes, method=OutlierExposure)
+    networks["discrepancy"] = setting.network("resnet18-cifar", classes, method=ClassifierDiscrepancy)
+    networks["udg"] = setting.network(
+        "resnet18-cifar", classes, method=UDG, prepare=groups, loss=groups | {"outliers_per_image": 2}
+    )
+    return Suite(
+        name=known,
+        title=f"SCOOD, {known}, ResNet-18",
+        networks=networks,
+        methods={
+            "ODIN": MethodPlan(ODIN, ("plain",), paper="ODIN"),
+            "Energy": MethodPlan(Energy, ("plain",), paper="Energy"),
+            "OutlierExposure": MethodPlan(OutlierExposure, ("outlier exposure",), paper="OutlierExposure"),
+            "ClassifierDiscrepancy": MethodPlan(ClassifierDiscrepancy, ("discrepancy",), paper="ClassifierDiscrepancy"),
+            "UDG": MethodPlan(UDG, ("udg",), paper="UDG"),
+            "AMP": MethodPlan(AMP, ("anchored",), paper="AMP"),
+            "Energy (anchored)": MethodPlan(Energy, ("anchored",)),
+        },
+        data=_data(setting, known),
+        seeds=setting.seeds,
+        comparisons=setting.comparisons,
+        protocol=Protocol(("fpr95", "auroc", "aupr_in", "aupr_out")),
+        paper=PaperTable(TABLES[known], known, "resnet18-cifar"),
+    )
+
+
+def _data(setting: Setting, known: str) -> Callable[[int], SuiteData]:
+    """SCOOD's own lists; a list's images of known classes count as in distribution against the rest of that list."""
+
+    def load(seed: int) -> SuiteData:
+        if setting.scale == "smoke":
+            made = smoke_data(seed, outliers=True)
+            known_image = sets.made(SMOKE_IMAGES // 4, "made known", side=SMOKE_SIDE, seed=seed)
+            return replace(made, known_in={made.ood[0].name: known_image})
+        home = sources.data_folder(setting.data_dir) / "scood"
+        train, _ = _lists(known, known, "train", home)
+        part, held_out = train.split(1 - HELD_OUT, seed=seed)
+        test = replace(_lists(known, known, "test", home)[0], name=f"scood/{known}")
+        ood, known_in = [], {}
+        for name in (*LISTS, OTHER[known]):
+            coherent, strange = _lists(known, name, "test", home)
+            ood.append(ImageSet(strange.images, name=f"scood/{name}"))
+            if len(coherent):
+                known_in[ood[-1].name] = ImageSet(coherent.images, coherent.labels, name=f"scood/{name} (known)")
+        both = _lists(known, "tin", "train", home)
+        outliers = ImageSet(torch.cat([s.images for s in both]), name="scood/tin train")
+        return SuiteData(part, held_out, test, tuple(ood), outliers, known_in=known_in)
+
+    return load
+
+
+def _lists(benchmark: str, name: str, split: str, home: Path) -> tuple[ImageSet, ImageSet]:
+    """A list's images of known classes, and the others, at 32 x 32."""
+    try:
+        inside, outside = sources.scood(benchmark, name, split, data_dir=home)
+    except (InputError, NotReadyError) as error:
+        raise NotReadyError(f"scood is not complete in {home}: {error}; see `kedge data get scood`") from error
+    return _small(inside), _small(outside)
+
+
+def _small(images: ImageSet | StreamedSet) -> ImageSet:
+    if len(images) == 0:
+        return ImageSet(torch.empty(0, 3, 32, 32, dtype=torch.uint8), torch.empty(0, dtype=torch.long), images.name)
+    return gather(images, Preprocess((3, 32, 32)), name=images.name)

@@ -1,0 +1,156 @@
+"""A problem of two classes in the plane, and three infinitely wide ways to disagree about it.
+
+Each function takes inputs as rows and returns one row of predictions per hypothesis. Letters: N training inputs, T test
+inputs, K anchors.
+"""
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from kedge.checks import at_least, between
+from kedge.errors import InputError
+from kedge.studies.theory.ntk import dual_weights, encode, h_ntk, initial_kernel, predict
+
+
+@dataclass(frozen=True)
+class ToyProblem:
+    """Points of two classes: to train on, and more of the same to test on.
+
+    Args:
+        x: Training points around the origin, at a distance of one in the root mean square, (N, 2).
+        y: Their classes, 1 and -1, (N,).
+        held_out: Further points, (T, 2).
+        held_out_y: Their classes, (T,).
+    """
+
+    x: Tensor
+    y: Tensor
+    held_out: Tensor
+    held_out_y: Tensor
+
+
+def toy_problem(n: int = 40, held_out: int = 200, *, noise: float = 0.1, seed: int = 0) -> ToyProblem:
+    """Two half circles that reach into each other, in double precision.
+
+    Args:
+        n: Training points.
+        held_out: Further points.
+        noise: The deviation of points from their half circle, of radius one before scaling.
+        seed: Of the points.
+
+    Example:
+        >>> problem = toy_problem(6)
+        >>> problem.y, round(float(problem.x.square().sum(dim=1).mean()), 6)
+        (tensor([ 1., -1.,  1., -1.,  1., -1.], dtype=torch.float64), 1.0)
+    """
+    at_least("n", n, 2)
+    at_least("held_out", held_out, 1)
+    between("noise", noise, 0, math.inf)
+    generator = torch.Generator().manual_seed(seed)
+    x, y = _half_circles(n, noise, generator)
+    more, more_y = _half_circles(held_out, noise, generator)
+    centre = x.mean(dim=0)
+    scale = (x - centre).square().sum(dim=1).mean().sqrt()
+    return ToyProblem((x - centre) / scale, y, (more - centre) / scale, more_y)
+
+
+def with_bias(x: Tensor) -> Tensor:
+    """Append a coordinate that is always one: the first layer's bias, which pairs keep once, beside the anchor.
+
+    Example:
+        >>> encode(with_bias(torch.tensor([[3.0]])), with_bias(torch.tensor([[2.0]])))
+        tensor([[2., 1., 1., 0.]])
+    """
+    return torch.cat([x, torch.ones_like(x[:, :1])], dim=1)
+
+
+def one_network(
+    x: Tensor, y: Tensor, points: Tensor, anchors: Tensor, *, per_input: int, generator: torch.Generator
+) -> Tensor:
+    """One network as anchoring trains it, read under each anchor: every training input meets some anchors at random.
+
+    Args:
+        x: Training inputs, (N, D).
+        y: Their targets, (N,).
+        points: Test inputs, (T, D).
+        anchors: To predict with, (K, D).
+        per_input: Anchors that each training input is seen with, different training inputs; N for all.
+        generator: Draws them.
+
+    Returns:
+        The predictions under each anchor, (K, T).
+
+    Example:
+        >>> x, y = torch.eye(3), torch.tensor([1.0, -1.0, 1.0])
+        >>> one_network(x, y, x, x[:2], per_input=3, generator=torch.Generator())  # knows every pair
+        tensor([[ 1.0000, -1.0000,  1.0000],
+                [ 1.0000, -1.0000,  1.0000]])
+    """
+    if at_least("per_input", per_input, 1) > len(x):
+        raise InputError(f"per_input must be at most the {len(x)} training inputs; got {per_input}: lower it")
+    drawn = torch.stack([torch.randperm(len(x), generator=generator)[:per_input] for _ in x])  # (N, per_input)
+    pairs = encode(x.repeat_interleave(per_input, dim=0), x[drawn].flatten(0, 1))  # (P, 2 D)
+    weights = dual_weights(h_ntk(pairs, pairs), y.repeat_interleave(per_input))
+    return torch.stack([h_ntk(encode(points, c), pairs) @ weights for c in anchors])  # (K, T)
+
+
+def one_per_anchor(x: Tensor, y: Tensor, points: Tensor, anchors: Tensor) -> Tensor:
+    """A network for each anchor, trained and read with that anchor alone, as the paper's argument has it.
+
+    Args:
+        x: Training inputs, (N, D).
+        y: Their targets, (N,).
+        points: Test inputs, (T, D).
+        anchors: One per network, (K, D).
+
+    Returns:
+        The predictions under each anchor, (K, T).
+
+    Example:
+        >>> x, y = torch.eye(3), torch.tensor([1.0, -1.0, 1.0])
+        >>> one_per_anchor(x, y, x, x[:1])
+        tensor([[ 1.0000, -1.0000,  1.0000]])
+    """
+
+    def under(c: Tensor) -> Tensor:
+        pairs = encode(x, c)
+        return predict(h_ntk(pairs, pairs), h_ntk(encode(points, c), pairs), y)
+
+    return torch.stack([under(c) for c in anchors])  # (K, T)
+
+
+def ensemble(x: Tensor, y: Tensor, points: Tensor) -> tuple[Tensor, Tensor]:
+    """Plain networks from all initial weights: the normal distribution of their predictions at each point.
+
+    With ``A = K_test K_train^-1`` a network ends at ``f_0(test) + A (y - f_0(train))``; the covariance of its initial
+    outputs f_0 is `initial_kernel`.
+
+    Args:
+        x: Training inputs, (N, D).
+        y: Their targets, (N,).
+        points: Test inputs, (T, D).
+
+    Returns:
+        Mean and standard deviation, (T,) each.
+
+    Example:
+        >>> mean, deviation = ensemble(torch.eye(2), torch.tensor([1.0, -1.0]), torch.tensor([[1.0, 0.0], [-1.0, 0.0]]))
+        >>> [round(float(value), 2) for value in deviation]
+        [0.0, 0.71]
+    """
+    a = dual_weights(h_ntk(x, x), h_ntk(x, points)).T  # (T, N)
+    start = points.square().sum(dim=1) / 2
+    variance = start - 2 * (a * initial_kernel(points, x)).sum(dim=1) + ((a @ initial_kernel(x, x)) * a).sum(dim=1)
+    return a @ y, variance.clamp_min(0).sqrt()
+
+
+def _half_circles(n: int, noise: float, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    y = 1.0 - 2.0 * (torch.arange(n, dtype=torch.float64) % 2)
+    angle = math.pi * torch.rand(n, generator=generator, dtype=torch.float64)
+    upper = torch.stack([angle.cos(), angle.sin()], dim=1)
+    lower = torch.stack([1 - angle.cos(), 0.5 - angle.sin()], dim=1)
+    x = torch.where(y[:, None] > 0, upper, lower)
+    return x + noise * torch.randn(n, 2, generator=generator, dtype=torch.float64), y
