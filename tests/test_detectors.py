@@ -375,7 +375,7 @@ def test_given_anchors_are_taken_as_they_are():
     assert anchors_of(detector).equal(detector.preprocess.batch(larger))
 
 
-def test_k_is_the_number_of_hypotheses():
+def test_k_is_the_number_of_per_anchor_logits():
     for k in (2, 3, 11):
         detector = fitted(k=k)
         assert detector.net.per_anchor_logits(images(2).float() / 255).shape == (k, 2, 4)

@@ -157,7 +157,7 @@ class Several(nn.Module):
         amps = (d for d in self.detectors if isinstance(d, kedge.AMP))
         others = (d for d in self.detectors if not isinstance(d, kedge.AMP))
         logits = hypotheses.mean(dim=0)
-        return (*(d.of_hypotheses(hypotheses).score for d in amps), *(d.of_logits(logits).score for d in others))
+        return (*(d.of_per_anchor_logits(hypotheses).score for d in amps), *(d.of_logits(logits).score for d in others))
 
 
 @pytest.mark.filterwarnings("ignore::FutureWarning")  # inside torch

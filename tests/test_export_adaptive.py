@@ -88,8 +88,8 @@ def test_settled_or_not_an_image_has_the_score_of_as_many_anchors(net, parts, mi
     export_onnx(auto, tmp_path / "auto.onnx")
     expected = full.net.per_anchor_logits(full.as_input(mixed), tta=full.views)
     for bound, scores, passes in (
-        (np.inf, full.of_hypotheses(expected[:2]).score, 2),
-        (-np.inf, full.of_hypotheses(expected).score, 4),
+        (np.inf, full.of_per_anchor_logits(expected[:2]).score, 2),
+        (-np.inf, full.of_per_anchor_logits(expected).score, 4),
     ):
         model = read_model(tmp_path / "auto.onnx")
         set_tensors(model, {"settled": np.float32(bound)})

@@ -90,6 +90,8 @@ class AMP(RescoringDetector):
     """
 
     name = "amp"
+    reads = "per_anchor_logits"
+    has_tau = True
     net: Anchored
 
     def __init__(
@@ -189,9 +191,9 @@ class AMP(RescoringDetector):
         """The marginalised logits, tau and the score of the rescaled logits."""
         if self.adaptive:
             return self._adaptive(x)
-        return self.of_hypotheses(self.net.per_anchor_logits(x, tta=self.tta))
+        return self.of_per_anchor_logits(self.net.per_anchor_logits(x, tta=self.tta))
 
-    def of_hypotheses(self, hypotheses: Tensor) -> Outputs:
+    def of_per_anchor_logits(self, hypotheses: Tensor) -> Outputs:
         """What the method makes of the logits under each anchor, (K, B, C): pure tensor operations."""
         logits = hypotheses.mean(dim=0)
         tau = scores.tau(hypotheses, self.tau)
@@ -208,14 +210,14 @@ class AMP(RescoringDetector):
                 "which learns it from half of the images"
             )
         few = self.net.per_anchor_logits(x, tta=self.tta, which=range(FEW))
-        out = self.of_hypotheses(few)
+        out = self.of_per_anchor_logits(few)
         open_ = out.score > self.settled
         rest = range(FEW, self.net.k)
         self.asked[0] += len(x)
         self.asked[1] += FEW * len(x) + len(rest) * int(open_.sum())
         if len(rest) and bool(open_.any()):
             more = self.net.per_anchor_logits(x[open_], tta=self.tta, which=rest)
-            full = self.of_hypotheses(torch.cat([few[:, open_], more]))
+            full = self.of_per_anchor_logits(torch.cat([few[:, open_], more]))
             for mine, found in (
                 (out.logits, full.logits),
                 (out.score, full.score),
@@ -232,8 +234,8 @@ class AMP(RescoringDetector):
         with torch.no_grad():
             for x in images.split(256):
                 hypotheses = self.net.per_anchor_logits(self.as_input(x), tta=self.tta)
-                few.append(self.of_hypotheses(hypotheses[:FEW]).score)
-                full.append(self.of_hypotheses(hypotheses).score)
+                few.append(self.of_per_anchor_logits(hypotheses[:FEW]).score)
+                full.append(self.of_per_anchor_logits(hypotheses).score)
         return settling(torch.cat(few), torch.cat(full))
 
     def twin(self, held_out: Any, *, anchors: str | None = "auto") -> "AMP":

@@ -96,6 +96,9 @@ class Detector(ABC):
     Attributes:
         name: In files.
         needs_outliers: Whether the method is always trained with outliers.
+        reads: What the method reads: ``"logits"`` (it then has `of_logits`), ``"per_anchor_logits"`` (it then has
+            `of_per_anchor_logits`), ``"features"``, ``"gradients"``, ``"images"``, or ``"network"`` if none of these alone.
+        has_tau: Whether its outputs have a tau.
         learns_held_out: Whether the method learns from held-out images; `calibrate` then gives it half of them and
             sets the threshold on the other half, since a threshold holds for images that the method never saw.
     """
@@ -103,6 +106,8 @@ class Detector(ABC):
     name: ClassVar[str]
     needs_outliers: ClassVar[bool] = False
     learns_held_out: bool = False
+    reads: ClassVar[str] = "network"
+    has_tau: ClassVar[bool] = False
 
     def __init__(self, net: nn.Module) -> None:
         if not isinstance(net, nn.Module):

@@ -16,6 +16,7 @@ from kedge.detectors.registry import register
 class LogitDetector(Detector):
     """A detector whose score is a pure function of the logits, ``score_function``."""
 
+    reads = "logits"
     score_function: ClassVar[Callable[[Tensor], Tensor]]
 
     def outputs(self, x: Tensor) -> Outputs:

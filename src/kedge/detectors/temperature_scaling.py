@@ -36,6 +36,7 @@ class TemperatureScaling(Detector):
     """
 
     name = "temperature_scaling"
+    reads = "logits"
 
     def __init__(self, net: nn.Module, *, temperature: float | None = None) -> None:
         super().__init__(net)

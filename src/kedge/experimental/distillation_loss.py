@@ -56,7 +56,7 @@ class Distillation(Loss):
             teacher.net.to(x.device)
         with torch.no_grad():
             # All anchors, also of a teacher that would ask fewer.
-            said = teacher.of_hypotheses(teacher.net.per_anchor_logits(x.to(teacher.net.mean), tta=teacher.tta))
+            said = teacher.of_per_anchor_logits(teacher.net.per_anchor_logits(x.to(teacher.net.mean), tta=teacher.tta))
         assert said.tau is not None
         return said.logits.to(x), said.tau.clamp_min(TAU_FLOOR).log().to(x)
 

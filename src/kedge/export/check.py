@@ -82,6 +82,6 @@ def _settled_alike(detector: Detector, pixels: torch.Tensor) -> NDArray[np.bool_
         return np.ones(len(pixels), np.bool_)
     with torch.no_grad():
         few = detector.net.per_anchor_logits(detector.as_input(pixels), tta=detector.tta, which=range(FEW))
-        score = detector.of_hypotheses(few).score.double().numpy()
+        score = detector.of_per_anchor_logits(few).score.double().numpy()
     alike: NDArray[np.bool_] = np.abs(score - detector.settled) > CLOSE * np.abs(score).max()
     return alike

@@ -127,7 +127,7 @@ class Graph(nn.Module):
         if known is not None:
             hypotheses = torch.cat([known.transpose(0, 1), hypotheses])
         if isinstance(detector, AMP):
-            return detector.of_hypotheses(hypotheses), hypotheses
+            return detector.of_per_anchor_logits(hypotheses), hypotheses
         logits = hypotheses.mean(dim=0) if self.views else hypotheses[0]
         return cast("LogitDetector | TemperatureScaling", detector).of_logits(logits), hypotheses
 

@@ -71,7 +71,7 @@ class Naive:
             seen = view(x, k % self.detector.tta)
             pair = torch.cat([anchor.expand_as(seen), seen - anchor], dim=1)  # [c, x - c]
             hypotheses.append(logits_of(self.net.network(pair)))
-        return self.detector.of_hypotheses(torch.stack(hypotheses)).score
+        return self.detector.of_per_anchor_logits(torch.stack(hypotheses)).score
 
 
 def channels_last(net: Any) -> Any:
