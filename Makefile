@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 PIP := python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 INSTALL := $(BIN)/$(PIP)
 
-.PHONY: demo test e2e evidence bench peers clean docs
+.PHONY: demo test coverage e2e evidence bench peers clean docs
 
 demo: $(VENV)/.demo  ## Install kedge and run the demo: a trained detector and a report in runs/demo.
 	$(BIN)/kedge demo
@@ -16,6 +16,11 @@ test: $(VENV)/.test  ## Install kedge with its test tools; lint, check types, ru
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/python -m pytest -n 2 --dist loadfile
+
+coverage: $(VENV)/.test  ## Lines and branches that the tests run, room by room; fails below the gate in pyproject.toml.
+	$(BIN)/python -m coverage run -m pytest -n 2 --dist loadfile
+	$(BIN)/python -m coverage combine --quiet
+	$(BIN)/python -m coverage report
 
 e2e: $(VENV)/.e2e  ## Open the reports in a real browser (chromium); without one the tests are skipped and say so.
 	$(BIN)/python -m pytest -m e2e tests/e2e
