@@ -1,6 +1,8 @@
 """Detector: build, fit, score, calibrate, call, save. A method is its `outputs`, and its `fit_method` if it learns."""
 
+import contextlib
 import os
+import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
@@ -23,6 +25,8 @@ from kedge.io.rebuild import describe
 from kedge.models.classifier import Classifier, evaluating
 from kedge.models.ensemble import Ensemble
 
+ALONE = threading.RLock()  # held by methods that put hooks on the network, so that two threads never see each other's
+PURE = ("logits", "per_anchor_logits", "images")  # what is read without hooks on the network
 GRADIENT_ROWS = 128  # a gradient keeps every activation, so images times anchors go in pieces of so many
 
 
@@ -97,7 +101,7 @@ class Detector(ABC):
         name: In files.
         needs_outliers: Whether the method is always trained with outliers.
         reads: What the method reads: ``"logits"`` (it then has `of_logits`), ``"per_anchor_logits"`` (it then has
-            `of_per_anchor_logits`), ``"features"``, ``"gradients"``, ``"images"``, or ``"network"`` if none of these alone.
+            `of_per_anchor_logits`), ``"features"``, ``"gradients"``, ``"images"``, or ``"network"`` if something else.
         has_tau: Whether its outputs have a tau.
         learns_held_out: Whether the method learns from held-out images; `calibrate` then gives it half of them and
             sets the threshold on the other half, since a threshold holds for images that the method never saw.
@@ -317,7 +321,7 @@ class Detector(ABC):
         done = 0
         with evaluating(self.net):
             for x, y in batches(images, preprocess, size=batch_size):
-                with torch.no_grad():
+                with torch.no_grad(), contextlib.nullcontext() if self.reads in PURE else ALONE:
                     out = self.outputs(self.as_input(x))
                 finite(
                     "scores", out.score, "the network gives NaN or infinite logits for these images; check its weights"

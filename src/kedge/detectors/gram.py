@@ -112,6 +112,7 @@ class Gram(Detector):
     """
 
     name = "gram"
+    reads = "features"
 
     def __init__(
         self,

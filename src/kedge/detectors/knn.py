@@ -48,6 +48,7 @@ class KNN(Detector):
     """
 
     name = "knn"
+    reads = "features"
 
     def __init__(
         self, net: nn.Module, *, k: int | None = None, layer: str | None = None, limit: int | None = None, seed: int = 0

@@ -34,6 +34,7 @@ class LowLevelStatistics(Detector):
     """
 
     name = "low_level_statistics"
+    reads = "images"
 
     def __init__(self, net: torch.nn.Module) -> None:
         super().__init__(net)

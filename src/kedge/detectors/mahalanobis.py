@@ -51,6 +51,7 @@ class Mahalanobis(Detector):
     """
 
     name = "mahalanobis"
+    reads = "features"
 
     def __init__(
         self,

@@ -47,6 +47,7 @@ class ODIN(Detector):
     """
 
     name = "odin"
+    reads = "gradients"
 
     def __init__(
         self, net: nn.Module, *, temperature: float = 1000.0, epsilon: float | None = None, seed: int = 0

@@ -43,6 +43,7 @@ class ReAct(Detector):
     """
 
     name = "react"
+    reads = "features"
 
     def __init__(
         self, net: nn.Module, *, percentile: float = 0.9, score: str = "energy", head: str | None = None

@@ -46,6 +46,7 @@ class ViM(Detector):
     """
 
     name = "vim"
+    reads = "features"
 
     def __init__(self, net: nn.Module, *, dim: int | None = None, head: str | None = None) -> None:
         super().__init__(net)
