@@ -11,8 +11,8 @@ from torch import nn
 import kedge
 from kedge import scores
 from kedge.data.leakage import fingerprints
-from kedge.detectors.low_level_statistics import LowLevelStatistics, statistics
-from kedge.detectors.tta import TTA, shifted
+from kedge.detectors.low_level_statistics import LowLevelStatistics, low_level_statistics
+from kedge.detectors.tta import TTA, shift_image
 from kedge.errors import InputError, NotReadyError
 from kedge.seeds import seeded
 
@@ -71,7 +71,7 @@ def test_a_shift_moves_every_pixel_and_zeros_in(down, right):
         for j in range(8):
             if 0 <= i - down < 8 and 0 <= j - right < 8:
                 expected[:, :, i, j] = x[:, :, i - down, j - right]
-    assert torch.equal(shifted(x, down, right), expected)
+    assert torch.equal(shift_image(x, down, right), expected)
 
 
 @pytest.mark.parametrize("flip", [True, False])
@@ -117,13 +117,13 @@ def test_one_copy_is_energy():
 
 def test_statistics_are_mean_deviation_and_compressed_size():
     some = images(5)
-    found = statistics(some / 255.0).numpy()
+    found = low_level_statistics(some / 255.0).numpy()
     for image, row in zip(some.numpy(), found, strict=True):
         assert row[0] == pytest.approx((image / 255).mean())
         assert row[1] == pytest.approx((image / 255).std())
         left = np.concatenate([np.zeros_like(image[..., :1]), image[..., :-1]], axis=-1).astype(int)
         assert row[2] == len(zlib.compress(((image - left) % 256).astype(np.uint8).tobytes(), 6))
-    flat = statistics(torch.full((1, 3, 8, 8), 0.5))[0]
+    flat = low_level_statistics(torch.full((1, 3, 8, 8), 0.5))[0]
     assert flat[1] == 0
     assert flat[2] < found[:, 2].min()  # an image of one colour compresses best
 
@@ -132,9 +132,9 @@ def test_low_level_statistics_score_the_squared_distance():
     fewer = torch.tensor([1, 2, 4, 8, 16, 32, 64, 128], dtype=torch.uint8)  # grey levels: the fewer, the smaller
     train, fresh = (some // fewer[torch.arange(len(some)) % 8, None, None, None] for some in (images(40), images(6, 1)))
     detector = LowLevelStatistics(network()).fit(train)
-    rows = statistics(train / 255.0).numpy()
+    rows = low_level_statistics(train / 255.0).numpy()
     precision = np.linalg.inv(np.cov(rows.T, bias=True))
-    expected = [mahalanobis(row, rows.mean(axis=0), precision) ** 2 for row in statistics(fresh / 255.0).numpy()]
+    expected = [mahalanobis(row, rows.mean(axis=0), precision) ** 2 for row in low_level_statistics(fresh / 255.0).numpy()]
     np.testing.assert_allclose(detector.score(fresh).numpy(), expected, rtol=1e-6)
 
 
@@ -147,5 +147,5 @@ def test_it_knows_bright_from_dark_and_nothing_of_classes():
 
 def test_images_that_are_moved_further_than_they_are_wide_are_gone():
     x = torch.rand(1, 3, 2, 2)
-    assert torch.equal(shifted(x, 3, 0), torch.zeros_like(x))
-    assert torch.equal(shifted(x, 1, -5), torch.zeros_like(x))
+    assert torch.equal(shift_image(x, 3, 0), torch.zeros_like(x))
+    assert torch.equal(shift_image(x, 1, -5), torch.zeros_like(x))

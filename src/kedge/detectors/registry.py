@@ -14,15 +14,15 @@ D = TypeVar("D", bound="type[Detector]")
 
 
 def register(cls: D) -> D:
-    """Class decorator: make a detector known by its ``name``, so that `kedge.load` and the command line find it."""
+    """Class decorator that registers a detector under its ``name``, for `kedge.load` and the command line."""
     if DETECTORS.get(cls.name, cls).__qualname__ != cls.__qualname__:
-        raise InputError(f"name must be a detector's own; {cls.name!r} is already {DETECTORS[cls.name].__name__}'s")
+        raise InputError(f"name must be unique; {cls.name!r} is already the name of {DETECTORS[cls.name].__name__}")
     DETECTORS[cls.name] = cls
     return cls
 
 
 def registered() -> dict[str, type["Detector"]]:
-    """All detectors by name, in the order of docs/methods.md.
+    """All detectors by name.
 
     Example:
         >>> "amp" in registered()
