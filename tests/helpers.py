@@ -1,5 +1,8 @@
 """Images, sets and networks that tests share. Import from here: ``from helpers import images, labelled, network``."""
 
+import copy
+
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -41,3 +44,42 @@ def network(
     statistics = {"mean": [0.4] * channels, "std": [0.25] * channels}
     made = kedge.anchor(net, init="fresh", seed=seed, **statistics) if kind == "anchored" else None
     return (made or kedge.Classifier(net, **statistics)).to(dtype).eval()
+
+
+def penultimate(net: kedge.Classifier, x: Tensor) -> np.ndarray:
+    """A compact network's features, layer by layer and without its hooks, in float64; the mean over anchors."""
+    x = x.to(net.mean.dtype) / 255
+    with torch.no_grad():
+        if isinstance(net, kedge.Anchored):
+            singles = [copy.deepcopy(net) for _ in net.anchors]
+            for single, anchor in zip(singles, net.anchors, strict=True):
+                single.set_anchors(anchor[None])
+            features = [single.features(x, ["flatten"])[1]["flatten"].double().numpy() for single in singles]
+            return sum(features) / len(features)
+        parts = net.network
+        z = parts.stage3(parts.stage2(parts.stage1(parts.prep(net.normalise(x)))))
+        return z.amax(dim=(2, 3)).double().numpy() / 8
+
+
+def vector_network(weight, bias=None) -> nn.Module:
+    """A network whose features are its inputs and whose head is W x + b, in float64."""
+    weight = torch.as_tensor(weight, dtype=torch.float64)
+    head = nn.Linear(weight.shape[1], len(weight), bias=bias is not None, dtype=torch.float64)
+    head.weight.data = weight
+    if bias is not None:
+        head.bias.data = torch.as_tensor(bias, dtype=torch.float64)
+    return nn.Sequential(nn.Identity(), head)
+
+
+class TwoHeads(nn.Module):
+    """A network whose head is registered before another linear layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(5, 3)
+        self.body = nn.Linear(4, 5)
+        self.head.bias.data += 5
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Logits (B, 3) of vectors (B, 4)."""
+        return self.head(self.body(x).relu())

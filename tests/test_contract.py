@@ -26,10 +26,20 @@ RECIPE = Recipe(epochs=1, batch=16, lr=0.02, crop=0, flip=False)
 PREPARE = {"udg": {"groups": 6}}  # options of `prepare` and `loss` that go with so few images
 FEW = {"ensemble": lambda kind, dtype: [network(kind, dtype), network(kind, dtype, seed=1)]}  # what is not one network
 
+OPTIONS = {  # further cases: options that change how a method computes, learns or saves
+    "amp, authors": ("amp", {"variant": "authors"}),
+    "amp, recommended": ("amp", {"variant": "recommended", "score": "energy"}),
+    "amp, shared tau": ("amp", {"shared_tau": True, "rescale": "plain"}),
+    "amp, mutual information": ("amp", {"score": "mutual_information"}),
+    "gram, normalised": ("gram", {"layers": ["stage1", "fc:in"], "powers": (1, 3), "normalise": True}),
+    "mahalanobis, moved": ("mahalanobis", {"epsilon": 0.01, "layers": ["stage2", "fc:in"]}),
+    "temperature scaling, given": ("temperature_scaling", {"temperature": 3.0}),
+}
 NEED_ANCHORS = {name for name, method in METHODS.items() if method.reads == "per_anchor_logits"}
 PREPARED = {name for name, method in METHODS.items() if hasattr(method, "prepare")}  # they change the network
 CASES = [(name, "unanchored") for name in METHODS if name not in NEED_ANCHORS]
 CASES += [(name, "anchored") for name in METHODS if name not in PREPARED]
+CASES += [(case, "anchored" if name in NEED_ANCHORS else "unanchored") for case, (name, _) in OPTIONS.items()]
 every_detector = pytest.mark.parametrize(("name", "kind"), CASES)
 
 
@@ -57,8 +67,9 @@ def network(kind="unanchored", dtype=torch.float32, seed=0) -> kedge.Classifier:
     return kedge.Classifier(net, mean=0.5, std=0.25).eval()
 
 
-def built(name: str, kind="unanchored", dtype=torch.float32, trained=True) -> Detector:
+def built(case: str, kind="unanchored", dtype=torch.float32, trained=True) -> Detector:
     """A detector before `fit`, on a network that its method can use."""
+    name, arguments = OPTIONS.get(case, (case, {}))
     method, options = METHODS[name], PREPARE.get(name, {})
     net = FEW[name](kind, dtype) if name in FEW else network(kind, dtype)
     if name in PREPARED:
@@ -67,7 +78,7 @@ def built(name: str, kind="unanchored", dtype=torch.float32, trained=True) -> De
         loss = method.loss(**options)
         outliers = images(32, seed=9, name="outliers") if loss.outliers_per_image else None
         net = train(net, images(), RECIPE, loss=loss, outliers=outliers)
-    return method(net)
+    return method(net, **arguments)
 
 
 @functools.cache
@@ -80,6 +91,12 @@ def same(one: kedge.Detection, other: kedge.Detection) -> bool:
     """Whether two detections are bitwise the same."""
     pairs = zip(vars(one).values(), vars(other).values(), strict=True)
     return all(a is b if a is None else torch.equal(a, b) for a, b in pairs)
+
+
+def tolerances(detection: kedge.Detection, relative: float) -> dict[str, float]:
+    """How far scores may differ by rounding: relative to the scores, or to the logits that small ones are made of."""
+    scores, logits = float(detection.score.abs().max()), float(detection.logits.abs().max())
+    return {"rtol": relative, "atol": relative * (scores if scores > 1e-3 else logits)}
 
 
 def everything(detector: Detector) -> dict[str, torch.Tensor]:
@@ -170,6 +187,22 @@ def test_fit_undoes_a_calibration_and_learns_anew(name, kind):
     torch.testing.assert_close(detector.score(some), ready(name, kind).score(some), rtol=1e-4, atol=1e-4)
 
 
+@every_detector
+def test_fit_leaves_a_network_in_training_mode_as_it_was(name, kind):
+    detector = copy.deepcopy(ready(name, kind))
+    detector.net.train()
+    before, random = copy.deepcopy(detector.net.state_dict()), torch.get_rng_state()
+    detector.fit(images())
+    assert all(module.training for module in detector.net.modules())
+    assert all(torch.equal(before[key], value) for key, value in detector.net.state_dict().items())
+    assert torch.equal(torch.get_rng_state(), random)
+    assert not any(value.requires_grad for value in detector.state().values())
+    detector.net.eval()
+    some = images(10, seed=2)
+    detector.calibrate(images(80, seed=1))
+    torch.testing.assert_close(detector.score(some), ready(name, kind).score(some), rtol=1e-4, atol=1e-4)
+
+
 # --- a score belongs to its image -----------------------------------------------------------------------------------
 
 
@@ -179,7 +212,7 @@ def test_a_score_does_not_depend_on_its_batch(name, kind, dtype, tolerance):
     detector, some = ready(name, kind, dtype), images(12, seed=2)
     whole = detector.score(some)
     assert torch.equal(detector.score(some), whole)
-    close = {"rtol": tolerance, "atol": tolerance * float(whole.abs().max())}
+    close = tolerances(detector(some), tolerance)
     torch.testing.assert_close(detector.score(some, batch_size=5), whole, **close)
     backwards = some.subset(range(11, -1, -1))
     torch.testing.assert_close(detector.score(backwards, batch_size=1).flip(0), whole, **close)
@@ -190,8 +223,7 @@ def test_a_score_does_not_depend_on_its_batch(name, kind, dtype, tolerance):
 @every_detector
 def test_images_come_as_bytes_floats_and_in_any_container(name, kind):
     detector, some = ready(name, kind), images(6, seed=2)
-    expected = detector.score(some)
-    close = {"rtol": 1e-5, "atol": 1e-5 * float(expected.abs().max())}
+    expected, close = detector.score(some), tolerances(detector(some), 1e-5)
     floats = some.images.float() / 255
     for source in (some.images, floats, list(floats), DataLoader(some, batch_size=4)):
         torch.testing.assert_close(detector.score(source), expected, **close)
@@ -300,7 +332,7 @@ def test_preparing_leaves_the_original(name):
     assert all(torch.equal(before[key], value) for key, value in net.state_dict().items())
 
 
-@pytest.mark.parametrize("name", [name for name, kind in CASES if kind == "unanchored"])
+@pytest.mark.parametrize("name", [name for name, kind in CASES if kind == "unanchored" and name in METHODS])
 def test_what_a_method_learned_follows_its_network_to_another_device(name):
     if METHODS[name].reads == "images":
         pytest.skip("reads the pixels on the CPU")
