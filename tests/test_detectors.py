@@ -53,15 +53,6 @@ def test_a_larger_score_is_further_out(name, kind):
     assert detector(inside[30:]).is_ood.double().mean() <= 0.3
 
 
-def test_amp_on_a_plain_network_says_what_to_do():
-    for net in (network("unanchored"), nn.Linear(2, 2)):
-        with pytest.raises(InputError, match=r"AMP needs an anchored network, got \w+; make one with kedge\.anchor"):
-            kedge.AMP(net)
-    for kind in DETECTORS.values():
-        with pytest.raises(InputError, match=r"got str"):
-            kind("resnet18")
-
-
 @pytest.mark.parametrize("name", LOGITS)
 def test_logit_detectors_score_the_network_s_own_logits(name):
     for kind in ("unanchored", "anchored"):
@@ -131,7 +122,7 @@ def test_the_same_images_get_the_same_scores_whatever_holds_them(tmp_path):
 
 
 @pytest.mark.parametrize("variant", ["paper", "authors"])
-def test_grey_arrays_need_no_channel_axis(variant):
+def test_gray_arrays_need_no_channel_axis(variant):
     data = labelled(channels=1)
     detector = fitted(data=data, variant=variant)
     expected = detector.score(data.images)
@@ -194,10 +185,21 @@ def test_progress_counts_the_images():
     assert seen == [4, 8, 10]
 
 
-# Scores belong to the image, not to its batch.
-
-
 # AMP's options.
+
+
+def test_amp_refuses_an_unanchored_network():
+    for net in (network("unanchored"), nn.Linear(2, 2)):
+        with pytest.raises(InputError, match=r"kedge\.anchor"):
+            kedge.AMP(net)
+
+
+def test_options_of_anchor_go_before_those_of_its_variant():
+    assert kedge.anchor(build("compact", width=4), variant="recommended").options.per_sample
+    options = kedge.anchor(build("compact", width=4), variant="recommended", mask=0.5, per_sample=False).options
+    assert (options.per_sample, options.mask) == (False, 0.5)
+    with pytest.raises(InputError, match="variant must be one of"):
+        kedge.anchor(build("compact", width=4), variant="best")
 
 
 def anchors_of(detector) -> torch.Tensor:
@@ -252,7 +254,7 @@ def test_k_is_the_number_of_per_anchor_logits():
     assert len(fitted(variant="authors", pool=10).net.anchors) == 10
 
 
-def test_without_a_wish_the_network_keeps_its_own_anchors():
+def test_without_options_for_anchors_the_network_keeps_its_own():
     net, own = network("anchored"), images(4, seed=8)
     net.set_anchors(own)
     for options in ({}, {"score": "msp"}, {"tau": "mean"}, {"rescale": "plain"}):
@@ -263,7 +265,7 @@ def test_without_a_wish_the_network_keeps_its_own_anchors():
 @pytest.mark.parametrize(
     "options", [{"k": 4}, {"seed": 0}, {"anchors": "random"}, {"anchors": "balanced"}, {"variant": "authors"}]
 )
-def test_a_wish_draws_anew(options):
+def test_options_for_anchors_draw_new_ones(options):
     net, own = network("anchored"), images(4, seed=8)
     net.set_anchors(own)
     data = labelled()
@@ -478,16 +480,13 @@ def test_with_labels_the_probability_gets_a_temperature(name):
     assert detector.calibrate(unlabelled).calibration.temperature == 1.0
 
 
-@pytest.mark.parametrize("batch_size", [7, 30, 256])
-def test_the_temperature_is_that_of_the_images_with_a_label(batch_size):
+def test_the_temperature_is_that_of_the_images_with_a_label():
     held_out = labelled(60, seed=2)
-    some = held_out.labels.clone()
-    some[30:] = -1
-    some[3] = -1
-    detection = fitted("energy").calibrate(kedge.ImageSet(held_out.images, some), batch_size=batch_size).calibration
+    some = torch.where((torch.arange(60) < 30) & (torch.arange(60) != 3), held_out.labels, -1)
+    detector = fitted("energy").calibrate(kedge.ImageSet(held_out.images, some), batch_size=7)
     kept = fitted("energy").calibrate(held_out.subset(some >= 0)).calibration
-    assert len(detection.scores) == 60
-    assert detection.temperature == pytest.approx(kept.temperature, rel=1e-4)
+    assert len(detector.calibration.scores) == 60
+    assert detector.calibration.temperature == pytest.approx(kept.temperature, rel=1e-4)
 
 
 def test_labels_beyond_the_network_s_classes_are_refused():
@@ -501,7 +500,7 @@ def test_an_iterator_is_no_training_set():
 
 
 @pytest.mark.parametrize("options", [{"score": "tau"}, {"score": "mutual_information"}, {"rescale": "none"}])
-def test_one_temperature_for_all_goes_with_a_score_that_a_temperature_changes(options):
+def test_a_shared_tau_goes_with_a_score_that_tau_changes(options):
     with pytest.raises(InputError, match="shared_tau=True goes with a score of rescaled logits"):
         kedge.AMP(network("anchored"), shared_tau=True, **options)
 
@@ -567,21 +566,9 @@ def test_many_anchors_need_no_pool():
     assert len(kedge.AMP(net, k=200).fit(pixels).net.anchors) == 200
 
 
-def test_where_every_label_is_right_the_probabilities_stay_as_they_are():
-    net = nn.Sequential(nn.Flatten(), nn.Linear(4, 2))
-    with torch.no_grad():
-        net[1].weight.copy_(torch.tensor([[1.0, 1, 1, 1], [-1.0, -1, -1, -1]]))
-        net[1].bias.zero_()
-    images = torch.rand(30, 1, 2, 2)
-    detector = (
-        kedge.MSP(net).fit(images).calibrate(kedge.ImageSet((images * 255).to(torch.uint8), torch.zeros(30).long()))
-    )
-    assert detector.calibration.temperature == 1.0
-
-
-def test_anchors_that_are_asked_for_take_the_place_of_those_that_the_network_has():
+def test_anchors_by_option_replace_those_of_the_network():
     train = kedge.ImageSet(torch.randint(0, 256, (60, 3, 8, 8), dtype=torch.uint8), torch.arange(60) % 3)
-    net = kedge.anchor(kedge.models.build("compact", width=4, classes=3))
+    net = kedge.anchor(build("compact", width=4, classes=3))
     net.set_anchors(train.images[:5])
     kedge.AMP(net, variant="recommended").fit(train)
     assert torch.equal(net.anchors, train.images[:5] / 255)
