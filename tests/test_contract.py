@@ -243,6 +243,8 @@ def test_a_call_changes_nothing(name, kind):
     some = images(6, seed=2).images.float() / 255
     given, random = some.clone(), torch.get_rng_state()
     score = detector(some).score
+    with torch.inference_mode():
+        assert detector.score(some).equal(score)
     with pytest.raises(InputError):
         detector.score([some[0], torch.full((1, 12, 12), 7.0)], batch_size=1)
     assert not score.requires_grad
@@ -315,6 +317,14 @@ def test_what_is_no_image_is_refused_and_leaves_the_threshold(name, kind):
         with pytest.raises(InputError, match=next(iter(options))):
             detector.calibrate(images(80, seed=1), **options)
     assert detector.calibration is threshold
+
+
+@pytest.mark.parametrize("name", [name for name, method in METHODS.items() if method.reads == "features"])
+def test_features_that_are_not_finite_are_refused_by_fit(name):
+    net = network()
+    net.network.stage3[0][0].weight.data[0] = math.nan
+    with pytest.raises(InputError, match="must be finite"):
+        METHODS[name](net).fit(images())
 
 
 @pytest.mark.parametrize("name", METHODS)

@@ -1,7 +1,5 @@
 """Gram: deviations of Gram matrices from the bounds of the predicted class, against the definition in naive loops."""
 
-import copy
-
 import numpy as np
 import pytest
 import torch
@@ -10,7 +8,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 import kedge
-from helpers import images
+from helpers import images, layer_maps
 from kedge.data.leakage import fingerprints
 from kedge.detectors import Cost
 from kedge.detectors import gram as gram_module
@@ -60,17 +58,6 @@ def naive_deviation(value: float, least: float, largest: float) -> float:
     return (value - largest) / max(abs(largest), 1e-6) if value > largest else 0.0
 
 
-def features_of(net: nn.Module, x: torch.Tensor, layers) -> list[list[np.ndarray]]:
-    """For each image, the maps (C, HW) of each layer."""
-    result, rows = {}, []
-    for name in layers:
-        net.get_submodule(name).register_forward_hook(lambda m, i, out, name=name: result.update({name: out[0]}))
-    for image in x:
-        net(image[None])
-        rows.append([result[name].reshape(len(result[name]), -1).double().numpy() for name in layers])
-    return rows
-
-
 def naive_deviations(train, predicted, test, labels, powers) -> np.ndarray:
     """(N, L), from the maps and the predicted classes of training and test images."""
     grams = [[[naive_gram(maps, p) for p in powers] for maps in row] for row in train]
@@ -86,14 +73,12 @@ def naive_deviations(train, predicted, test, labels, powers) -> np.ndarray:
     return result
 
 
+@torch.no_grad()
 def naive_scores(net, train, test, powers=range(1, 11), layers=LAYERS) -> np.ndarray:
-    net = copy.deepcopy(net).double()
-    train, test = train.double() / 255, test.double() / 255
-    with torch.no_grad():
-        predicted, labels = (net(x).argmax(dim=1).tolist() for x in (train, test))
-        return naive_deviations(
-            features_of(net, train, layers), predicted, features_of(net, test, layers), labels, powers
-        )
+    (train_logits, train_maps), (logits, maps) = (layer_maps(net, x.double() / 255, layers) for x in (train, test))
+    rows, test_rows = (list(zip(*(each.numpy() for each in every), strict=True)) for every in (train_maps, maps))
+    predicted, labels = (each.argmax(dim=1).tolist() for each in (train_logits, logits))
+    return naive_deviations(rows, predicted, test_rows, labels, powers)
 
 
 # The Gram matrix.
@@ -304,25 +289,7 @@ def test_an_anchored_network_gives_the_mean_maps_over_its_anchors():
     detector = Gram(net, layers=layers).fit(train)
     assert detector.cost == Cost(2)
 
-    def mean_over_anchors(x):
-        logits, maps = [], []
-        for anchor in net.anchors:
-            single = copy.deepcopy(net)
-            single.set_anchors(anchor[None])
-            result, rows = {}, []
-            for name in layers:
-                module = single.network.get_submodule(name)
-                module.register_forward_hook(lambda m, i, o, name=name, kept=result: kept.update({name: o[0]}))
-            for image in x.double() / 255:
-                logits.append(single.per_anchor_logits(image[None])[0, 0])
-                rows.append([result[name].flatten(1).numpy() for name in layers])
-            maps.append(rows)
-        means = [[(a + b) / 2 for a, b in zip(*both, strict=True)] for both in zip(*maps, strict=True)]
-        return torch.stack(logits).view(2, len(x), -1).mean(dim=0).argmax(dim=1).tolist(), means
-
-    with torch.no_grad():
-        (predicted, train_maps), (labels, test_maps) = mean_over_anchors(train), mean_over_anchors(test)
-    expected = naive_deviations(train_maps, predicted, test_maps, labels, range(1, 11)).sum(axis=1)
+    expected = naive_scores(net, train, test, layers=layers).sum(axis=1)
     assert detector.score(test).numpy() == pytest.approx(expected, rel=1e-6)
 
 
@@ -349,11 +316,6 @@ def test_options_out_of_range_are_refused(options):
         Gram(network(), **options)
 
 
-def test_features_must_have_channels_and_be_finite():
+def test_features_must_have_channels():
     with pytest.raises(InputError, match=r"features must be \(B, channels, \.\.\.\), got \(4,\)"):
         gram_sums(torch.rand(4))
-    net = network()
-    with torch.no_grad():
-        net.prep[0].weight[0] = float("nan")
-    with pytest.raises(InputError, match=r"layer 'stage1' must be finite"):
-        Gram(net).fit(images())

@@ -212,24 +212,7 @@ def test_the_choice_looks_at_500_images_drawn_by_the_seed():
     assert looked_at(epsilon=0.01) == (set(), 0)  # a step that is given is not chosen
 
 
-def test_fitting_again_chooses_again():
-    x = torch.full((9, 1), 0.5, dtype=torch.float64)
-    detector = ODIN(Kinked(0.503)).fit(x)
-    assert detector.epsilon == 0.0024
-    assert detector.fit(x + 0.0014).epsilon == 0.0014  # of the 0.0016 that are left
-    assert ODIN(Kinked(0.503), epsilon=0.02).fit(x).epsilon == 0.02
-
-
 # Options.
-
-
-def test_the_step_is_taken_inside_inference_mode_and_with_frozen_layers():
-    net = network()
-    net.network.fc.requires_grad_(False)
-    detector = ODIN(net).fit(images())
-    with torch.inference_mode():
-        inside = detector.score(images())
-    assert detector.score(images()).equal(inside)
 
 
 @pytest.mark.parametrize(

@@ -131,16 +131,6 @@ def test_options_out_of_range_are_refused(options):
         ViM(network(), **options)
 
 
-def test_the_head_can_be_named():
-    net = TwoHeads()
-    with pytest.raises(ArchitectureError, match=r"not the output of 'body'.*pass head="):
-        ViM(net).fit(torch.rand(40, 4))
-    detector = ViM(net, head="head").fit(torch.rand(40, 4))
-    assert detector.config() == {"dim": 2, "head": "head"}
-    with pytest.raises(ArchitectureError, match="no linear layer"):
-        ViM(nn.Sequential(nn.Conv2d(3, 4, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten()))
-
-
 def test_features_that_leave_no_residual():
     """Two training images span two dimensions at most."""
     x = torch.rand(2, 3, dtype=torch.float64)
@@ -156,13 +146,6 @@ def test_logits_that_are_negative_give_no_scale():
         ViM(net, dim=1).fit(torch.rand(9, 3, dtype=torch.float64))
 
 
-def test_features_that_are_not_finite_are_found_out():
-    net = network()
-    net.network.stage3[0][0].weight.data[0] = math.nan
-    with pytest.raises(InputError, match=r"features must be finite.*check the network's weights"):
-        ViM(net).fit(images(60))
-
-
 def test_features_that_are_too_many_to_keep_are_computed_again(monkeypatch):
     net = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(12, 8), torch.nn.ReLU(), torch.nn.Linear(8, 3))
     net[-1].bias.data += 5
@@ -176,3 +159,17 @@ def test_features_that_are_too_many_to_keep_are_computed_again(monkeypatch):
     assert sum(reads) == 2 * 600
     assert again.alpha == pytest.approx(kept.alpha, rel=1e-12)
     assert torch.equal(again.score(train[:9]), kept.score(train[:9]))
+
+
+@pytest.mark.parametrize(
+    ("method", "right"), [(ViM, {"head": "head"}), (kedge.ReAct, {"head": "head"}), (kedge.KNN, {"layer": "head:in"})]
+)
+def test_a_head_that_is_not_the_last_linear_layer_must_be_named(method, right):
+    train = torch.rand(40, 4)
+    with pytest.raises(ArchitectureError, match=f"not the output of 'body'.*pass {next(iter(right))}="):
+        method(TwoHeads()).fit(train)
+    detector = method(TwoHeads(), **right).fit(train)
+    assert detector.config().items() >= right.items()
+    assert detector.layer == "head:in"
+    with pytest.raises(ArchitectureError, match="no linear layer"):
+        method(nn.Sequential(nn.Conv2d(3, 4, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten()))

@@ -268,7 +268,9 @@ def squared_distances(features: Tensor, gaussians: Gaussians) -> Tensor:
         >>> squared_distances(torch.tensor([[3.0, 2.0]]), unit)
         tensor([5.], dtype=torch.float64)
     """
-    centre, whitening, means = (value.to(features.device, torch.float64) for value in vars(gaussians).values())
+    centre, whitening, means = (
+        value.to(features.device, torch.float64) for value in (gaussians.centre, gaussians.whitening, gaussians.means)
+    )
     white = (features.double() - centre) @ whitening  # (B, R)
     # |w - m|^2 without a (B, C, R) tensor; in float64, and centred, the difference of squares loses nothing that counts
     squared = white.square().sum(dim=1, keepdim=True) - 2 * white @ means.T + means.square().sum(dim=1)  # (B, C)
