@@ -69,13 +69,7 @@ def _gram_sums(maps: Tensor, powers: Sequence[int]) -> Tensor:  # (B, C, HW) -> 
 
 
 def gram_deviation(values: Tensor, lower: Tensor, upper: Tensor) -> Tensor:
-    """How far values lie outside their bounds, relative to the bound, summed up: (B, P, C) -> (B,).
-
-    Example:
-        >>> bounds = torch.tensor([[[2.0, 2.0, 2.0]]]), torch.tensor([[[4.0, 4.0, 4.0]]])
-        >>> gram_deviation(torch.tensor([[[1.0, 3.0, 5.0]]]), *bounds)  # 1/2 below, inside, 1/4 above
-        tensor([0.7500])
-    """
+    """How far values lie outside their bounds, relative to the bound, summed up: (B, P, C) -> (B,)."""
     below = (lower - values).clamp(min=0) / lower.abs().clamp(min=BOUND_FLOOR)
     above = (values - upper).clamp(min=0) / upper.abs().clamp(min=BOUND_FLOOR)
     return (below + above).sum(dim=(1, 2))

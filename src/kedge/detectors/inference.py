@@ -14,14 +14,7 @@ CLOSE = 1e-4  # of the largest logit: the precision of float32 through a network
 
 
 def reads_logits_alone(detector: Detector) -> bool:
-    """Whether a detector is a function of its network's output, and needs nothing inside the network.
-
-    Example:
-        >>> from torch import nn
-        >>> from kedge.detectors import MSP, ODIN
-        >>> [reads_logits_alone(method(nn.Linear(4, 2))) for method in (MSP, ODIN)]
-        [True, False]
-    """
+    """Whether a detector is a function of its network's output, and needs nothing inside the network."""
     return detector.reads in OUTPUT_KINDS
 
 

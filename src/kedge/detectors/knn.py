@@ -98,12 +98,7 @@ def directions(z: Tensor) -> Tensor:
 
 
 def sample_rows(parts: Iterable[Tensor], limit: int | None, seed: int) -> Tensor:
-    """All rows, or a uniform sample of ``limit`` of them that never holds more in memory (reservoir sampling).
-
-    Example:
-        >>> sample_rows(torch.arange(100.0)[:, None].split(7), limit=3, seed=0).shape
-        torch.Size([3, 1])
-    """
+    """All rows, or a uniform sample of ``limit`` of them that never holds more in memory (reservoir sampling)."""
     if limit is None:
         return torch.cat(list(parts))
     generator = torch.Generator().manual_seed(seed)

@@ -53,9 +53,9 @@ def _detector(
         )
     custom = config.get("score", "") is None
     if custom and score is None:
-        raise InputError("score must be given: this detector was saved with a custom score function; pass it again")
+        raise InputError("this detector was saved with a score function of its own; pass it again as score=")
     if score is not None and not custom:
-        raise InputError("score must not be given: the file names the score of this detector")
+        raise InputError("score must not be given: the file says which score this detector uses")
     net = rebuild(header["network"], artifact.part(tensors, "net."), model)
     detector = method(net, **config | ({"score": score} if custom else {}))
     detector.preprocess = Preprocess(**header["preprocess"])

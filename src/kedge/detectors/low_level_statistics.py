@@ -62,12 +62,7 @@ class LowLevelStatistics(Detector):
 
 
 def low_level_statistics(x: Tensor) -> Tensor:
-    """Mean, standard deviation and compressed size of images in [0, 1]: (B, D, ...) -> (B, 3), float64 on the CPU.
-
-    Example:
-        >>> low_level_statistics(torch.ones(1, 3, 8, 8))[0, :2]
-        tensor([1., 0.], dtype=torch.float64)
-    """
+    """Mean, standard deviation and compressed size of images in [0, 1]: (B, D, ...) -> (B, 3), float64 on the CPU."""
     pixels = x.detach().cpu().double().flatten(1)  # (B, D * H * W)
     shape = x.shape[1:] if x.ndim == 4 else (1, 1, pixels.shape[1])
     as_bytes = (pixels * 255).round().clamp(0, 255).to(torch.uint8).reshape(-1, *shape).numpy()

@@ -211,12 +211,6 @@ class ClassStatistics:
 
     Batches are merged by Chan's formula: the sums are of products of differences, never of the features themselves, so
     a large mean costs no digits.
-
-    Example:
-        >>> seen = ClassStatistics(classes=2, width=1)
-        >>> seen.add(torch.tensor([[1.0], [3.0], [8.0]]), torch.tensor([0, 0, 1]))
-        >>> seen.means.tolist(), seen.scatter.tolist()
-        ([[2.0], [8.0]], [[2.0]])
     """
 
     def __init__(self, classes: int, width: int, device: torch.device | None = None) -> None:

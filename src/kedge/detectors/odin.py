@@ -97,15 +97,7 @@ class ODIN(Detector):
 
 
 def uphill(net: Classifier, x: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
-    """The logits (B, C) of images, and the sign of each pixel's gradient of the predicted class's log-probability.
-
-    Example:
-        >>> net = nn.Linear(2, 2)
-        >>> net.weight.data = torch.tensor([[1.0, 0.0], [0.0, 1.0]])
-        >>> net.bias.data = torch.zeros(2)
-        >>> uphill(Classifier(net), torch.tensor([[0.8, 0.3]]), temperature=1000.0)[1]
-        tensor([[ 1., -1.]])
-    """
+    """The logits (B, C) of images, and the sign of each pixel's gradient of the predicted class's log-probability."""
     with torch.inference_mode(False), torch.enable_grad():
         x = x.clone().requires_grad_()
         logits, _ = net.features(x, like=x.detach())

@@ -22,12 +22,7 @@ def register(cls: D) -> D:
 
 
 def registered() -> dict[str, type["Detector"]]:
-    """All detectors by name.
-
-    Example:
-        >>> "amp" in registered()
-        True
-    """
+    """All detectors by name."""
     for module in MODULES:
         importlib.import_module(module)
     return dict(DETECTORS)

@@ -91,13 +91,7 @@ class TTA(Detector):
 
 
 def shift_image(x: Tensor, down: int, right: int) -> Tensor:
-    """Images (B, D, H, W) shifted by some pixels, with zeros moving in.
-
-    Example:
-        >>> shift_image(torch.tensor([[[[1, 2], [3, 4]]]]), 1, 0)
-        tensor([[[[0, 0],
-                  [1, 2]]]])
-    """
+    """Images (B, D, H, W) shifted by some pixels, with zeros moving in."""
     height, width = x.shape[2:]
     down, right = min(max(down, -height), height), min(max(right, -width), width)
     return F.pad(x, (right, -right, down, -down))

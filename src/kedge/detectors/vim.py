@@ -114,14 +114,7 @@ def default_dim(features: int) -> int:
 
 
 def origin_of(layer: nn.Linear) -> Tensor:
-    """The point -pinv(W) b, in float64 (d,): relative to it, logits are ``W z`` without a bias.
-
-    Example:
-        >>> layer = nn.Linear(2, 1)
-        >>> layer.weight.data, layer.bias.data = torch.tensor([[0.0, 2.0]]), torch.tensor([6.0])
-        >>> origin_of(layer)
-        tensor([-0., -3.], dtype=torch.float64)
-    """
+    """The point -pinv(W) b, in float64 (d,): relative to it, logits are ``W z`` without a bias."""
     weight = layer.weight.detach().double()
     if layer.bias is None:
         return weight.new_zeros(layer.in_features)
