@@ -1,6 +1,8 @@
 """The registry of detectors, filled where each class is defined."""
 
+import functools
 import importlib
+import pkgutil
 from typing import TYPE_CHECKING, TypeVar
 
 from kedge.errors import InputError
@@ -8,8 +10,8 @@ from kedge.errors import InputError
 if TYPE_CHECKING:
     from kedge.detectors.base import Detector
 
-MODULES = ("kedge.detectors", "kedge.experimental")  # importing them registers every detector of kedge
-DETECTORS: dict[str, type["Detector"]] = {}  # by the name in files
+PACKAGES = ("kedge.detectors", "kedge.experimental")  # importing their modules registers every detector of kedge
+DETECTORS: dict[str, type["Detector"]] = {}  # by the name in files; `registered` imports what is missing
 D = TypeVar("D", bound="type[Detector]")
 
 
@@ -23,6 +25,13 @@ def register(cls: D) -> D:
 
 def registered() -> dict[str, type["Detector"]]:
     """All detectors by name."""
-    for module in MODULES:
-        importlib.import_module(module)
+    _import_all()
     return dict(DETECTORS)
+
+
+@functools.cache
+def _import_all() -> None:
+    for name in PACKAGES:
+        package = importlib.import_module(name)
+        for module in pkgutil.iter_modules(package.__path__, prefix=f"{name}."):
+            importlib.import_module(module.name)
