@@ -24,7 +24,7 @@ from kedge.training import Recipe, train
 METHODS = registered()
 RECIPE = Recipe(epochs=1, batch=16, lr=0.02, crop=0, flip=False)
 PREPARE = {"udg": {"groups": 6}}  # options of `prepare` and `loss` that go with so few images
-FEW = {"ensemble": lambda kind, dtype: [network(kind, dtype), network(kind, dtype, seed=1)]}  # what is not one network
+MEMBERS = {"ensemble": 2}  # methods that are built of several networks
 
 OPTIONS = {  # further cases: options that change how a method computes, learns or saves
     "amp, authors": ("amp", {"variant": "authors"}),
@@ -71,7 +71,8 @@ def built(case: str, kind="unanchored", dtype=torch.float32, trained=True) -> De
     """A detector before `fit`, on a network that its method can use."""
     name, arguments = OPTIONS.get(case, (case, {}))
     method, options = METHODS[name], PREPARE.get(name, {})
-    net = FEW[name](kind, dtype) if name in FEW else network(kind, dtype)
+    members = [network(kind, dtype, seed) for seed in range(MEMBERS.get(name, 1))]
+    net = members if name in MEMBERS else members[0]
     if name in PREPARED:
         net = method.prepare(net, **options)
     if trained and hasattr(method, "loss"):

@@ -33,5 +33,5 @@ def registered() -> dict[str, type["Detector"]]:
 def _import_all() -> None:
     for name in PACKAGES:
         package = importlib.import_module(name)
-        for module in pkgutil.iter_modules(package.__path__, prefix=f"{name}."):
+        for module in pkgutil.walk_packages(package.__path__, prefix=f"{name}."):
             importlib.import_module(module.name)
