@@ -16,7 +16,8 @@ from torch.utils.data import DataLoader
 
 import kedge
 from kedge.detectors import Detector, registered
-from kedge.errors import InputError, NotReadyError
+from kedge.errors import FileFormatError, InputError, NotReadyError
+from kedge.io import artifact
 from kedge.models import build
 from kedge.seeds import seeded
 from kedge.training import Recipe, train
@@ -161,6 +162,19 @@ def test_a_saved_detector_gives_identical_verdicts(name, kind, tmp_path):
     assert not again.net.training
     again.save(tmp_path / "b.kedge")
     assert (tmp_path / "a.kedge").read_bytes() == (tmp_path / "b.kedge").read_bytes()
+
+
+@every_detector
+def test_a_file_without_what_the_method_learned_is_refused(name, kind, tmp_path):
+    detector = ready(name, kind)
+    if not detector.state() or detector.learns_held_out or name == "temperature scaling, given":
+        pytest.skip("learns nothing in fit")
+    detector.save(tmp_path / "a.kedge")
+    header, tensors = artifact.read(tmp_path / "a.kedge")
+    kept = {key: value for key, value in tensors.items() if not key.startswith("detector.")}
+    artifact.write(tmp_path / "b.kedge", header, kept)
+    with pytest.raises(FileFormatError):
+        kedge.load(tmp_path / "b.kedge")
 
 
 @every_detector

@@ -112,10 +112,8 @@ def test_statistics_are_mean_deviation_and_compressed_size():
 
 
 def test_low_level_statistics_score_the_squared_distance():
-    fewer = torch.tensor([1, 2, 4, 8, 16, 32, 64, 128], dtype=torch.uint8)  # grey levels: the fewer, the smaller
-    train, fresh = (
-        some // fewer[torch.arange(len(some)) % 8, None, None, None] for some in (images(40), images(6, seed=1))
-    )
+    divisors = torch.tensor([1, 2, 4, 8, 16, 32, 64, 128], dtype=torch.uint8)  # the fewer gray levels, the smaller
+    train, fresh = (x // divisors[torch.arange(len(x)) % 8, None, None, None] for x in (images(40), images(6, seed=1)))
     detector = LowLevelStatistics(network()).fit(train)
     rows = low_level_statistics(train / 255.0).numpy()
     precision = np.linalg.inv(np.cov(rows.T, bias=True))

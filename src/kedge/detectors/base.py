@@ -164,6 +164,8 @@ class Detector(ABC):
         for name in self.learned:
             if name in state:
                 setattr(self, name, state[name] if state[name].ndim else float(state[name]))
+            elif getattr(self, name) is None and not self.learns_held_out:
+                raise KeyError(f"{name} of {type(self).__name__} is missing")
 
     @property
     def cost(self) -> Cost:
