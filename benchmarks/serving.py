@@ -35,7 +35,7 @@ import torch
 from PIL import Image
 
 import kedge
-from kedge.detectors import beside, for_inference
+from kedge.detectors import for_inference, thread_copies
 from kedge.files import atomic
 from kedge.provenance import provenance
 from kedge.serving.decode import decode
@@ -115,7 +115,7 @@ def engine(pipe: Connection, path: str, files: list[bytes]) -> None:
     assert detector.preprocess is not None
     rule = detector.preprocess
     tensors = [decode(data, 0, rule, Settings().max_pixels) for data in files]
-    ways = {"engine": [detector], "in pairs": beside(detector, min(2, threads))}
+    ways = {"engine": [detector], "in pairs": thread_copies(detector, min(2, threads))}
 
     def work(one: kedge.Detector, share: int, batch: int, until: float) -> int:
         torch.set_num_threads(share)

@@ -1,5 +1,9 @@
 """Images, sets and networks that tests share. Import from here: ``from helpers import images, labelled, network``."""
 
+import copy
+from collections.abc import Sequence
+
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -41,3 +45,68 @@ def network(
     statistics = {"mean": [0.4] * channels, "std": [0.25] * channels}
     made = kedge.anchor(net, init="fresh", seed=seed, **statistics) if kind == "anchored" else None
     return (made or kedge.Classifier(net, **statistics)).to(dtype).eval()
+
+
+def layer_maps(
+    net: nn.Module, x: Tensor, layers: Sequence[str], anchors: Tensor | None = None
+) -> tuple[Tensor, list[Tensor]]:
+    """Logits (N, C) of images in [0, 1] and each layer's maps (N, channels, positions), with gradients.
+
+    An oracle: one image and one anchor at a time, by hooks of its own; with anchors, the means.
+    """
+    if isinstance(net, kedge.Anchored):
+        parts = []
+        for anchor in net.anchors if anchors is None else anchors:
+            single = copy.deepcopy(net)
+            single.set_anchors(anchor[None])
+            parts.append(_read_layers(single, x, layers))
+        logits, maps = zip(*parts, strict=True)
+        return torch.stack(logits).mean(dim=0), [torch.stack(each).mean(dim=0) for each in zip(*maps, strict=True)]
+    return _read_layers(net, x, layers)
+
+
+def _read_layers(net: nn.Module, x: Tensor, layers: Sequence[str]) -> tuple[Tensor, list[Tensor]]:
+    outputs: dict[str, Tensor] = {}
+    network = net.network if isinstance(net, kedge.Classifier) else net
+    hooks = [
+        network.get_submodule(name).register_forward_hook(lambda m, i, out, name=name: outputs.update({name: out}))
+        for name in layers
+    ]
+    logits, rows = [], []
+    for image in x:
+        anchored = isinstance(net, kedge.Anchored)
+        logits.append(net.per_anchor_logits(image[None])[0, 0] if anchored else net(image[None])[0])
+        rows.append([outputs[name][0].reshape(outputs[name].shape[1], -1) for name in layers])
+    for hook in hooks:
+        hook.remove()
+    return torch.stack(logits), [torch.stack(column) for column in zip(*rows, strict=True)]
+
+
+@torch.no_grad()
+def penultimate(net: kedge.Classifier, x: Tensor) -> np.ndarray:
+    """A compact network's features (N, d) of uint8 images, in float64; the mean over anchors."""
+    return layer_maps(net, x.to(net.mean.dtype) / 255, ["flatten"])[1][0][:, :, 0].double().numpy()
+
+
+def vector_network(weight, bias=None) -> nn.Module:
+    """A network whose features are its inputs and whose head is W x + b, in float64."""
+    weight = torch.as_tensor(weight, dtype=torch.float64)
+    head = nn.Linear(weight.shape[1], len(weight), bias=bias is not None, dtype=torch.float64)
+    head.weight.data = weight
+    if bias is not None:
+        head.bias.data = torch.as_tensor(bias, dtype=torch.float64)
+    return nn.Sequential(nn.Identity(), head)
+
+
+class TwoHeads(nn.Module):
+    """A network whose head is registered before another linear layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(5, 3)
+        self.body = nn.Linear(4, 5)
+        self.head.bias.data += 5
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Logits (B, 3) of vectors (B, 4)."""
+        return self.head(self.body(x).relu())

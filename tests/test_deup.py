@@ -24,7 +24,7 @@ from kedge.detectors.error_predictor import (
     newton,
     perceptron,
 )
-from kedge.detectors.gaussians import ClassStatistics
+from kedge.detectors.mahalanobis import ClassStatistics
 from kedge.errors import ArchitectureError, InputError, NotReadyError
 from kedge.models import build
 from kedge.models.ensemble import Ensemble

@@ -1,35 +1,23 @@
 """Gram: deviations of Gram matrices from the bounds of the predicted class, against the definition in naive loops."""
 
-import copy
-
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
-from torch.utils.data import DataLoader
 
 import kedge
+from helpers import images, layer_maps
 from kedge.data.leakage import fingerprints
 from kedge.detectors import Cost
 from kedge.detectors import gram as gram_module
-from kedge.detectors.gram import Gram, deviation, gram_sums
-from kedge.detectors.registry import DETECTORS
+from kedge.detectors.gram import Gram, gram_deviation, gram_sums
 from kedge.errors import InputError, NotReadyError
 from kedge.models import build
 from kedge.seeds import seeded
 
 LAYERS = ("stage1", "stage2", "stage3", "flatten")
-
-
-@pytest.fixture(autouse=True)
-def known_to_load(monkeypatch):
-    monkeypatch.setitem(DETECTORS, "gram", Gram)
-
-
-def images(n=40, seed=0) -> torch.Tensor:
-    return torch.randint(0, 256, (n, 3, 8, 8), dtype=torch.uint8, generator=torch.Generator().manual_seed(seed))
 
 
 def network(dtype=torch.float32) -> nn.Module:
@@ -70,17 +58,6 @@ def naive_deviation(value: float, least: float, largest: float) -> float:
     return (value - largest) / max(abs(largest), 1e-6) if value > largest else 0.0
 
 
-def features_of(net: nn.Module, x: torch.Tensor, layers) -> list[list[np.ndarray]]:
-    """For each image, the maps (C, HW) of each layer."""
-    found, rows = {}, []
-    for name in layers:
-        net.get_submodule(name).register_forward_hook(lambda m, i, out, name=name: found.update({name: out[0]}))
-    for image in x:
-        net(image[None])
-        rows.append([found[name].reshape(len(found[name]), -1).double().numpy() for name in layers])
-    return rows
-
-
 def naive_deviations(train, predicted, test, labels, powers) -> np.ndarray:
     """(N, L), from the maps and the predicted classes of training and test images."""
     grams = [[[naive_gram(maps, p) for p in powers] for maps in row] for row in train]
@@ -96,14 +73,12 @@ def naive_deviations(train, predicted, test, labels, powers) -> np.ndarray:
     return result
 
 
+@torch.no_grad()
 def naive_scores(net, train, test, powers=range(1, 11), layers=LAYERS) -> np.ndarray:
-    net = copy.deepcopy(net).double()
-    train, test = train.double() / 255, test.double() / 255
-    with torch.no_grad():
-        predicted, labels = (net(x).argmax(dim=1).tolist() for x in (train, test))
-        return naive_deviations(
-            features_of(net, train, layers), predicted, features_of(net, test, layers), labels, powers
-        )
+    (train_logits, train_maps), (logits, maps) = (layer_maps(net, x.double() / 255, layers) for x in (train, test))
+    rows, test_rows = (list(zip(*(each.numpy() for each in every), strict=True)) for every in (train_maps, maps))
+    predicted, labels = (each.argmax(dim=1).tolist() for each in (train_logits, logits))
+    return naive_deviations(rows, predicted, test_rows, labels, powers)
 
 
 # The Gram matrix.
@@ -114,12 +89,12 @@ def naive_scores(net, train, test, powers=range(1, 11), layers=LAYERS) -> np.nda
 def test_row_sums_are_those_of_the_gram_matrix(shape, kind):
     features = torch.randn(shape, dtype=torch.float64)
     features = features if kind == "signed" else features.relu()
-    found = gram_sums(features, range(1, 11))
-    assert found.shape == (shape[0], 10, shape[1])
+    result = gram_sums(features, range(1, 11))
+    assert result.shape == (shape[0], 10, shape[1])
     for b in range(shape[0]):
         for p in range(1, 11):
             expected = naive_gram(features[b].reshape(shape[1], -1).numpy(), p)
-            assert found[b, p - 1].numpy() == pytest.approx(expected, rel=1e-7, abs=1e-9)
+            assert result[b, p - 1].numpy() == pytest.approx(expected, rel=1e-7, abs=1e-9)
 
 
 def test_powers_may_be_few_and_far_between():
@@ -129,8 +104,8 @@ def test_powers_may_be_few_and_far_between():
 
 def test_a_gram_matrix_by_hand():
     """Maps (3, 0) and (1, 2): the matrix is 9, 3; 3, 5, and of the squares 81, 9; 9, 17."""
-    found = gram_sums(torch.tensor([[[3.0, 0.0], [1.0, 2.0]]]).double(), [1, 2])
-    assert found[0].numpy() == pytest.approx(np.array([[12, 8], [90**0.5, 26**0.5]]))
+    result = gram_sums(torch.tensor([[[3.0, 0.0], [1.0, 2.0]]]).double(), [1, 2])
+    assert result[0].numpy() == pytest.approx(np.array([[12, 8], [90**0.5, 26**0.5]]))
     assert gram_sums(torch.tensor([[[-1.0], [2.0]]]), [1, 3])[0].tolist() == [
         pytest.approx([-1, 2]),
         pytest.approx([-(7 ** (1 / 3)), 56 ** (1 / 3)]),  # -1 (-1 + 8) and 8 (-1 + 8)
@@ -143,9 +118,9 @@ def test_a_scale_comes_out_squared_at_every_power(scale):
     features = torch.randn(4, 5, 6)
     with np.errstate(over="raise"):
         expected = gram_sums(features.double(), range(1, 11)) * scale**2
-    found = gram_sums(features * scale, range(1, 11))
-    assert found.dtype == torch.float32
-    assert found.double().numpy() == pytest.approx(expected.numpy(), rel=1e-4)
+    result = gram_sums(features * scale, range(1, 11))
+    assert result.dtype == torch.float32
+    assert result.double().numpy() == pytest.approx(expected.numpy(), rel=1e-4)
 
 
 def test_a_faint_channel_does_not_vanish_beside_a_strong_one():
@@ -156,19 +131,19 @@ def test_a_faint_channel_does_not_vanish_beside_a_strong_one():
     assert (gram_sums(features) > 0).all()
 
 
-def test_silent_maps_give_zero():
-    assert gram_sums(torch.zeros(2, 3, 4, 4)).eq(0).all()
-
-
 @settings(max_examples=30, deadline=None)
 @given(st.lists(st.floats(-1000, 1000, width=32), min_size=6, max_size=6), st.integers(1, 10))
 def test_any_maps_agree_with_the_definition(values, p):
     maps = np.array(values).reshape(2, 3)
     expected = naive_gram(maps, p)
     largest = float(np.abs(expected).max())
-    found = gram_sums(torch.from_numpy(maps)[None], [p])[0, 0].numpy()
+    result = gram_sums(torch.from_numpy(maps)[None], [p])[0, 0].numpy()
     # Where odd powers cancel, a rounding error of 1e-15 under the root is all that is left.
-    assert found == pytest.approx(expected, rel=1e-9, abs=largest * (1e-13 ** (1 / p)) + 1e-300)
+    assert result == pytest.approx(expected, rel=1e-9, abs=largest * (1e-13 ** (1 / p)) + 1e-300)
+
+
+def test_silent_maps_give_zero():
+    assert gram_sums(torch.zeros(2, 3, 4, 4)).eq(0).all()
 
 
 def test_working_in_parts_changes_nothing(monkeypatch):
@@ -181,9 +156,9 @@ def test_working_in_parts_changes_nothing(monkeypatch):
 
 def test_half_precision_is_worked_on_in_single():
     features = torch.rand(2, 3, 4)
-    found = gram_sums(features.bfloat16())
-    assert found.dtype == torch.float32
-    assert found.equal(gram_sums(features.bfloat16().float()))
+    result = gram_sums(features.bfloat16())
+    assert result.dtype == torch.float32
+    assert result.equal(gram_sums(features.bfloat16().float()))
 
 
 # The deviation.
@@ -193,11 +168,11 @@ def test_deviations_are_in_parts_of_the_bound():
     cases = [(1, 2, 4, 0.5), (5, 2, 4, 0.25), (3, 2, 4, 0), (2, 2, 4, 0), (4, 2, 4, 0)]
     cases += [(-5, -4, -2, 0.25), (-1, -4, -2, 0.5), (3, 0, 0, 3e6), (-3, 0, 0, 3e6), (0, 0, 0, 0)]
     for value, least, largest, expected in cases:
-        found = deviation(*(torch.tensor([[[float(v)]]]).double() for v in (value, least, largest)))
-        assert found.tolist() == pytest.approx([expected])
+        result = gram_deviation(*(torch.tensor([[[float(v)]]]).double() for v in (value, least, largest)))
+        assert result.tolist() == pytest.approx([expected])
         assert naive_deviation(value, least, largest) == pytest.approx(expected)
     columns = [torch.tensor(column).double()[None, None] for column in zip(*cases, strict=True)]
-    assert float(deviation(*columns[:3])) == pytest.approx(float(columns[3].sum()))
+    assert float(gram_deviation(*columns[:3])) == pytest.approx(float(columns[3].sum()))
 
 
 @pytest.mark.parametrize("options", [{}, {"powers": (2, 5)}, {"layers": ["stage2", "flatten"]}])
@@ -206,12 +181,6 @@ def test_the_score_is_the_definition_s(options):
     expected = naive_scores(net, train, test, **options).sum(axis=1)
     assert (expected > 0).sum() > 6
     assert Gram(net, **options).fit(train).score(test).numpy() == pytest.approx(expected, rel=1e-6)
-
-
-def test_the_logits_are_the_network_s():
-    net, x = network(torch.float64), images(5).double() / 255
-    with torch.no_grad():
-        assert Gram(net).fit(images()).outputs(x).logits.equal(net(x))
 
 
 def test_bounds_by_hand():
@@ -265,13 +234,6 @@ def test_confidence_plays_no_part():
     assert Gram(sharper).fit(train).score(test).equal(Gram(net).fit(train).score(test))
 
 
-def test_what_is_learned_does_not_depend_on_the_batches():
-    x, test = images(60), images(9, seed=3)
-    whole = Gram(network(torch.float64)).fit(x)
-    again = Gram(network(torch.float64)).fit(DataLoader(x, batch_size=1))
-    assert again.score(test).allclose(whole.score(test), rtol=1e-9)
-
-
 def test_more_training_images_never_raise_a_score():
     x, test = images(60), images(20, seed=3)
     net = network(torch.float64)
@@ -284,28 +246,14 @@ def test_more_training_images_never_raise_a_score():
     assert (many.score(test) > 0).sum() <= (few.score(test) > 0).sum()
 
 
-def test_refitting_forgets():
-    test = images(9, seed=3)
-    again = Gram(network()).fit(images(60, seed=1)).fit(images(60))
-    assert again.score(test).equal(Gram(network()).fit(images(60)).score(test))
-
-
-def test_fitting_leaves_the_network_as_it_was():
-    net = network().train()
-    before = copy.deepcopy(net.state_dict())
-    Gram(net, normalise=True).fit(images()).calibrate(images(60, seed=1)).score(images(seed=2))
-    assert net.training
-    assert all(before[name].equal(value) for name, value in net.state_dict().items())
-
-
 # Bringing layers to one scale.
 
 
 def test_normalised_layers_are_divided_by_their_mean_deviation_on_held_out_images():
     net, train, held_out, test = network(torch.float64), images(40), images(60, seed=1), images(8, seed=2)
     detector = Gram(net, powers=(1, 4), normalise=True).fit(train).calibrate(held_out)
-    mine = held_out[fingerprints(held_out)[:, 0] % 2 == 0]  # the half that calibrate gives to the method
-    expected = naive_scores(net, train, mine, (1, 4)).mean(axis=0)
+    half = held_out[fingerprints(held_out)[:, 0] % 2 == 0]  # the half that calibrate gives to the method
+    expected = naive_scores(net, train, half, (1, 4)).mean(axis=0)
     assert (expected > 0).all()
     assert detector.expected.numpy() == pytest.approx(expected, rel=1e-6)
     scores = (naive_scores(net, train, test, (1, 4)) / (expected + 1e-7)).sum(axis=1)
@@ -316,9 +264,9 @@ def test_a_layer_that_never_deviates_on_held_out_images_still_divides():
     x = images(60)
     detector = Gram(network(torch.float64), normalise=True).fit(x).calibrate(x)
     assert detector.expected.numpy() == pytest.approx(0, abs=1e-12)
-    plain = Gram(network(torch.float64)).fit(x)
+    without = Gram(network(torch.float64)).fit(x)
     test = images(9, seed=3)
-    assert detector.score(test).numpy() == pytest.approx(plain.score(test).numpy() / 1e-7, rel=1e-4)
+    assert detector.score(test).numpy() == pytest.approx(without.score(test).numpy() / 1e-7, rel=1e-4)
 
 
 def test_expected_deviations_come_with_calibration_and_go_with_a_new_fit():
@@ -331,30 +279,7 @@ def test_expected_deviations_come_with_calibration_and_go_with_a_new_fit():
     assert not Gram(network()).learns_held_out
 
 
-# Behind the six verbs.
-
-
-@pytest.mark.parametrize("normalise", [False, True])
-@pytest.mark.parametrize("kind", ["plain", "anchored"])
-def test_saved_and_loaded_it_scores_the_same(kind, normalise, tmp_path):
-    net = network() if kind == "plain" else kedge.anchor(network(), init="fresh", seed=1)
-    detector = Gram(net, layers=["stage1", "fc:in"], powers=range(1, 4), normalise=normalise)
-    detector.fit(images()).calibrate(images(60, seed=1))
-    detector.save(tmp_path / "saved.kedge")
-    again = kedge.load(tmp_path / "saved.kedge")
-    assert again.config() == {"layers": ["stage1", "fc:in"], "powers": [1, 2, 3], "normalise": normalise}
-    assert again.config() == detector.config()
-    assert again.score(images(9, seed=4)).equal(detector.score(images(9, seed=4)))
-    assert again(images(9, seed=4)).is_ood.equal(detector(images(9, seed=4)).is_ood)
-
-
-@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-4), (torch.float64, 1e-9)])
-def test_a_score_does_not_depend_on_the_batch(dtype, tolerance):
-    detector = Gram(network(dtype)).fit(images(60))
-    x = images(11, seed=4)
-    expected = detector.score(x)
-    assert detector.score(x, batch_size=3).allclose(expected, rtol=tolerance, atol=tolerance)
-    assert detector.score(x.flip(0)).flip(0).allclose(expected, rtol=tolerance, atol=tolerance)
+# Which features.
 
 
 def test_an_anchored_network_gives_the_mean_maps_over_its_anchors():
@@ -364,35 +289,8 @@ def test_an_anchored_network_gives_the_mean_maps_over_its_anchors():
     detector = Gram(net, layers=layers).fit(train)
     assert detector.cost == Cost(2)
 
-    def mean_over_anchors(x):
-        logits, maps = [], []
-        for anchor in net.anchors:
-            single = copy.deepcopy(net)
-            single.set_anchors(anchor[None])
-            found, rows = {}, []
-            for name in layers:
-                module = single.network.get_submodule(name)
-                module.register_forward_hook(lambda m, i, o, name=name, kept=found: kept.update({name: o[0]}))
-            for image in x.double() / 255:
-                logits.append(single.per_anchor_logits(image[None])[0, 0])
-                rows.append([found[name].flatten(1).numpy() for name in layers])
-            maps.append(rows)
-        means = [[(a + b) / 2 for a, b in zip(*both, strict=True)] for both in zip(*maps, strict=True)]
-        return torch.stack(logits).view(2, len(x), -1).mean(dim=0).argmax(dim=1).tolist(), means
-
-    with torch.no_grad():
-        (predicted, known), (labels, new) = mean_over_anchors(train), mean_over_anchors(test)
-    expected = naive_deviations(known, predicted, new, labels, range(1, 11)).sum(axis=1)
+    expected = naive_scores(net, train, test, layers=layers).sum(axis=1)
     assert detector.score(test).numpy() == pytest.approx(expected, rel=1e-6)
-
-
-def test_images_like_none_seen_are_flagged():
-    """Blue never was strong together with another colour."""
-    x = torch.rand(300, 3, 4, 4, dtype=torch.float64)
-    x[:, 2] *= 0.1
-    detector = Gram(channels(), layers=["0"]).fit(x[:200]).calibrate(x[200:])
-    assert detector(x.flip(1)).is_ood.all()
-    assert detector(x[:200]).is_ood.sum() == 0
 
 
 def test_it_takes_one_pass_and_reads_the_head_of_networks_that_name_no_layers():
@@ -411,28 +309,13 @@ def test_it_takes_one_pass_and_reads_the_head_of_networks_that_name_no_layers():
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"layers": "stage1"}, r"layers must be a sequence of names; got 'stage1'"),
-        ({"layers": []}, r"layers must be at least one name"),
-        ({"powers": []}, r"powers must be a sequence of whole numbers, such as range\(1, 11\); got \[\]"),
-        ({"powers": 3}, r"powers must be a sequence of whole numbers, such as range\(1, 11\); got 3"),
-        ({"powers": [0]}, r"powers must be a whole number of at least 1; got 0"),
-        ({"powers": [1.5]}, r"powers must be a whole number of at least 1; got 1.5"),
-    ],
+    "options", [{"layers": "stage1"}, {"layers": []}, {"powers": []}, {"powers": 3}, {"powers": [0]}, {"powers": [1.5]}]
 )
-def test_arguments_are_checked(options, message):
-    with pytest.raises(InputError, match=message):
+def test_options_out_of_range_are_refused(options):
+    with pytest.raises(InputError, match=next(iter(options))):
         Gram(network(), **options)
 
 
-def test_features_must_have_channels_and_be_finite():
+def test_features_must_have_channels():
     with pytest.raises(InputError, match=r"features must be \(B, channels, \.\.\.\), got \(4,\)"):
         gram_sums(torch.rand(4))
-    net = network()
-    with torch.no_grad():
-        net.prep[0].weight[0] = float("nan")
-    with pytest.raises(
-        InputError, match=r"the Gram sums of layer 'stage1' must be finite.*check the network's weights"
-    ):
-        Gram(net).fit(images())

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import kedge
-from kedge.detectors import beside, for_inference
+from kedge.detectors import for_inference, thread_copies
 from kedge.errors import InputError
 from kedge.models import build
 from kedge.scoring.job import Job, Scorer
@@ -197,7 +197,7 @@ def test_no_threads_are_an_error():
 @pytest.mark.parametrize("name", ["amp", "adaptive amp", "energy"])
 def test_twins_share_weights_and_nothing_that_a_pass_writes(name):
     detector = for_inference(ready(MAKERS[name]()))
-    first, second = beside(detector, 2)
+    first, second = thread_copies(detector, 2)
     assert first is detector
     held = [[*one.net.parameters(), *one.net.buffers()] for one in (first, second)]
     assert all(one is other for one, other in zip(*held, strict=True))
@@ -213,4 +213,4 @@ def test_twins_share_weights_and_nothing_that_a_pass_writes(name):
 
 def test_a_method_that_reads_layers_has_no_twins():
     detector = kedge.KNN(network()).fit(pixels(30))
-    assert beside(detector, 2) == [detector]
+    assert thread_copies(detector, 2) == [detector]

@@ -1,6 +1,5 @@
 """ReAct: activations clipped at a percentile of the training set's; and quantiles of a stream."""
 
-import copy
 import math
 
 import numpy as np
@@ -9,73 +8,23 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.special import logsumexp
-from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
 
 import kedge
+from helpers import images, network, penultimate, vector_network
 from kedge import scores
-from kedge.detectors import Cost
 from kedge.detectors.quantile import StreamingQuantile
 from kedge.detectors.react import ReAct
-from kedge.detectors.registry import DETECTORS
-from kedge.errors import ArchitectureError, InputError, NotReadyError
-from kedge.models import build
-from kedge.seeds import seeded
-
-
-def images(n=60, seed=0) -> torch.Tensor:
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randint(0, 256, (n, 3, 8, 8), dtype=torch.uint8, generator=generator)
-
-
-def network(kind="plain", *, seed=0, dtype=torch.float32) -> kedge.Classifier:
-    """A compact network whose weights and batch statistics are drawn large enough for scores to vary."""
-    with seeded(seed):
-        net = build("compact", width=4, classes=4, channels=3)
-        for module in net.modules():
-            if isinstance(module, nn.BatchNorm2d):
-                module.running_mean.uniform_(-0.2, 0.2)
-                module.running_var.uniform_(0.3, 1.0)
-        net.fc.weight.data.mul_(200)
-    net = net.to(dtype).eval()
-    if kind == "anchored":
-        return kedge.anchor(net, init="fresh", seed=seed, mean=[0.5] * 3, std=[0.25] * 3)
-    return kedge.Classifier(net, mean=[0.5] * 3, std=[0.25] * 3)
-
-
-def penultimate(net: kedge.Classifier, x: torch.Tensor) -> np.ndarray:
-    """A compact network's features, layer by layer and without reading its hooks; the mean over anchors."""
-    if isinstance(net, kedge.Anchored):
-        found = []
-        for anchor in net.anchors:
-            single = copy.deepcopy(net)
-            single.set_anchors(anchor[None])
-            with torch.no_grad():
-                found.append(single.features(x.to(net.mean.dtype) / 255, ["flatten"])[1]["flatten"].double().numpy())
-        return sum(found) / len(found)
-    parts, x = net.network, net.normalise(x.to(net.mean.dtype) / 255)
-    with torch.no_grad():
-        z = parts.stage3(parts.stage2(parts.stage1(parts.prep(x))))
-    return z.amax(dim=(2, 3)).double().numpy() / 8
-
-
-def vector_network(weight, bias) -> nn.Module:
-    """A network whose features are its inputs, in float64."""
-    weight = torch.tensor(weight, dtype=torch.float64)
-    head = nn.Linear(weight.shape[1], len(weight), dtype=torch.float64)
-    head.weight.data, head.bias.data = weight, torch.tensor(bias, dtype=torch.float64)
-    return nn.Sequential(nn.Identity(), head)
-
+from kedge.errors import InputError, NotReadyError
 
 # The formula.
 
 
-@pytest.mark.parametrize("kind", ["plain", "anchored"])
+@pytest.mark.parametrize("kind", ["unanchored", "anchored"])
 @pytest.mark.parametrize("percentile", [0.5, 0.9, 0.99])
 def test_it_is_the_energy_of_the_head_on_clipped_activations(kind, percentile):
     net = network(kind, dtype=torch.float64)
-    detector = ReAct(net, percentile=percentile).fit(images())
-    train, test = penultimate(net, images()), penultimate(net, images(9, seed=1))
+    detector = ReAct(net, percentile=percentile).fit(images(60))
+    train, test = penultimate(net, images(60)), penultimate(net, images(9, seed=1))
     weight, bias = (p.detach().numpy() for p in (net.network.fc.weight, net.network.fc.bias))
     assert detector.clip == pytest.approx(np.quantile(train, percentile), abs=1e-5 * np.ptp(train))
     expected = -logsumexp(np.minimum(test, detector.clip) @ weight.T + bias, axis=1)
@@ -92,25 +41,21 @@ def test_by_hand():
     assert detector.score(x).tolist() == pytest.approx(expected, abs=1e-4)
 
 
-@pytest.mark.parametrize("kind", ["plain", "anchored"])
+@pytest.mark.parametrize("kind", ["unanchored", "anchored"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_with_every_activation_left_as_it_is_it_is_energy(kind, dtype):
     net = network(kind, dtype=dtype)
+    net.network.fc.weight.data.mul_(10)
     react, energy = ReAct(net, percentile=1.0).fit(images(260)), kedge.Energy(net).fit(images(260))
     assert react.score(images(260)).allclose(energy.score(images(260)), rtol=0, atol=1e-5)
     assert react.clip == pytest.approx(penultimate(net, images(260)).max(), rel=1e-6)
     assert not ReAct(net).fit(images(260)).score(images(260)).allclose(energy.score(images(260)), rtol=0, atol=1e-2)
 
 
-def test_a_larger_percentile_clips_higher():
-    clips = [ReAct(network(), percentile=p).fit(images()).clip for p in (0.5, 0.7, 0.9, 0.99, 1.0)]
-    assert clips == sorted(set(clips))
-
-
 @pytest.mark.parametrize("score", scores.SCORES)
 def test_any_score_of_the_clipped_logits(score):
     net = network(dtype=torch.float64)
-    detector = ReAct(net, score=score).fit(images())
+    detector = ReAct(net, score=score).fit(images(60))
     clipped = torch.from_numpy(penultimate(net, images(9, seed=1))).clamp(max=detector.clip)
     with torch.no_grad():
         expected = scores.SCORES[score](net.network.fc(clipped))
@@ -122,28 +67,21 @@ def test_labels_come_from_the_logits_as_they_are():
     net = vector_network([[1.0, 0.0], [0.0, 2.0]], [0.0, 0.0])
     train = torch.rand(40, 2, dtype=torch.float64)
     detector = ReAct(net, percentile=1.0).fit(train).calibrate(train)
-    found = detector(torch.tensor([[5.0, 1.0]], dtype=torch.float64))
-    assert found.label.tolist() == [0]
-    assert found.logits.tolist() == [[5.0, 2.0]]
+    detection = detector(torch.tensor([[5.0, 1.0]], dtype=torch.float64))
+    assert detection.label.tolist() == [0]
+    assert detection.logits.tolist() == [[5.0, 2.0]]
     clip = train.max().item()
-    assert found.score.item() == pytest.approx(-math.log(math.exp(clip) + math.exp(2 * clip)))
+    assert detection.score.item() == pytest.approx(-math.log(math.exp(clip) + math.exp(2 * clip)))
 
 
 # Its options.
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"percentile": 0}, r"percentile must lie in \(0, 1\], .*; got 0"),
-        ({"percentile": 90}, r"percentile must lie in \[0, 1\]; got 90"),
-        ({"percentile": math.nan}, r"percentile must lie in \[0, 1\]; got nan"),
-        ({"score": "mps"}, "score must be one of 'amp', 'msp', .*; got 'mps'"),
-        ({"head": "stage1"}, r"head must name a linear layer, one of \['fc'\]; got 'stage1'"),
-    ],
+    "options", [{"percentile": 0}, {"percentile": 90}, {"percentile": math.nan}, {"score": "mps"}, {"head": "stage1"}]
 )
-def test_options_that_cannot_be(options, message):
-    with pytest.raises(InputError, match=message):
+def test_options_out_of_range_are_refused(options):
+    with pytest.raises(InputError, match=next(iter(options))):
         ReAct(network(), **options)
 
 
@@ -157,99 +95,6 @@ def test_activations_that_are_mostly_nothing_need_a_higher_percentile():
         ReAct(net).fit(sparse)
     assert ReAct(net, percentile=0.99).fit(sparse).clip == pytest.approx(np.quantile(sparse, 0.99), abs=1e-4)
     assert ReAct(net, percentile=1.0).fit(sparse[5:]).clip == 0
-
-
-class TwoHeads(nn.Module):
-    """The layer that gives the logits is registered before another linear layer."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.head = nn.Linear(5, 3)
-        self.body = nn.Linear(4, 5)
-
-    def forward(self, x):
-        return self.head(self.body(x).relu())
-
-
-def test_the_head_can_be_named():
-    net = TwoHeads()
-    with pytest.raises(ArchitectureError, match=r"not the output of 'body'.*pass head="):
-        ReAct(net).fit(torch.rand(40, 4))
-    detector = ReAct(net, head="head").fit(torch.rand(40, 4))
-    assert detector.config() == {"percentile": 0.9, "score": "energy", "head": "head"}
-    with pytest.raises(ArchitectureError, match="no linear layer"):
-        ReAct(nn.Sequential(nn.Conv2d(3, 4, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten()))
-
-
-def test_features_that_are_not_finite_are_found_out():
-    net = network()
-    net.network.stage3[0][0].weight.data[0] = math.nan
-    with pytest.raises(InputError, match=r"features must be finite.*check the network's weights"):
-        ReAct(net).fit(images())
-
-
-# As every detector.
-
-
-@pytest.mark.parametrize("kind", ["plain", "anchored"])
-@pytest.mark.parametrize("options", [{}, {"percentile": 0.5, "score": "max_logit"}])
-def test_saved_and_loaded_it_scores_the_same(kind, options, tmp_path, monkeypatch):
-    monkeypatch.setitem(DETECTORS, "react", ReAct)
-    detector = ReAct(network(kind), **options).fit(images()).calibrate(images(30, seed=2))
-    detector.save(tmp_path / "saved.kedge")
-    again = kedge.load(tmp_path / "saved.kedge")
-    assert again.config() == detector.config()
-    assert again.clip == detector.clip
-    assert again(images(9, seed=1)).score.equal(detector(images(9, seed=1)).score)
-
-
-@pytest.mark.parametrize("kind", ["plain", "anchored"])
-@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-4), (torch.float64, 1e-9)])
-def test_scores_do_not_depend_on_batch_size_or_order(kind, dtype, tolerance):
-    x = images(30, seed=5)
-    detector = ReAct(network(kind, dtype=dtype)).fit(images())
-    whole = detector.score(x)
-    order = torch.randperm(30, generator=torch.Generator().manual_seed(1))
-    for size in (1, 7):
-        assert detector.score(x, batch_size=size).allclose(whole, rtol=tolerance, atol=0)
-        assert detector.score(x[order], batch_size=size).allclose(whole[order], rtol=tolerance, atol=0)
-    assert whole.dtype == dtype
-
-
-def test_the_training_set_may_come_in_any_batches_and_order():
-    x, order = images(), torch.randperm(60, generator=torch.Generator().manual_seed(1))
-    expected = np.quantile(penultimate(network(), x), 0.9)
-    for source in (DataLoader(TensorDataset(x), batch_size=7), x[order]):
-        assert ReAct(network()).fit(source).clip == pytest.approx(expected, rel=1e-4)
-
-
-def test_fitting_again_forgets():
-    detector = ReAct(network()).fit(images())
-    first = detector.clip
-    detector.fit(images(40, seed=3) // 2)
-    assert detector.clip == ReAct(network()).fit(images(40, seed=3) // 2).clip != first
-
-
-def test_a_network_in_training_mode_is_read_in_evaluation_mode():
-    net = network()
-    expected = ReAct(net).fit(images()).clip
-    net.train()
-    before = copy.deepcopy(net.state_dict())
-    assert ReAct(net).fit(images()).clip == expected
-    assert net.training
-    assert all(value.equal(before[key]) for key, value in net.state_dict().items())
-
-
-def test_what_it_costs():
-    assert ReAct(network()).cost == Cost(forward=1)
-    assert ReAct(network("anchored")).fit(images()).cost == Cost(forward=5)
-
-
-def test_it_must_be_fitted_first():
-    detector = ReAct(network())
-    assert detector.state() == {}
-    with pytest.raises(NotReadyError, match=r"call ReAct\(net\)\.fit\(train_set\) first"):
-        detector.score(images())
 
 
 # Quantiles of a stream.

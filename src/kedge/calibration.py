@@ -39,10 +39,17 @@ def is_ood(calibration: Tensor, scores: Tensor, alpha: float, delta: float | Non
     return _ranks(calibration, scores) <= allowed(len(calibration), alpha, delta)
 
 
-def threshold(calibration: Tensor, alpha: float, delta: float | None = None) -> float:
+def threshold(calibration: Tensor, alpha: float, delta: float | None = None, *, halved: bool = False) -> float:
     """The calibration score above which `is_ood` flags; infinity, with a warning, if no score could ever be flagged.
 
     Compare in float64, or in the dtype of the calibration scores, for the very same decisions as `is_ood`.
+
+    Args:
+        calibration: Scores (n,) of held-out in-distribution images.
+        alpha: See `is_ood`.
+        delta: See `is_ood`.
+        halved: Whether the scores are those of a random half of the held-out images, as where a method learns from the
+            other half. Only for the number of images in the warning.
 
     Example:
         >>> threshold(torch.arange(100.0), alpha=0.05)  # k = 5: the fifth largest
@@ -53,9 +60,12 @@ def threshold(calibration: Tensor, alpha: float, delta: float | None = None) -> 
     if k > 0:
         return float(ordered[-k])
     wanted = f"alpha={alpha}" if delta is None else f"alpha={alpha}, delta={delta}"
+    few = f"{len(ordered)} calibration scores are too few to flag any image at {wanted}; calibrate with at least"
+    fewest = _fewest(alpha, delta)
     warnings.warn(
-        f"{len(ordered)} calibration scores are too few to flag any image at {wanted}; "
-        f"calibrate with at least {_fewest(alpha, delta)}",
+        f"{few} {_to_split(fewest)} held-out images, about half of which the method learns from"
+        if halved
+        else f"{few} {fewest} held-out images",
         KedgeWarning,
         stacklevel=2,
     )
@@ -114,6 +124,20 @@ def fit_temperature(logits: Tensor, labels: Tensor) -> float:
     return math.exp(-(low + high) / 2)
 
 
+def temperature_of_known(logits: Tensor, labels: Tensor) -> float:
+    """The temperature of the images whose label is known (not -1), or 1.0 if none of these is misclassified.
+
+    Where every label is right there is nothing to fit: the likelihood rises without end as T goes to zero.
+
+    Example:
+        >>> temperature_of_known(torch.tensor([[4.0, 0.0], [4.0, 0.0]]), torch.tensor([0, -1]))
+        1.0
+    """
+    known = labels >= 0
+    wrong = known & (logits.argmax(dim=1) != labels)
+    return fit_temperature(logits[known], labels[known]) if bool(wrong.any()) else 1.0
+
+
 def _exact(share: float) -> Fraction:
     """Read 0.05 as 1/20: products of floats fall short of whole numbers, and then one image fewer is flagged."""
     return Fraction(str(share))
@@ -125,6 +149,12 @@ def _fewest(alpha: float, delta: float | None) -> int:
         return math.ceil(1 / _exact(alpha)) - 1  # alpha * (n + 1) >= 1
     near = math.log(delta) / math.log1p(-alpha)  # (1 - alpha) ** n <= delta; its rounding must not decide
     return next(n for n in itertools.count(max(1, math.floor(near))) if allowed(n, alpha, delta))
+
+
+def _to_split(n: int) -> int:
+    """How many images to split in two at random so that a half has at least n of them, in 99 of 100 cases."""
+    z = 2.33  # the normal quantile at 99 %: N / 2 - z sqrt(N) / 2 >= n
+    return math.ceil(((z + math.sqrt(z * z + 8 * n)) / 2) ** 2)
 
 
 def _sorted(calibration: Tensor) -> Tensor:

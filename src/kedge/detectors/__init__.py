@@ -1,4 +1,4 @@
-"""Detectors: AMP and the methods beside it, all behind the same verbs."""
+"""Detectors: AMP and all other methods, with the same verbs."""
 
 from kedge.detectors.amp import AMP
 from kedge.detectors.base import Calibration, Cost, Detection, Detector, Outputs
@@ -6,8 +6,9 @@ from kedge.detectors.deup import DEUP
 from kedge.detectors.discrepancy import ClassifierDiscrepancy
 from kedge.detectors.duq import DUQ
 from kedge.detectors.ensemble import DeepEnsemble
+from kedge.detectors.features import FeatureDetector
 from kedge.detectors.gram import Gram
-from kedge.detectors.inference import beside, for_inference
+from kedge.detectors.inference import for_inference, thread_copies
 from kedge.detectors.knn import KNN
 from kedge.detectors.load import load
 from kedge.detectors.logits import MSP, Energy, Entropy, KLUniform, MaxLogit
@@ -28,40 +29,9 @@ from kedge.detectors.udg import UDG
 from kedge.detectors.vim import ViM
 
 __all__ = [
-    "AMP",
-    "DEUP",
-    "DUQ",
-    "KNN",
-    "MSP",
-    "ODIN",
-    "SVI",
-    "TTA",
-    "UDG",
-    "Calibration",
-    "ClassifierDiscrepancy",
-    "Cost",
-    "DeepEnsemble",
-    "Detection",
-    "Detector",
-    "Energy",
-    "Entropy",
-    "Gram",
-    "KLUniform",
-    "LowLevelStatistics",
-    "MCDropout",
-    "Mahalanobis",
-    "MaxLogit",
-    "OutlierExposure",
-    "Outputs",
-    "ReAct",
-    "RescoringDetector",
-    "SVIAvUC",
-    "TemperatureScaling",
-    "TrainedDetector",
-    "ViM",
-    "beside",
-    "for_inference",
-    "load",
-    "register",
-    "registered",
-]
+    "AMP", "DEUP", "DUQ", "KNN", "MSP", "ODIN", "SVI", "TTA", "UDG", "Calibration", "ClassifierDiscrepancy",
+    "Cost", "DeepEnsemble", "Detection", "Detector", "Energy", "Entropy", "FeatureDetector", "Gram",
+    "KLUniform", "LowLevelStatistics", "MCDropout", "Mahalanobis", "MaxLogit", "OutlierExposure", "Outputs",
+    "ReAct", "RescoringDetector", "SVIAvUC", "TemperatureScaling", "TrainedDetector", "ViM", "for_inference",
+    "load", "register", "registered", "thread_copies",
+]  # fmt: skip

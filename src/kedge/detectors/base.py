@@ -1,6 +1,8 @@
-"""Detector: build, fit, score, calibrate, call, save. A method is its `outputs`, and its `fit_method` if it learns."""
+"""Detector: the verbs that all methods share. A method is its `outputs`, and its `fit_method` if it learns."""
 
+import contextlib
 import os
+import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
@@ -23,12 +25,14 @@ from kedge.io.rebuild import describe
 from kedge.models.classifier import Classifier, evaluating
 from kedge.models.ensemble import Ensemble
 
-GRADIENT_ROWS = 128  # a gradient keeps every activation, so images times anchors go in pieces of so many
+GRADIENT_ROWS = 128  # images times anchors per piece where gradients are taken, since they keep every activation
+HOOK_LOCK = threading.RLock()  # one thread at a time puts hooks on networks; the others would run into them
+OUTPUT_KINDS = ("logits", "per_anchor_logits", "output")  # `reads` of methods that need nothing inside the network
 
 
 @dataclass(frozen=True)
 class Cost:
-    """What a method asks of the network for one image, in passes through all but the first layer."""
+    """Passes for one image, through all but the first layer."""
 
     forward: int
     backward: int = 0
@@ -77,7 +81,7 @@ class Detection:
 
 @dataclass(frozen=True)
 class Calibration:
-    """A threshold and what it was made of: sorted scores, and the fingerprints of all images given to calibrate."""
+    """A threshold, the sorted scores it was set on, and the fingerprints of all images given to `calibrate`."""
 
     scores: Tensor
     fingerprints: Tensor
@@ -94,20 +98,25 @@ class Detector(ABC):
         net: A `Classifier` or `Anchored` network, or any network that takes images in [0, 1].
 
     Attributes:
-        name: In files.
-        needs_outliers: Whether the method is always trained with outliers.
+        name: The method's name in files and on the command line.
         reads: What the method reads: ``"logits"`` (it then has `of_logits`), ``"per_anchor_logits"`` (it then has
-            `of_per_anchor_logits`), ``"features"``, ``"gradients"``, ``"images"``, or ``"network"`` if none of these alone.
+            `of_per_anchor_logits`), ``"output"`` (the network's raw output; it then has `of_output`), ``"features"``,
+            ``"gradients"``, ``"images"``, or ``"network"`` if something else.
         has_tau: Whether its outputs have a tau.
+        needs_outliers: Whether the method is always trained with outliers.
         learns_held_out: Whether the method learns from held-out images; `calibrate` then gives it half of them and
             sets the threshold on the other half, since a threshold holds for images that the method never saw.
+        options: Constructor arguments that are attributes of the same name; see `config`.
+        learned: Attributes, tensors or numbers, that `fit` or `calibrate` set; see `state`.
     """
 
     name: ClassVar[str]
-    needs_outliers: ClassVar[bool] = False
-    learns_held_out: bool = False
     reads: ClassVar[str] = "network"
     has_tau: ClassVar[bool] = False
+    needs_outliers: ClassVar[bool] = False
+    learns_held_out: bool = False
+    options: ClassVar[tuple[str, ...]] = ()
+    learned: ClassVar[tuple[str, ...]] = ()
 
     def __init__(self, net: nn.Module) -> None:
         if not isinstance(net, nn.Module):
@@ -118,42 +127,49 @@ class Detector(ABC):
         self.classes: tuple[str, ...] = ()
         self._fitted_to = self._anchors_version
 
+    # --- what a method defines --------------------------------------------------------------------------------------
+
     @abstractmethod
     def outputs(self, x: Tensor) -> Outputs:
-        """The method itself: logits and scores of a batch on the network's device."""
-
-    @abstractmethod
-    def config(self) -> dict[str, Any]:
-        """The arguments, beside the network, that build this detector again: plain data."""
+        """Logits and scores of a batch on the network's device."""
 
     def fit_method(self, train_set: Any, preprocess: Preprocess) -> None:
-        """Learn what the method needs: by default nothing but the anchors of anchored networks that have none."""
+        """Learn from the training images: by default only the anchors of anchored networks that have none.
+
+        Runs without gradients, on a network in evaluation mode.
+        """
         for net in self.anchored:
             if net.anchors is None:
                 net.set_anchors(choose(train_set, preprocess, DEFAULT_K, "random", seed=0))
 
     def fit_held_out(self, images: Tensor, labels: Tensor) -> None:
-        """Learn from held-out images (N, D, ...) and their labels (N,), -1 where there is none.
-
-        Called by `calibrate` where ``learns_held_out``.
-        """
+        """Learn from held-out images (N, D, ...) and labels (N,), -1 if unknown, where ``learns_held_out``."""
         raise NotImplementedError
 
+    def config(self) -> dict[str, Any]:
+        """The constructor arguments besides the network, as plain data: by default ``options``."""
+        return {name: getattr(self, name) for name in self.options}
+
     def state(self) -> dict[str, Tensor]:
-        """What `fit_method` learned, as tensors; nothing by default."""
-        return {}
+        """What was learned, as tensors: by default the attributes in ``learned`` that are set."""
+        values = {name: getattr(self, name) for name in self.learned}
+        return {
+            name: value if isinstance(value, Tensor) else torch.tensor(value, dtype=torch.float64)
+            for name, value in values.items()
+            if value is not None
+        }
 
-    def load_state(self, state: Mapping[str, Tensor]) -> None:  # noqa: B027
-        """Take back what `state` gave."""
-
-    @property
-    def anchored(self) -> list[Anchored]:
-        """The anchored networks that the detector asks: its own, or those of an ensemble."""
-        return [module for module in self.net.modules() if isinstance(module, Anchored)]
+    def load_state(self, state: Mapping[str, Tensor]) -> None:
+        """Restore what `state` returned."""
+        for name in self.learned:
+            if name in state:
+                setattr(self, name, state[name] if state[name].ndim else float(state[name]))
+            elif getattr(self, name) is None and not self.learns_held_out:
+                raise KeyError(f"{name} of {type(self).__name__} is missing")
 
     @property
     def cost(self) -> Cost:
-        """What one image costs; an anchored network takes a pass for each anchor."""
+        """Passes for one image: by default one, or one for each anchor."""
         return Cost(forward=passes(self.net))
 
     @property
@@ -161,6 +177,8 @@ class Detector(ABC):
         """Fingerprints (N, 16) of the outliers that the network or the method learned from, or None."""
         seen = [m.outliers for m in self.net.modules() if isinstance(m, Classifier) and m.outliers is not None]
         return torch.cat([prints.cpu() for prints in seen]) if seen else None
+
+    # --- the verbs --------------------------------------------------------------------------------------------------
 
     def fit(self, train_set: Any, *, preprocess: Preprocess | None = None) -> Self:
         """Learn from the training images: their shape, and whatever the method needs. Undoes a calibration.
@@ -170,7 +188,7 @@ class Detector(ABC):
             preprocess: How images become inputs; by default they must have, or are resized to, the training images'
                 size.
         """
-        recorded = self.net.record.get("preprocess")  # what `kedge.train` made the images into
+        recorded = self.net.record.get("preprocess")  # of `kedge.train`
         trained = None if recorded is None else Preprocess(**recorded)
         preprocess = preprocess or self.preprocess or trained or Preprocess(shape_of_inputs(train_set))
         with evaluating(self.net), torch.no_grad():
@@ -196,93 +214,97 @@ class Detector(ABC):
     ) -> Self:
         """Set the threshold on held-out in-distribution images that were not trained on.
 
-        A fresh in-distribution image is then flagged with probability at most alpha (split conformal), on average
-        over calibration sets; with ``delta`` the promise holds for this very set with that probability. Where the
-        images have labels, the temperature of ``probability`` is fitted too; where the set and the detector have names
-        of classes, labels are matched by them.
+        A fresh in-distribution image is then flagged with probability at most alpha (split conformal), on average over
+        calibration sets; with ``delta`` the guarantee holds for this very set with probability 1 - delta. Where the
+        images have labels, the temperature of ``probability`` is fitted too; labels are matched to the detector's
+        classes by name where both have names.
 
         Args:
             held_out: In-distribution images, labelled or not.
             alpha: The largest share of in-distribution images to flag.
-            delta: None, or the probability with which the promise must hold for this calibration set.
+            delta: None, or the probability with which the guarantee may fail for this calibration set.
             batch_size: Images at a time.
         """
         between("alpha", alpha, 0, 1, open_ends=True)
         at_least("batch_size", batch_size, 1)
         if delta is not None:
             between("delta", delta, 0, 1, open_ends=True)
-        outs, prints, labels = [], [], []
         names = names_beside(held_out, self.classes)
+        outs: list[Outputs] = []
+        labels: list[Tensor] = []
+        prints: list[Tensor] = []  # also of the images that the method learns from: no test set may hold them either
         if self.learns_held_out:
             held_out, learned = self._learn_from_half(held_out, names)
+            prints.append(learned)
             names = ()
-            prints.append(learned)  # a test set must not hold these either
         for out, x, y in self._run(held_out, batch_size):
             outs.append(out)
             prints.append(fingerprints(x))
-            # -1 marks images without a label.
             labels.append(torch.full((len(x),), UNKNOWN) if y is None else renumbered(y, names, self.classes))
         scores = torch.cat([out.score for out in outs]).double().sort().values
-        logits, numbers = torch.cat([out.logits for out in outs]), torch.cat(labels)
-        known = numbers >= 0
-        wrong = known & (logits.argmax(dim=1) != numbers)
-        # Where no label is wrong there is nothing to fit: the likelihood rises without end as T goes to zero.
-        temperature = calibration.fit_temperature(logits[known], numbers[known]) if bool(wrong.any()) else 1.0
-        threshold = calibration.threshold(scores, alpha, delta)
+        temperature = calibration.temperature_of_known(torch.cat([out.logits for out in outs]), torch.cat(labels))
+        threshold = calibration.threshold(scores, alpha, delta, halved=self.learns_held_out)
         self.calibration = Calibration(scores, torch.cat(prints), alpha, delta, threshold, temperature)
         return self
 
     def __call__(
         self, images: Any, *, batch_size: int = 256, progress: Callable[[int], None] | None = None
     ) -> Detection:
-        """Classify images and say which of them are out of distribution."""
+        """Classify images and flag those that are out of distribution."""
         if self.calibration is None:
             raise NotReadyError(
                 "the detector has no threshold yet: call calibrate(held_out) with in-distribution images that it was "
                 "not trained on, or score(images) for scores alone"
             )
         outs = [out for out, _, _ in self._run(images, batch_size, progress)]
-        taus = [o.tau for o in outs if o.tau is not None]
-        return self._decided(
-            torch.cat([o.logits for o in outs]),
-            torch.cat([o.score for o in outs]),
-            torch.cat(taus) if taus else None,
-            self.calibration,
-        )
-
-    @staticmethod
-    def _decided(logits: Tensor, score: Tensor, tau: Tensor | None, known: Calibration) -> Detection:
-        return Detection(
-            label=logits.argmax(dim=1),
-            logits=logits,
-            probability=(logits / known.temperature).softmax(dim=1),
-            tau=tau,
-            score=score,
-            p_value=calibration.p_values(known.scores, score),
-            is_ood=score.double() > known.threshold,
-        )
+        taus = [out.tau for out in outs if out.tau is not None]
+        logits, score = torch.cat([out.logits for out in outs]), torch.cat([out.score for out in outs])
+        return self._decided(logits, score, torch.cat(taus) if taus else None, self.calibration)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write weights, anchors, preprocessing and threshold to one file; `kedge.load` reads it back."""
         if self.preprocess is None:
             raise NotReadyError(f"an unfitted {type(self).__name__} has nothing to save: call fit(train_set) first")
-        known = self.calibration
+        tensors = {f"net.{name}": value for name, value in self.net.state_dict().items()}
+        tensors |= {f"detector.{name}": value for name, value in self.state().items()}
+        calibrated = None
+        if self.calibration is not None:
+            values = vars(self.calibration)
+            calibrated = {name: value for name, value in values.items() if not isinstance(value, Tensor)}
+            calibrated["images"] = len(self.calibration.scores)
+            tensors |= {f"calibration.{name}": value for name, value in values.items() if isinstance(value, Tensor)}
         header = {
             "detector": {"name": self.name, "config": self.config()},
             "network": describe(self.net),
             "preprocess": asdict(self.preprocess),
             "classes": list(self.classes),
-            "calibration": None
-            if known is None
-            else {name: value for name, value in vars(known).items() if not isinstance(value, Tensor)}
-            | {"images": len(known.scores)},
+            "calibration": calibrated,
             "versions": {"kedge": version("kedge"), "torch": str(torch.__version__)},
         }
-        tensors = {f"net.{name}": value for name, value in self.net.state_dict().items()}
-        tensors |= {f"detector.{name}": value for name, value in self.state().items()}
-        if known is not None:
-            tensors["calibration.scores"], tensors["calibration.fingerprints"] = known.scores, known.fingerprints
         artifact.write(path, header, tensors)
+
+    # --- helpers for methods ----------------------------------------------------------------------------------------
+
+    @property
+    def anchored(self) -> list[Anchored]:
+        """The anchored networks of the detector: its own, or those of an ensemble."""
+        return [module for module in self.net.modules() if isinstance(module, Anchored)]
+
+    def as_input(self, x: Tensor) -> Tensor:
+        """A batch as the network takes it: on its device, in its precision, in [0, 1]."""
+        return self.net.as_input(x)
+
+    def inputs(self, images: Any, preprocess: Preprocess) -> Iterator[tuple[Tensor, Tensor | None]]:
+        """Batches of images as the network takes them, with their labels, for `fit_method`."""
+        for x, y in batches(images, preprocess):
+            yield self.as_input(x), None if y is None else y.to(self.net.mean.device)
+
+    def pieces(self, x: Tensor) -> tuple[Tensor, ...]:
+        """A batch in pieces that are small enough for taking gradients."""
+        pieces: tuple[Tensor, ...] = x.split(max(1, GRADIENT_ROWS // passes(self.net)))
+        return pieces
+
+    # --- the steps of the verbs -------------------------------------------------------------------------------------
 
     @property
     def _anchors_version(self) -> tuple[int, ...]:
@@ -298,44 +320,47 @@ class Detector(ABC):
             )
         return self.preprocess
 
-    def _learn_from_half(self, held_out: Any, names: Sequence[str]) -> tuple[list[tuple[Tensor, int]], Tensor]:
-        """Let the method learn from half of the held-out images; return the rest, and the half's fingerprints."""
-        why = f"{type(self).__name__} learns from one and sets its threshold on the other"
-        mine, other = halves(held_out, self._check_fitted(), why)
-        self.calibration = None  # what is learned changes the scores, so that no earlier threshold holds from here on
-        with evaluating(self.net):
-            self.fit_held_out(mine.images, renumbered(mine.labels, names, self.classes))
-        rest = renumbered(other.labels, names, self.classes).tolist()
-        return list(zip(other.images, rest, strict=True)), mine.prints
-
     def _run(
         self, images: Any, batch_size: int, progress: Callable[[int], None] | None = None
     ) -> Iterator[tuple[Outputs, Tensor, Tensor | None]]:
         """Outputs, images and labels batch by batch, on the CPU."""
         preprocess = self._check_fitted()
         at_least("batch_size", batch_size, 1)
+        lock = contextlib.nullcontext() if self.reads in (*OUTPUT_KINDS, "images") else HOOK_LOCK
         done = 0
         with evaluating(self.net):
             for x, y in batches(images, preprocess, size=batch_size):
-                with torch.no_grad():
+                with torch.no_grad(), lock:
                     out = self.outputs(self.as_input(x))
                 finite(
                     "scores", out.score, "the network gives NaN or infinite logits for these images; check its weights"
                 )
-                tau = None if out.tau is None else out.tau.cpu()
                 done += len(x)
                 if progress is not None:
                     progress(done)
-                yield Outputs(out.logits.cpu(), out.score.cpu(), tau), x, y
+                yield Outputs(out.logits.cpu(), out.score.cpu(), None if out.tau is None else out.tau.cpu()), x, y
 
-    def as_input(self, x: Tensor) -> Tensor:
-        """A batch as the network takes it: on its device, in its precision, in [0, 1]."""
-        return self.net.as_input(x)
+    def _learn_from_half(self, held_out: Any, names: Sequence[str]) -> tuple[list[tuple[Tensor, int]], Tensor]:
+        """Let the method learn from half of the held-out images; return the rest, and the half's fingerprints."""
+        why = f"{type(self).__name__} learns from one and sets its threshold on the other"
+        half, rest = halves(held_out, self._check_fitted(), why)
+        self.calibration = None  # what is learned changes the scores, so no earlier threshold holds
+        with evaluating(self.net):
+            self.fit_held_out(half.images, renumbered(half.labels, names, self.classes))
+        labels = renumbered(rest.labels, names, self.classes).tolist()
+        return list(zip(rest.images, labels, strict=True)), half.prints
 
-    def inputs(self, images: Any, preprocess: Preprocess) -> Iterator[tuple[Tensor, Tensor | None]]:
-        """Batches of images as the network takes them, with their labels, for `fit_method` to learn from."""
-        for x, y in batches(images, preprocess):
-            yield self.as_input(x), None if y is None else y.to(self.net.mean.device)
+    @staticmethod
+    def _decided(logits: Tensor, score: Tensor, tau: Tensor | None, calibrated: Calibration) -> Detection:
+        return Detection(
+            label=logits.argmax(dim=1),
+            logits=logits,
+            probability=(logits / calibrated.temperature).softmax(dim=1),
+            tau=tau,
+            score=score,
+            p_value=calibration.p_values(calibrated.scores, score),
+            is_ood=score.double() > calibrated.threshold,
+        )
 
 
 def passes(net: Classifier) -> int:

@@ -1,9 +1,9 @@
-"""Gram matrices: do the correlations between channels lie where they lay for the predicted class?
+"""Gram matrices: correlations between channels, compared with their range for the predicted class.
 
-As in the authors' code, what is compared are the row sums of each Gram matrix, taken before the root, and the bounds
-are those of the class that the network predicts, in training as later. The authors' code also divides an image's
-deviations by its largest softmax probability, which is no part of the formula and is not done here, and each layer's
-deviation by its mean over a tenth of the test images; ``normalise=True`` takes the mean over held-out images.
+As in the authors' code, the row sums of each Gram matrix are compared, taken before the root, and the bounds are those
+of the class that the network predicts, in training as later. The authors' code also divides an image's deviations by
+its largest softmax probability, which is not part of the formula and not done here, and each layer's deviation by its
+mean over a tenth of the test images; ``normalise=True`` takes the mean over held-out images.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,12 +17,11 @@ from kedge.data import Preprocess
 from kedge.detectors.base import Detector, Outputs
 from kedge.detectors.registry import register
 from kedge.errors import InputError, NotReadyError
-from kedge.models.classifier import evaluating
 from kedge.models.head import chosen_layers
 
 POWERS = tuple(range(1, 11))
-BOUND_FLOOR = 1e-6  # the least that a deviation is divided by, where a bound is zero; the published code's number
-EXPECTED_FLOOR = 1e-7  # added to a layer's expected deviation, which may be zero; the published code's number
+BOUND_FLOOR = 1e-6  # smallest divisor of a deviation, where a bound is zero; from the published code
+EXPECTED_FLOOR = 1e-7  # added to a layer's expected deviation, which may be zero; from the published code
 CHUNK = 2**17  # numbers worked on at a time: few enough to stay in a processor's cache over all powers
 
 
@@ -69,14 +68,8 @@ def _gram_sums(maps: Tensor, powers: Sequence[int]) -> Tensor:  # (B, C, HW) -> 
     return torch.stack(sums, dim=1)
 
 
-def deviation(values: Tensor, lower: Tensor, upper: Tensor) -> Tensor:
-    """How far values lie outside their bounds, relative to the bound, summed up: (B, P, C) -> (B,).
-
-    Example:
-        >>> bounds = torch.tensor([[[2.0, 2.0, 2.0]]]), torch.tensor([[[4.0, 4.0, 4.0]]])
-        >>> deviation(torch.tensor([[[1.0, 3.0, 5.0]]]), *bounds)  # 1/2 below, inside, 1/4 above
-        tensor([0.7500])
-    """
+def gram_deviation(values: Tensor, lower: Tensor, upper: Tensor) -> Tensor:
+    """How far values lie outside their bounds, relative to the bound, summed up: (B, P, C) -> (B,)."""
     below = (lower - values).clamp(min=0) / lower.abs().clamp(min=BOUND_FLOOR)
     above = (values - upper).clamp(min=0) / upper.abs().clamp(min=BOUND_FLOOR)
     return (below + above).sum(dim=(1, 2))
@@ -86,22 +79,20 @@ def deviation(values: Tensor, lower: Tensor, upper: Tensor) -> Tensor:
 class Gram(Detector):
     """Gram matrices (Sastry and Oore, ICML 2020): whether channels correlate as they do for the predicted class.
 
-    For each layer, and for feature maps raised to each power, the row sums of the Gram matrix between channels are
-    compared with the least and largest seen among the training images of the predicted class; the score is how far
-    they lie outside, in parts of the bound, summed over all. It learns in one pass, needs neither labels nor outliers,
-    and is strong on images that are far from the training set in texture, weak on new classes that resemble known
-    ones. One forward pass, and a fraction of one for the powers; the bounds take two numbers for each class, layer,
-    power and channel.
+    For each layer, and for feature maps F raised to each power p, the row sums of ``F^p (F^p)^T`` are compared with the
+    smallest and largest among the training images of the predicted class (of all classes, if no training image was
+    predicted as that one); the score is how far they lie outside, relative to the bound, summed over all. It learns in
+    one pass, needs neither labels nor outliers, and is strong on images that are far from the training set in texture,
+    weak on new classes that resemble known ones. One forward pass, and a fraction of one for the powers; the bounds
+    take two numbers for each class, layer, power and channel. https://arxiv.org/abs/1912.12510
 
     Args:
-        net: Any classifier, plain or anchored.
+        net: Any classifier, unanchored or anchored.
         layers: Names of layers inside the network, ``"fc:in"`` for the input of one, that give (B, channels, ...). By
             default all stages of kedge's networks, and the input of the head of others.
-        powers: What feature maps are raised to; high ones look at the strongest responses.
+        powers: The powers p; high ones emphasise the strongest responses.
         normalise: Divide each layer's deviation by its mean over half of the images given to `calibrate`, so that
             layers count alike.
-
-    A class that no training image was taken for has the bounds of all classes together.
 
     Example:
         >>> net = nn.Sequential(nn.Conv2d(3, 4, 1), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 2))
@@ -112,6 +103,7 @@ class Gram(Detector):
     """
 
     name = "gram"
+    reads = "features"
 
     def __init__(
         self,
@@ -127,27 +119,26 @@ class Gram(Detector):
             raise InputError(f"powers must be a sequence of whole numbers, such as range(1, 11); got {powers!r}")
         self.powers = tuple(sorted({at_least("powers", p, 1) for p in powers}))
         self.normalise = self.learns_held_out = bool(normalise)
-        self.bounds: dict[str, tuple[Tensor, Tensor]] = {}  # least and largest of each class, (classes, P, C)
+        self.bounds: dict[str, tuple[Tensor, Tensor]] = {}  # smallest and largest of each class, (classes, P, C)
         self.expected: Tensor | None = None  # each layer's mean deviation on held-out images, (L,)
 
     def fit_method(self, train_set: Any, preprocess: Preprocess) -> None:
         """Learn the bounds of each predicted class."""
         super().fit_method(train_set, preprocess)
         bounds: dict[str, tuple[Tensor, Tensor]] = {}
-        with evaluating(self.net), torch.no_grad():
-            for x, _ in self.inputs(train_set, preprocess):
-                logits, features = self.net.features(x, self.layers)
-                for name, value in features.items():
-                    sums = gram_sums(value, self.powers)  # (B, P, C)
-                    finite(f"the Gram sums of layer {name!r}", sums, "check the network's weights")
-                    if name not in bounds:
-                        unseen = sums.new_full((logits.shape[1], *sums.shape[1:]), torch.inf)
-                        bounds[name] = unseen, -unseen
-                    index = logits.argmax(dim=1)[:, None, None].expand_as(sums)
-                    bounds[name][0].scatter_reduce_(0, index, sums, "amin")
-                    bounds[name][1].scatter_reduce_(0, index, sums, "amax")
+        for x, _ in self.inputs(train_set, preprocess):
+            logits, features = self.net.features(x, self.layers)
+            for name, value in features.items():
+                sums = gram_sums(value, self.powers)  # (B, P, C)
+                finite(f"the Gram sums of layer {name!r}", sums, "check the network's weights")
+                if name not in bounds:
+                    unseen = sums.new_full((logits.shape[1], *sums.shape[1:]), torch.inf)
+                    bounds[name] = unseen, -unseen
+                index = logits.argmax(dim=1)[:, None, None].expand_as(sums)
+                bounds[name][0].scatter_reduce_(0, index, sums, "amin")
+                bounds[name][1].scatter_reduce_(0, index, sums, "amax")
         for lower, upper in bounds.values():
-            never = lower.isinf()  # the whole of a class at once
+            never = lower.isinf()  # a class without training images
             lower.copy_(torch.where(never, lower.amin(dim=0), lower))
             upper.copy_(torch.where(never, upper.amax(dim=0), upper))
         self.bounds, self.expected = bounds, None
@@ -155,8 +146,8 @@ class Gram(Detector):
     def fit_held_out(self, images: Tensor, labels: Tensor) -> None:
         """Learn how far each layer deviates on images that the bounds were not learned from."""
         with torch.no_grad():
-            found = [self._deviations(self.as_input(x))[1].double() for x in images.split(256)]  # of (B, L)
-        self.expected = torch.cat(found).mean(dim=0)
+            deviations = [self._deviations(self.as_input(x))[1].double() for x in images.split(256)]  # of (B, L)
+        self.expected = torch.cat(deviations).mean(dim=0)
 
     def outputs(self, x: Tensor) -> Outputs:
         """The network's logits, and the deviation from the bounds of the class that they predict."""
@@ -178,7 +169,7 @@ class Gram(Detector):
         return state if self.expected is None else state | {"expected": self.expected}
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
-        """Take the bounds and the expected deviations back."""
+        """Restore the bounds and the expected deviations."""
         self.bounds = {name: (state[f"{name}.lower"], state[f"{name}.upper"]) for name in self.layers}
         self.expected = state.get("expected")
 
@@ -186,8 +177,8 @@ class Gram(Detector):
         """Logits (B, C) and the deviation of each layer, (B, L)."""
         logits, features = self.net.features(x, self.layers)
         predicted = logits.argmax(dim=1)
-        found = []
+        deviations = []
         for name in self.layers:
             lower, upper = (bound.to(x.device)[predicted] for bound in self.bounds[name])  # (B, P, C)
-            found.append(deviation(gram_sums(features[name], self.powers), lower, upper))
-        return logits, torch.stack(found, dim=1)
+            deviations.append(gram_deviation(gram_sums(features[name], self.powers), lower, upper))
+        return logits, torch.stack(deviations, dim=1)

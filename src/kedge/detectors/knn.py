@@ -1,42 +1,41 @@
 """KNN."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from kedge.checks import at_least, finite
+from kedge.checks import at_least
 from kedge.data import Preprocess
-from kedge.detectors.base import Detector, Outputs
+from kedge.detectors.base import Outputs
+from kedge.detectors.features import FeatureDetector
 from kedge.detectors.registry import register
-from kedge.errors import ArchitectureError, InputError
-from kedge.models.classifier import evaluating
-from kedge.models.head import check_head, head_name
+from kedge.errors import InputError
 
-DEFAULT_K = 50
+DEFAULT_NEIGHBOUR = 50
 ROWS, QUERIES = 4096, 256  # of the bank and of the images that are compared at a time
 
 
 @register
-class KNN(Detector):
+class KNN(FeatureDetector):
     """Deep nearest neighbours (Sun et al., ICML 2022): the distance to the k-th nearest training image.
 
-    The features before the last layer, scaled to length 1, are kept for all training images; the score is the Euclidean
+    The features before the last layer, ``z / ||z||``, are kept for all training images; the score is the Euclidean
     distance of an image's own to the k-th nearest of them. Assumes nothing about the shape of the classes and needs no
     labels, so use it where their features do not form simple clouds, or where the network is an encoder that another
-    task trained. Costs one forward pass and a comparison with every training image that is kept, N x d multiplications;
-    the saved file holds their features, which ``limit`` bounds.
+    task trained. One forward pass and a comparison with every training image that is kept, N x d multiplications; the
+    saved file holds their features, which ``limit`` bounds. https://arxiv.org/abs/2204.06507
 
     Args:
-        net: A classifier, plain or anchored. With anchors the features are means.
+        net: A classifier, unanchored or anchored. With anchors the features are means.
         k: Which neighbour counts; by default the 50th, or the last of fewer. The paper's are 50 for CIFAR-10, 200 for
             CIFAR-100 and 1000 for ImageNet. It should be well below the number of images that are kept of a class.
-        layer: Whose output to compare, or its input as in ``"fc:in"``; by default the input of the last linear layer.
-            Maps (B, d, H, W) are averaged over their positions.
-        limit: Keep a sample of so many training images instead of all.
-        seed: Of the sample.
+        layer: The layer whose output to compare, or its input as in ``"fc:in"``; by default the input of the last
+            linear layer. Maps (B, d, H, W) are averaged over their positions.
+        limit: Keep a random sample of this many training images instead of all.
+        seed: Random seed of the sample.
 
     Attributes:
         bank: The features that are kept, (N, d), once fitted.
@@ -48,28 +47,28 @@ class KNN(Detector):
     """
 
     name = "knn"
+    learned = ("bank",)
+    choose_by = "layer"
 
     def __init__(
         self, net: nn.Module, *, k: int | None = None, layer: str | None = None, limit: int | None = None, seed: int = 0
     ) -> None:
-        super().__init__(net)
+        super().__init__(net, layer=layer)
         self.given = k if k is None else at_least("k", k, 1)
         self.limit = limit if limit is None else at_least("limit", limit, k or 1)
         self.seed = at_least("seed", seed, 0)
-        self._given_layer = layer
-        self.layer = f"{head_name(self.net.network)}:in" if layer is None else layer
         self.bank: Tensor | None = None
 
     @property
     def k(self) -> int | None:
-        """Which neighbour counts; None before `fit` where it was not given."""
-        return self.given if self.given is not None or self.bank is None else min(DEFAULT_K, len(self.bank))
+        """Which neighbour counts; None before `fit` if it was not given."""
+        return self.given if self.given is not None or self.bank is None else min(DEFAULT_NEIGHBOUR, len(self.bank))
 
     def fit_method(self, train_set: Any, preprocess: Preprocess) -> None:
         """Keep the training images' features, or a sample of them."""
         super().fit_method(train_set, preprocess)
-        with evaluating(self.net), torch.no_grad():
-            bank = sample(self._rows(train_set, preprocess), self.limit, self.seed)
+        parts = (directions(z) for _, z in self.training_features(train_set, preprocess))
+        bank = sample_rows(parts, self.limit, self.seed)
         if self.given is not None and self.given > len(bank):
             raise InputError(
                 f"k must be at most the number of training images, {len(bank)}; got {self.given}: fit with more images "
@@ -81,80 +80,39 @@ class KNN(Detector):
         """The network's logits and the distance to the k-th nearest neighbour."""
         assert self.bank is not None
         assert self.k is not None
-        logits, z = self._read(x)
+        logits, z = self.features(x)
         z = directions(z)
         self.bank = self.bank.to(z.device)
         return Outputs(logits, kth_distance(z, self.bank, self.k).to(z.dtype))
 
     def config(self) -> dict[str, Any]:
         """The arguments."""
-        return {"k": self.given, "layer": self._given_layer, "limit": self.limit, "seed": self.seed}
-
-    def state(self) -> dict[str, Tensor]:
-        """The features that are kept."""
-        return {} if self.bank is None else {"bank": self.bank}
-
-    def load_state(self, state: Mapping[str, Tensor]) -> None:
-        """Take them back."""
-        self.bank = state["bank"]
-
-    def _read(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Logits (B, C) and the layer's features (B, d, ...)."""
-        logits, features = self.net.features(x, [self.layer])
-        return logits, features[self.layer]
-
-    def _rows(self, train_set: Any, preprocess: Preprocess) -> Iterator[Tensor]:
-        """The rows of the bank, batch by batch."""
-        checked = self._given_layer is not None
-        for x, _ in self.inputs(train_set, preprocess):
-            logits, z = self._read(x)
-            finite("features", z, "check the network's weights")
-            if not checked:
-                self._check_layer(logits, z)
-                checked = True
-            yield directions(z)
-
-    def _check_layer(self, logits: Tensor, z: Tensor) -> None:
-        head = self.layer.removesuffix(":in")
-        try:
-            check_head(self.net.network, head, logits, z)
-        except ArchitectureError as error:
-            raise ArchitectureError(
-                f"the logits are not the output of {head!r}, the network's last linear layer, whose input is compared "
-                "by default; pass layer= with the name of the layer to compare"
-            ) from error
+        layer = None if self.head else self.layer
+        return {"k": self.given, "layer": layer, "limit": self.limit, "seed": self.seed}
 
 
 def directions(z: Tensor) -> Tensor:
-    """Features scaled to length 1, (B, d), in single precision at least; maps are averaged over their positions.
-
-    Example:
-        >>> directions(torch.tensor([[3.0, 4.0]]))
-        tensor([[0.6000, 0.8000]])
-    """
+    """Features scaled to length 1, (B, d), in single precision at least; maps are averaged over their positions."""
     z = z.to(torch.promote_types(z.dtype, torch.float32))
     return F.normalize(z.flatten(2).mean(dim=2) if z.ndim > 2 else z, dim=1)
 
 
-def sample(parts: Iterable[Tensor], limit: int | None, seed: int) -> Tensor:
-    """The rows of all parts, or so many of them, each with the same chance, without ever holding more.
-
-    Example:
-        >>> sample(torch.arange(100.0)[:, None].split(7), limit=3, seed=0).shape
-        torch.Size([3, 1])
-    """
+def sample_rows(parts: Iterable[Tensor], limit: int | None, seed: int) -> Tensor:
+    """All rows, or a uniform sample of ``limit`` of them that never holds more in memory (reservoir sampling)."""
+    if limit is None:
+        return torch.cat(list(parts))
     generator = torch.Generator().manual_seed(seed)
     first: list[Tensor] = []
     full: Tensor | None = None
-    seen = 0
+    count = 0
     for part in parts:
-        room = len(part) if limit is None else max(0, limit - seen)
+        room = max(0, limit - count)
         first += [part[:room]] if room > 0 else []
-        rest, seen = part[room:], seen + len(part)
+        rest, count = part[room:], count + len(part)
         if len(rest) > 0:
             full, first = torch.cat(first) if full is None else full, []
             # Row number n takes a random one of n places, and stays if that place is one of those kept (algorithm R).
-            numbers = torch.arange(seen - len(rest), seen) + 1
+            numbers = torch.arange(count - len(rest), count) + 1
             places = (torch.rand(len(rest), generator=generator, dtype=torch.float64) * numbers).long().tolist()
             for place, row in zip(places, rest, strict=True):
                 if place < len(full):
@@ -173,8 +131,8 @@ def kth_distance(queries: Tensor, bank: Tensor, k: int) -> Tensor:
 
 
 def _kth_distance(q: Tensor, bank: Tensor, k: int) -> Tensor:
-    # |q|^2 + |b|^2 - 2 q.b cancels near zero. In float64 it still finds the k-th neighbour among near duplicates; the
-    # distance to the one found is then taken from the difference, so that a training image is at 0 from itself.
+    # |q|^2 + |b|^2 - 2 q.b cancels near zero. In float64 it still finds the k-th neighbour among near duplicates; its
+    # distance is then computed from the difference, so that a training image is at 0 from itself.
     squared = q.new_empty(len(q), 0)
     index = torch.empty(len(q), 0, dtype=torch.long, device=q.device)
     for first in range(0, len(bank), ROWS):

@@ -1,4 +1,4 @@
-"""`load`: a saved detector, built again."""
+"""`load`: read a saved detector."""
 
 import os
 from typing import Any
@@ -21,7 +21,7 @@ def load(path: str | os.PathLike[str], *, model: nn.Module | None = None, score:
     Args:
         path: The file, or the name of a detector that comes with kedge: ``"cifar10"``.
         model: For networks that are not kedge's own: the network, freshly built, as it was before anchoring.
-        score: For detectors that were saved with a score function of the user's own: that function.
+        score: For detectors that were saved with a custom score function: that function.
 
     Example:
         >>> import tempfile, torch
@@ -36,23 +36,28 @@ def load(path: str | os.PathLike[str], *, model: nn.Module | None = None, score:
     header = migrate(header)
     try:
         return _detector(header, tensors, model, score)
-    except (KeyError, TypeError, AttributeError) as error:  # whole, as its sha256 tells, but not what kedge writes
+    except (KeyError, TypeError, AttributeError) as error:  # the checksum is right, the content is not
         raise FileFormatError(
-            f"{path} is a kedge file, but not of a detector that this kedge knows: {error}"
+            f"{path} is a kedge file, but not a detector that this kedge can read: {error}"
         ) from error
 
 
 def _detector(
     header: dict[str, Any], tensors: dict[str, Tensor], model: nn.Module | None, score: Score | None
 ) -> Detector:
-    described, calibrated = header["detector"], header["calibration"]
-    kind = registered().get(described["name"])
-    if kind is None:
+    name, config, calibrated = header["detector"]["name"], header["detector"]["config"], header["calibration"]
+    method = registered().get(name)
+    if method is None:
         raise FileFormatError(
-            f"the file holds a {described['name']!r} detector, which this kedge does not know: install a newer one"
+            f"the file holds a {name!r} detector, which this kedge does not have: install a newer one"
         )
+    custom = config.get("score", "") is None
+    if custom and score is None:
+        raise InputError("this detector was saved with a score function of its own; pass it again as score=")
+    if score is not None and not custom:
+        raise InputError("score must not be given: the file says which score this detector uses")
     net = rebuild(header["network"], artifact.part(tensors, "net."), model)
-    detector = kind(net, **_with_score(described["config"], score))
+    detector = method(net, **config | ({"score": score} if custom else {}))
     detector.preprocess = Preprocess(**header["preprocess"])
     detector.classes = tuple(header["classes"])
     detector.load_state(artifact.part(tensors, "detector."))
@@ -60,13 +65,3 @@ def _detector(
         values: dict[str, Any] = {name: value for name, value in calibrated.items() if name != "images"}
         detector.calibration = Calibration(**values, **artifact.part(tensors, "calibration."))
     return detector
-
-
-def _with_score(config: dict[str, Any], score: Score | None) -> dict[str, Any]:
-    if "score" in config and config["score"] is None:
-        if score is None:
-            raise InputError("this detector was saved with a score function of its own; pass it again as score=")
-        return config | {"score": score}
-    if score is not None:
-        raise InputError("score must not be given: the file says which score this detector uses")
-    return config

@@ -4,7 +4,7 @@ They need one forward pass and nothing to fit. On an anchored network they score
 """
 
 from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from torch import Tensor
 
@@ -14,7 +14,7 @@ from kedge.detectors.registry import register
 
 
 class LogitDetector(Detector):
-    """A detector whose score is a pure function of the logits, ``score_function``."""
+    """A detector whose score is a function of the logits: ``score_function``, or an `of_logits` of its own."""
 
     reads = "logits"
     score_function: ClassVar[Callable[[Tensor], Tensor]]
@@ -27,14 +27,12 @@ class LogitDetector(Detector):
         """The score of logits (B, C)."""
         return Outputs(logits, type(self).score_function(logits))
 
-    def config(self) -> dict[str, Any]:
-        """No arguments."""
-        return {}
-
 
 @register
 class MSP(LogitDetector):
-    """Maximum softmax probability (Hendrycks and Gimpel, ICLR 2017): the baseline of the field.
+    """Maximum softmax probability (Hendrycks and Gimpel, ICLR 2017): ``-max softmax(z)`` of logits z.
+
+    The baseline of the field. One forward pass, nothing to fit. https://arxiv.org/abs/1610.02136
 
     Example:
         >>> import torch
@@ -49,7 +47,10 @@ class MSP(LogitDetector):
 
 @register
 class MaxLogit(LogitDetector):
-    """Maximum logit (Hendrycks et al., ICML 2022): better than MSP with many classes."""
+    """Maximum logit (Hendrycks et al., ICML 2022): ``-max z``, which keeps the logits' scale.
+
+    Better than MSP with many classes. One forward pass, nothing to fit. https://arxiv.org/abs/1911.11132
+    """
 
     name = "max_logit"
     score_function = scores.max_logit
@@ -57,7 +58,10 @@ class MaxLogit(LogitDetector):
 
 @register
 class Entropy(LogitDetector):
-    """Entropy of the softmax: like MSP, but it reads all classes."""
+    """Entropy of the softmax: ``-sum p log p`` with ``p = softmax(z)``.
+
+    Close to MSP, but it uses the probabilities of all classes. One forward pass, nothing to fit.
+    """
 
     name = "entropy"
     score_function = scores.entropy
@@ -65,7 +69,11 @@ class Entropy(LogitDetector):
 
 @register
 class Energy(LogitDetector):
-    """Free energy of the logits (Liu et al., NeurIPS 2020): the negative logsumexp, which keeps the logits' scale."""
+    """Free energy of the logits (Liu et al., NeurIPS 2020): ``-logsumexp(z)``.
+
+    Usually better than MSP, since it keeps the logits' scale. One forward pass, nothing to fit.
+    https://arxiv.org/abs/2010.03759
+    """
 
     name = "energy"
     score_function = scores.energy
@@ -75,7 +83,8 @@ class Energy(LogitDetector):
 class KLUniform(LogitDetector):
     """KL divergence from uniform to the softmax, negated, up to a constant: ``mean(z) - logsumexp(z)``.
 
-    The score of AMP, without anchors. Unlike `Energy` it does not change when all logits of an image move together.
+    The score of AMP, without anchors. Unlike `Energy` it does not change when all logits of an image shift together.
+    One forward pass, nothing to fit.
     """
 
     name = "kl_uniform"

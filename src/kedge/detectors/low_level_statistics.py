@@ -1,7 +1,6 @@
-"""Pixel statistics: a control."""
+"""Low-level statistics: a baseline."""
 
 import zlib
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -18,11 +17,11 @@ from kedge.errors import NotReadyError
 class LowLevelStatistics(Detector):
     """Distance of an image's brightness, contrast and compressed size from those of the training images.
 
-    A control, not a method of the field: it does not know what an image shows. A set that it tells apart is easy for
-    reasons that have nothing to do with classes (another camera, another resizing), and a method's success there says
-    little. The score is the squared Mahalanobis distance of three numbers: the mean of all pixels, their deviation, and
-    the bytes of the losslessly compressed image, as a PNG would be. No pass through the network for the score; labels
-    come from one pass.
+    A baseline, not a method of the field: it ignores what an image shows. A set that it detects is easy for reasons
+    that have nothing to do with classes (another camera, another resizing), and a method's success there means little.
+    The score is the squared Mahalanobis distance of three numbers: the mean of all pixels, their standard deviation,
+    and the size of the losslessly compressed image, as a PNG would have. No pass through the network for the score;
+    labels come from one pass.
 
     Args:
         net: The classifier that gives the labels.
@@ -34,6 +33,8 @@ class LowLevelStatistics(Detector):
     """
 
     name = "low_level_statistics"
+    reads = "images"
+    learned = ("mean", "precision")
 
     def __init__(self, net: torch.nn.Module) -> None:
         super().__init__(net)
@@ -48,7 +49,7 @@ class LowLevelStatistics(Detector):
     def fit_method(self, train_set: Any, preprocess: Preprocess) -> None:
         """The mean and covariance of the statistics over the training images."""
         super().fit_method(train_set, preprocess)
-        rows = torch.cat([statistics(x) for x, _ in self.inputs(train_set, preprocess)])  # (N, 3)
+        rows = torch.cat([low_level_statistics(x) for x, _ in self.inputs(train_set, preprocess)])  # (N, 3)
         self.mean = rows.mean(dim=0)
         self.precision = torch.linalg.pinv((rows - self.mean).T @ (rows - self.mean) / len(rows), hermitian=True)
 
@@ -56,33 +57,16 @@ class LowLevelStatistics(Detector):
         """The network's logits, and the distance of the image's statistics."""
         if self.mean is None or self.precision is None:
             raise NotReadyError("LowLevelStatistics has learned nothing yet: call fit(train_set) first")
-        apart = statistics(x) - self.mean  # (B, 3)
+        apart = low_level_statistics(x) - self.mean  # (B, 3)
         return Outputs(self.net(x), ((apart @ self.precision) * apart).sum(dim=1).to(x))
 
-    def config(self) -> dict[str, Any]:
-        """There is nothing to configure."""
-        return {}
 
-    def state(self) -> dict[str, Tensor]:
-        """The mean and the inverse covariance."""
-        return {} if self.mean is None or self.precision is None else {"mean": self.mean, "precision": self.precision}
-
-    def load_state(self, state: Mapping[str, Tensor]) -> None:
-        """Take them back."""
-        self.mean, self.precision = state.get("mean"), state.get("precision")
-
-
-def statistics(x: Tensor) -> Tensor:
-    """Mean, deviation and compressed size of images in [0, 1]: (B, D, ...) -> (B, 3), float64 on the CPU.
-
-    Example:
-        >>> statistics(torch.ones(1, 3, 8, 8))[0, :2]
-        tensor([1., 0.], dtype=torch.float64)
-    """
+def low_level_statistics(x: Tensor) -> Tensor:
+    """Mean, standard deviation and compressed size of images in [0, 1]: (B, D, ...) -> (B, 3), float64 on the CPU."""
     pixels = x.detach().cpu().double().flatten(1)  # (B, D * H * W)
     shape = x.shape[1:] if x.ndim == 4 else (1, 1, pixels.shape[1])
-    bytes_of = (pixels * 255).round().clamp(0, 255).to(torch.uint8).reshape(-1, *shape).numpy()
+    as_bytes = (pixels * 255).round().clamp(0, 255).to(torch.uint8).reshape(-1, *shape).numpy()
     # PNG's filter "sub", the difference to the pixel on the left, and its compression, without the file around it.
-    filtered = np.diff(bytes_of, axis=-1, prepend=np.uint8(0))
+    filtered = np.diff(as_bytes, axis=-1, prepend=np.uint8(0))
     sizes = torch.tensor([len(zlib.compress(image.tobytes(), 6)) for image in filtered], dtype=torch.float64)
     return torch.stack([pixels.mean(dim=1), pixels.std(dim=1, correction=0), sizes], dim=1)

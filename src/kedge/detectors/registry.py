@@ -1,6 +1,8 @@
 """The registry of detectors, filled where each class is defined."""
 
+import functools
 import importlib
+import pkgutil
 from typing import TYPE_CHECKING, TypeVar
 
 from kedge.errors import InputError
@@ -8,26 +10,28 @@ from kedge.errors import InputError
 if TYPE_CHECKING:
     from kedge.detectors.base import Detector
 
-MODULES = ("kedge.detectors", "kedge.experimental")  # importing them registers every detector of kedge
-DETECTORS: dict[str, type["Detector"]] = {}  # by the name in files
+PACKAGES = ("kedge.detectors", "kedge.experimental")  # importing their modules registers every detector of kedge
+DETECTORS: dict[str, type["Detector"]] = {}  # by the name in files; `registered` imports what is missing
 D = TypeVar("D", bound="type[Detector]")
 
 
 def register(cls: D) -> D:
-    """Class decorator: make a detector known by its ``name``, so that `kedge.load` and the command line find it."""
+    """Class decorator that registers a detector under its ``name``, for `kedge.load` and the command line."""
     if DETECTORS.get(cls.name, cls).__qualname__ != cls.__qualname__:
-        raise InputError(f"name must be a detector's own; {cls.name!r} is already {DETECTORS[cls.name].__name__}'s")
+        raise InputError(f"name must be unique; {cls.name!r} is already the name of {DETECTORS[cls.name].__name__}")
     DETECTORS[cls.name] = cls
     return cls
 
 
 def registered() -> dict[str, type["Detector"]]:
-    """All detectors by name, in the order of docs/methods.md.
-
-    Example:
-        >>> "amp" in registered()
-        True
-    """
-    for module in MODULES:
-        importlib.import_module(module)
+    """All detectors by name."""
+    _import_all()
     return dict(DETECTORS)
+
+
+@functools.cache
+def _import_all() -> None:
+    for name in PACKAGES:
+        package = importlib.import_module(name)
+        for module in pkgutil.walk_packages(package.__path__, prefix=f"{name}."):
+            importlib.import_module(module.name)

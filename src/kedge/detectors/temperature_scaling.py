@@ -1,6 +1,5 @@
 """Temperature scaling."""
 
-from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -9,23 +8,24 @@ from torch import Tensor, nn
 from kedge import calibration, scores
 from kedge.checks import between
 from kedge.data import Preprocess
-from kedge.detectors.base import Detector, Outputs
+from kedge.detectors.base import Outputs
+from kedge.detectors.logits import LogitDetector
 from kedge.detectors.registry import register
 from kedge.errors import InputError, NotReadyError
 
 
 @register
-class TemperatureScaling(Detector):
-    """Temperature scaling (Guo et al., ICML 2017) with MSP: the softmax after dividing all logits by one temperature.
+class TemperatureScaling(LogitDetector):
+    """Temperature scaling (Guo et al., ICML 2017) with MSP: ``-max softmax(logits / T)``, one T for all images.
 
-    The temperature is the one that makes held-out labels most likely, so that confidence matches accuracy. It changes
-    no label, and MSP only as far as it changes the order of images with different runners-up. Use it where calibrated
-    probabilities matter; as a detector it is close to MSP. One forward pass; `calibrate` fits the temperature on half
-    of its images and the threshold on the other half.
+    T maximises the likelihood of held-out labels, so that confidence matches accuracy. It changes no label, and MSP
+    only as far as it changes the order of images with different runners-up. Use it where calibrated probabilities
+    matter; as a detector it is close to MSP. One forward pass; `calibrate` fits T on half of its images and the
+    threshold on the other half. https://arxiv.org/abs/1706.04599
 
     Args:
-        net: Any classifier, plain or anchored.
-        temperature: A temperature of your own, instead of fitting it in `calibrate`.
+        net: Any classifier, unanchored or anchored.
+        temperature: A fixed T, instead of fitting it in `calibrate`.
 
     Example:
         >>> net = nn.Sequential(nn.Flatten(), nn.Linear(12, 2))
@@ -36,7 +36,7 @@ class TemperatureScaling(Detector):
     """
 
     name = "temperature_scaling"
-    reads = "logits"
+    learned = ("temperature",)
 
     def __init__(self, net: nn.Module, *, temperature: float | None = None) -> None:
         super().__init__(net)
@@ -57,16 +57,10 @@ class TemperatureScaling(Detector):
             raise InputError("held_out must have labels, since TemperatureScaling fits its temperature to them")
         with torch.no_grad():
             logits = torch.cat([self.net(self.as_input(x)).cpu() for x in images[known].split(256)])
-        wrong = logits.argmax(dim=1) != labels[known]
-        # Where no label is wrong there is nothing to fit: the likelihood rises without end as T goes to zero.
-        self.temperature = calibration.fit_temperature(logits, labels[known]) if bool(wrong.any()) else 1.0
-
-    def outputs(self, x: Tensor) -> Outputs:
-        """The logits as they are, and MSP of the logits divided by the temperature."""
-        return self.of_logits(self.net(x))
+        self.temperature = calibration.temperature_of_known(logits, labels[known])
 
     def of_logits(self, logits: Tensor) -> Outputs:
-        """What the method makes of the logits (B, C)."""
+        """The logits as they are, and MSP of the logits divided by the temperature."""
         if self.temperature is None:
             raise NotReadyError(
                 "TemperatureScaling has no temperature yet: call calibrate(held_out) with labelled images, or pass "
@@ -75,13 +69,5 @@ class TemperatureScaling(Detector):
         return Outputs(logits, scores.msp(logits / self.temperature))
 
     def config(self) -> dict[str, Any]:
-        """The temperature, where it was given."""
+        """The temperature, if it was given."""
         return {"temperature": self.given}
-
-    def state(self) -> dict[str, Tensor]:
-        """The temperature that was fitted."""
-        return {} if self.temperature is None else {"temperature": torch.tensor(self.temperature, dtype=torch.float64)}
-
-    def load_state(self, state: Mapping[str, Tensor]) -> None:
-        """Take the temperature back."""
-        self.temperature = float(state["temperature"]) if "temperature" in state else self.given

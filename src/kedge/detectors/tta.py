@@ -1,9 +1,10 @@
-"""Flips and crops: a control."""
+"""Test-time augmentation: a baseline."""
 
 from collections.abc import Iterator
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from kedge import scores
@@ -16,19 +17,19 @@ from kedge.errors import InputError
 
 @register
 class TTA(Detector):
-    """Energy of the mean logits over K flipped and shifted copies of an image: what AMP's cost buys without anchors.
+    """Test-time augmentation: energy of the mean logits over K flipped and shifted copies of an image.
 
-    A control, not a method of the field: anchoring asks a network K times about an image, and so does this, on the
-    plain twin, with the first copy as the image is. Where AMP does no better than this, its gain is that of averaging
-    over K passes. The copies are the same for every image, so a score does not depend on its batch. K forward passes.
+    A baseline for AMP, which also takes K passes for an image: this does so on the unanchored network, with the
+    unchanged image as the first copy. Where AMP does no better than this, its gain is that of averaging over K passes.
+    The augmentations are the same for every image, so a score does not depend on its batch. K forward passes.
 
     Args:
         net: Any classifier of images.
         k: Copies of an image.
-        shift: The farthest that a copy is shifted, in pixels.
+        shift: The largest shift of a copy, in pixels.
         flip: Whether every second copy is mirrored; not for digits.
         score: ``"energy"``, ``"msp"``, ``"max_logit"``, ``"entropy"`` or ``"kl_uniform"``, of the mean logits.
-        seed: Of the shifts.
+        seed: Random seed of the shifts.
         same_as_amp: Whether to use the augmentations of ``AMP(tta=6)`` (k at most 6) instead of shift, flip and seed.
 
     Example:
@@ -38,6 +39,7 @@ class TTA(Detector):
     """
 
     name = "tta"
+    options = ("k", "shift", "flip", "seed", "same_as_amp")
 
     def __init__(
         self,
@@ -72,37 +74,24 @@ class TTA(Detector):
         logits = logits / self.k
         return Outputs(logits, scores.SCORES[self.score_by](logits))
 
+    def config(self) -> dict[str, Any]:
+        """The arguments."""
+        return super().config() | {"score": self.score_by}
+
     def _copies(self, x: Tensor) -> Iterator[Tensor]:
-        """All but the first, which is the image as it is."""
+        """All but the first, which is the image itself."""
         generator = torch.Generator().manual_seed(self.seed)
-        moves = torch.randint(-self.shift, self.shift + 1, (self.k, 2), generator=generator).tolist()
-        for number, (down, right) in enumerate(moves[1:], start=1):
+        shifts = torch.randint(-self.shift, self.shift + 1, (self.k, 2), generator=generator).tolist()
+        for number, (down, right) in enumerate(shifts[1:], start=1):
             if self.same_as_amp:
                 yield view(x, number)
             else:
-                copy = shifted(x, down, right)
+                copy = shift_image(x, down, right)
                 yield copy.flip(3) if self.flip and number % 2 else copy
 
-    def config(self) -> dict[str, Any]:
-        """The arguments."""
-        names = ("k", "shift", "flip", "seed", "same_as_amp")
-        return {name: getattr(self, name) for name in names} | {"score": self.score_by}
 
-
-def shifted(x: Tensor, down: int, right: int) -> Tensor:
-    """Images moved by so many pixels, zeros moving in.
-
-    Example:
-        >>> shifted(torch.tensor([[[[1, 2], [3, 4]]]]), 1, 0)
-        tensor([[[[0, 0],
-                  [1, 2]]]])
-    """
-    rolled = torch.zeros_like(x)
+def shift_image(x: Tensor, down: int, right: int) -> Tensor:
+    """Images (B, D, H, W) shifted by some pixels, with zeros moving in."""
     height, width = x.shape[2:]
     down, right = min(max(down, -height), height), min(max(right, -width), width)
-    to_rows = slice(max(down, 0), height + min(down, 0))
-    from_rows = slice(max(-down, 0), height + min(-down, 0))
-    to_columns = slice(max(right, 0), width + min(right, 0))
-    from_columns = slice(max(-right, 0), width + min(-right, 0))
-    rolled[:, :, to_rows, to_columns] = x[:, :, from_rows, from_columns]
-    return rolled
+    return F.pad(x, (right, -right, down, -down))

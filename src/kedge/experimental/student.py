@@ -101,6 +101,7 @@ class Student(RescoringDetector):
     """
 
     name = "student"
+    reads = "output"
     has_tau = True
 
     def __init__(self, net: nn.Module, *, score: str | scores.Score = "kl_uniform", rescale: str | None = None) -> None:

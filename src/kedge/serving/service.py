@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kedge.detectors import Detector, beside, for_inference
+from kedge.detectors import Detector, for_inference, thread_copies
 from kedge.errors import InputError, KedgeError, NotReadyError
 from kedge.serving.batcher import Batcher, Busy
 from kedge.serving.bodies import Refused
@@ -37,7 +37,7 @@ class Service:
         self.preprocess = detector.preprocess
         self.metrics = Metrics(detector.calibration.scores)
         self.readers = ThreadPoolExecutor(settings.readers, thread_name_prefix="kedge-reader")
-        networks = beside(self.detector, min(LANES, torch.get_num_threads()))
+        networks = thread_copies(self.detector, min(LANES, torch.get_num_threads()))
         self.batcher = Batcher(
             [partial(self._run, one) for one in networks],
             max_batch=settings.max_batch,

@@ -1,0 +1,449 @@
+"""The contract that every registered detector keeps, on unanchored and on anchored networks.
+
+A new detector is tested here without a line of its own; a test file of a method holds what is particular to it: its
+formula against an oracle, its options and their errors.
+"""
+
+import copy
+import functools
+import math
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader
+
+import kedge
+from kedge.detectors import Detector, registered
+from kedge.errors import FileFormatError, InputError, NotReadyError
+from kedge.io import artifact
+from kedge.models import build
+from kedge.seeds import seeded
+from kedge.training import Recipe, train
+
+METHODS = registered()
+RECIPE = Recipe(epochs=1, batch=16, lr=0.02, crop=0, flip=False)
+PREPARE = {"udg": {"groups": 6}}  # options of `prepare` and `loss` that go with so few images
+MEMBERS = {"ensemble": 2}  # methods that are built of several networks
+
+OPTIONS = {  # further cases: options that change how a method computes, learns or saves
+    "amp, authors": ("amp", {"variant": "authors"}),
+    "amp, recommended": ("amp", {"variant": "recommended", "score": "energy"}),
+    "amp, shared tau": ("amp", {"shared_tau": True, "rescale": "plain"}),
+    "amp, mutual information": ("amp", {"score": "mutual_information"}),
+    "gram, normalised": ("gram", {"layers": ["stage1", "fc:in"], "powers": (1, 3), "normalise": True}),
+    "mahalanobis, moved": ("mahalanobis", {"epsilon": 0.01, "layers": ["stage2", "fc:in"]}),
+    "temperature scaling, given": ("temperature_scaling", {"temperature": 3.0}),
+}
+NEED_ANCHORS = {name for name, method in METHODS.items() if method.reads == "per_anchor_logits"}
+PREPARED = {name for name, method in METHODS.items() if hasattr(method, "prepare")}  # they change the network
+CASES = [(name, "unanchored") for name in METHODS if name not in NEED_ANCHORS]
+CASES += [(name, "anchored") for name in METHODS if name not in PREPARED]
+CASES += [(case, "anchored" if name in NEED_ANCHORS else "unanchored") for case, (name, _) in OPTIONS.items()]
+every_detector = pytest.mark.parametrize(("name", "kind"), CASES)
+
+
+def images(n=48, seed=0, name="images") -> kedge.ImageSet:
+    """Three classes by their brightest third, under noise."""
+    generator = torch.Generator().manual_seed(seed)
+    pixels = torch.randint(0, 150, (n, 1, 12, 12), dtype=torch.uint8, generator=generator)
+    labels = torch.arange(n) % 3
+    for label in range(3):
+        pixels[labels == label, :, :, 4 * label : 4 * label + 4] += 100
+    return kedge.ImageSet(pixels, labels, name=name, classes=("left", "middle", "right"))
+
+
+def network(kind="unanchored", dtype=torch.float32, seed=0) -> kedge.Classifier:
+    with seeded(seed):
+        net = build("compact", width=4, classes=3, channels=1, dropout=0.3)
+        for module in net.modules():
+            if isinstance(module, nn.BatchNorm2d):
+                module.running_mean.uniform_(-0.2, 0.2)
+                module.running_var.uniform_(0.3, 1.0)
+        net.fc.weight.data.mul_(5)
+    net = net.to(dtype)
+    if kind == "anchored":
+        return kedge.anchor(net, init="fresh", seed=seed, mean=0.5, std=0.25).eval()
+    return kedge.Classifier(net, mean=0.5, std=0.25).eval()
+
+
+def built(case: str, kind="unanchored", dtype=torch.float32, trained=True) -> Detector:
+    """A detector before `fit`, on a network that its method can use."""
+    name, arguments = OPTIONS.get(case, (case, {}))
+    method, options = METHODS[name], PREPARE.get(name, {})
+    members = [network(kind, dtype, seed) for seed in range(MEMBERS.get(name, 1))]
+    net = members if name in MEMBERS else members[0]
+    if name in PREPARED:
+        net = method.prepare(net, **options)
+    if trained and hasattr(method, "loss"):
+        loss = method.loss(**options)
+        outliers = images(32, seed=9, name="outliers") if loss.outliers_per_image else None
+        net = train(net, images(), RECIPE, loss=loss, outliers=outliers)
+    return method(net, **arguments)
+
+
+@functools.cache
+def ready(name: str, kind="unanchored", dtype=torch.float32) -> Detector:
+    """Fitted and calibrated, once for all tests: one that changes it takes a copy."""
+    return built(name, kind, dtype).fit(images()).calibrate(images(80, seed=1))
+
+
+def same(one: kedge.Detection, other: kedge.Detection) -> bool:
+    """Whether two detections are bitwise the same."""
+    pairs = zip(vars(one).values(), vars(other).values(), strict=True)
+    return all(a is b if a is None else torch.equal(a, b) for a, b in pairs)
+
+
+def tolerances(detection: kedge.Detection, relative: float) -> dict[str, float]:
+    """How far scores may differ by rounding: relative to the scores, or to the logits that small ones are made of."""
+    scores, logits = float(detection.score.abs().max()), float(detection.logits.abs().max())
+    return {"rtol": relative, "atol": relative * (scores if scores > 1e-3 else logits)}
+
+
+def everything(detector: Detector) -> dict[str, torch.Tensor]:
+    """All that a detector consists of: weights, buffers, what it learned, its threshold."""
+    tensors = {f"net.{key}": value for key, value in detector.net.state_dict().items()}
+    tensors |= {f"state.{key}": value for key, value in detector.state().items()}
+    tensors["scores"] = detector.calibration.scores
+    return {key: value.clone() for key, value in tensors.items()}
+
+
+# --- the verbs ------------------------------------------------------------------------------------------------------
+
+
+def test_every_method_is_registered_by_its_name_and_public():
+    assert all(name == method.name for name, method in METHODS.items())
+    assert all(getattr(kedge, method.__name__) is method for method in METHODS.values())
+    assert {"amp", "msp", "energy", "kl_uniform", "mahalanobis", "odin", "gram", "ensemble", "student"} <= set(METHODS)
+
+
+def test_two_methods_cannot_share_a_name():
+    class Other(kedge.MSP):
+        pass
+
+    with pytest.raises(InputError, match="msp"):
+        kedge.detectors.register(Other)
+    assert registered()["msp"] is kedge.MSP
+
+
+@every_detector
+def test_a_detection_is_complete_and_consistent(name, kind):
+    detector = ready(name, kind)
+    detection = detector(images(10, seed=2))
+    assert len(detection) == 10
+    assert detection.logits.shape == detection.probability.shape == (10, 3)
+    assert detection.score.shape == detection.p_value.shape == detection.is_ood.shape == (10,)
+    assert detection.score.isfinite().all()
+    assert len(detection.score.unique()) > 1
+    assert torch.equal(detection.score, detector.score(images(10, seed=2)))
+    assert torch.equal(detection.label, detection.logits.argmax(dim=1))
+    torch.testing.assert_close(detection.probability.sum(dim=1), torch.ones(10))
+    assert (detection.tau is not None) == detector.has_tau
+    assert torch.equal(detection.is_ood, detection.score.double() > detector.calibration.threshold)
+    assert torch.equal(detection.is_ood, detection.p_value <= 0.05)
+    order = detection.score.argsort()
+    assert (detection.p_value[order].diff() <= 0).all()  # a larger score is further out
+    assert isinstance(detector.cost.forward, int)
+
+
+@every_detector
+def test_a_saved_detector_gives_identical_verdicts(name, kind, tmp_path):
+    detector = ready(name, kind)
+    detector.save(tmp_path / "a.kedge")
+    again = kedge.load(tmp_path / "a.kedge")
+    assert type(again) is type(detector)
+    assert same(again(images(10, seed=2)), detector(images(10, seed=2)))
+    assert again.config() == detector.config()
+    assert again.preprocess == detector.preprocess
+    assert again.classes == detector.classes == ("left", "middle", "right")
+    assert again.cost == detector.cost
+    assert (again.outliers is None) == (detector.outliers is None)
+    assert not again.net.training
+    again.save(tmp_path / "b.kedge")
+    assert (tmp_path / "a.kedge").read_bytes() == (tmp_path / "b.kedge").read_bytes()
+
+
+@every_detector
+def test_a_file_without_what_the_method_learned_is_refused(name, kind, tmp_path):
+    detector = ready(name, kind)
+    if not detector.state() or detector.learns_held_out or name == "temperature scaling, given":
+        pytest.skip("learns nothing in fit")
+    detector.save(tmp_path / "a.kedge")
+    header, tensors = artifact.read(tmp_path / "a.kedge")
+    kept = {key: value for key, value in tensors.items() if not key.startswith("detector.")}
+    artifact.write(tmp_path / "b.kedge", header, kept)
+    with pytest.raises(FileFormatError):
+        kedge.load(tmp_path / "b.kedge")
+
+
+@every_detector
+def test_a_fitted_detector_is_saved_without_a_threshold(name, kind, tmp_path):
+    detector = copy.deepcopy(ready(name, kind)).fit(images())
+    detector.save(tmp_path / "a.kedge")
+    again = kedge.load(tmp_path / "a.kedge")
+    assert again.calibration is None
+    if not detector.learns_held_out:
+        assert torch.equal(again.score(images(10, seed=2)), detector.score(images(10, seed=2)))
+    detections = [each.calibrate(images(80, seed=1))(images(10, seed=2)) for each in (detector, again)]
+    assert same(*detections)
+
+
+@every_detector
+def test_fit_undoes_a_calibration_and_learns_anew(name, kind):
+    detector = copy.deepcopy(ready(name, kind))
+    detector.fit(images(48, seed=5)).calibrate(images(80, seed=6))
+    assert detector.fit(images()) is detector
+    assert detector.calibration is None
+    with pytest.raises(NotReadyError, match="calibrate"):
+        detector(images(4))
+    assert detector.calibrate(images(80, seed=1)) is detector
+    some = images(10, seed=2)
+    torch.testing.assert_close(detector.score(some), ready(name, kind).score(some), rtol=1e-4, atol=1e-4)
+
+
+@every_detector
+def test_fit_leaves_a_network_in_training_mode_as_it_was(name, kind):
+    detector = copy.deepcopy(ready(name, kind))
+    detector.net.train()
+    before, random = copy.deepcopy(detector.net.state_dict()), torch.get_rng_state()
+    detector.fit(images())
+    assert all(module.training for module in detector.net.modules())
+    assert all(torch.equal(before[key], value) for key, value in detector.net.state_dict().items())
+    assert torch.equal(torch.get_rng_state(), random)
+    assert not any(value.requires_grad for value in detector.state().values())
+    detector.net.eval()
+    some = images(10, seed=2)
+    detector.calibrate(images(80, seed=1))
+    torch.testing.assert_close(detector.score(some), ready(name, kind).score(some), rtol=1e-4, atol=1e-4)
+
+
+# --- a score belongs to its image -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-4), (torch.float64, 1e-9)])
+@every_detector
+def test_a_score_does_not_depend_on_its_batch(name, kind, dtype, tolerance):
+    detector, some = ready(name, kind, dtype), images(12, seed=2)
+    whole = detector.score(some)
+    assert torch.equal(detector.score(some), whole)
+    close = tolerances(detector(some), tolerance)
+    torch.testing.assert_close(detector.score(some, batch_size=5), whole, **close)
+    backwards = some.subset(range(11, -1, -1))
+    torch.testing.assert_close(detector.score(backwards, batch_size=1).flip(0), whole, **close)
+    among_others = torch.cat([some.images[:3], images(30, seed=3).images])
+    torch.testing.assert_close(detector.score(among_others)[:3], whole[:3], **close)
+
+
+@every_detector
+def test_images_come_as_bytes_floats_and_in_any_container(name, kind):
+    detector, some = ready(name, kind), images(6, seed=2)
+    expected, close = detector.score(some), tolerances(detector(some), 1e-5)
+    floats = some.images.float() / 255
+    for source in (some.images, floats, list(floats), DataLoader(some, batch_size=4)):
+        torch.testing.assert_close(detector.score(source), expected, **close)
+    detector = copy.deepcopy(detector)
+    loader = DataLoader([(image.float() / 255, int(label)) for image, label in images()], batch_size=7)
+    detector.fit(loader).calibrate(DataLoader(images(80, seed=1), batch_size=9))
+    torch.testing.assert_close(detector.score(some), expected, rtol=1e-3, atol=1e-3)
+
+
+@every_detector
+def test_a_call_changes_nothing(name, kind):
+    detector = copy.deepcopy(ready(name, kind))
+    before, attributes = everything(detector), {key: id(value) for key, value in vars(detector).items()}
+    detector.net.train()
+    next(module for module in detector.net.modules() if isinstance(module, nn.ReLU | nn.GELU | nn.Conv2d)).eval()
+    modes = [module.training for module in detector.net.modules()]
+    some = images(6, seed=2).images.float() / 255
+    given, random = some.clone(), torch.get_rng_state()
+    score = detector(some).score
+    with torch.inference_mode():
+        assert detector.score(some).equal(score)
+    with pytest.raises(InputError):
+        detector.score([some[0], torch.full((1, 12, 12), 7.0)], batch_size=1)
+    assert not score.requires_grad
+    assert torch.is_grad_enabled()
+    assert torch.equal(torch.get_rng_state(), random)
+    assert torch.equal(some, given)
+    assert [module.training for module in detector.net.modules()] == modes
+    after = everything(detector)
+    assert before.keys() == after.keys()
+    assert all(torch.equal(value, after[key]) for key, value in before.items())
+    assert {key: id(value) for key, value in vars(detector).items()} == attributes
+    assert all(parameter.grad is None for parameter in detector.net.parameters())
+    assert not any(module._forward_hooks or module._forward_pre_hooks for module in detector.net.modules())
+
+
+@every_detector
+def test_several_threads_get_what_one_gets(name, kind):
+    detector = ready(name, kind)
+    parts = [images(5, seed=seed) for seed in range(10, 18)]
+    expected = [detector(part) for part in parts]
+    with ThreadPoolExecutor(4) as pool:
+        assert all(map(same, pool.map(detector, parts), expected))
+
+
+@every_detector
+def test_a_detector_follows_its_network_to_another_precision(name, kind):
+    single, double = (ready(name, kind, dtype)(images(6, seed=2)) for dtype in (torch.float32, torch.float64))
+    assert double.logits.dtype == torch.float64
+    assert double.score.dtype == torch.float64
+    assert single.logits.dtype == torch.float32
+
+
+# --- errors ---------------------------------------------------------------------------------------------------------
+
+
+@every_detector
+def test_a_step_that_was_skipped_is_named(name, kind, tmp_path):
+    detector = built(name, kind, trained=False)
+    for early in (detector.score, detector.calibrate):
+        with pytest.raises(NotReadyError, match=r"not fitted: call \w+\(net\)\.fit\(train_set\)"):
+            early(images(4))
+    with pytest.raises(NotReadyError, match="fit"):
+        detector.save(tmp_path / "nowhere.kedge")
+    detector.fit(images())
+    with pytest.raises(NotReadyError, match=r"calibrate\(held_out\)"):
+        detector(images(4))
+
+
+WRONG = {
+    "channels": torch.zeros(2, 3, 12, 12),
+    "one image": torch.zeros(1, 12, 12),
+    "NaN": torch.full((2, 1, 12, 12), math.nan),
+    "range": torch.full((2, 1, 12, 12), 128.0),
+    "integers": torch.zeros(2, 1, 12, 12, dtype=torch.int64),
+    "empty": [],
+    "no file": "no file.png",
+    "number": 3,
+}
+
+
+@every_detector
+def test_what_is_no_image_is_refused_and_leaves_the_threshold(name, kind):
+    detector = ready(name, kind)
+    threshold = detector.calibration
+    for source in WRONG.values():
+        for verb in (detector.score, detector) + ((detector.calibrate,) if not detector.learns_held_out else ()):
+            with pytest.raises(InputError):
+                verb(source)
+    for options in ({"alpha": 0}, {"alpha": 1.5}, {"delta": 1}, {"batch_size": 0}):
+        with pytest.raises(InputError, match=next(iter(options))):
+            detector.calibrate(images(80, seed=1), **options)
+    assert detector.calibration is threshold
+
+
+@pytest.mark.parametrize("name", [name for name, method in METHODS.items() if method.reads == "features"])
+def test_features_that_are_not_finite_are_refused_by_fit(name):
+    net = network()
+    net.network.stage3[0][0].weight.data[0] = math.nan
+    with pytest.raises(InputError, match="must be finite"):
+        METHODS[name](net).fit(images())
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_only_networks_are_taken(name):
+    with pytest.raises(InputError, match="str"):
+        METHODS[name]("resnet18")
+
+
+@pytest.mark.parametrize("name", PREPARED)
+def test_preparing_leaves_the_original(name):
+    net = network()
+    before = copy.deepcopy(net.state_dict())
+    METHODS[name].prepare(net, **PREPARE.get(name, {}))
+    assert list(net.state_dict()) == list(before)
+    assert all(torch.equal(before[key], value) for key, value in net.state_dict().items())
+
+
+@pytest.mark.parametrize("name", [name for name, kind in CASES if kind == "unanchored" and name in METHODS])
+def test_what_a_method_learned_follows_its_network_to_another_device(name):
+    if METHODS[name].reads == "images":
+        pytest.skip("reads the pixels on the CPU")
+    detector = copy.deepcopy(ready(name))
+    detector.net.to("meta")
+    with torch.no_grad():
+        outputs = detector.outputs(torch.empty(2, 1, 12, 12, device="meta"))
+    assert outputs.score.device == outputs.logits.device == torch.device("meta")
+
+
+@pytest.mark.parametrize("name", ["odin", "mahalanobis", "gram", "knn", "vim", "react", "deup", "ensemble"])
+def test_networks_of_the_user_s_own_work_without_more_arguments(name, tmp_path):
+    def user_network():
+        with seeded(3):
+            net = nn.Sequential(
+                nn.Conv2d(1, 4, 3), nn.ReLU(inplace=True), nn.Flatten(), nn.Linear(400, 8), nn.ReLU(), nn.Linear(8, 3)
+            )
+        net[-1].bias.data += 5  # ViM needs logits that are positive, as those of trained networks are
+        return net
+
+    for net in (user_network(), kedge.anchor(user_network())):
+        detector = METHODS[name]([net] if name == "ensemble" else net)
+        detector.fit(images()).calibrate(images(80, seed=1))
+        detector.save(tmp_path / "own.kedge")
+        again = kedge.load(tmp_path / "own.kedge", model=user_network())
+        assert torch.equal(again.score(images(5, seed=2)), detector.score(images(5, seed=2)))
+
+
+# --- outliers and costs ---------------------------------------------------------------------------------------------
+
+
+def test_only_those_that_learned_from_outliers_are_marked():
+    marked = {name for name, kind in CASES if ready(name, kind).outliers is not None}
+    assert marked == {"outlier_exposure", "discrepancy", "udg"}
+    assert all(METHODS[name].needs_outliers for name in marked)
+    tuned = kedge.Mahalanobis(network(), outliers=images(32, seed=9, name="outliers"))
+    assert tuned.fit(images()).calibrate(images(80, seed=1)).outliers is not None
+
+
+def test_a_test_set_with_outliers_of_the_training_is_refused():
+    test, other = images(20, seed=3, name="test"), images(20, seed=4, name="other")
+    taken = images(32, seed=9, name="taken").subset([3, 4])
+    for name in ("msp", "outlier_exposure", "discrepancy", "udg"):
+        detector = {name: ready(name)}
+        if name == "msp":
+            assert kedge.evaluate(detector, test, [other, taken]).results[name].uses_outliers is False
+            continue
+        assert kedge.evaluate(detector, test, [other]).results[name].uses_outliers is True
+        with pytest.raises(InputError, match="2 of the images in 'taken' are among the training outliers"):
+            kedge.evaluate(detector, test, [other, taken])
+        untrained = built(name, trained=False).fit(images()).calibrate(images(80, seed=1))
+        assert kedge.evaluate({name: untrained}, test, [other]).results[name].uses_outliers
+
+
+def test_what_a_network_learned_from_is_not_forgotten_by_anchoring_or_training_again():
+    outliers, more = images(32, seed=9, name="outliers"), images(32, seed=10, name="more")
+    loss = kedge.OutlierExposure.loss
+    net = train(network(), images(), RECIPE, loss=loss(), outliers=outliers)
+    net = train(net, images(), RECIPE, loss=loss(), outliers=more)
+    assert len(kedge.MSP(net).outliers) == 64
+    net = kedge.anchor(net)
+    assert net.record["data"]["name"] == "images"
+    amp = kedge.AMP(net).fit(images()).calibrate(images(80, seed=1))
+    for learned in (outliers, more):
+        with pytest.raises(InputError, match="among the training outliers"):
+            kedge.evaluate({"AMP": amp}, images(20, seed=3, name="test"), [learned])
+
+
+def test_the_half_that_a_method_learned_from_is_no_test_set_either():
+    held_out = images(80, seed=1)
+    for half in (held_out.subset(range(40), name="first"), held_out.subset(range(40, 80), name="second")):
+        with pytest.raises(InputError, match=f"40 of the images in '{half.name}' are among the calibration images"):
+            kedge.evaluate({"T": ready("temperature_scaling")}, half, [images(20, seed=4, name="other")])
+
+
+def test_costs_are_counted_in_passes():
+    for name in ("msp", "max_logit", "entropy", "energy", "temperature_scaling", "mahalanobis", "gram", "knn", "vim"):
+        assert ready(name).cost == kedge.detectors.Cost(forward=1, backward=0)
+        assert ready(name, "anchored").cost.forward == 5  # one for each anchor
+    assert ready("student").cost.forward == 1
+    assert ready("odin").cost == kedge.detectors.Cost(forward=2, backward=1)
+    assert ready("mc_dropout").cost.forward == ready("svi").cost.forward == 10
+    assert ready("ensemble").cost.forward == 2
+    assert ready("ensemble", "anchored").cost.forward == 10
+
+
+def test_a_detector_that_is_not_fitted_cannot_be_evaluated():
+    with pytest.raises(NotReadyError, match="'AMP' is not fitted"):
+        kedge.evaluate({"AMP": kedge.AMP(network("anchored"))}, images(20, name="t"), [images(20, seed=4, name="o")])
