@@ -41,3 +41,8 @@ def network(
     statistics = {"mean": [0.4] * channels, "std": [0.25] * channels}
     made = kedge.anchor(net, init="fresh", seed=seed, **statistics) if kind == "anchored" else None
     return (made or kedge.Classifier(net, **statistics)).to(dtype).eval()
+
+
+def wide_weight(net: kedge.Anchored) -> Tensor:
+    """The weight of the one layer that computes what the anchored pair does on the concatenation [c, x - c]."""
+    return torch.cat([net.anchored_layer.layer_c.weight, net.anchored_layer.layer_x.weight], dim=1)

@@ -485,7 +485,7 @@ def test_a_score_of_the_wrong_shape_is_refused(wrong, came):
         ({"score": "mps"}, "score must be a function or one of 'amp', .*'mutual_information'; got 'mps'"),
         ({"tau": "max"}, "tau must be one of 'sum', 'mean'; got 'max'"),
         ({"rescale": "log"}, "rescale must be one of 'exp', 'plain', 'none'; got 'log'"),
-        ({"anchors": "first"}, "anchors must be a tensor of images or one of .*, 'auto'; got 'first'"),
+        ({"anchors": "first"}, "anchors must be a tensor of images or one of 'random', .*; got 'first'"),
         ({"anchors": np.zeros((3, 3, 8, 8))}, r"anchors must be a tensor .*; got \(3, 3, 8, 8\)"),
         ({"anchors": images(1)}, r"anchors must be at least two images, \(K, D, \.\.\.\); got \(1, 3, 8, 8\)"),
         ({"anchors": torch.tensor(0.5)}, r"anchors must be at least two images"),

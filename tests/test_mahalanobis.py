@@ -5,6 +5,7 @@ import copy
 import numpy as np
 import pytest
 import torch
+from kedge.anchoring.per_image import choose_per_image
 from scipy.spatial.distance import mahalanobis
 from sklearn.covariance import EmpiricalCovariance
 from sklearn.linear_model import LogisticRegression
@@ -13,7 +14,6 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import kedge
-from kedge.anchoring.per_image import choose_per_image
 from kedge.data.leakage import fingerprints
 from kedge.detectors import Cost
 from kedge.detectors.gaussians import ClassStatistics, squared_distances

@@ -7,7 +7,6 @@ from torch import Tensor
 
 from kedge.anchoring import Anchored
 from kedge.anchoring.folding import folded
-from kedge.detectors.amp import AMP
 from kedge.detectors.base import Detector
 from kedge.detectors.logits import LogitDetector
 from kedge.detectors.rescoring import RescoringDetector
@@ -58,8 +57,6 @@ def for_inference(detector: Detector) -> Detector:
         return detector
     fast = copy.copy(detector)
     fast.net = net
-    if isinstance(fast, AMP):
-        fast.asked = [0, 0]
     return fast
 
 
@@ -86,8 +83,6 @@ def beside(detector: Detector, count: int) -> list[Detector]:
     for twin in twins:
         shared = [*detector.net.parameters(), *detector.net.buffers()]
         twin.net = copy.deepcopy(detector.net, {id(tensor): tensor for tensor in shared})
-        if isinstance(twin, AMP):
-            twin.asked = [0, 0]
     return [detector, *twins]
 
 
