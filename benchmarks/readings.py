@@ -100,7 +100,8 @@ def _grey(images: Tensor, k: int) -> Tensor:
 
 def how_much(net: Anchored, hypotheses: Tensor) -> str:
     """How far the halves of the first layer differ, which see the anchor, and the hypotheses of known images."""
-    of_anchor, of_image = net.stem.weight.detach().chunk(2, dim=1)
+    pair = net.anchored_layer
+    of_anchor, of_image = pair.layer_c.weight.detach(), pair.layer_x.weight.detach()
     apart = float((of_anchor - of_image).norm() / of_image.norm())
     over_anchors = float(deviation(centred)(hypotheses).mean())
     over_classes = float(hypotheses.mean(dim=0).std(dim=-1).mean())

@@ -110,3 +110,8 @@ class TwoHeads(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Logits (B, 3) of vectors (B, 4)."""
         return self.head(self.body(x).relu())
+
+
+def wide_weight(net: kedge.Anchored) -> Tensor:
+    """The weight of the one layer that computes what the anchored pair does on the concatenation [c, x - c]."""
+    return torch.cat([net.anchored_layer.layer_c.weight, net.anchored_layer.layer_x.weight], dim=1)

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from PIL import Image, ImageOps
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, TensorDataset
 
-from kedge.data import ImageSet, Preprocess, batches, choose, open_image, shape_of_inputs
+from kedge.anchoring.sampling import choose
+from kedge.data import ImageSet, Preprocess, batches, open_image, shape_of_inputs
 from kedge.data.digits import digits, inverted, letters, noised, of_classes, textures
 from kedge.data.preprocess import FILTERS
 from kedge.errors import FileFormatError, InputError, NotReadyError

@@ -14,7 +14,6 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import kedge
 from helpers import images, labelled, layer_maps, vector_network
-from kedge.anchoring.per_image import choose_per_image
 from kedge.data.leakage import fingerprints
 from kedge.detectors import Cost
 from kedge.detectors.logistic import logistic_regression

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 import kedge
+from helpers import wide_weight
 from kedge.detectors.mc_dropout import MCDropout
 from kedge.detectors.registry import DETECTORS
 from kedge.errors import ArchitectureError, InputError
@@ -182,7 +183,7 @@ def test_an_anchored_network_gives_the_mean_over_its_anchors_under_the_same_mask
     net = kedge.anchor(plain, init="fresh")
     net.set_anchors(anchors)
     (_, w2), (_, b2) = weights(plain)
-    w1, b1 = net.stem.weight.detach().numpy(), net.stem.bias.detach().numpy()
+    w1, b1 = wide_weight(net).detach().numpy(), net.anchored_layer.layer_x.bias.detach().numpy()
     drops = masks(0.5, 6, samples=4)[:, 0].numpy()
     expected = np.zeros((4, 5, 4))
     for m, mask in enumerate(drops):
@@ -202,7 +203,7 @@ def test_dropout_before_the_first_layer_of_an_anchored_network_drops_the_same_of
     net = kedge.anchor(plain, init="fresh")
     x, anchors = vectors(), vectors(7)[5:]
     net.set_anchors(anchors)
-    w, b = net.stem.weight.detach().numpy(), net.stem.bias.detach().numpy()
+    w, b = wide_weight(net).detach().numpy(), net.anchored_layer.layer_x.bias.detach().numpy()
     expected = np.zeros((10, 5, 4))
     for m, mask in enumerate(masks(0.5, 3, samples=10)[:, 0].numpy()):
         for i, row in enumerate(x.numpy()):

@@ -364,7 +364,9 @@ def test_an_anchored_first_layer_gets_the_filters_for_both_halves():
     plain, anchored = build("airbench", width=4), kedge.anchor(build("airbench", width=4))
     plain.prepare(correlated())
     anchored.network.prepare(correlated())
-    assert anchored.stem.weight.equal(torch.cat([plain.stem.weight] * 2, dim=1))
+    pair = anchored.anchored_layer
+    assert pair.layer_x.weight.equal(plain.stem.weight)
+    assert pair.layer_c.weight.equal(plain.stem.weight)
 
 
 def test_a_network_that_is_whitened_stays_as_it_is_when_trained_on():

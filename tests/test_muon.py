@@ -79,7 +79,8 @@ def test_every_weight_has_its_group_and_its_rate(anchored):
     scales = {names[p]: group["scale"] for group in groups for p in group["params"]}
     assert sorted(scales) == sorted(names.values())
     expected = dict.fromkeys(scales, 1 / 12) | dict.fromkeys(inner, 1)
-    expected |= {"stem.weight": 1 / 12 / (24 if anchored else 12) ** 0.5, "fc.weight": 10 / 12 / 8**0.5}
+    stem = ("stem.layer_x.weight", "stem.layer_c.weight") if anchored else ("stem.weight",)
+    expected |= dict.fromkeys(stem, 1 / 12 / (12 * len(stem)) ** 0.5) | {"fc.weight": 10 / 12 / 8**0.5}
     assert scales == pytest.approx(expected)
 
 

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 
 import kedge
 from kedge.anchoring.corruption import Corruption
+from kedge.anchoring.layer import _CALL
 from kedge.errors import InputError
 from kedge.models import build
 from kedge.models.ensemble import Ensemble
@@ -182,8 +183,8 @@ def test_agreement_is_two_cross_entropies_and_the_squared_difference_of_log_prob
 def test_anchors_are_kept_alive_by_halves_that_differ(apart, penalty):
     net = network(anchored=True)
     with torch.no_grad():
-        net.stem.weight[:, 1:] = 1.0
-        net.stem.weight[:, :1] = 1.0 + apart
+        net.anchored_layer.layer_x.weight[:] = 1.0
+        net.anchored_layer.layer_c.weight[:] = 1.0 + apart
     logits = torch.zeros(2, 3)
     found = AliveAnchors().loss(step_of(net, lambda x: logits))
     torch.testing.assert_close(found.value, torch.log(torch.tensor(3.0)) + penalty)
@@ -242,7 +243,7 @@ def test_under_an_anchor_of_another_class_a_network_is_to_say_nothing():
     y = torch.arange(60) % 3
     net = kedge.anchor(network(), init="fresh").train()
     pairs = []
-    net.stem.register_forward_pre_hook(lambda stem, given: pairs.append((given[0], stem.job.permutation)))
+    net.anchored_layer.register_forward_pre_hook(lambda _, given: pairs.append((given[0], _CALL.get().permutation)))
     step = step_of(net, net)
     with seeded(0):
         x = torch.rand(60, 1, 8, 8)

@@ -32,7 +32,8 @@ import torch
 from PIL import Image, ImageOps
 from torch.utils.data import DataLoader
 
-from kedge.data import ImageSet, Preprocess, StreamedSet, batches, choose, shape_of_inputs, sources
+from kedge.anchoring.sampling import choose
+from kedge.data import ImageSet, Preprocess, StreamedSet, batches, shape_of_inputs, sources
 from kedge.data.sources import (
     archive,
     arrays,

@@ -439,7 +439,9 @@ def test_a_network_starts_from_the_trained_weights_of_another(tmp_path):
     assert trained == ["plain", "tuned"]
     plain, tuned = (SuiteRun(declared, tmp_path).detector(label, 0).net for label in methods)
     assert isinstance(tuned, kedge.Anchored)
-    assert torch.allclose(tuned.stem.weight[:, :1], plain.network.prep[0].weight, atol=1e-6)  # preserved, hardly moved
+    assert torch.allclose(
+        tuned.anchored_layer.layer_c.weight, plain.network.prep[0].weight, atol=1e-6
+    )  # preserved, hardly moved
     assert torch.allclose(tuned.network.fc.weight, plain.network.fc.weight, atol=1e-6)
     assert list(tables[0].results) == list(methods)
 

@@ -343,11 +343,11 @@ def test_layers_that_cannot_be_gaussian_are_named():
 
 
 def test_a_prepared_network_cannot_be_anchored_any_more_but_an_anchored_one_prepared():
-    with pytest.raises(ArchitectureError, match="computes its weight from other parameters"):
+    with pytest.raises(ArchitectureError, match="contains a Gaussian"):
         kedge.anchor(SVI.prepare(network()))
     net = SVI.prepare(network("anchored"))
-    assert len(gaussians(net)) == 8  # the stem stays as it is
-    assert isinstance(net.stem.weight, nn.Parameter)
+    assert len(gaussians(net)) == 8  # the anchored layer stays as it is
+    assert isinstance(net.anchored_layer.layer_x.weight, nn.Parameter)
 
 
 # The detector.

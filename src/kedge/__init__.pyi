@@ -38,6 +38,7 @@ from .detectors import TemperatureScaling as TemperatureScaling
 from .detectors import ViM as ViM
 from .detectors import load as load
 from .evaluation import evaluate as evaluate
+from .experimental import EarlyExit as EarlyExit
 from .experimental import Student as Student
 from .experimental import distill as distill
 from .hub import from_pretrained as from_pretrained

@@ -1,7 +1,7 @@
-"""Anchoring: widen a network's first layer to [c, x - c], draw anchors, marginalise over them."""
+"""Anchoring: a layer on [c, x - c], anchors drawn from the training set, and the mean over them."""
 
 from kedge.anchoring.anchored import Anchored
 from kedge.anchoring.options import DEFAULT_K, AnchoringOptions, Draw
-from kedge.anchoring.widen import anchor
+from kedge.anchoring.wrap import anchor
 
 __all__ = ["DEFAULT_K", "Anchored", "AnchoringOptions", "Draw", "anchor"]

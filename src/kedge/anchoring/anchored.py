@@ -8,20 +8,19 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from kedge.anchoring import survey as layers
-from kedge.anchoring.corruption import Corruption, Transform
+from kedge.anchoring import survey
+from kedge.anchoring.layer import AnchoredLayer, Call, Folded, Pairs, calling, check_affine
 from kedge.anchoring.options import AnchoringOptions, Draw
-from kedge.anchoring.per_image import choose_per_image
-from kedge.anchoring.stem import Capture, Captured, Fold, Pair, Stem
+from kedge.anchoring.sampling import choose_per_image
 from kedge.anchoring.tta import CHOICES, view
 from kedge.checks import at_least, finite, one_of, shape_of
-from kedge.errors import ArchitectureError, InputError, NotReadyError
+from kedge.errors import InputError, NotReadyError
 from kedge.models.classifier import Classifier, evaluating, logits_of
 from kedge.models.features import read_features
 from kedge.seeds import mix_seed, seeded
 from kedge.threads import last_cache
 
-UNKNOWN_CACHE = 32 * 2**20  # bytes, where the machine does not tell
+DEFAULT_CACHE = 32 * 2**20  # bytes, if the size of the processor's cache is unknown
 CAPS = 8 * 2**20, 64 * 2**20  # bytes: with less the parts of a batch are too small for all cores, more gains nothing
 
 
@@ -29,12 +28,12 @@ class Anchored(Classifier):
     """A classifier on pairs [c, x - c]. Made by `anchor`.
 
     In training mode the anchors of a batch are its own images in another order. In evaluation mode the logits are the
-    mean over the frozen anchors, so that it can stand wherever the original network stood.
+    mean over the frozen anchors, so that it can take the place of the original network.
 
     Attributes:
         anchors: The frozen anchors (K, D, ...) in [0, 1], or None before `set_anchors`.
-        draw: What the last training batch drew.
-        corrupting: Whether training corrupts anchors as its options say; off, they stay clean.
+        draw: The random choices of the last training batch.
+        corrupting: Whether training applies T to anchors; off, they stay clean.
         memory_cap: Bytes that the activations of one pass may take; anchors are folded into the batch up to it. By
             default three quarters of the processor's last cache, since weights need room there too.
     """
@@ -47,7 +46,7 @@ class Anchored(Classifier):
         network: nn.Module,
         *,
         layer: str,
-        sole_reader: bool,
+        must_be_first: bool,
         mean: Any = None,
         std: Any = None,
         options: AnchoringOptions | None = None,
@@ -61,22 +60,23 @@ class Anchored(Classifier):
         self.draw: Draw | None = None
         self.batches_seen = 0
         self.corrupting = True
-        self.memory_cap = min(max((last_cache() or UNKNOWN_CACHE) * 3 // 4, CAPS[0]), CAPS[1])
-        self._must_be_sole_reader = sole_reader
+        self.memory_cap = min(max((last_cache() or DEFAULT_CACHE) * 3 // 4, CAPS[0]), CAPS[1])
+        self._must_be_first = must_be_first
         self._growth: float | None = None  # the largest activation over the size of the image, once surveyed
-        self._cache: tuple[Tensor, Tensor, Tensor] | None = None  # anchors at the stem, weight, maps
+        self._prefix: tuple[str, ...] | None = None  # the layers before the anchored one, see `survey.prefix`
+        self._cache: tuple[list[Tensor], Tensor] | None = None  # anchors and weights of the layer, and its maps
         self._classes: int | None = None
 
     @property
-    def stem(self) -> Stem:
-        """The widened layer."""
-        stem = self.network.get_submodule(self.layer)
-        assert isinstance(stem, Stem)
-        return stem
+    def anchored_layer(self) -> AnchoredLayer:
+        """The pair of layers that takes [c, x - c]."""
+        layer = self.network.get_submodule(self.layer)
+        assert isinstance(layer, AnchoredLayer)
+        return layer
 
     @property
     def k(self) -> int:
-        """Hypotheses of an image, 0 before `set_anchors`."""
+        """Anchors per image, 0 before `set_anchors`."""
         return (0 if self.anchors is None else len(self.anchors)) if self.per_image is None else self.per_image
 
     def set_anchors(self, images: Tensor, *, per_image: int | None = None) -> None:
@@ -131,7 +131,7 @@ class Anchored(Classifier):
             like: Images to choose each image's own anchors by, where ``x`` is a perturbed version of them.
             tta: Augmented views that anchors are paired with in turn: 1 for the image itself, 2 for the mirrored image
                 too, 6 for both shifted by a pixel as well. Fewer anchors take the first of them.
-            which: The anchors to ask, by number; by default all.
+            which: The anchors to use, by number; by default all.
         """
         return self.marginalise(x, (), like, which=which, tta=tta)[0]
 
@@ -139,8 +139,8 @@ class Anchored(Classifier):
         self, x: Tensor, layers: Sequence[str] = (), *, like: Tensor | None = None
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """The mean over anchors of the logits and of what the named layers give; see `Classifier.features`."""
-        hypotheses, features = self.marginalise(x, layers, like)
-        return hypotheses.mean(dim=0), features
+        per_anchor, features = self.marginalise(x, layers, like)
+        return per_anchor.mean(dim=0), features
 
     def marginalise(
         self,
@@ -151,7 +151,7 @@ class Anchored(Classifier):
         which: Sequence[int] | None = None,
         tta: int = 1,
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """All hypotheses (K, B, C), and the mean over anchors of the layers' outputs, in one pass for each anchor.
+        """Per-anchor logits (K, B, C), and the mean over anchors of the layers' outputs, in one pass for each anchor.
 
         ``which`` and ``tta`` are those of `per_anchor_logits`.
         """
@@ -167,21 +167,21 @@ class Anchored(Classifier):
                 f"x must have the shape of the anchors, (B, {', '.join(map(str, self.anchors.shape[1:]))}); "
                 f"got {tuple(x.shape)}; for one image pass x[None]"
             )
-        asked = list(range(self.k) if which is None else which)
-        k = len(asked)
+        numbers = list(range(self.k) if which is None else which)
+        k = len(numbers)
         with evaluating(self):
-            self._survey(x)
+            self.check(x)
             image_bytes = x[0].numel() * self.mean.element_size()
             row_bytes = 3 * math.ceil(image_bytes * (self._growth or 1.0))  # a layer's input, output and one more
             rows = max(1, self.memory_cap // row_bytes)
-            maps = self.shared_maps()[asked] if self.per_image is None else None
+            maps = self.shared_maps()[numbers] if self.per_image is None else None
             size = math.ceil(len(x) / math.ceil(len(x) / max(1, rows // k)))  # parts of one size
             chosen_by = (x if like is None else like).split(size)
             parts = [
                 self._fold(
                     part,
-                    maps if maps is not None else self._own_maps(by)[asked],
-                    [number % tta for number in asked],
+                    maps if maps is not None else self._own_maps(by)[numbers],
+                    [number % tta for number in numbers],
                     min(k, rows),
                     layers,
                 )
@@ -189,8 +189,8 @@ class Anchored(Classifier):
             ]
         if len(parts) == 1:
             return parts[0]
-        features = {name: torch.cat([found[name] for _, found in parts]) for name in layers}
-        return torch.cat([hypotheses for hypotheses, _ in parts], dim=1), features
+        features = {name: torch.cat([values[name] for _, values in parts]) for name in layers}
+        return torch.cat([logits for logits, _ in parts], dim=1), features
 
     def targets(self, labels: Tensor) -> Tensor:
         """Class probabilities (B, C) to train the last batch towards: one-hot, or uniform for masked pairs.
@@ -219,7 +219,7 @@ class Anchored(Classifier):
         self._check_images(x)
         if first + len(x) > len(among) or among.shape[1:] != x.shape[1:]:
             raise InputError(f"among must hold x from row {first} on; x is {shape_of(x)} and among {shape_of(among)}")
-        self._survey(x)
+        self.check(x)
         self.batches_seen += 1
         seed = mix_seed(self.options.seed, self.batches_seen)
         generator = torch.Generator().manual_seed(seed)
@@ -228,15 +228,16 @@ class Anchored(Classifier):
         per_sample = None
         if self.options.per_sample:
             per_sample = (torch.rand(len(among), generator=generator) < 1 / self.options.every).to(x.device)
-        turn = bool(per_sample.any()) if per_sample is not None else self.batches_seen % self.options.every == 0
-        corruption = self._corruption(x) if turn and self.corrupting else None
+        due = bool(per_sample.any()) if per_sample is not None else self.batches_seen % self.options.every == 0
+        corruption = self.options.transform(x.ndim) if due and self.corrupting else None
         rows = slice(first, first + len(x))
         self.draw = Draw(
             permutation[rows], corruption is not None, masked[rows], None if per_sample is None else per_sample[rows]
         )
-        job = Pair(self.draw.permutation, masked=self.draw.masked if self.options.mask > 0 else None)
+        normalised = self.normalise(x)
+        call = Pairs(self.draw.permutation, masked=self.draw.masked if self.options.mask > 0 else None)
         if len(among) != len(x):
-            job.clean = self._at_stem(self._in_unit_range(among[self.draw.permutation]))
+            call.clean = self._at_layer(among[self.draw.permutation], normalised)
         if corruption is not None:
             anchors = self._in_unit_range(among[permutation])
             chosen = anchors if per_sample is None else anchors[per_sample]
@@ -246,95 +247,93 @@ class Anchored(Classifier):
                 raise InputError(f"corruption must keep the shape {shape_of(chosen)}, got {shape_of(corrupted)}")
             if per_sample is not None:
                 corrupted = anchors.index_put((per_sample,), corrupted.to(anchors.dtype))
-            job.corrupted = self._at_stem(corrupted[rows])
-        with self.stem.doing(job):
-            logits = logits_of(self.network(self.normalise(x)))
+            call.corrupted = self._at_layer(corrupted[rows], normalised)
+        with calling(call):
+            logits = logits_of(self.network(normalised))
         self._classes = logits.shape[1]
         return logits
-
-    def _corruption(self, x: Tensor) -> Transform | None:
-        if isinstance(self.options.corruption, str):
-            return Corruption() if x.ndim == 4 else None  # vectors and signals have no default corruption
-        return self.options.corruption
 
     def _fold(
         self, x: Tensor, maps: Tensor, views: Sequence[int], group: int, layers: Sequence[str]
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """Hypotheses and mean features of a few images, their anchors folded into the batch in groups."""
+        """Per-anchor logits and mean features of a few images, their anchors folded into the batch in groups."""
         normalised = self.normalise(x)
-        seen = {number: view(normalised, number) for number in set(views)}
-        job = Fold(images=len(x), maps=maps, views=views)
+        augmented = {number: view(normalised, number) for number in set(views)}
+        call = Folded(images=len(x), maps=maps, views=views)
         outputs, sums = [], dict.fromkeys(layers, torch.zeros((), dtype=self.mean.dtype, device=x.device))
         for first, part in zip(range(0, len(views), group), maps.split(group), strict=True):
-            job.maps, job.views = part, views[first : first + group]
-            with self.stem.doing(job):
-                folded = torch.cat([seen[number] for number in job.views])  # networks may read B off their input
-                output, found = read_features(self.network, folded, layers)
+            call.maps, call.views = part, views[first : first + group]
+            with calling(call):
+                folded = torch.cat([augmented[number] for number in call.views])  # networks may read B off their input
+                output, features = read_features(self.network, folded, layers)
             outputs.append(logits_of(output).view(len(part), len(x), -1))  # (K, B, C)
-            for name, value in found.items():
+            for name, value in features.items():
                 if len(value) != len(folded):
                     raise InputError(f"layer {name!r} must give a row per image; it gives {shape_of(value)}")
                 sums[name] = sums[name] + value.reshape(len(part), len(x), *value.shape[1:]).sum(dim=0)
         return torch.cat(outputs), {name: value / len(maps) for name, value in sums.items()}
 
     def shared_maps(self) -> Tensor:
-        """The anchors' part of the stem, (K, 1, ...), from the cache while nothing that it depends on has changed."""
+        """The anchors' part of the anchored layer, (K, 1, ...), from the cache while nothing it depends on changed."""
         assert self.anchors is not None
-        weight, anchors = self.stem.weight, self._at_stem(self.anchors)
-        if torch.is_grad_enabled() and (weight.requires_grad or anchors.requires_grad):
-            return self.stem.anchor_maps(anchors)[:, None]
-        anchors = anchors.to(weight.dtype)
-        # Compared by value: a version counter misses edits through .data and of layers before the stem.
-        if self._cache is None or not (_same(anchors, self._cache[0]) and _same(weight, self._cache[1])):
+        self.check(self.anchors)
+        layer, anchors = self.anchored_layer, self._at_layer(self.anchors)
+        state = [*layer.parameters(), *layer.buffers()]
+        if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (anchors, *state)):
+            return layer.anchor_maps(anchors)[:, None]
+        state = [anchors.to(self.mean.dtype), *state]
+        # Compared by value: a version counter misses edits through .data and of the layers before.
+        if self._cache is None or not _same(state, self._cache[0]):
             # In full precision, so that maps made under autocast serve without it too; inference_mode(False) turns
             # gradients on again, and a cache must not hold a graph.
-            full = torch.autocast(weight.device.type, enabled=False)
+            full = torch.autocast(self.mean.device.type, enabled=False)
             with full, torch.inference_mode(False), torch.no_grad():
-                kept = anchors.clone(), weight.detach().clone()
-                self._cache = (*kept, self.stem.anchor_maps(kept[0])[:, None])
-        return self._cache[2]
+                kept = [tensor.detach().clone() for tensor in state]
+                self._cache = kept, layer.anchor_maps(kept[0])[:, None]
+        return self._cache[1]
 
     def _own_maps(self, x: Tensor) -> Tensor:
-        """The maps of each image's own choice of anchors, (K, B, ...)."""
+        """The maps of each image's own anchors, (K, B, ...)."""
         assert self.anchors is not None
         assert self.per_image is not None
         index = choose_per_image(x, len(self.anchors), self.per_image, self.options.seed)  # (K, B)
         used, inverse = index.to(self.anchors.device).unique(return_inverse=True)
-        return self.stem.anchor_maps(self._at_stem(self.anchors[used]))[inverse]
+        return self.anchored_layer.anchor_maps(self._at_layer(self.anchors[used]))[inverse]
 
-    def _at_stem(self, images: Tensor) -> Tensor:
-        """Images after normalisation and whatever layers precede the stem."""
-        try:
-            with self.stem.doing(Capture()):
-                # A copy: layers before the stem may work in place, and the images are often the anchors themselves.
-                self.network(self.normalise(images.to(self.mean, copy=True)))
-        except Captured as captured:
-            return captured.value
-        raise ArchitectureError(f"the layer {self.layer!r} was not reached; pass layer= with another name")
+    def _at_layer(self, anchors: Tensor, batch: Tensor | None = None) -> Tensor:
+        """Anchors as they reach the anchored layer; see `survey.through` for ``batch``, normalised training images."""
+        anchors = self.normalise(self.as_input(anchors))
+        layers = [self.network.get_submodule(name) for name in self._prefix or ()]
+        hooked = any(layer._forward_hooks or layer._forward_pre_hooks for layer in layers)
+        if self._prefix is not None and not hooked:
+            return survey.through(layers, anchors, batch)
+        # It takes more than calling layers in turn: run the network, in evaluation mode so that no statistics change.
+        call = Call()
+        with evaluating(self.network), calling(call):
+            self.network(anchors)
+        assert call.reached is not None
+        return call.reached
 
     @torch.inference_mode(False)
-    def _survey(self, x: Tensor) -> None:
-        """At the first forward: is the stem the layer that reads the input, and how much memory does an image take?"""
+    def check(self, x: Tensor) -> None:
+        """Raise if the layer cannot be anchored for images like these; the first forward pass does it otherwise."""
         if self._growth is not None:
             return
-        one = self._in_unit_range(x[:1].detach().clone())
-        pair = Pair(torch.zeros(1, dtype=torch.long, device=x.device))
+        one, name = self._in_unit_range(x[:1].detach().clone()), f"the layer {self.layer!r}"
+        call = Pairs(torch.zeros(1, dtype=torch.long, device=x.device))
 
         def forward(image: Tensor) -> Any:
-            with self.stem.doing(pair):
+            with calling(call):
                 return self.network(self.normalise(image))
 
-        found = layers.survey(self.network, lambda: forward(one))
-        layers.check_called_once(self.layer, found)
-        if self._must_be_sole_reader:
-            first = layers.first_called(self.network, found)
-            if first != self.layer:
-                raise ArchitectureError(
-                    f"the layer {self.layer!r} was taken for the first because it is registered first, but {first!r} "
-                    "reads the input before it; pass example= (a batch of images) or layer= to kedge.anchor"
-                )
-            layers.check_sole_reader(self.network, self.layer, found, one, forward)
-        self._growth = found.row_bytes / (one.numel() * one.element_size())
+        result = survey.survey(self.network, lambda: forward(one))
+        survey.check_called_once(self.layer, result)
+        assert call.reached is not None
+        check_affine(self.anchored_layer.layer_x, name, call.reached)
+        self._prefix = survey.prefix(self.network, result.before(self.layer), self.normalise(one), call.reached)
+        if self._must_be_first:
+            survey.check_first(self.network, self.layer, result, one, forward)
+        self._growth = result.row_bytes / (one.numel() * one.element_size())
 
     def _in_unit_range(self, images: Tensor) -> Tensor:
         return images.to(self.mean.dtype) / 255 if images.dtype == torch.uint8 else images
@@ -350,11 +349,14 @@ class Anchored(Classifier):
         return torch.tensor([self.batches_seen, self.per_image or 0])
 
     def set_extra_state(self, state: Tensor) -> None:
-        """Go on from a saved state."""
+        """Continue from a saved state."""
         self.batches_seen, per_image = int(state[0]), int(state[1])
         self.per_image = per_image or None
         self.anchors_version += 1
 
 
-def _same(a: Tensor, b: Tensor) -> bool:
-    return a.device == b.device and a.dtype == b.dtype and a.shape == b.shape and torch.equal(a, b)
+def _same(state: Sequence[Tensor], kept: Sequence[Tensor]) -> bool:
+    return len(state) == len(kept) and all(
+        a.device == b.device and a.dtype == b.dtype and a.shape == b.shape and torch.equal(a, b)
+        for a, b in zip(state, kept, strict=True)
+    )

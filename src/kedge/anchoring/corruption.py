@@ -1,11 +1,11 @@
-"""T, the corruption of anchors in consistency training: the paper's five, in pixel space, a draw per image."""
+"""T, the corruption of anchors in consistency training: the paper's five, in pixel space, drawn per image."""
 
 import functools
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
 
-import torch  # noqa: F401 -- for the examples below
+import torch
 from torch import Tensor, nn
 
 from kedge.errors import InputError
@@ -15,10 +15,20 @@ Transform = Callable[[Tensor], Tensor]
 
 @dataclass(frozen=True)
 class Corruption:
-    """Resized crop, flip, brightness jitter, blur and grey, each of which can be switched off.
+    """Resized crop, flip, brightness jitter, blur and grayscale, each of which can be switched off.
 
-    Randomness comes from torch's generator; `Anchored` calls it inside `seeded`. Jitter and grey act on three-channel
-    images only and are left out for others.
+    Jitter and grayscale act on three-channel images only. kornia draws from torch's global generator, so `Anchored`
+    calls it inside `seeded`.
+
+    Args:
+        crop: Whether to crop and resize.
+        flip: Whether to mirror half of the images.
+        jitter: Whether to change the brightness of four fifths of the images.
+        blur: Whether to blur four fifths of the images.
+        gray: Whether to make a fifth of the images gray.
+        crop_scale: The least and the largest share of the image's area to crop; the paper's Algorithm 1, for ImageNet,
+            has (0.08, 1).
+        joint_jitter_blur: Whether one draw decides on jitter and blur together, as in the published code.
 
     Example:
         >>> images = torch.rand(4, 3, 32, 32)
@@ -31,6 +41,14 @@ class Corruption:
     jitter: bool = True
     blur: bool = True
     gray: bool = True
+    crop_scale: tuple[float, float] = (0.6, 1.0)
+    joint_jitter_blur: bool = False
+
+    def __post_init__(self) -> None:
+        low, high = self.crop_scale
+        if not 0 < low <= high <= 1:
+            raise InputError(f"crop_scale must be two shares, 0 < low <= high <= 1; got {self.crop_scale}")
+        object.__setattr__(self, "crop_scale", (low, high))  # a list if it comes from a file
 
     def __call__(self, images: Tensor) -> Tensor:
         """Corrupt a batch of images in [0, 1], each by its own draw."""
@@ -51,7 +69,7 @@ class Corruption:
 
 
 def describe_corruption(corruption: str | Transform | None) -> Any:
-    """What is asked for as T, as JSON holds it; a function of the user's own is left as its name.
+    """The option ``corruption`` as plain data; of a function of the user's own only the name is kept.
 
     Example:
         >>> describe_corruption(torch.nn.functional.pad)
@@ -66,20 +84,31 @@ def describe_corruption(corruption: str | Transform | None) -> Any:
 
 @functools.lru_cache(maxsize=16)
 def _pipeline(corruption: Corruption, channels: int, size: tuple[int, int]) -> nn.Module:
-    import kornia.augmentation as K  # importing kornia takes a second, which plain inference need not pay
+    import kornia.augmentation as K  # importing kornia takes a second, which inference need not pay
 
-    colour = channels == 3
-    # The strengths of the published code. There jitter and blur are switched together with probability 0.8.
-    steps: list[Any] = []
+    color = channels == 3
+    kernel = min(9, 2 * size[0] - 1), min(3, 2 * size[1] - 1)  # reflecting, it reaches no further than the image
+    p = 1.0 if corruption.joint_jitter_blur else 0.8
+    jitter = [K.ColorJitter(brightness=0.5, p=p)] if corruption.jitter and color else []
+    blur = [K.RandomGaussianBlur(kernel_size=kernel, sigma=(0.1, 5.0), p=p)] if corruption.blur else []
+    steps: list[Any] = []  # with the strengths of the published code
     if corruption.crop:
-        steps.append(K.RandomResizedCrop(size, scale=(0.6, 1.0), cropping_mode="resample"))
+        steps.append(K.RandomResizedCrop(size, scale=corruption.crop_scale, cropping_mode="resample"))
     if corruption.flip:
         steps.append(K.RandomHorizontalFlip(p=0.5))
-    if corruption.jitter and colour:
-        steps.append(K.ColorJitter(brightness=0.5, p=0.8))
-    if corruption.blur:
-        kernel = min(9, 2 * size[0] - 1), min(3, 2 * size[1] - 1)  # reflecting, it reaches no further than the image
-        steps.append(K.RandomGaussianBlur(kernel_size=kernel, sigma=(0.1, 5.0), p=0.8))
-    if corruption.gray and colour:
+    steps += [_Together([*jitter, *blur], p=0.8)] if corruption.joint_jitter_blur else [*jitter, *blur]
+    if corruption.gray and color:
         steps.append(K.RandomGrayscale(p=0.2))
     return nn.Sequential(*steps)
+
+
+class _Together(nn.Module):
+    """Apply all steps to an image with probability p, or none; torchvision's RandomApply, per image."""
+
+    def __init__(self, steps: list[nn.Module], p: float) -> None:
+        super().__init__()
+        self.steps, self.p = nn.Sequential(*steps), p
+
+    def forward(self, images: Tensor) -> Tensor:
+        chosen = torch.rand(len(images)) < self.p
+        return torch.where(chosen.to(images.device).view(-1, 1, 1, 1), self.steps(images), images)

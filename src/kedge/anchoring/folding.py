@@ -1,4 +1,4 @@
-"""Batch norms folded into the layers before them: the same function with fewer steps, for inference."""
+"""Batch norms folded into the layers before them: the same function with less work, for inference."""
 
 import copy
 from collections import Counter
@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
-from kedge.anchoring.stem import Stem
+from kedge.anchoring.layer import AnchoredLayer
 from kedge.models.classifier import Classifier
 
 NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
@@ -17,17 +17,17 @@ POOL_FUNCTIONS = (F.max_pool1d, F.max_pool2d, F.max_pool3d)
 
 
 class _Tracer(fx.Tracer):
-    """Looks into a network's own modules, but not into the first layer of an anchored one, which asks for its job."""
+    """Traces into a network's own modules, but not into an anchored layer."""
 
     def is_leaf_module(self, module: nn.Module, name: str) -> bool:
-        return isinstance(module, Stem) or super().is_leaf_module(module, name)
+        return isinstance(module, AnchoredLayer) or super().is_leaf_module(module, name)
 
 
 def folded(net: Classifier) -> Classifier:
-    """A copy of a network for inference, in which convolutions do the work of the batch norms behind them.
+    """A copy of a network for inference, with batch norms folded into the convolutions before them.
 
-    Exact but for rounding. A norm behind a maximum pooling is folded through it where its scale is positive. What
-    cannot be traced, is used twice or follows no convolution stays as it is.
+    Exact but for rounding. A norm behind max pooling is folded through it if its scale is positive. What cannot be
+    traced, is used twice or follows no convolution stays as it is.
 
     Args:
         net: In evaluation mode; stays as it is.
@@ -70,11 +70,17 @@ def _before(node: fx.Node, modules: dict[str, nn.Module]) -> tuple[fx.Node | Non
         before = before.args[0]
     if not isinstance(before, fx.Node) or before.op != "call_module" or len(before.users) != 1:
         return None, False
-    layer = modules.get(str(before.target))
-    # Not their children, which may do more; and no linear layer, behind which a norm may be that of tokens.
-    known = type(layer) in (nn.Conv1d, nn.Conv2d, nn.Conv3d) or (isinstance(layer, Stem) and layer.weight.ndim > 2)
-    own = {"bias", *layer._parameters} if known and layer is not None else set()  # a stem may have no place for a bias
-    return (before, pooled) if own == {"weight", "bias"} else (None, False)
+    return (before, pooled) if _can_fold(modules.get(str(before.target))) else (None, False)
+
+
+def _can_fold(layer: nn.Module | None) -> bool:
+    """Whether a layer is torch's own convolution over its own weight, or an anchored one.
+
+    No linear layer, behind which a norm may be that of tokens.
+    """
+    if isinstance(layer, AnchoredLayer):
+        return _can_fold(layer.layer_x)
+    return type(layer) in (nn.Conv1d, nn.Conv2d, nn.Conv3d) and set(layer._parameters) == {"weight", "bias"}
 
 
 def _is_pool(node: fx.Node, modules: dict[str, nn.Module]) -> bool:
@@ -92,14 +98,19 @@ def _scale(norm: nn.Module) -> Tensor:
 
 @torch.no_grad()
 def _fold(layer: Any, norm: Any, scale: Tensor) -> None:
-    weight, bias = layer.weight, layer.bias
+    if isinstance(layer, AnchoredLayer):
+        _scale_weight(layer.layer_c, scale)
+        layer = layer.layer_x
     shift = -norm.running_mean.double() * scale
     if norm.bias is not None:
         shift = shift + norm.bias.double()
-    if bias is not None:
-        shift = shift + bias.double() * scale
-    rows = scale.view(-1, *(1,) * (weight.ndim - 1))
-    layer.weight = nn.Parameter((weight.double() * rows).to(weight), requires_grad=False)
-    layer.bias = nn.Parameter(shift.to(weight), requires_grad=False)
-    if weight.ndim == 4 and weight.is_contiguous(memory_format=torch.channels_last):
-        layer.weight.data = layer.weight.data.contiguous(memory_format=torch.channels_last)
+    if layer.bias is not None:
+        shift = shift + layer.bias.double() * scale
+    _scale_weight(layer, scale)
+    layer.bias = nn.Parameter(shift.to(layer.weight), requires_grad=False)
+
+
+def _scale_weight(layer: Any, scale: Tensor) -> None:
+    weight = layer.weight
+    scaled = (weight.double() * scale.view(-1, *(1,) * (weight.ndim - 1))).to(weight)
+    layer.weight = nn.Parameter(torch.empty_like(weight).copy_(scaled), requires_grad=False)  # in its memory format

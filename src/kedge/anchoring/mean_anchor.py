@@ -1,4 +1,4 @@
-"""Plain networks out of anchored ones: with another first layer, or as they are under the mean of their anchors."""
+"""Unanchored networks made of anchored ones: with another first layer, or at the mean of the anchors."""
 
 import copy
 from typing import cast
@@ -13,11 +13,11 @@ from kedge.models.conversion import apply, conversion
 
 
 class Shifted(nn.Module):
-    """A first layer, and the part of an anchor that is added to whatever it gives.
+    """A layer whose output is shifted by the constant part of an anchor.
 
     Args:
         layer: Takes images.
-        shape: Of what it gives for one image.
+        shape: The shape of its output for one image.
 
     Example:
         >>> layer = Shifted(nn.Linear(4, 2), (2,))
@@ -27,7 +27,7 @@ class Shifted(nn.Module):
 
     def __init__(self, layer: nn.Module, shape: tuple[int, ...]) -> None:
         super().__init__()
-        weight = cast(Tensor, layer.weight)
+        weight = next(layer.parameters())
         self.layer = layer
         # The name tells `kedge.export` that the sum belongs to the first layer.
         self.anchor_maps = nn.Parameter(torch.zeros((1, *shape), dtype=weight.dtype, device=weight.device))
@@ -40,7 +40,7 @@ class Shifted(nn.Module):
 
 @conversion("mean anchor")
 def shift(network: nn.Module, *, layer: str, shape: list[int]) -> nn.Module:
-    """Give a network's first layer a constant to add to what it gives: zero, until it is set or learned.
+    """Add a constant to the output of a network's first layer: zero, until it is set or learned.
 
     Example:
         >>> shift(nn.Sequential(nn.Linear(4, 2), nn.ReLU()), layer="0", shape=[2])[0].anchor_maps
@@ -52,10 +52,10 @@ def shift(network: nn.Module, *, layer: str, shape: list[int]) -> nn.Module:
 
 
 def under_mean_anchor(net: Anchored) -> Classifier:
-    """A plain copy of an anchored network that computes what it computes under the mean of its anchors.
+    """An unanchored copy of an anchored network that computes its output at the mean of its anchors.
 
-    The first layer is affine, so the mean of the anchors' parts there is the part of their mean, and it becomes a
-    constant of the copy. What the anchors' disagreement adds behind the first layer is lost.
+    The anchored layer is affine, so the mean of the anchors' parts is the part of their mean, and it becomes a
+    constant of the copy. The disagreement between anchors is lost.
 
     Example:
         >>> from kedge import anchor
@@ -69,17 +69,17 @@ def under_mean_anchor(net: Anchored) -> Classifier:
         raise NotReadyError("the network has no anchors to take the mean of: call set_anchors(images), or fit AMP")
     with torch.no_grad():
         part = net.shared_maps().mean(dim=0)  # (1, ...)
-    plain = with_first_layer(net, net.stem.layer(net.stem.weight[:, net.stem.split :]))
-    plain.network = apply(plain.network, "mean anchor", layer=net.layer, shape=list(part.shape[1:]))
+    unanchored = with_first_layer(net, copy.deepcopy(net.anchored_layer.layer_x))
+    unanchored.network = apply(unanchored.network, "mean anchor", layer=net.layer, shape=list(part.shape[1:]))
     with torch.no_grad():
-        cast(Shifted, plain.network.get_submodule(net.layer)).anchor_maps.copy_(part)
-    plain.record = dict(net.record)
-    plain.outliers = None if net.outliers is None else net.outliers.clone()
-    return plain.train(net.training)
+        cast(Shifted, unanchored.network.get_submodule(net.layer)).anchor_maps.copy_(part)
+    unanchored.record = dict(net.record)
+    unanchored.outliers = None if net.outliers is None else net.outliers.clone()
+    return unanchored.train(net.training)
 
 
 def with_first_layer(net: Anchored, layer: nn.Module) -> Classifier:
-    """A plain copy of an anchored network that has another layer in place of its first.
+    """An unanchored copy of an anchored network with another layer in place of the anchored one.
 
     Example:
         >>> from kedge import anchor
@@ -89,7 +89,7 @@ def with_first_layer(net: Anchored, layer: nn.Module) -> Classifier:
     """
     network = copy.deepcopy(net.network)
     network.set_submodule(net.layer, layer)
-    plain = Classifier(network)
+    unanchored = Classifier(network)
     if net.has_statistics:
-        plain.set_statistics(net.mean, net.std)
-    return plain
+        unanchored.set_statistics(net.mean, net.std)
+    return unanchored

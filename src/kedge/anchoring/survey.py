@@ -1,89 +1,98 @@
-"""Which layer reads the input? Found by running the network, not by the names of its layers."""
+"""Find the layer that reads the input, and what comes before it, by running the network."""
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _NormBase
+from torch.func import functional_call
+from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 
-from kedge.anchoring.stem import SUPPORTED, check_supported
+from kedge.anchoring.layer import TORCH_LAYERS, AnchoredLayer, check_can_be_anchored
 from kedge.errors import ArchitectureError
 from kedge.models.classifier import evaluating
 
-# Layers that may stand between the input and the stem: anchors pass through them as images do.
-_PREFIX = (_NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm, nn.LocalResponseNorm, nn.PReLU)
+# Layers with weights that may come before the anchored one: anchors pass through them as images do.
+_NORMS = (_NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm, nn.LocalResponseNorm, nn.PReLU)
 
 
 @dataclass
 class Survey:
-    """What one forward pass showed: the layers with weights in calling order, and the largest output of one image."""
+    """Results of one forward pass of one image: all layers in calling order, and the bytes of the largest output."""
 
     calls: list[str] = field(default_factory=list)
     row_bytes: int = 1
 
+    def before(self, name: str) -> list[str]:
+        """The layers that were called before the one of that name."""
+        return self.calls[: self.calls.index(name)]
+
 
 def survey(network: nn.Module, forward: Callable[[], Any]) -> Survey:
-    """Run a forward pass of one image and note which layers with weights were called, in order."""
-    found = Survey()
+    """Run a forward pass of one image and record which layers are called, in order."""
+    result = Survey()
 
-    def note(name: str, module: nn.Module, output: Any) -> None:
-        if _has_weights(module):
-            found.calls.append(name)
-        # A weight that is computed from others is no activation.
-        if isinstance(output, Tensor) and ".parametrizations." not in f".{name}":
-            found.row_bytes = max(found.row_bytes, output.numel() * output.element_size())
+    def note(name: str, output: Any) -> None:
+        if ".parametrizations." in f".{name}":  # it computes a weight, not an activation
+            return
+        result.calls.append(name)
+        if isinstance(output, Tensor):
+            result.row_bytes = max(result.row_bytes, output.numel() * output.element_size())
 
     with contextlib.ExitStack() as stack:
         stack.enter_context(evaluating(network))
         stack.enter_context(torch.no_grad())
         for name, module in _leaves(network):
-            hook = module.register_forward_hook(lambda m, _, out, name=name: note(name, m, out))
+            hook = module.register_forward_hook(lambda _m, _inputs, out, name=name: note(name, out))
             stack.callback(hook.remove)
         forward()
-    return found
+    return result
 
 
-def first_called(network: nn.Module, found: Survey) -> str | None:
-    """The name of the first layer with weights that the input reached, normalisation in front of it apart."""
-    return next((name for name in found.calls if not isinstance(network.get_submodule(name), _PREFIX)), None)
+def first_called(network: nn.Module, result: Survey) -> str | None:
+    """The name of the first layer with weights that was called, apart from normalization before it."""
+    modules = {name: network.get_submodule(name) for name in result.calls}
+    return next((n for n, module in modules.items() if _has_weights(module) and not isinstance(module, _NORMS)), None)
 
 
-def first_layer(network: nn.Module, found: Survey) -> str:
-    """The name of the first layer that the input reached, if it can be widened."""
-    name = first_called(network, found)
+def first_layer(network: nn.Module, forward: Callable[[], Any]) -> str:
+    """The name of the first layer that is called in a forward pass, if it can be anchored."""
+    name = first_called(network, survey(network, forward))
     if name is None:
-        raise ArchitectureError(
-            "no Conv1d, Conv2d, Conv3d or Linear layer was called; pass layer= with the name of the layer to widen"
-        )
-    check_supported(network.get_submodule(name), f"the first layer that reads the input, {name!r},")
+        raise ArchitectureError("no layer with weights was called; pass layer= with the name of the layer to anchor")
+    check_can_be_anchored(network.get_submodule(name), f"the first layer that reads the input, {name!r},")
     return name
 
 
 def first_registered(network: nn.Module) -> str:
-    """The first layer in registration order that can be widened: a guess, to be checked at the first forward."""
+    """The first convolution or linear layer in registration order: a guess that the first forward pass checks."""
     for name, module in _leaves(network):
-        if isinstance(module, SUPPORTED) or _is_quantised(module):
-            check_supported(module, f"the first layer, {name!r},")
+        if isinstance(module, TORCH_LAYERS) or _is_quantized(module):
+            check_can_be_anchored(module, f"the first layer, {name!r},")
             return name
-    raise ArchitectureError("the network has no Conv1d, Conv2d, Conv3d or Linear layer that could take the anchor")
+    raise ArchitectureError("the network has no Conv1d, Conv2d, Conv3d or Linear layer; pass example= or layer=")
 
 
-def check_sole_reader(
-    network: nn.Module, stem: str, found: Survey, x: Tensor, forward: Callable[[Tensor], Any]
-) -> None:
-    """Raise if the input reaches anything but the stem, which was called once.
+def check_first(network: nn.Module, layer: str, result: Survey, x: Tensor, forward: Callable[[Tensor], Any]) -> None:
+    """Raise unless the anchored layer is the only one that reads the input.
 
-    Layers' outputs are cut off from the gradient, so that whatever still depends on the input read it directly.
+    Layers' outputs are cut off from the gradient, so that whatever still depends on the input reads it directly.
     """
+    first = first_called(network, result)
+    if first != layer:
+        raise ArchitectureError(
+            f"the layer {layer!r} was taken for the first because it is registered first, but {first!r} reads the "
+            "input before it; pass example= (a batch of images) or layer= to kedge.anchor"
+        )
     others: list[str] = []
-    before = set(found.calls[: found.calls.index(stem)])
+    before = set(result.before(layer))
 
     def note(name: str, values: tuple[Any, ...], options: dict[str, Any]) -> None:
         tensors = [v for v in (*values, *options.values()) if isinstance(v, Tensor)]
-        if name != stem and any(t.requires_grad for t in tensors):
+        if name != layer and any(t.requires_grad for t in tensors):
             others.append(name)
 
     with contextlib.ExitStack() as stack:
@@ -98,41 +107,75 @@ def check_sole_reader(
             output = forward(x.detach().clone().requires_grad_().clone())  # a clone, so in-place layers may write
     logits = output if isinstance(output, Tensor) else getattr(output, "logits", None)
     if others:
-        names = ", ".join(repr(name) for name in (stem, *dict.fromkeys(others)))
+        names = ", ".join(repr(name) for name in (layer, *dict.fromkeys(others)))
         raise ArchitectureError(
-            f"several layers read the input: {names}. kedge widens one: pass layer={stem!r} to widen that one and let "
-            "the others see the image without an anchor, or put one convolution in front of them"
+            f"several layers read the input: {names}. kedge anchors one: pass layer={layer!r} to anchor that one and "
+            "let the others see the image without an anchor, or put one convolution in front of them"
         )
     if isinstance(logits, Tensor) and logits.requires_grad:
         raise ArchitectureError(
-            f"the input also goes around the layer {stem!r} (a skip connection over it); pass layer={stem!r} to widen "
-            "it all the same, or put one convolution in front"
+            f"the input also goes around the layer {layer!r} (a skip connection over it); pass layer={layer!r} to "
+            "anchor it all the same, or put one convolution in front"
         )
 
 
-def check_called_once(stem: str, found: Survey) -> None:
-    """Raise if the stem was not called exactly once in a forward pass."""
-    count = found.calls.count(stem)
+def check_called_once(layer: str, result: Survey) -> None:
+    """Raise if the layer was not called exactly once in a forward pass."""
+    count = result.calls.count(layer)
     if count == 0:
         raise ArchitectureError(
-            f"the layer {stem!r} was not called in a forward pass; pass layer= with the name of the one that reads the "
-            "input"
+            f"the layer {layer!r} was not called in a forward pass; pass layer= with the name of the one that reads "
+            "the input"
         )
     if count > 1:
         raise ArchitectureError(
-            f"the layer {stem!r} is called {count} times in one forward pass; a shared stem cannot carry one anchor: "
+            f"the layer {layer!r} is called {count} times in one forward pass; a shared layer cannot carry one anchor: "
             "give its uses separate layers"
         )
 
 
-def check_untied(network: nn.Module, stem: str) -> None:
-    """Raise if another module uses the stem's weights too."""
-    weights = {id(p) for p in network.get_submodule(stem).parameters(recurse=False)}
+def check_untied(network: nn.Module, layer: str) -> None:
+    """Raise if a module outside the layer uses its weights too."""
+    weights = {id(p) for p in network.get_submodule(layer).parameters()}
     for name, module in network.named_modules(remove_duplicate=False):
-        if name != stem and any(id(p) in weights for p in module.parameters(recurse=False)):
+        inside = name == layer or name.startswith(f"{layer}.")
+        if not inside and any(id(p) in weights for p in module.parameters(recurse=False)):
             raise ArchitectureError(
-                f"the layer {stem!r} shares its weights with {name!r}; give them separate weights before anchoring"
+                f"the layer {layer!r} shares its weights with {name!r}; give them separate weights before anchoring"
             )
+
+
+def prefix(network: nn.Module, names: Sequence[str], x: Tensor, reached: Tensor) -> tuple[str, ...] | None:
+    """The layers before the anchored one, if applying them in turn is all that happens to the input; None otherwise."""
+    with evaluating(network), torch.no_grad():
+        try:
+            for name in names:
+                x = network.get_submodule(name)(x)
+            same = x.shape == reached.shape and torch.equal(x, reached)
+        except Exception:  # a layer that takes something else than the output of the one before
+            return None
+    return tuple(names) if same else None
+
+
+def through(layers: Sequence[nn.Module], anchors: Tensor, batch: Tensor | None = None) -> Tensor:
+    """Anchors after the layers before the anchored one.
+
+    In training, batch norms normalize the anchors by the statistics of the images in ``batch``, so that T(c) = c stays
+    where c is, and no layer's running statistics change.
+    """
+    batch = batch.clone() if batch is not None and layers else None  # layers may work in place
+    for layer in layers:
+        if batch is None:
+            anchors = layer(anchors)
+        elif isinstance(layer, _BatchNorm) and layer.training:
+            variance, mean = torch.var_mean(batch.detach(), [d for d in range(batch.ndim) if d != 1], correction=0)
+            anchors, batch = (
+                F.batch_norm(v, mean, variance, layer.weight, layer.bias, eps=layer.eps) for v in (anchors, batch)
+            )
+        else:
+            buffers = {name: value.clone() for name, value in layer.named_buffers()}
+            anchors, batch = (functional_call(layer, buffers, (v,)) for v in (anchors, batch))
+    return anchors
 
 
 def _detach(_module: nn.Module, _inputs: Any, output: Any) -> Any:
@@ -143,8 +186,7 @@ def _detach(_module: nn.Module, _inputs: Any, output: Any) -> Any:
 def _frozen(network: nn.Module) -> Iterator[None]:
     flags = [(p, p.requires_grad) for p in network.parameters()]
     try:
-        for p, _ in flags:
-            p.requires_grad_(False)
+        network.requires_grad_(False)
         yield
     finally:
         for p, flag in flags:
@@ -153,14 +195,17 @@ def _frozen(network: nn.Module) -> Iterator[None]:
 
 def _leaves(network: nn.Module) -> Iterator[tuple[str, nn.Module]]:
     """The layers: modules without children, and those whose children only hold their weights."""
+    inside: tuple[str, ...] = ()
     for name, module in network.named_modules():
-        if isinstance(module, SUPPORTED) or _is_quantised(module) or next(module.children(), None) is None:
+        whole = isinstance(module, (*TORCH_LAYERS, AnchoredLayer)) or _is_quantized(module)
+        if not (inside and name.startswith(inside)) and (whole or next(module.children(), None) is None):
+            inside = (*inside, f"{name}.")
             yield name, module
 
 
 def _has_weights(module: nn.Module) -> bool:
-    return _is_quantised(module) or next(module.parameters(), None) is not None
+    return _is_quantized(module) or next(module.parameters(), None) is not None
 
 
-def _is_quantised(module: nn.Module) -> bool:
+def _is_quantized(module: nn.Module) -> bool:
     return "quantized" in type(module).__module__  # such layers pack their weights away

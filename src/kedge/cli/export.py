@@ -14,7 +14,8 @@ from rich.markup import escape
 
 from kedge.data import batches, sources
 from kedge.detectors import AMP, Detector, load
-from kedge.errors import InputError, KedgeError
+from kedge.errors import InputError, KedgeError, NotReadyError
+from kedge.experimental import EarlyExit
 from kedge.export import Difference, OnnxDetector, compare, export_onnx, quantise
 from kedge.export.onnx import FIRST_OPSET, LAST_OPSET, OPSET
 from kedge.export.runtime import ENGINES, package
@@ -37,10 +38,12 @@ def export(
         str | None, typer.Option(help="8-bit integers; training images: a data set by name, folder:PATH, npz:PATH.")
     ] = None,
     int8_split: Annotated[str | None, typer.Option(help="Of --int8; train, where a set by name has it.")] = None,
-    auto: Annotated[
-        bool, typer.Option("--auto", help="Two anchors for every image, and all for those that they do not settle.")
+    early_exit: Annotated[
+        bool, typer.Option("--early-exit", help="Two anchors for every image, and all for those that may be flagged.")
     ] = False,
-    calibrate: Annotated[str | None, typer.Option(help="With --int8 or --auto: images for the new threshold.")] = None,
+    calibrate: Annotated[
+        str | None, typer.Option(help="With --int8 or --early-exit: images for the new threshold.")
+    ] = None,
     calibrate_split: Annotated[str | None, typer.Option(help="Of --calibrate.")] = None,
     engine: Annotated[
         str | None, typer.Option(help=f"With --int8: what will run the file, {' (the default) or '.join(ENGINES)}.")
@@ -51,13 +54,13 @@ def export(
     """Write a detector to one ONNX file that needs neither kedge nor torch.
 
     It takes uint8 images of the network's size and gives label, probability, score, temperature, p_value and is_ood,
-    and with --auto the passes that it took; how images are resized to that size is told in its metadata.
+    and with --early-exit the passes that it took; how images are resized to that size is told in its metadata.
 
     For example:
 
         kedge export detector.kedge -o detector.onnx
 
-        kedge export cifar10 -o small.onnx --auto --int8 cifar10 --calibrate folder:held-out/
+        kedge export cifar10 -o small.onnx --early-exit --int8 cifar10 --calibrate folder:held-out/
     """
     given = {"--int8-split": int8_split, "--engine": engine}
     stray = ", ".join(name for name, value in given.items() if value is not None and int8 is None)
@@ -65,14 +68,15 @@ def export(
         raise InputError(
             f"{stray} must come with --int8, which is missing: name training images by it, or leave {stray} out"
         )
-    if calibrate is None and (int8 is not None or auto):
+    if calibrate is None and (int8 is not None or early_exit):
         raise InputError(
-            f"{'--auto' if int8 is None else '--int8'} must come with --calibrate, since the file gives other scores, "
-            "for which the old threshold does not hold: name in-distribution images that it was not trained on"
+            f"{'--early-exit' if int8 is None else '--int8'} must come with --calibrate, since the file gives other "
+            "scores, for which the old threshold does not hold: name in-distribution images that it was not trained on"
         )
-    if calibrate is not None and int8 is None and not auto:
+    if calibrate is not None and int8 is None and not early_exit:
         raise InputError(
-            "--calibrate is for --int8 and --auto; to set the threshold of a detector anew, run `kedge calibrate` first"
+            "--calibrate is for --int8 and --early-exit; to set the threshold of a detector anew, run `kedge calibrate` "
+            "first"
         )
     if calibrate_split is not None and calibrate is None:
         raise InputError("--calibrate-split must come with --calibrate, which is missing: name images by it")
@@ -85,10 +89,13 @@ def export(
         training = sources.load(int8, int8_split or _training_split(int8), data_dir=data_dir)
     if calibrate is not None:
         held_out = sources.load(calibrate, calibrate_split, data_dir=data_dir)
-    if auto:
+    if early_exit:
         if not isinstance(detector, AMP):
-            raise InputError(f"--auto is for AMP, which has anchors to leave out; {file} is {detector.name}")
-        detector = detector.twin(held_out)
+            raise InputError(f"--early-exit is for AMP, which has anchors to leave out; {file} is {detector.name}")
+        known = detector.calibration
+        if known is None:
+            raise NotReadyError(f"{file} is not calibrated: run `kedge calibrate` first")
+        detector = EarlyExit(detector).calibrate(held_out, alpha=known.alpha, delta=known.delta)
     with atomic(out) as temporary:
         export_onnx(detector, temporary, opset=opset, sha256=hashlib.sha256(locate(file).read_bytes()).hexdigest())
         if check:

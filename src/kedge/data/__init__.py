@@ -1,7 +1,7 @@
 """Images: sets of them, and the way from whatever a user has to what a network takes."""
 
 from kedge.data import sources
-from kedge.data.batches import batches, choose, gather, shape_of_inputs
+from kedge.data.batches import batches, gather, shape_of_inputs
 from kedge.data.decoding import open_image
 from kedge.data.imageset import ImageSet
 from kedge.data.preprocess import Preprocess
@@ -12,7 +12,6 @@ __all__ = [
     "Preprocess",
     "StreamedSet",
     "batches",
-    "choose",
     "gather",
     "open_image",
     "shape_of_inputs",

@@ -3,7 +3,7 @@
 import functools
 import itertools
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from kedge.checks import one_of, shape_of
+from kedge.checks import shape_of
 from kedge.data.imageset import ImageSet
 from kedge.data.preprocess import Preprocess
 from kedge.data.reading import in_order
@@ -20,7 +20,6 @@ from kedge.errors import InputError
 
 Batch = tuple[Tensor, Tensor | None]
 
-CHOICES = ("random", "balanced", "means")
 _IMAGE_KEYS = ("pixel_values", "image", "images", "img", "x")
 _LABEL_KEYS = ("labels", "label", "targets", "target", "y")
 
@@ -101,95 +100,6 @@ def shape_of_inputs(source: Any) -> tuple[int, ...]:
     return shape
 
 
-def choose(source: Any, preprocess: Preprocess, k: int, how: str, seed: int, *, at_least: int | None = None) -> Tensor:
-    """Draw k images of a training set: ``"random"``, or ``"balanced"`` over its classes. Seeded.
-
-    ``"means"`` are no images of the set, but means over the images of a class each; over parts of them where there are
-    fewer classes. A smaller set is an error, unless it has ``at_least`` so many.
-
-    Example:
-        >>> digits = ImageSet(torch.zeros(20, 1, 8, 8, dtype=torch.uint8), torch.arange(20) % 2)
-        >>> choose(digits, Preprocess((1, 8, 8)), 4, "balanced", seed=0).shape
-        torch.Size([4, 1, 8, 8])
-    """
-    one_of("anchors", how, CHOICES)
-    generator = torch.Generator().manual_seed(seed)
-    if how == "means":
-        return _means(source, preprocess, k, generator)
-    sized = _is_sized(source)
-    labels = _known_labels(source) if sized and how == "balanced" else None
-    if sized and (how == "random" or labels is not None):
-        order = torch.randperm(len(source), generator=generator)
-        if labels is not None:
-            order = order[_round_robin(labels[order])]
-        picked = [_item(source, int(i)) for i in order[:k]]
-        chosen = torch.stack([preprocess(image) for image in picked])
-    else:
-        chosen = _reservoir(source, preprocess, k, how, generator)
-    needed = k if at_least is None else at_least
-    if len(chosen) < needed:
-        raise InputError(
-            f"the training set must have at least {needed} images to draw anchors from; it has {len(chosen)}"
-        )
-    return chosen
-
-
-def _is_sized(source: Any) -> bool:
-    """Whether its items can be had by number."""
-    return hasattr(source, "__len__") and hasattr(source, "__getitem__") and not isinstance(source, (str, Mapping))
-
-
-def _means(source: Any, preprocess: Preprocess, k: int, generator: torch.Generator) -> Tensor:
-    """The means of classes that are drawn; an image goes to the parts of its class in turn, where it has several."""
-    if isinstance(source, Iterator):
-        raise InputError('anchors="means" reads the training set twice, which an iterator cannot be; pass a data set')
-    labels = _known_labels(source) if _is_sized(source) else None
-    if labels is None:
-        read = [y for _, y in batches(source, preprocess) if y is not None]
-        labels = torch.cat(read) if read else torch.empty(0, dtype=torch.long)
-    labels = labels[labels >= 0]
-    if not len(labels):
-        raise InputError('anchors="means" needs labels, and the training set has none; use "random"')
-    classes = labels.unique()
-    drawn = classes[torch.randperm(len(classes), generator=generator)].tolist()
-    places: dict[int, list[int]] = {}
-    for place in range(k):
-        places.setdefault(drawn[place % len(drawn)], []).append(place)
-    sums, counts = torch.zeros(k, *preprocess.shape, dtype=torch.float64), torch.zeros(k, dtype=torch.long)
-    turns = {key: itertools.cycle(parts) for key, parts in places.items()}
-    for x, y in batches(source, preprocess):
-        taken = [] if y is None else [(row, next(turns[key])) for row, key in enumerate(y.tolist()) if key in turns]
-        if taken:
-            rows, into = map(torch.tensor, zip(*taken, strict=True))
-            sums.index_add_(0, into, x[rows].double() / (255 if x.dtype == torch.uint8 else 1))
-            counts += torch.bincount(into, minlength=k)
-    if bool((counts == 0).any()):
-        raise InputError(
-            f"the training set must have at least {max(map(len, places.values()))} images of each class, to make {k} "
-            f"means of {len(drawn)} classes; the smallest class has {int(labels.unique(return_counts=True)[1].min())}"
-        )
-    return (sums / counts.view(-1, *(1,) * len(preprocess.shape))).float()
-
-
-def _reservoir(source: Any, preprocess: Preprocess, k: int, how: str, generator: torch.Generator) -> Tensor:
-    """One pass over a stream: every image gets a random rank, and the best are kept (of each class if balanced)."""
-    kept: dict[int, list[tuple[float, Tensor]]] = {}
-    for x, y in batches(source, preprocess):
-        if how == "balanced" and y is None:
-            raise InputError('anchors="balanced" needs labels, and the training set has none; use "random"')
-        ranks = torch.rand(len(x), generator=generator, dtype=torch.float64).tolist()
-        keys = y.tolist() if how == "balanced" and y is not None else [0] * len(x)
-        for rank, key, image in zip(ranks, keys, x, strict=True):
-            bucket = kept.setdefault(key, [])
-            if len(bucket) < k or rank < bucket[-1][0]:
-                bucket.append((rank, image.clone()))
-                bucket.sort(key=lambda pair: pair[0])
-                del bucket[k:]
-    columns = itertools.zip_longest(*sorted(kept.values(), key=lambda bucket: bucket[0][0]))
-    images = [pair[1] for column in columns for pair in column if pair is not None]
-    return torch.stack(images[:k])
-
-
 def _raw(source: Any, size: int) -> Iterator[tuple[Any, Any]]:
     if isinstance(source, ImageSet):
         parts = source.labels.split(size) if source.labels is not None else itertools.repeat(None)
@@ -254,10 +164,6 @@ def image_and_label(item: Any) -> tuple[Any, Any]:
     return image, label
 
 
-def _item(source: Any, index: int) -> Any:
-    return image_and_label(source[index])[0]
-
-
 def _stack(images: list[Tensor]) -> Tensor:
     """One batch; torch would make 255.0 of a uint8 pixel that lies beside floating point images."""
     if len({image.dtype for image in images}) > 1:
@@ -279,32 +185,12 @@ def _class_numbers(labels: Any, n: int) -> Tensor | None:
     return None if bool((numbers < 0).all()) else numbers
 
 
-def _known_labels(source: Any) -> Tensor | None:
-    """The class of each image where a data set lists them; some list their classes' names under the same name."""
-    for name in ("labels", "targets"):  # ours, torchvision's
-        labels = getattr(source, name, None)
-        numbers = _whole_numbers(labels) if isinstance(labels, (Tensor, np.ndarray, Sequence)) else None
-        if numbers is not None and numbers.shape == (len(source),):
-            return numbers
-    return None
-
-
 def _whole_numbers(labels: Any) -> Tensor | None:
     try:
         numbers = torch.as_tensor(labels)
     except (TypeError, ValueError, RuntimeError):  # strings, mappings, rows of different lengths
         return None
     return None if numbers.is_floating_point() or numbers.is_complex() else numbers.long()
-
-
-def _round_robin(labels: Tensor) -> Tensor:
-    """Positions that take one of each class in turn, keeping the given order within a class."""
-    seen: dict[int, int] = {}
-    turns = []
-    for label in labels.tolist():
-        turns.append(seen.get(label, 0))
-        seen[label] = turns[-1] + 1
-    return torch.argsort(torch.tensor(turns), stable=True)
 
 
 def _is_array(value: Any) -> bool:

@@ -1,6 +1,5 @@
 """AMP: the paper's detector."""
 
-import copy
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -10,28 +9,25 @@ from torch import Tensor, nn
 
 from kedge import scores
 from kedge.anchoring import DEFAULT_K, Anchored
-from kedge.anchoring import tta as viewing
+from kedge.anchoring import tta as augmentation
+from kedge.anchoring.sampling import SAMPLINGS, choose
 from kedge.checks import at_least, one_of, shape_of
-from kedge.data import Preprocess, choose
-from kedge.data.batches import CHOICES
+from kedge.data import Preprocess
 from kedge.detectors.base import Outputs
 from kedge.detectors.registry import register
 from kedge.detectors.rescoring import RescoringDetector
 from kedge.errors import InputError, NotReadyError
 
-FEW = 2  # hypotheses that every image gets with anchors="auto"
-SETTLED = 0.95  # share of held-out images that all hypotheses accept where two are compared with them
-
-# Scores that read all hypotheses instead of the rescaled logits.
-HYPOTHESIS_SCORES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
-    "tau": lambda hypotheses, tau: tau,
-    "mutual_information": lambda hypotheses, tau: scores.mutual_information(hypotheses),
+# Scores of the per-anchor logits (K, B, C) and tau (B,), instead of the rescaled logits.
+PER_ANCHOR_SCORES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "tau": lambda per_anchor, tau: tau,
+    "mutual_information": lambda per_anchor, tau: scores.mutual_information(per_anchor),
 }
 
 
 @dataclass(frozen=True)
 class Variant:
-    """A reading of the method: how tau sums up the classes, what the anchors are, and what they are held against."""
+    """How tau is reduced over classes, whether each image has its own anchors, and the augmented views."""
 
     tau: str
     per_image: bool = False
@@ -40,8 +36,8 @@ class Variant:
 
 VARIANTS = {
     "paper": Variant(tau="sum"),
-    "authors": Variant(tau="mean", per_image=True),  # as the published code computes it
-    "recommended": Variant(tau="mean", tta=viewing.VIEWS),
+    "authors": Variant(tau="mean", per_image=True),  # the published code
+    "recommended": Variant(tau="mean", tta=augmentation.VIEWS),
 }
 
 
@@ -49,35 +45,31 @@ VARIANTS = {
 class AMP(RescoringDetector):
     """Anchor-marginalised prediction (Anirudh and Thiagarajan, ACML 2022).
 
-    K anchors give K hypotheses of an image. Their mean is the prediction; how far they disagree is a temperature for
-    this one image; the score is taken of the logits divided by it. Costs K forward passes through all but the first
-    layer, and needs a network trained with anchors.
+    ``H = mean_k f(c_k, x - c_k)``, ``tau = sum_classes std_k sigmoid(f(c_k, x - c_k))``, and the score is taken of
+    ``H / (1 + exp(tau))``. Costs K forward passes through all but the anchored layer, and needs a network trained with
+    anchors.
 
     Args:
         net: A network from `kedge.anchor`, trained.
         variant: ``"paper"`` sums tau over classes and shares the anchors between images; ``"authors"`` takes the mean
-            and draws anchors per image, as the published code does; ``"recommended"`` takes the mean over
-            classes, shares the anchors and holds each against another view of the image.
-        score: ``"kl_uniform"``, ``"msp"``, ``"max_logit"``, ``"entropy"``, ``"energy"`` or a function of your own on the
-            rescaled logits (B, C); or ``"tau"`` or ``"mutual_information"`` of the hypotheses alone.
-        tau: ``"sum"`` or ``"mean"``, where it should differ from the variant's.
+            and draws anchors per image, as the published code does; ``"recommended"`` takes the mean, shares the
+            anchors and pairs them with augmented views of the image.
+        score: ``"kl_uniform"``, ``"msp"``, ``"max_logit"``, ``"entropy"``, ``"energy"`` or a function of your own on
+            the rescaled logits (B, C); or ``"tau"`` or ``"mutual_information"`` of the per-anchor logits.
+        tau: ``"sum"`` or ``"mean"`` over classes, if not the variant's.
         rescale: ``"exp"``, ``"plain"`` or ``"none"``; by default ``"exp"`` up to 200 classes and ``"plain"`` above.
-        shared_tau: Whether all images are divided by the mean tau of held-out images, learned in `calibrate`: the
-            control that tells what the tau of the single image adds.
-        anchors: ``"random"``, ``"balanced"`` over classes, ``"means"`` of the images of a class each, or images
-            (K, D, H, W) of your own; by default the network's where it has some, or random ones. ``"auto"``: random
-            ones, of which an image is held against two, and against all only where these do not settle that it is
-            accepted.
-        tta: Augmented views of the image that the anchors are paired with in turn, if not the variant's:
-            1, the image itself; 2, the mirrored image too, for images that are as likely to be seen either way; 6,
-            both moved by a pixel as well. The mean is then more accurate, and the disagreement of the views counts
-            too, at no more passes but through the first layer.
+        shared_tau: Whether all images are divided by the mean tau of held-out images, learned in `calibrate`: a
+            control for the effect of each image's own tau.
+        anchors: ``"random"``, ``"balanced"`` over classes, ``"means"`` of one class each, or images (K, D, H, W) of
+            your own; by default the network's if it has any, or random ones.
+        tta: Augmented views of the image that the anchors are paired with in turn, if not the variant's: 1, the image
+            itself; 2, its mirror image too; 6, both shifted by a pixel as well. It costs passes through the anchored
+            layer only.
         k: Anchors per image, 5 by default.
-        pool: Anchors to draw from when each image has its own; fewer where the training set is smaller.
-        seed: Of the draw of anchors.
+        pool: Anchors to draw from if each image has its own; fewer if the training set is smaller.
+        seed: Seed of the draw of anchors.
 
-    The network keeps its anchors: where it has some already, and neither ``anchors``, ``k`` nor ``seed`` is given,
-    `fit` leaves them.
+    `fit` keeps the anchors of a network that has some, unless ``anchors``, ``k`` or ``seed`` is given.
 
     Example:
         >>> import torch
@@ -112,50 +104,41 @@ class AMP(RescoringDetector):
         if not isinstance(net, Anchored):
             raise InputError(
                 f"AMP needs an anchored network, got {type(net).__name__}; make one with kedge.anchor(net) and train "
-                "it, or use a detector for plain networks such as kedge.Energy"
+                "it, or use a detector for unanchored networks such as kedge.Energy"
             )
-        super().__init__(net, score=score, rescale=rescale, others=HYPOTHESIS_SCORES)
-        chosen = VARIANTS[one_of("variant", variant, tuple(VARIANTS))]
-        self.variant = variant
-        self.tau = one_of("tau", tau or chosen.tau, scores.REDUCTIONS)
-        self.per_image = chosen.per_image
-        self.shared_tau = bool(shared_tau)
-        self.tta = one_of("tta", chosen.tta if tta is None else tta, viewing.CHOICES)
-        self.adaptive = anchors == "auto" if isinstance(anchors, str) else False
-        if self.adaptive and (shared_tau or score in HYPOTHESIS_SCORES):
-            raise InputError('anchors="auto" goes with a score of rescaled logits and each image\'s own tau')
+        super().__init__(net, score=score, rescale=rescale, others=PER_ANCHOR_SCORES)
+        defaults = VARIANTS[one_of("variant", variant, tuple(VARIANTS))]
+        self.variant, self.per_image = variant, defaults.per_image
+        self.tau = one_of("tau", tau or defaults.tau, scores.REDUCTIONS)
+        self.tta = one_of("tta", defaults.tta if tta is None else tta, augmentation.CHOICES)
         if shared_tau and not super().rescores:
             raise InputError(
                 f"shared_tau=True goes with a score of rescaled logits; got score={score!r} and "
                 f"rescale={rescale!r}, which no tau changes"
             )
-        self.learns_held_out = self.shared_tau or self.adaptive
-        self.settled: float | None = None  # a score of two hypotheses up to which an image is accepted
-        self.asked = [0, 0]  # images, and passes for them
+        self.shared_tau = self.learns_held_out = bool(shared_tau)
         self.global_tau: float | None = None
         if isinstance(anchors, Tensor):
             if anchors.ndim < 2 or len(anchors) < 2:
                 raise InputError(f"anchors must be at least two images, (K, D, ...); got {shape_of(anchors)}")
             if k not in (None, len(anchors)) and not self.per_image:
                 raise InputError(f"k must be the number of anchors given, {len(anchors)}; got {k}")
-        elif anchors is not None and anchors not in ((*CHOICES, "auto") if isinstance(anchors, str) else ()):
+        elif anchors is not None and anchors not in (SAMPLINGS if isinstance(anchors, str) else ()):
             came = repr(anchors) if isinstance(anchors, str) else shape_of(anchors)
             raise InputError(
-                f"anchors must be a tensor of images or one of {', '.join(map(repr, (*CHOICES, 'auto')))}; got {came}"
+                f"anchors must be a tensor of images or one of {', '.join(map(repr, SAMPLINGS))}; got {came}"
             )
-        self._anchors = "random" if self.adaptive else anchors
+        self._anchors, self._seed = anchors, seed
         self._k = k if k is None else at_least("k", k, 2)
         self._pool = at_least("pool", pool, (self._k or DEFAULT_K) if self.per_image else 2)
-        self._seed = seed
 
     def fit_method(self, train_set: Any, preprocess: Preprocess) -> None:
-        """Freeze the anchors, out of the training images where none are given."""
+        """Freeze the anchors, drawn from the training images unless given."""
         if self.tta > 1 and not preprocess.is_image:
             raise InputError(f"tta must be 1 for inputs that are no images, {preprocess.shape}; got {self.tta}")
-        self.global_tau = self.settled = None
-        self.asked = [0, 0]
-        asked = self._anchors is not None or self._k is not None or self._seed is not None
-        if asked or self.net.anchors is None or (self.net.per_image is not None) != self.per_image:
+        self.load_state({})
+        given = self._anchors is not None or self._k is not None or self._seed is not None
+        if given or self.net.anchors is None or (self.net.per_image is not None) != self.per_image:
             k = self._k or DEFAULT_K
             if isinstance(self._anchors, Tensor):
                 images = preprocess.batch(self._anchors)
@@ -169,101 +152,41 @@ class AMP(RescoringDetector):
             )
 
     def fit_held_out(self, images: Tensor, labels: Tensor) -> None:
-        """Learn when two hypotheses settle it, or the one temperature of the control: the mean over the images."""
-        if self.adaptive:
-            self.settled = self._settling(images)
-            return
+        """Learn the tau that all images share: the mean over these."""
         with torch.no_grad():
-            parts = [self.net.per_anchor_logits(self.as_input(x), tta=self.tta) for x in images.split(256)]
-        self.global_tau = float(torch.cat([scores.tau(part, self.tau) for part in parts]).double().mean())
+            taus = [scores.tau(self.per_anchor_logits(self.as_input(x)), self.tau) for x in images.split(256)]
+        self.global_tau = float(torch.cat(taus).double().mean())
 
     def state(self) -> dict[str, Tensor]:
-        """The one temperature of the control, and when two hypotheses settle it."""
-        learned = {"global_tau": self.global_tau, "settled": self.settled}
-        return {name: torch.tensor(value, dtype=torch.float64) for name, value in learned.items() if value is not None}
+        """The tau that all images share, if there is one."""
+        return {} if self.global_tau is None else {"global_tau": torch.tensor(self.global_tau, dtype=torch.float64)}
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
-        """Take them back."""
+        """Set it from a file."""
         self.global_tau = float(state["global_tau"]) if "global_tau" in state else None
-        self.settled = float(state["settled"]) if "settled" in state else None
+
+    def per_anchor_logits(self, x: Tensor, which: range | None = None) -> Tensor:
+        """Logits (K, B, C) of a batch under each anchor, or under some of them by number."""
+        return self.net.per_anchor_logits(x, tta=self.tta, which=which)
 
     def outputs(self, x: Tensor) -> Outputs:
         """The marginalised logits, tau and the score of the rescaled logits."""
-        if self.adaptive:
-            return self._adaptive(x)
-        return self.of_per_anchor_logits(self.net.per_anchor_logits(x, tta=self.tta))
+        return self.of_per_anchor_logits(self.per_anchor_logits(x))
 
-    def of_per_anchor_logits(self, hypotheses: Tensor) -> Outputs:
-        """What the method makes of the logits under each anchor, (K, B, C): pure tensor operations."""
-        logits = hypotheses.mean(dim=0)
-        tau = scores.tau(hypotheses, self.tau)
-        if self._score is None:
-            assert isinstance(self.score_by, str)
-            return Outputs(logits, HYPOTHESIS_SCORES[self.score_by](hypotheses, tau), tau)
+    def of_per_anchor_logits(self, per_anchor: Tensor) -> Outputs:
+        """The outputs as a function of the per-anchor logits (K, B, C): pure tensor operations."""
+        logits, tau = per_anchor.mean(dim=0), scores.tau(per_anchor, self.tau)
+        if isinstance(self.score_by, str) and self.score_by in PER_ANCHOR_SCORES:
+            return Outputs(logits, PER_ANCHOR_SCORES[self.score_by](per_anchor, tau), tau)
         return Outputs(logits, self.rescored(logits, tau), tau)
-
-    def _adaptive(self, x: Tensor) -> Outputs:
-        """What two hypotheses say of the images that they settle, and what all say of the others."""
-        if self.settled is None:
-            raise NotReadyError(
-                'AMP with anchors="auto" does not know yet when two hypotheses are enough: call calibrate(held_out), '
-                "which learns it from half of the images"
-            )
-        few = self.net.per_anchor_logits(x, tta=self.tta, which=range(FEW))
-        out = self.of_per_anchor_logits(few)
-        open_ = out.score > self.settled
-        rest = range(FEW, self.net.k)
-        self.asked[0] += len(x)
-        self.asked[1] += FEW * len(x) + len(rest) * int(open_.sum())
-        if len(rest) and bool(open_.any()):
-            more = self.net.per_anchor_logits(x[open_], tta=self.tta, which=rest)
-            full = self.of_per_anchor_logits(torch.cat([few[:, open_], more]))
-            for mine, found in (
-                (out.logits, full.logits),
-                (out.score, full.score),
-                (out.tau, full.tau),
-            ):
-                assert mine is not None
-                assert found is not None
-                mine[open_] = found
-        return out
-
-    def _settling(self, images: Tensor) -> float:
-        """The score of two hypotheses up to which no held-out image would be flagged by all of them."""
-        few, full = [], []
-        with torch.no_grad():
-            for x in images.split(256):
-                hypotheses = self.net.per_anchor_logits(self.as_input(x), tta=self.tta)
-                few.append(self.of_per_anchor_logits(hypotheses[:FEW]).score)
-                full.append(self.of_per_anchor_logits(hypotheses).score)
-        return settling(torch.cat(few), torch.cat(full))
-
-    def twin(self, held_out: Any, *, anchors: str | None = "auto") -> "AMP":
-        """The same detector and promise on a network of its own, which asks as few anchors as needed, or all.
-
-        Args:
-            held_out: To calibrate it on, since its scores are others.
-            anchors: ``"auto"``, or None for all of them for every image.
-        """
-        if self.calibration is None:
-            raise NotReadyError("the detector has no promise that a twin could keep: call calibrate(held_out) first")
-        made = AMP(copy.deepcopy(self.net), **{**self.config(), "score": self.score_by, "anchors": anchors})
-        made.preprocess, made.classes = self.preprocess, self.classes
-        return made.calibrate(held_out, alpha=self.calibration.alpha, delta=self.calibration.delta)
-
-    @property
-    def mean_passes(self) -> float:
-        """Passes through the network for an image: K, or with ``anchors="auto"`` the mean over all images so far."""
-        images, passes = self.asked
-        return passes / images if images else float(self.net.k)
 
     @property
     def rescores(self) -> bool:
-        """Whether the score is taken of logits that each image's own temperature divides."""
+        """Whether the score is taken of logits divided by each image's own tau."""
         return super().rescores and not self.shared_tau
 
     def _divisor_of(self, tau: Tensor) -> Tensor:
-        """The temperature to divide by: the image's own, or the same for all."""
+        """The image's own tau, or the shared one."""
         if not self.shared_tau:
             return tau
         if self.global_tau is None:
@@ -274,30 +197,6 @@ class AMP(RescoringDetector):
         return torch.full_like(tau, self.global_tau)
 
     def config(self) -> dict[str, Any]:
-        """The arguments, less the anchors themselves, which the network keeps."""
-        return {
-            "variant": self.variant,
-            **super().config(),
-            "tau": self.tau,
-            "shared_tau": self.shared_tau,
-            "tta": self.tta,
-            # An adaptive one draws its anchors whenever it is fitted; the others keep the network's.
-            **({"anchors": "auto", "k": self._k, "seed": self._seed} if self.adaptive else {"anchors": None}),
-        }
-
-
-def settling(two: Tensor, all_: Tensor) -> float:
-    """The score of two hypotheses up to which no held-out image would be flagged by all of them.
-
-    As far below the score that all hypotheses would flag from as their score ever exceeded that of two.
-
-    Args:
-        two: Scores of the images by two hypotheses, (N,).
-        all_: By all of them, (N,).
-
-    Example:
-        >>> settling(torch.tensor([0.0, 1.0, 2.0]), torch.tensor([0.0, 1.5, 2.0]))  # 1.95 is what they would flag from
-        1.45
-    """
-    two, all_ = two.double(), all_.double()
-    return float(all_.quantile(SETTLED) - (all_ - two).max())
+        """The arguments, without the anchors, which the network keeps."""
+        options = {"tau": self.tau, "shared_tau": self.shared_tau, "tta": self.tta, "anchors": None}
+        return {"variant": self.variant, **super().config(), **options}

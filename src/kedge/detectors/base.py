@@ -14,8 +14,9 @@ from torch import Tensor, nn
 
 from kedge import calibration
 from kedge.anchoring import DEFAULT_K, Anchored
+from kedge.anchoring.sampling import choose
 from kedge.checks import at_least, between, finite
-from kedge.data import Preprocess, batches, choose, shape_of_inputs
+from kedge.data import Preprocess, batches, shape_of_inputs
 from kedge.data.halves import halves
 from kedge.data.labels import UNKNOWN, names_beside, renumbered
 from kedge.data.leakage import fingerprints

@@ -10,7 +10,7 @@ from kedge.detectors.base import Calibration, Detector
 from kedge.detectors.registry import registered
 from kedge.errors import FileFormatError, InputError
 from kedge.io import artifact
-from kedge.io.migrate import migrate
+from kedge.io.migrate import migrate, migrate_tensors
 from kedge.io.rebuild import rebuild
 from kedge.scores import Score
 
@@ -33,9 +33,8 @@ def load(path: str | os.PathLike[str], *, model: nn.Module | None = None, score:
         0.05
     """
     header, tensors = artifact.read(path)
-    header = migrate(header)
     try:
-        return _detector(header, tensors, model, score)
+        return _detector(migrate(header), migrate_tensors(header, tensors), model, score)
     except (KeyError, TypeError, AttributeError) as error:  # the checksum is right, the content is not
         raise FileFormatError(
             f"{path} is a kedge file, but not a detector that this kedge can read: {error}"

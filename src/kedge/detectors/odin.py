@@ -6,8 +6,9 @@ import torch
 from torch import Tensor, nn
 
 from kedge import scores
+from kedge.anchoring.sampling import choose
 from kedge.checks import at_least, between
-from kedge.data import Preprocess, choose
+from kedge.data import Preprocess
 from kedge.detectors.base import Cost, Detector, Outputs, passes
 from kedge.detectors.registry import register
 from kedge.models.classifier import Classifier

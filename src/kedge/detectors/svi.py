@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
+from kedge.anchoring.layer import AnchoredLayer
 from kedge.checks import at_least, between, one_of
 from kedge.detectors.registry import register
 from kedge.detectors.sampled import DrawnDetector
@@ -55,6 +56,7 @@ class Gaussian(nn.Module):
     """
 
     prior_mean: Tensor | None
+    stochastic = True  # such a layer cannot be anchored
 
     def __init__(self, mean: Tensor, initial: float, prior: float, prior_mean: Tensor | None) -> None:
         super().__init__()
@@ -91,7 +93,10 @@ def gaussians(net: nn.Module) -> list[tuple[Gaussian, Tensor]]:
 @conversion("svi")
 def _make_gaussian(network: nn.Module, *, initial: float, prior: float, prior_mean: str) -> nn.Module:
     """Make the weight of every convolution and linear layer a Gaussian."""
-    layers = {name: module for name, module in network.named_modules() if isinstance(module, LAYERS)}
+    paired = {inner for module in network.modules() if isinstance(module, AnchoredLayer) for inner in module.modules()}
+    layers = {
+        name: module for name, module in network.named_modules() if isinstance(module, LAYERS) and module not in paired
+    }
     if not layers:
         raise ArchitectureError("the network has no Conv1d, Conv2d, Conv3d or Linear layer to make Gaussian")
     owners: dict[int, str] = {}

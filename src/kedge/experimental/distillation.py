@@ -6,7 +6,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from kedge.data import batches, choose
+from kedge.anchoring.sampling import choose
+from kedge.data import batches
 from kedge.data.leakage import fingerprints
 from kedge.detectors import Detector
 from kedge.errors import InputError

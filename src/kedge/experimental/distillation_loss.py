@@ -11,7 +11,7 @@ from torch import Tensor
 from kedge.anchoring.folding import NORMS
 from kedge.checks import between
 from kedge.detectors import AMP, Detector, for_inference
-from kedge.detectors.amp import HYPOTHESIS_SCORES
+from kedge.detectors.amp import PER_ANCHOR_SCORES
 from kedge.errors import InputError, NotReadyError
 from kedge.experimental.student import temperature_head
 from kedge.models.classifier import Classifier
@@ -109,7 +109,7 @@ def check_teacher(detector: Any) -> AMP:
         raise InputError(
             f"detector must be an AMP detector, whose K passes a student can save; got {type(detector).__name__}"
         )
-    if detector.score_by in HYPOTHESIS_SCORES or detector.shared_tau:
+    if detector.score_by in PER_ANCHOR_SCORES or detector.shared_tau:
         raise InputError(
             "detector must score the mean logits, divided by each image's own temperature, which a student learns; got "
             f"score={detector.score_by!r}, shared_tau={detector.shared_tau}"

@@ -1,4 +1,4 @@
-"""Two graphs as one: what the first settles keeps its verdict, and the second runs for the other images alone."""
+"""Early exit in one ONNX graph: the second of two graphs runs only for the images that do not exit after the first."""
 
 import copy
 from typing import Any
@@ -6,21 +6,21 @@ from typing import Any
 import numpy as np
 
 from kedge.checks import needs
-from kedge.export.file import CALIBRATION, SETTLED
+from kedge.export.file import CALIBRATION, EXIT_THRESHOLD
 
-FEW, REST = "few/", "rest/"  # before every name of the two graphs, but those of what they share
-OPEN = "open"  # of an image: whether it is not settled
+FEW, REST = "few/", "rest/"  # prefixes of the names in the two graphs, except of what they share
+OPEN = "open"  # whether an image does not exit early
 
 
 def join(few: Any, rest: Any, passes: tuple[int, int]) -> Any:
-    """One model that asks ``rest`` only of the images that ``few`` does not settle.
+    """One model that runs ``rest`` only for the images that do not exit after ``few``.
 
-    It has the outputs of both and ``passes``, the number of hypotheses that each image got.
+    It has their outputs and ``passes``, the number of anchors that each image took.
 
     Args:
         few: onnx's ModelProto of the first anchors.
-        rest: Of the others; it takes the hypotheses of the first as well.
-        passes: The hypotheses of an image that is settled, and of one that is not.
+        rest: The model of the others; it takes the per-anchor logits of the first as well.
+        passes: The anchors of an image that exits early, and of one that does not.
     """
     onnx = needs("onnx", "onnx")
     make, tensor = onnx.helper.make_node, onnx.numpy_helper.from_array
@@ -28,10 +28,10 @@ def join(few: Any, rest: Any, passes: tuple[int, int]) -> Any:
     graph, outputs = model.graph, [copy.deepcopy(value) for value in few.graph.output]
     outputs.append(onnx.helper.make_tensor_value_info("passes", onnx.TensorProto.INT64, ["N"]))
     names = [value.name for value in outputs]
-    carried = [*names, "logits"]  # the last is no output, but has its name in the graph
+    carried = [*names, "logits"]  # not an output, but it has its name in the graph
     graph.initializer.extend(
         [
-            tensor(np.float32(0), SETTLED),
+            tensor(np.float32(0), EXIT_THRESHOLD),
             tensor(np.array([0], np.int64), f"{OPEN}/axis"),
             *(
                 tensor(np.array(count, np.int64), f"{OPEN}/{name}")
@@ -41,8 +41,8 @@ def join(few: Any, rest: Any, passes: tuple[int, int]) -> Any:
     )
     graph.node.extend(
         [
-            make("LessOrEqual", [f"{FEW}score", SETTLED], [f"{OPEN}/not"], name=f"{OPEN}/not"),
-            make("Not", [f"{OPEN}/not"], [OPEN], name=OPEN),  # a score that is no number is not settled
+            make("LessOrEqual", [f"{FEW}score", EXIT_THRESHOLD], [f"{OPEN}/not"], name=f"{OPEN}/not"),
+            make("Not", [f"{OPEN}/not"], [OPEN], name=OPEN),  # a NaN score does not exit
             make("Cast", [OPEN], [f"{OPEN}/number"], name=f"{OPEN}/number", to=onnx.TensorProto.INT64),
             make("ReduceSum", [f"{OPEN}/number", f"{OPEN}/axis"], [f"{OPEN}/sum"], name=f"{OPEN}/sum", keepdims=0),
             make("Cast", [f"{OPEN}/sum"], [f"{OPEN}/any"], name=f"{OPEN}/any", to=onnx.TensorProto.BOOL),
@@ -52,7 +52,7 @@ def join(few: Any, rest: Any, passes: tuple[int, int]) -> Any:
         ]
     )
     scattered = [name for name in carried if name != "passes"]
-    asked = [
+    second_branch = [
         make("Compress", ["images", OPEN], [f"{REST}images"], name=f"{REST}images", axis=0),
         make("Compress", [f"{FEW}hypotheses", OPEN], [f"{REST}known"], name=f"{REST}known", axis=0),
         *second.graph.node,
@@ -73,7 +73,7 @@ def join(few: Any, rest: Any, passes: tuple[int, int]) -> Any:
             scattered,
             name=OPEN + "/if",
             then_branch=onnx.helper.make_graph(
-                asked, "rest", [], [_renamed(typed[n], f"then/{n}") for n in scattered], own
+                second_branch, "rest", [], [_renamed(typed[n], f"then/{n}") for n in scattered], own
             ),
             else_branch=onnx.helper.make_graph(kept, "few", [], [_renamed(typed[n], f"else/{n}") for n in scattered]),
         )
@@ -84,7 +84,7 @@ def join(few: Any, rest: Any, passes: tuple[int, int]) -> Any:
 
 
 def parts(model: Any) -> tuple[Any, Any, tuple[int, int]] | None:
-    """What `join` made the model of; None for a model of another kind."""
+    """The two models and the passes that `join` was given; None for a model of another kind."""
     onnx = needs("onnx", "onnx")
     branch = next((node for node in model.graph.node if node.name == f"{OPEN}/if"), None)
     if branch is None:
@@ -92,7 +92,7 @@ def parts(model: Any) -> tuple[Any, Any, tuple[int, int]] | None:
     inside = next(value.g for value in branch.attribute if value.name == "then_branch")
     shared = [value for value in model.graph.initializer if value.name in CALIBRATION]
     outputs = [value for value in model.graph.output if value.name != "passes"]
-    found = []
+    models = []
     for prefix, nodes, tensors in (
         (FEW, model.graph.node, model.graph.initializer),
         (REST, inside.node, inside.initializer),
@@ -108,23 +108,23 @@ def parts(model: Any) -> tuple[Any, Any, tuple[int, int]] | None:
             [copy.deepcopy(value) for value in tensors if value.name.startswith(prefix)] + shared,
         )
         _rename(one, lambda name, prefix=prefix: name.removeprefix(prefix))
-        made = copy.deepcopy(model)
-        made.graph.CopyFrom(one)
-        found.append(made)
+        part = copy.deepcopy(model)
+        part.graph.CopyFrom(one)
+        models.append(part)
     held = {value.name: value for value in model.graph.initializer}
     few, all_ = (int(onnx.numpy_helper.to_array(held[f"{OPEN}/{name}"])) for name in ("few", "all"))
-    return found[0], found[1], (few, all_)
+    return models[0], models[1], (few, all_)
 
 
 def _prefixed(model: Any, prefix: str) -> Any:
-    """A copy whose names, but those of the calibration and of the images, begin with a prefix."""
+    """A copy with a prefix before all names except those of the calibration and of the images."""
     shared = {*CALIBRATION, *(["images"] if prefix == FEW else [])}
-    made = copy.deepcopy(model)
-    for number, node in enumerate(made.graph.node):
-        node.name = node.name or f"node {number}"  # `parts` tells them by their names
-    _rename(made.graph, lambda name: name if not name or name in shared else prefix + name)
-    del made.graph.value_info[:]
-    return made
+    prefixed = copy.deepcopy(model)
+    for number, node in enumerate(prefixed.graph.node):
+        node.name = node.name or f"node {number}"  # `parts` finds them by their names
+    _rename(prefixed.graph, lambda name: name if not name or name in shared else prefix + name)
+    del prefixed.graph.value_info[:]
+    return prefixed
 
 
 def _rename(graph: Any, rule: Any) -> None:
@@ -142,6 +142,6 @@ def _rename(graph: Any, rule: Any) -> None:
 
 
 def _renamed(value: Any, name: str) -> Any:
-    made = copy.deepcopy(value)
-    made.name = name
-    return made
+    renamed = copy.deepcopy(value)
+    renamed.name = name
+    return renamed

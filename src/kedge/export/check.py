@@ -9,9 +9,9 @@ import torch
 from numpy.typing import NDArray
 
 from kedge.checks import at_least
-from kedge.detectors import AMP, Detector
-from kedge.detectors.amp import FEW
+from kedge.detectors import Detector
 from kedge.errors import NotReadyError
+from kedge.experimental.early_exit import EarlyExit
 from kedge.export.runtime import OnnxDetector
 
 CLOSE = 1e-4  # of the largest score or logit, as far as float32 carries through a network
@@ -78,10 +78,10 @@ def compare(detector: Detector, path: str | os.PathLike[str], *, images: int = 8
 
 def _settled_alike(detector: Detector, pixels: torch.Tensor) -> NDArray[np.bool_]:
     """The images of which no rounding decides whether all anchors are asked; all of them, where all anchors are."""
-    if not isinstance(detector, AMP) or detector.settled is None:
+    if not isinstance(detector, EarlyExit) or detector.exit_threshold is None:
         return np.ones(len(pixels), np.bool_)
     with torch.no_grad():
-        few = detector.net.per_anchor_logits(detector.as_input(pixels), tta=detector.tta, which=range(FEW))
+        few = detector.per_anchor_logits(detector.as_input(pixels), range(detector.min_anchors))
         score = detector.of_per_anchor_logits(few).score.double().numpy()
-    alike: NDArray[np.bool_] = np.abs(score - detector.settled) > CLOSE * np.abs(score).max()
+    alike: NDArray[np.bool_] = np.abs(score - detector.exit_threshold) > CLOSE * np.abs(score).max()
     return alike

@@ -23,7 +23,7 @@ SCORES, RANKS, THRESHOLD, TEMPERATURE = (
     "probability.temperature",
 )
 CALIBRATION = (SCORES, RANKS, THRESHOLD, TEMPERATURE)
-SETTLED = "settled"  # the score up to which the first anchors settle it, where not all are asked of every image
+EXIT_THRESHOLD = "settled"  # of early exit; its name in files
 LARGEST = 2**31 - 2**20  # bytes that protobuf puts into one file, less what is not weights
 
 
@@ -145,9 +145,9 @@ def write_calibration(
     set_metadata(model, metadata(model) | {PREFIX + key: value for key, value in entries.items()})
 
 
-def is_adaptive(model: Any) -> bool:
+def has_early_exit(model: Any) -> bool:
     """Whether a model asks all anchors of some images only."""
-    return any(tensor.name == SETTLED for tensor in model.graph.initializer)
+    return any(tensor.name == EXIT_THRESHOLD for tensor in model.graph.initializer)
 
 
 def set_tensors(model: Any, values: Mapping[str, Any]) -> None:

@@ -8,44 +8,38 @@ import torch
 from torch import Tensor, nn
 
 from kedge.anchoring import Anchored
-from kedge.anchoring.stem import Stem
+from kedge.anchoring.layer import AnchoredLayer
 from kedge.anchoring.tta import view
-from kedge.detectors import AMP, Detector, Outputs, RescoringDetector, TemperatureScaling
+from kedge.detectors import AMP, Detector, Outputs, TemperatureScaling
 from kedge.detectors.inference import reads_logits_alone
 from kedge.detectors.logits import LogitDetector
 from kedge.errors import InputError
 from kedge.experimental.student import Student
 from kedge.models.classifier import Classifier, logits_of
 
-OUTPUTS = ("label", "probability", "score", "temperature", "p_value", "is_ood")
+OUTPUTS = ("label", "probability", "score", "tau", "p_value", "is_ood")
 
 
-class FoldedStem(nn.Module):
-    """The first layer for frozen anchors, whose part is a constant: the weights of the anchor's half are gone.
+class FrozenAnchors(nn.Module):
+    """The anchored layer for frozen anchors, whose part is a constant: the weights of ``layer_c`` are gone.
 
     Args:
-        stem: The widened layer.
+        layer: The anchored layer.
         maps: The anchors' part, (K, 1, ...).
-        views: The number of the image's view that each anchor is held against.
+        views: The number of the augmented view of the image that each anchor is paired with.
     """
 
-    weight: Tensor
-    bias: Tensor | None
     anchor_maps: Tensor
 
-    def __init__(self, stem: Stem, maps: Tensor, views: Sequence[int]) -> None:
+    def __init__(self, layer: AnchoredLayer, maps: Tensor, views: Sequence[int]) -> None:
         super().__init__()
-        self.views = views
-        self._stem = (stem,)  # in a tuple, so that it is no submodule and its weights stay out of the file
-        self.register_buffer("weight", stem.weight.detach()[:, stem.split :].contiguous())
-        self.register_buffer("bias", None if stem.bias is None else stem.bias.detach())
+        self.views, self.layer_x = views, layer.layer_x
         self.register_buffer("anchor_maps", maps.detach().contiguous())
 
     def forward(self, x: Tensor) -> Tensor:
         """Images, once per anchor, (K * B, ...) -> (K * B, ...); the part of each view is computed once."""
         by_anchor = x.view(len(self.anchor_maps), -1, *x.shape[1:])  # (K, B, ...)
-        seen = {number: by_anchor[self.views.index(number)] for number in self.views}
-        parts = {number: self._stem[0].affine(image, self.weight, self.bias) for number, image in seen.items()}
+        parts = {number: self.layer_x(by_anchor[self.views.index(number)]) for number in dict.fromkeys(self.views)}
         both = parts[self.views[0]] if len(parts) == 1 else torch.stack([parts[number] for number in self.views])
         both = both + self.anchor_maps  # (K, B, ...)
         return both.reshape(-1, *both.shape[2:])
@@ -90,9 +84,8 @@ class Graph(nn.Module):
     @property
     def names(self) -> tuple[str, ...]:
         """Of the outputs; those behind the last of `OUTPUTS` are none of the file, but have their names there."""
-        has_temperature = isinstance(self._detector[0], RescoringDetector)
         inside = ("logits",) if self.which is None else ("logits", "hypotheses")
-        return (*(name for name in OUTPUTS if has_temperature or name != "temperature"), *inside)
+        return (*(name for name in OUTPUTS if self._detector[0].has_tau or name != "tau"), *inside)
 
     def forward(self, images: Tensor, known: Tensor | None = None) -> tuple[Tensor, ...]:
         """The verdict on a batch; ``known`` are the hypotheses of the anchors before these, (B, K', C)."""
@@ -120,7 +113,7 @@ class Graph(nn.Module):
             out = detector.of_output(self.net.network(x))
             return out, out.logits[None]
         seen = {number: view(x, number) for number in self.views}
-        # All rows, though the stem reads the first of each view: networks may read B off their input.
+        # All rows, though the layer reads only the first of each view: networks may read B off their input.
         folded = torch.cat([seen[number] for number in self.views]) if self.views else x
         rows = logits_of(self.net.network(folded))
         hypotheses = rows.view(len(self.views) or 1, -1, rows.shape[1])
@@ -172,6 +165,6 @@ def _bare(net: Classifier, which: range, views: Sequence[int]) -> Classifier:
     if isinstance(copied, Anchored):
         with torch.no_grad():
             maps = copied.shared_maps()[which.start : which.stop]
-        copied.network.set_submodule(copied.layer, FoldedStem(copied.stem, maps, views))
+        copied.network.set_submodule(copied.layer, FrozenAnchors(copied.anchored_layer, maps, views))
         copied.anchors = None
     return copied.eval()

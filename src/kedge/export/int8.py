@@ -13,18 +13,19 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from kedge import calibration
+from kedge.anchoring.sampling import choose
 from kedge.checks import at_least, needs
-from kedge.data import Preprocess, batches, choose
+from kedge.data import Preprocess, batches
 from kedge.data.halves import halves
 from kedge.data.leakage import fingerprints, shared
-from kedge.detectors.amp import settling
 from kedge.errors import InputError
+from kedge.experimental.early_exit import exit_threshold
 from kedge.export.cascade import join, parts
 from kedge.export.file import (
+    EXIT_THRESHOLD,
     PREFIX,
-    SETTLED,
     TEMPERATURE,
-    is_adaptive,
+    has_early_exit,
     metadata,
     preprocess_of,
     promise_of,
@@ -136,14 +137,14 @@ def _recalibrated(
         alpha, as_it_was = promise_of(facts)
         delta = as_it_was if delta is None else delta
     preprocess = preprocess_of(facts)
-    if is_adaptive(model):
+    if has_early_exit(model):
         why = "the file learns from one which images need all anchors, and its threshold from the other"
         mine, other = halves(held_out, preprocess, why)
         held_out = list(zip(other.images, other.labels.tolist(), strict=True))
         two, all_ = (
             _settled_at(model, bound, mine.images, preprocess, engine, seen) for bound in (math.inf, -math.inf)
         )
-        set_tensors(model, {SETTLED: np.float32(settling(two, all_))})
+        set_tensors(model, {EXIT_THRESHOLD: np.float32(exit_threshold(two, all_, alpha))})
     scores, logits, labels = _said(model, preprocess, held_out, engine, seen)
     known = labels >= 0
     if not bool(known.any()):
@@ -162,7 +163,7 @@ def _settled_at(
     model: Any, bound: float, images: Tensor, preprocess: Preprocess, engine: str, seen: Tensor | None
 ) -> Tensor:
     """The scores of images if those up to a bound were settled."""
-    set_tensors(model, {SETTLED: np.float32(bound)})
+    set_tensors(model, {EXIT_THRESHOLD: np.float32(bound)})
     return _said(model, preprocess, images, engine, seen)[0]
 
 

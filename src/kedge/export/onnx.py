@@ -16,11 +16,11 @@ import numpy as np
 import torch
 
 from kedge.checks import at_least, needs
-from kedge.detectors import AMP, Detector
-from kedge.detectors.amp import FEW
+from kedge.detectors import Detector
 from kedge.errors import ArchitectureError, InputError, KedgeError, NotReadyError
+from kedge.experimental.early_exit import EarlyExit
 from kedge.export.cascade import join
-from kedge.export.file import PREFIX, SETTLED, rule, set_metadata, set_tensors, write_calibration, write_model
+from kedge.export.file import EXIT_THRESHOLD, PREFIX, rule, set_metadata, set_tensors, write_calibration, write_model
 from kedge.export.graph import OUTPUTS, Graph, check_exportable
 
 FIRST_OPSET = 18  # what torch's exporter writes
@@ -34,7 +34,7 @@ def export_onnx(
     """Write a calibrated detector to one ONNX file that needs neither kedge nor torch.
 
     In: ``images``, uint8 (N, D, H, W) of the network's size. Out: ``label``, ``probability`` of that label, ``score``,
-    ``temperature`` (of AMP and Student), ``p_value`` and ``is_ood``, (N,) each, and of AMP with ``anchors="auto"`` the
+    ``temperature`` (of AMP and Student), ``p_value`` and ``is_ood``, (N,) each, and of EarlyExit the
     ``passes`` that it took. Normalisation, anchors, score and calibration are inside; resizing is not, and is described
     in the metadata ``kedge.preprocess``.
 
@@ -84,16 +84,16 @@ def export_onnx(
 
 def _model(detector: Detector, images: torch.Tensor, opset: int) -> Any:
     """The detector as onnx's ModelProto."""
-    if not isinstance(detector, AMP) or not detector.adaptive or detector.net.k <= FEW:
+    if not isinstance(detector, EarlyExit) or detector.net.k <= detector.min_anchors:
         return _traced(Graph(detector), [images], opset)
-    k = detector.net.k
-    first = Graph(detector, range(FEW))
+    k, least = detector.net.k, detector.min_anchors
+    first = Graph(detector, range(least))
     with torch.no_grad():
         known = dict(zip(first.names, first(images), strict=True))["hypotheses"]
     few = _traced(first, [images], opset)
-    model = join(few, _traced(Graph(detector, range(FEW, k)), [images, known], opset), (FEW, k))
-    assert detector.settled is not None
-    set_tensors(model, {SETTLED: np.float32(detector.settled)})
+    model = join(few, _traced(Graph(detector, range(least, k)), [images, known], opset), (least, k))
+    assert detector.exit_threshold is not None
+    set_tensors(model, {EXIT_THRESHOLD: np.float32(detector.exit_threshold)})
     return model
 
 

@@ -1,8 +1,12 @@
-"""Headers of older files, in the words of this version."""
+"""Files of older versions in the terms of this one: headers, and tensors of anchored layers."""
 
+from collections.abc import Mapping
 from typing import Any
 
+from torch import Tensor
+
 DETECTOR_NAMES = {"flips_and_crops": "tta", "pixel_statistics": "low_level_statistics"}
+DETECTOR_TENSORS = {"detector.settled": "detector.exit_threshold"}
 SCORE_NAMES = {"amp": "kl_uniform", "temperature": "tau"}
 
 
@@ -24,6 +28,42 @@ def migrate(header: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+def migrate_tensors(header: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors of a saved detector as this version writes them; ``header`` is the file's own, not migrated.
+
+    Example:
+        >>> import torch
+        >>> network = {"anchored": {"layer": "0"}}
+        >>> old = {"net.network.0.weight": torch.tensor([[1.0, 2.0]])}
+        >>> migrate_tensors({"version": 2, "network": network}, old)
+        {'net.network.0.layer_x.weight': tensor([[2.]]), 'net.network.0.layer_c.weight': tensor([[1.]])}
+    """
+    if header.get("version", 0) > 2:
+        return dict(tensors)
+    described = header["network"]
+    members = described.get("ensemble")
+    networks = {"net.": described} if members is None else {f"net.network.{i}.": m for i, m in enumerate(members)}
+    for prefix, network in networks.items():
+        if network["anchored"] is not None:
+            tensors = split_anchored_layer(tensors, f"{prefix}network.{network['anchored']['layer']}.")
+    return {DETECTOR_TENSORS.get(name, name): tensor for name, tensor in tensors.items()}
+
+
+def split_anchored_layer(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    """The one layer for [c, x - c] of format 2, under a prefix of names, as the pair of layers of format 3.
+
+    The order is that of the network's parameters: ``layer_x.weight``, ``layer_x.bias`` if any, ``layer_c.weight``.
+    """
+    result = {name: tensor for name, tensor in tensors.items() if not name.startswith(prefix)}
+    wide = tensors[f"{prefix}weight"]
+    half = wide.shape[1] // 2
+    result[f"{prefix}layer_x.weight"] = wide[:, half:].contiguous()
+    if f"{prefix}bias" in tensors:
+        result[f"{prefix}layer_x.bias"] = tensors[f"{prefix}bias"]
+    result[f"{prefix}layer_c.weight"] = wide[:, :half].contiguous()
+    return result
+
+
 def _detector(name: str, config: dict[str, Any]) -> dict[str, Any]:
     config = dict(config)
     if config.pop("centred", False):
@@ -32,6 +72,8 @@ def _detector(name: str, config: dict[str, Any]) -> dict[str, Any]:
         config["shared_tau"] = config.pop("temperature") == "global"
     if name == "amp" and "views" in config:
         config["tta"] = config.pop("views")
+    if name == "amp" and config.get("anchors") == "auto":
+        name, config = "early_exit", {**config, "anchors": None, "min_anchors": 2}
     if name == "flips_and_crops":
         config["same_as_amp"] = config.pop("views", False)
     if "score" in config:

@@ -1,6 +1,6 @@
 """The network of the CIFAR-10 speed records for training on very little (K. Jordan, 2024), at any width."""
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -66,15 +66,17 @@ class Airbench(Network):
         """Set the first layer to whiten the patches of normalised training images (N, D, H, W), unless it does already.
 
         Each direction of a patch's principal components, scaled to unit variance, and its negative become a filter. An
-        anchored first layer gets the same filters for both halves of its input.
+        anchored first layer gets the same filters for both of its layers.
         """
         if bool(self.whitened):
             return
         filters = whitening(images)
-        drawn = parametrize.is_parametrized(self.stem, "weight")  # then the filters are the mean of what is drawn
-        weight: Tensor = self.stem.parametrizations.weight.original if drawn else self.stem.weight  # type: ignore[assignment, union-attr]
+        pair = [layer for name, layer in self.stem.named_children() if name in ("layer_x", "layer_c")]  # if anchored
         with torch.no_grad():
-            weight.copy_(filters.repeat(1, weight.shape[1] // self.channels, 1, 1).to(weight))
+            for layer in pair or [self.stem]:
+                drawn = parametrize.is_parametrized(layer, "weight")  # then the filters are the mean of what is drawn
+                weight: Any = layer.parametrizations.weight.original if drawn else layer.weight  # type: ignore[union-attr]
+                weight.copy_(filters.to(weight))
             self.whitened.fill_(True)
 
     def forward(self, x: Tensor) -> Tensor:

@@ -30,7 +30,11 @@ def head_name(network: nn.Module, head: str | None = None) -> str:
         >>> head_name(nn.Sequential(nn.Flatten(), nn.Linear(12, 8), nn.ReLU(), nn.Linear(8, 2)))
         '3'
     """
-    linear: list[str] = [name for name, module in network.named_modules() if isinstance(module, nn.Linear) and name]
+    linear: list[str] = [
+        name
+        for name, module in network.named_modules()
+        if isinstance(module, nn.Linear) and name and not name.endswith((".layer_x", ".layer_c"))  # an anchored pair
+    ]
     if head is None:
         if not linear:
             raise ArchitectureError(

@@ -1,6 +1,6 @@
 """Trainings that the study `insight` tries: other losses, and other ways of T."""
 
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -8,7 +8,7 @@ from torch import Tensor
 
 from kedge.anchoring import Anchored
 from kedge.anchoring.corruption import Corruption
-from kedge.anchoring.stem import Pair
+from kedge.anchoring.layer import Pairs, calling
 from kedge.models.classifier import logits_of
 from kedge.studies.cifar10_fast import MASKED
 from kedge.training.losses import CrossEntropy, Loss, Step, StepLoss
@@ -108,7 +108,7 @@ class SameClass(Loss):
         wanted = (torch.rand(size) < 0.5).to(step.y.device)
         fits = (alike == wanted[:, None]) & ~torch.eye(size, dtype=torch.bool, device=step.y.device)
         chosen = (torch.rand(size, size).to(step.y.device) * fits).argmax(dim=1)
-        with net.stem.doing(Pair(chosen)):
+        with calling(Pairs(chosen)):
             logits = step.fitting(logits_of(net.network(net.normalise(step.x))))
         classes = F.one_hot(step.y, logits.shape[1]).to(logits.dtype)
         targets = torch.where(alike.gather(1, chosen[:, None]), classes, 1 / logits.shape[1])
@@ -146,9 +146,9 @@ class AsNoise(Loss):
 
 
 class AliveAnchors(Loss):
-    """Cross-entropy, and a penalty where the stem's halves differ by less than half of their size.
+    """Cross-entropy, and a penalty where the two layers of the pair differ by less than half of their size.
 
-    The stem sees ``W_x x + (W_c - W_x) c``: where the halves are equal, no anchor is seen at all.
+    The pair computes ``W_x x + (W_c - W_x) c``: where both are equal, the anchor has no effect at all.
     """
 
     name = "anchors kept alive"
@@ -158,7 +158,8 @@ class AliveAnchors(Loss):
         """The loss of a step."""
         found = CrossEntropy().loss(step)
         assert isinstance(step.net, Anchored)
-        of_anchor, of_image = step.net.stem.weight.chunk(2, dim=1)
+        pair = step.net.anchored_layer
+        of_anchor, of_image = cast(Tensor, pair.layer_c.weight), cast(Tensor, pair.layer_x.weight)
         apart = (of_anchor - of_image).norm() / of_image.norm()
         return StepLoss(found.value + self.weight * (self.least - apart).clamp_min(0).square(), found.logits)
 

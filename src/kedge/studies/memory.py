@@ -45,7 +45,7 @@ class Memory:
         ) -> tuple[Tensor, dict[str, Tensor]]:
             if layers or torch.is_grad_enabled():
                 return ask(x, layers, like, **options)
-            asked = tuple(options.get("which") or ()), options.get("views", 1)
+            asked = tuple(options.get("which") or ()), options.get("tta", 1)
             key = (_digest(net.anchors), net.per_image, _digest(x), _digest(like), *asked)
             if key not in self._said:
                 started = time.perf_counter()

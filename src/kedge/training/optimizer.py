@@ -34,12 +34,15 @@ def make_optimizer(net: Classifier, recipe: Recipe) -> torch.optim.Optimizer:
     kinds = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Linear)
     # Only weights that are parameters: one that is drawn from a distribution (SVI) has others behind it.
     layers = [m for m in net.modules() if isinstance(m, kinds) and "weight" in m._parameters]
-    stem = net.stem if isinstance(net, Anchored) else next(iter(layers), None)
-    head = next((layer for layer in reversed(layers) if isinstance(layer, nn.Linear) and layer is not stem), None)
-    inner = [layer.weight for layer in layers if layer is not stem and layer is not head]
+    pair = set(net.anchored_layer.modules()) if isinstance(net, Anchored) else set()  # two layers that act as one
+    first = pair or set(layers[:1])
+    head = next((layer for layer in reversed(layers) if isinstance(layer, nn.Linear) and layer not in first), None)
+    inner = [layer.weight for layer in layers if layer not in first and layer is not head]
+    paired = {id(weight) for layer in pair for weight in layer.parameters(recurse=False)}
     own = {id(weight) for weight in inner}
     groups: list[dict[str, Any]] = [{"params": inner, "scale": 1.0, "muon": True}]
     for weight in (p for p in net.parameters() if id(p) not in own):
-        scale = REST if weight.ndim < 2 else REST / weight[0].numel() ** 0.5
+        halves = 2 if id(weight) in paired else 1
+        scale = REST if weight.ndim < 2 else REST / (halves * weight[0].numel()) ** 0.5
         groups.append({"params": [weight], "scale": HEAD * scale if head and weight is head.weight else scale})
     return Muon([group for group in groups if group["params"]], lr=recipe.lr, momentum=recipe.momentum)

@@ -8,7 +8,8 @@ import torch
 from torch import nn
 
 from kedge.anchoring import DEFAULT_K, Anchored
-from kedge.data import Preprocess, batches, choose
+from kedge.anchoring.sampling import choose
+from kedge.data import Preprocess, batches
 from kedge.data.leakage import fingerprints
 from kedge.errors import InputError
 from kedge.models.classifier import Classifier

@@ -18,31 +18,32 @@ from torch import Tensor
 from kedge.anchoring import Anchored
 from kedge.checks import between, one_of
 from kedge.detectors import AMP, Detector, for_inference, load
-from kedge.detectors.amp import FEW
 from kedge.errors import InputError, KedgeError, KedgeWarning, NotReadyError
+from kedge.experimental import EarlyExit
 from kedge.export import OnnxDetector, export_onnx, quantise
-from kedge.export.file import SETTLED, read_model, set_tensors, write_model
+from kedge.export.file import EXIT_THRESHOLD, read_model, set_tensors, write_model
 from kedge.export.runtime import ENGINES, package
 from kedge.models import Spec
 from kedge.studies.bench.plain import Naive, channels_last, without_anchors
 from kedge.studies.bench.subjects import HELD_OUT, noise
 
-OPEN = 0.2  # share of images that two hypotheses leave open, where nobody says otherwise
+OPEN = 0.2  # share of images that take all anchors with early exit, by default
+MIN_ANCHORS = 2  # for every image, with early exit
 PLAIN, EXACT = "plain", "kedge"
 TITLES = {
     PLAIN: "one plain forward pass",
     "naive": "naive AMP, K passes of pairs",
     EXACT: "kedge",
     "folded": "kedge, norms folded",
-    "auto": 'kedge, norms folded, anchors="auto"',
+    "auto": "kedge, norms folded, early exit",
     "onnxruntime-fp32": "onnxruntime, float32",
     "onnxruntime-int8": "onnxruntime, int8",
     "openvino-fp32": "OpenVINO, float32",
     "openvino-int8": "OpenVINO, int8",
-    "onnxruntime-fp32-auto": 'onnxruntime, float32, anchors="auto"',
-    "onnxruntime-int8-auto": 'onnxruntime, int8, anchors="auto"',
-    "openvino-fp32-auto": 'OpenVINO, float32, anchors="auto"',
-    "openvino-int8-auto": 'OpenVINO, int8, anchors="auto"',
+    "onnxruntime-fp32-auto": "onnxruntime, float32, early exit",
+    "onnxruntime-int8-auto": "onnxruntime, int8, early exit",
+    "openvino-fp32-auto": "OpenVINO, float32, early exit",
+    "openvino-int8-auto": "OpenVINO, int8, early exit",
 }
 
 
@@ -127,15 +128,17 @@ def prepare(
         if held_out is None:
             held_out = noise(HELD_OUT, shape, seed=3)
             warnings.simplefilter("ignore", KedgeWarning)  # they may be too few for the promise, which does not matter
-        if isinstance(detector, AMP) and detector.adaptive:
-            detector = detector.twin(held_out, anchors=None)
+        if isinstance(detector, EarlyExit):
+            promised = detector.calibration
+            detector = detector.without_early_exit()
+            detector.calibrate(held_out, alpha=promised.alpha, delta=promised.delta)
         detector.save(folder / "detector.kedge")
         shared = isinstance(detector, AMP) and detector.net.per_image is None
         adaptive = [name for name in wanted if name.endswith("auto")]
         if not shared:
             left_out |= dict.fromkeys(("naive", *adaptive), "it is for AMP with anchors that all images share")
-        elif detector.cost.forward <= FEW:
-            left_out |= dict.fromkeys(adaptive, f"it is for AMP with more than {FEW} anchors")
+        elif detector.cost.forward <= MIN_ANCHORS:
+            left_out |= dict.fromkeys(adaptive, f"it is for AMP with more than {MIN_ANCHORS} anchors")
         elif adaptive:
             said("adaptive anchors")
             _attempt(left_out, adaptive, lambda: _write_adaptive(detector, folder / "auto.kedge", held_out))
@@ -153,7 +156,7 @@ def prepare(
 
 
 class Adaptive(ABC):
-    """AMP with anchors="auto", whose bound can be set so that it leaves a given share of images to all anchors."""
+    """AMP with early exit, whose exit threshold can be set so that a given share of images takes all anchors."""
 
     @abstractmethod
     def __call__(self, images: Tensor) -> Any:
@@ -161,21 +164,11 @@ class Adaptive(ABC):
 
     @abstractmethod
     def settle(self, bound: float) -> None:
-        """Set the score of two hypotheses up to which they settle it."""
+        """Set the exit threshold."""
 
     @abstractmethod
-    def count(self) -> list[int]:
-        """The images so far, and the passes for them; the list is where they are counted."""
-
-    def forget(self) -> None:
-        """Count from nothing again."""
-        self.count()[:] = [0, 0]
-
-    @property
-    def mean_passes(self) -> float:
-        """Passes for an image, over all images since `forget`."""
-        images, passes = self.count()
-        return passes / images
+    def mean_passes(self, images: Tensor) -> float:
+        """The mean number of passes that images take."""
 
     def leave_open(self, images: Tensor, share: float) -> None:
         """Set the bound by these images: for timing alone, since the threshold does not follow."""
@@ -184,43 +177,39 @@ class Adaptive(ABC):
         ordered = sorted(arrays(self(images))["score"].tolist())
         edges, settled = [-math.inf, *ordered, math.inf], round((1 - share) * len(images))
         self.settle((edges[settled] + edges[settled + 1]) / 2)  # between two, so that rounding moves none
-        self.forget()
 
 
 class _TorchAdaptive(Adaptive):
-    def __init__(self, detector: AMP) -> None:
+    def __init__(self, detector: EarlyExit) -> None:
         self.detector = detector
 
     def __call__(self, images: Tensor) -> Any:
         return self.detector(images, batch_size=len(images))
 
     def settle(self, bound: float) -> None:
-        self.detector.settled = bound
+        self.detector.exit_threshold = bound
 
-    def count(self) -> list[int]:
-        return self.detector.asked
+    def mean_passes(self, images: Tensor) -> float:
+        return self.detector.mean_passes(images)
 
 
 class _OnnxAdaptive(Adaptive):
     def __init__(self, path: Path, runtime: str, threads: int | None) -> None:
         self.path, self.start = path, partial(OnnxDetector, engine=runtime, threads=threads)
-        self.detector, self.asked = self.start(path), [0, 0]
+        self.detector = self.start(path)
 
     def __call__(self, images: Tensor) -> Any:
-        said = self.detector(images, batch_size=len(images))
-        self.asked[0] += len(images)
-        self.asked[1] += int(said["passes"].sum())
-        return said
+        return self.detector(images, batch_size=len(images))
 
     def settle(self, bound: float) -> None:
         model = read_model(self.path)
-        set_tensors(model, {SETTLED: np.float32(bound)})
+        set_tensors(model, {EXIT_THRESHOLD: np.float32(bound)})
         with tempfile.TemporaryDirectory(prefix="kedge-bench-") as folder:
             write_model(model, Path(folder) / "bound.onnx")
             self.detector = self.start(Path(folder) / "bound.onnx")
 
-    def count(self) -> list[int]:
-        return self.asked
+    def mean_passes(self, images: Tensor) -> float:
+        return float(self.detector(images)["passes"].mean())
 
 
 def arrays(verdict: Any) -> dict[str, NDArray[Any]]:
@@ -233,7 +222,9 @@ def arrays(verdict: Any) -> dict[str, NDArray[Any]]:
 
 def _write_adaptive(detector: Detector, path: Path, held_out: Any) -> None:
     assert isinstance(detector, AMP)
-    detector.twin(held_out).save(path)
+    assert detector.calibration is not None
+    promised = detector.calibration
+    EarlyExit(detector).calibrate(held_out, alpha=promised.alpha, delta=promised.delta).save(path)
 
 
 def _export(source: Path, path: Path) -> None:
@@ -284,7 +275,7 @@ def _folded(folder: Path, threads: int | None) -> Run:
 
 def _auto(folder: Path, threads: int | None) -> Run:
     detector = for_inference(load(folder / "auto.kedge"))
-    assert isinstance(detector, AMP)
+    assert isinstance(detector, EarlyExit)
     return _TorchAdaptive(detector)
 
 

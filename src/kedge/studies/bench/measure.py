@@ -71,7 +71,7 @@ def inference(
             "batch": batch,
             "images_per_second": batch * len(parts) / Spread.of(times[name]).median,
             **_named(ratios(times[name], times[PLAIN])),
-            **_left_open(run, prepared.passes),
+            **_left_open(run, torch.cat(parts), prepared.passes),
         }
         for name, run in runs.items()
     ]
@@ -169,7 +169,7 @@ def title_of(row: Mapping[str, Any]) -> str:
 
     Example:
         >>> title_of({"engine": "auto", "open_share": 0.25})
-        'kedge, norms folded, anchors="auto", 25.0% open'
+        'kedge, norms folded, early exit, 25.0% open'
     """
     return TITLES[row["engine"]] + (f", {row['open_share']:.1%} open" if "open_share" in row else "")
 
@@ -224,8 +224,8 @@ def _through(run: Run, parts: Sequence[torch.Tensor]) -> None:
         run(images)
 
 
-def _left_open(run: Run, passes: int) -> dict[str, float]:
-    return {"open_share": share_of(run.mean_passes, passes)} if isinstance(run, Adaptive) else {}
+def _left_open(run: Run, images: torch.Tensor, passes: int) -> dict[str, float]:
+    return {"open_share": share_of(run.mean_passes(images), passes)} if isinstance(run, Adaptive) else {}
 
 
 def _named(spread: Spread) -> dict[str, float]:

@@ -1,11 +1,13 @@
 """What verdicts are measured against: the network without anchoring, and AMP as the paper's pseudo-code has it."""
 
-from typing import Any
+import copy
+from typing import Any, cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from kedge.anchoring import Anchored
+from kedge.anchoring.layer import TORCH_LAYERS
 from kedge.anchoring.mean_anchor import with_first_layer
 from kedge.anchoring.tta import view
 from kedge.detectors import AMP
@@ -24,7 +26,7 @@ def without_anchors(net: Anchored) -> Classifier:
         >>> without_anchors(net).network[1]
         Linear(in_features=12, out_features=2, bias=True)
     """
-    return with_first_layer(net, net.stem.layer(net.stem.weight[:, net.stem.split :])).eval()
+    return with_first_layer(net, copy.deepcopy(net.anchored_layer.layer_x)).eval()
 
 
 def on_pairs(net: Anchored) -> Classifier:
@@ -37,7 +39,11 @@ def on_pairs(net: Anchored) -> Classifier:
         >>> on_pairs(net).network[1]
         Linear(in_features=24, out_features=2, bias=True)
     """
-    return with_first_layer(net, net.stem.layer(net.stem.weight)).eval()
+    layer, of_anchor = copy.deepcopy(net.anchored_layer.layer_x), net.anchored_layer.layer_c
+    assert isinstance(layer, TORCH_LAYERS)
+    layer.weight = nn.Parameter(torch.cat([cast(Tensor, of_anchor.weight), layer.weight], dim=1).detach())
+    setattr(layer, "in_features" if isinstance(layer, nn.Linear) else "in_channels", layer.weight.shape[1])
+    return with_first_layer(net, layer).eval()
 
 
 class Naive:

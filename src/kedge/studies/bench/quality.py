@@ -7,10 +7,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kedge.data import ImageSet
-from kedge.detectors.amp import FEW
 from kedge.errors import InputError
 from kedge.metrics import auroc, fpr95
-from kedge.studies.bench.engines import EXACT, PLAIN, TITLES, Adaptive, Prepared, arrays, check_engines
+from kedge.studies.bench.engines import EXACT, MIN_ANCHORS, PLAIN, TITLES, Adaptive, Prepared, arrays, check_engines
 
 BATCH = 256
 COMPARED = tuple(name for name in TITLES if name not in (PLAIN, "naive"))
@@ -53,12 +52,10 @@ def quality(
         run = prepared.start(engine, threads=threads)
         said, passes = {}, {}
         for images in (test, *ood):
-            if isinstance(run, Adaptive):
-                run.forget()
             parts = [arrays(run(part)) for part in images.images.split(BATCH)]
             said[images.name] = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
             if isinstance(run, Adaptive):
-                passes[images.name] = run.mean_passes
+                passes[images.name] = run.mean_passes(images.images)
             if report is not None:
                 report(f"{TITLES[engine]}: {images.name}")
         exact = exact or said
@@ -74,7 +71,7 @@ def open_share(passes: float, all_passes: int) -> float:
         >>> open_share(2.6, 5)
         0.2
     """
-    return round((passes - FEW) / (all_passes - FEW), 6) if all_passes > FEW else 0.0
+    return round((passes - MIN_ANCHORS) / (all_passes - MIN_ANCHORS), 6) if all_passes > MIN_ANCHORS else 0.0
 
 
 def _compared(said: Mapping[str, Arrays], exact: Mapping[str, Arrays], test: str) -> dict[str, Any]:

@@ -37,7 +37,7 @@ def detector_of(
     with seeded(seed):
         net = channels_last(anchor(build(network, **arguments), init="fresh", mean=0.5, std=0.25, seed=seed)).eval()
     pixels = side or SIDES.get(network, SIDE)
-    shape = (net.stem.split, pixels, pixels)
+    shape = (int(net.anchored_layer.layer_x.in_channels), pixels, pixels)
     return AMP(net, k=anchors).fit(noise(32, shape, seed=seed)).calibrate(noise(HELD_OUT, shape, seed=seed + 1))
 
 

@@ -43,7 +43,7 @@ def bench(
     memory: Annotated[bool, typer.Option("--memory", help="Peak memory of each engine, in processes apart.")] = False,
     engine: Annotated[list[str] | None, typer.Option(help=f"Only these: {', '.join(TITLES)}.")] = None,
     open_share: Annotated[
-        float, typer.Option(min=0, max=1, help='Share of images that anchors="auto" asks all anchors of.')
+        float, typer.Option(min=0, max=1, help="Share of images that take all anchors with early exit.")
     ] = OPEN,
     width: Annotated[int | None, typer.Option(min=1, help="Of a network by name that has one.")] = None,
     threads: Annotated[
