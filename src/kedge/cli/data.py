@@ -54,7 +54,7 @@ def list_(data_dir: DataDir = None, as_json: AsJson = False) -> None:
     """
     console = Console()
     home = sources.data_folder(data_dir)
-    entries = [sources.source(name) for name in sources.names()]
+    entries = [sources.source(name) for name in sources.dataset_names()]
     here = {entry.name: sources.is_here(entry.name, data_dir=data_dir) for entry in entries}
     if as_json:
         rows = [
@@ -112,7 +112,7 @@ def get(name: Name, split: Part = None, data_dir: DataDir = None) -> None:
                 tasks[what] = bars.add_task(escape(what), total=total, note="")
             bars.update(tasks[what], completed=done, total=total, note=_amount(what, done, total))
 
-        arrival = sources.get(name, split, data_dir=data_dir, progress=progress)
+        arrival = sources.download_dataset(name, split, data_dir=data_dir, progress=progress)
     for reason in arrival.tried:
         console.print(f"[yellow]in vain:[/] {escape(reason)}", highlight=False)
     entry = sources.source(name)
@@ -145,8 +145,8 @@ def show(
     """
     console = Console()
     check_target("--out", out)
-    found = sources.load(name, split, data_dir=data_dir, on_error="skip" if skip_damaged else "refuse")
-    summary = sources.summarise(found)
+    found = sources.load_dataset(name, split, data_dir=data_dir, on_error="skip" if skip_damaged else "refuse")
+    summary = sources.summarize_dataset(found)
     sheet = sources.contact_sheet(found, images)
     with atomic(out) as temporary:
         sheet.save(temporary, format="PNG")
@@ -177,7 +177,7 @@ def _amount(what: str, done: int, total: int | None) -> str:
     return f"{done:,}" + ("" if total is None else f" of {total:,}")
 
 
-def _classes(summary: sources.Summary) -> str:
+def _classes(summary: sources.DatasetSummary) -> str:
     low, high = min(summary.counts.values(), default=0), max(summary.counts.values(), default=0)
     if high == 0:
         return "no labels"

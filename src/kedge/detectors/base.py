@@ -14,9 +14,8 @@ from kedge import calibration
 from kedge.anchoring import DEFAULT_K, Anchored
 from kedge.checks import at_least, between, finite
 from kedge.data import Preprocess, batches, choose, shape_of_inputs
-from kedge.data.halves import halves
-from kedge.data.labels import UNKNOWN, names_beside, renumbered
-from kedge.data.leakage import fingerprints
+from kedge.data.labels import UNKNOWN, class_names, renumbered
+from kedge.data.leakage import fingerprints, halves
 from kedge.errors import InputError, NotReadyError
 from kedge.io import artifact
 from kedge.io.rebuild import describe
@@ -212,7 +211,7 @@ class Detector(ABC):
         if delta is not None:
             between("delta", delta, 0, 1, open_ends=True)
         outs, prints, labels = [], [], []
-        names = names_beside(held_out, self.classes)
+        names = class_names(held_out, self.classes)
         if self.learns_held_out:
             held_out, learned = self._learn_from_half(held_out, names)
             names = ()

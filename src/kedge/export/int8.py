@@ -15,8 +15,7 @@ from torch import Tensor
 from kedge import calibration
 from kedge.checks import at_least, needs
 from kedge.data import Preprocess, batches, choose
-from kedge.data.halves import halves
-from kedge.data.leakage import fingerprints, shared
+from kedge.data.leakage import fingerprints, halves, shared
 from kedge.detectors.amp import settling
 from kedge.errors import InputError
 from kedge.export.cascade import join, parts
