@@ -25,13 +25,13 @@ import numpy as np
 import pytest
 import scipy.io
 from PIL import Image
-from test_sources import channels_last, idx_bytes, pixels, save, tar_of
 
 from kedge.data import download_dataset, load_dataset, sources
 from kedge.data.sources import archive, arrays, catalogue, checksums, downloads, fetching, mirrors
 from kedge.data.sources.entry import Checksum, File, Form, Source
 from kedge.data.sources.mirrors import Hub, Npm, fetch_hub, fetch_npm
 from kedge.errors import FileFormatError, InputError, KedgeWarning, NotReadyError
+from test_sources import channels_last, idx_bytes, pixels, save, tar_of
 
 KEDGE = str(Path(sources.__file__).parents[2])
 BODY = pixels(300_000).tobytes()
@@ -346,7 +346,7 @@ def test_an_unchecked_file_is_not_redirected_from_https_to_http(tmp_path, monkey
     redirected = contextlib.closing(io.BytesIO())
     redirected.geturl = lambda: "http://elsewhere/a.bin"
     monkeypatch.setattr(downloads.urllib.request, "urlopen", lambda *_, **__: redirected)
-    with pytest.raises(NotReadyError, match="redirected to http://elsewhere/a.bin, which is not https"):
+    with pytest.raises(NotReadyError, match="which is not https"):
         downloads.download(["https://here/a.bin"], tmp_path / "a.bin")
 
 

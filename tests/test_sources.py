@@ -233,7 +233,8 @@ def test_an_image_that_cannot_be_decoded_is_refused_by_name(photos, monkeypatch)
     (photos / "a" / "1.png").write_bytes((photos / "a" / "1.png").read_bytes()[:500])
     (photos / "b" / "3.png").write_text("not an image")
     (photos / "a" / "2.jpg").unlink()
-    for index, message in enumerate((r"a/1.png .*cannot be read", r"a/2.jpg .*No such file", r"b/3.png .*not an image")):
+    messages = (r"a/1.png .*cannot be read", r"a/2.jpg .*No such file", r"b/3.png .*not an image")
+    for index, message in enumerate(messages):
         with pytest.raises(InputError, match=message):
             streamed[index]
     with pytest.raises(InputError, match=r"a/1.png"):
@@ -348,7 +349,7 @@ def test_textures_come_whole_or_by_partition(tmp_path):
     assert (len(whole), whole.classes, whole.labels.tolist()) == (4, ("banded", "dotted"), [0, 0, 1, 1])
     assert (test.store.names, test.labels.tolist()) == (("dotted/dotted_1.jpg", "banded/banded_0.jpg"), [1, 0])
     assert second.labels.tolist() == [1]
-    for split, message in (("train", r"train1.txt cannot be read"), ("val", r"names dotted/dotted_9.jpg, which is not")):
+    for split, message in (("train", r"train1.txt cannot be read"), ("val", r"names dotted/dotted_9.jpg, which")):
         with pytest.raises(FileFormatError, match=message):
             load_dataset("textures", split, data_dir=tmp_path)
 
@@ -676,7 +677,7 @@ def test_a_damaged_or_oversized_archive_is_named(tmp_path, unchecked, monkeypatc
 def test_a_file_with_another_checksum_than_the_published_one_is_not_read(tmp_path):
     (tmp_path / "cifar10").mkdir()
     (tmp_path / "cifar10" / "cifar-10-python.tar.gz").write_bytes(b"something")
-    with pytest.raises(FileFormatError, match=r"another md5 than the one published \(md5, torchvision 0.28.0, datasets"):
+    with pytest.raises(FileFormatError, match=r"another md5 than the one published \(md5, torchvision 0.28.0"):
         load_dataset("cifar10", data_dir=tmp_path)
 
 

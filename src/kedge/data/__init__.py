@@ -1,8 +1,7 @@
 """Image sets in memory and on disk, preprocessing, and public data sets by name."""
 
-from typing import TYPE_CHECKING
-
-import lazy_loader
+import importlib
+from typing import TYPE_CHECKING, Any
 
 from kedge.data.batches import batches, choose, gather, shape_of_inputs
 from kedge.data.decoding import open_image
@@ -13,10 +12,15 @@ from kedge.data.streamed import StreamedSet
 if TYPE_CHECKING:
     from kedge.data import sources
     from kedge.data.sources import dataset_names, download_dataset, load_dataset
+else:
 
-# The readers of public data sets are imported when they are first used.
-_LAZY = ["dataset_names", "download_dataset", "load_dataset"]
-__getattr__, _, _ = lazy_loader.attach(__name__, ["sources"], {"sources": _LAZY})
+    def __getattr__(name: str) -> Any:
+        """Import the readers of public data sets when they are first used."""
+        if name not in ("dataset_names", "download_dataset", "load_dataset", "sources"):
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        sources = importlib.import_module(f"{__name__}.sources")
+        return sources if name == "sources" else getattr(sources, name)
+
 
 __all__ = [
     "ImageSet",
