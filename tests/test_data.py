@@ -15,9 +15,10 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, Tenso
 
 from helpers import images, labelled
 from kedge.data import ImageSet, Preprocess, batches, choose, open_image, shape_of_inputs
-from kedge.data.digits import digits, inverted, letters, noised, of_classes, textures
+from kedge.data.digits import digits, of_classes
 from kedge.data.preprocess import FILTERS
 from kedge.errors import FileFormatError, InputError, NotReadyError
+from kedge.studies.outlier_images import inverted, letters, noised, textures
 
 quick = settings(max_examples=60, derandomize=True, deadline=None)
 RULE = Preprocess((3, 8, 8))

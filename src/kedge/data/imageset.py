@@ -4,7 +4,7 @@ import functools
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 import torch
@@ -14,26 +14,8 @@ from kedge.checks import between, shape_of
 from kedge.errors import InputError
 
 
-class Splittable:
-    """A set that can be cut in two; the base of `ImageSet` and `StreamedSet`."""
-
-    def __len__(self) -> int:
-        raise NotImplementedError
-
-    def subset(self, indices: Tensor | Sequence[int], *, name: str | None = None) -> Self:
-        """The images at ``indices``, in that order, or those where a mask is true."""
-        raise NotImplementedError
-
-    def split(self, fraction: float, *, seed: int = 0) -> tuple[Self, Self]:
-        """Shuffle and cut in two: the first part holds ``fraction`` of the images."""
-        between("fraction", fraction, 0, 1, open_ends=True)
-        order = torch.randperm(len(self), generator=torch.Generator().manual_seed(seed))
-        cut = round(fraction * len(self))
-        return self.subset(order[:cut]), self.subset(order[cut:])
-
-
 @dataclass(frozen=True, eq=False)
-class ImageSet(Splittable):
+class ImageSet:
     """A named set of uint8 images (N, D, H, W), with int64 labels (N,) if it has any.
 
     It is also a map-style torch Dataset: ``set[i]`` gives the image and its label (-1 without labels).
@@ -112,3 +94,15 @@ class ImageSet(Splittable):
             chosen = chosen.long()
         labels = None if self.labels is None else self.labels[chosen]
         return replace(self, images=self.images[chosen], labels=labels, name=name or self.name)
+
+    def split(self, fraction: float, *, seed: int = 0) -> tuple["ImageSet", "ImageSet"]:
+        """Shuffle and cut in two: the first part holds ``fraction`` of the images."""
+        first, rest = split_indices(len(self), fraction, seed)
+        return self.subset(first), self.subset(rest)
+
+
+def split_indices(n: int, fraction: float, seed: int) -> tuple[Tensor, Tensor]:
+    """Indices of n images, shuffled and cut in two."""
+    between("fraction", fraction, 0, 1, open_ends=True)
+    order = torch.randperm(n, generator=torch.Generator().manual_seed(seed))
+    return order[: round(fraction * n)], order[round(fraction * n) :]

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from kedge.checks import one_of, shape_of
 from kedge.data.decoding import open_image
-from kedge.data.imageset import ImageSet, Splittable
+from kedge.data.imageset import ImageSet, split_indices
 from kedge.data.preprocess import Preprocess
 from kedge.errors import InputError, KedgeWarning
 
@@ -71,7 +71,7 @@ class Files:
 
 
 @dataclass(frozen=True, eq=False)
-class StreamedSet(Splittable):
+class StreamedSet:
     """A named set of images on disk, for images too large or too many for an `ImageSet`.
 
     It is a map-style torch Dataset: ``set[i]`` gives a PIL image (a uint8 tensor with ``preprocess``) and its label, -1
@@ -158,6 +158,11 @@ class StreamedSet(Splittable):
         order = chosen.long()
         labels = None if self.labels is None else self.labels[order]
         return replace(self, store=self.store.pick(order.tolist()), labels=labels, name=name or self.name)
+
+    def split(self, fraction: float, *, seed: int = 0) -> tuple["StreamedSet", "StreamedSet"]:
+        """Shuffle and cut in two: the first part holds ``fraction`` of the images."""
+        first, rest = split_indices(len(self), fraction, seed)
+        return self.subset(first), self.subset(rest)
 
     def readable(self) -> "StreamedSet":
         """The images that can be decoded: each is read once, and a warning lists the others (see ``skipped``)."""

