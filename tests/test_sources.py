@@ -7,6 +7,7 @@ import io
 import json
 import pickle
 import struct
+import subprocess
 import sys
 import tarfile
 import zlib
@@ -102,6 +103,13 @@ def test_the_catalogue_holds_complete_entries_of_the_field_s_benchmarks():
             if file.checksum is not None:  # every checksum has an origin that can be looked up
                 assert len(file.checksum.digest) == 32
                 assert file.checksum.origin.startswith(("md5, torchvision 0.28.0, ", "md5, pytorch-ood 0.4.0, "))
+
+
+def test_the_catalogue_is_imported_when_it_is_first_used():
+    code = "import sys, kedge; kedge.data.ImageSet; before = set(sys.modules); print(kedge.data.dataset_names()[0],"
+    code += " 'kedge.data.sources' in before, kedge.data.sources.__name__, hasattr(kedge.data, 'nothing'))"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert result.stdout.split() == ["cifar10", "False", "kedge.data.sources", "False"]
 
 
 def test_plain_http_is_only_for_files_with_a_published_checksum():
