@@ -50,7 +50,7 @@ def main() -> None:
     teacher, student = kedge.load(options.teacher), kedge.load(options.student)
     assert isinstance(student, Student)
     assert teacher.preprocess is not None
-    parts = set_apart(teacher, sources.load(options.train, "train", data_dir=options.data_dir))
+    parts = set_apart(teacher, sources.load_dataset(options.train, "train", data_dir=options.data_dir))
     without = Student(student.net, score=student.score_by, rescale="none")
     others = {
         "student, untrained": untrained(Distillation(teacher), parts.train),
@@ -59,7 +59,7 @@ def main() -> None:
     }
     for detector in others.values():
         detector.calibrate(parts.held_out)
-    test = some(sources.load(options.test, data_dir=options.data_dir), options.images)
+    test = some(sources.load_dataset(options.test, data_dir=options.data_dir), options.images)
     there = find(list(FILES), side=teacher.preprocess.shape[-1], data_dir=options.data_dir).sets
     if not there:
         parser.error(f"none of {', '.join(FILES.values())} is in the data folder")

@@ -178,8 +178,8 @@ class Sets:
     """The images that the quality of engines is measured on."""
 
     def __init__(self, data_dir: str | None, images: int, held_out: int) -> None:
-        whole = sources.load("cifar10", "train", data_dir=data_dir)
-        test = sources.load("cifar10", "test", data_dir=data_dir)
+        whole = sources.load_dataset("cifar10", "train", data_dir=data_dir)
+        test = sources.load_dataset("cifar10", "test", data_dir=data_dir)
         assert isinstance(whole, kedge.ImageSet)
         assert isinstance(test, kedge.ImageSet)
         self.train, rest = whole.split(0.95, seed=0)  # as the shipped detector was trained and calibrated

@@ -42,13 +42,14 @@ from threadpoolctl import threadpool_limits
 
 import kedge
 from kedge import adapters
-from kedge.data.digits import digits, letters
+from kedge.data.digits import digits
 from kedge.detectors.vim import KEPT_BYTES
 from kedge.files import atomic
 from kedge.metrics import auroc
 from kedge.models import build
 from kedge.models.compact import SCALE
 from kedge.provenance import provenance
+from kedge.studies.outlier_images import letters
 from kedge.training import Recipe
 
 TOLERANCE = 1e-5  # of the largest score, in single precision

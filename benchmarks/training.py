@@ -59,7 +59,7 @@ def line(name: str, found: dict[str, Any], batch: int) -> str:
 def load_images() -> kedge.ImageSet:
     """CIFAR-10, or random images of its size."""
     try:
-        images = sources.load("cifar10", "train")
+        images = sources.load_dataset("cifar10", "train")
         assert isinstance(images, kedge.ImageSet)
         return images
     except KedgeError:

@@ -123,7 +123,7 @@ def test_evaluate_prints_what_the_function_gives(folder, tmp_path):
     assert done.exit_code == 0, done.output
     told = json.loads(done.stdout)
     assert list(told["results"]) == ["amp", "amp, tau permuted", "msp"]
-    test, bright = (kedge.data.sources.load(f"npz:{folder / name}") for name in ("test.npz", "bright.npz"))
+    test, bright = (kedge.data.load_dataset(f"npz:{folder / name}") for name in ("test.npz", "bright.npz"))
     again = kedge.evaluate({"msp": kedge.load(folder / "msp.kedge")}, test, [bright], resamples=20)
     assert told["results"]["msp"]["metrics"] == json.loads(json.dumps(again.as_dict()))["results"]["msp"]["metrics"]
     check((tmp_path / "report.html").read_text())

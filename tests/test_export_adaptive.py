@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 import kedge
 from kedge.cli import app
 from kedge.data.digits import digits
-from kedge.data.halves import halves
+from kedge.data.leakage import halves
 from kedge.errors import InputError
 from kedge.export import OnnxDetector, compare, export_onnx, quantise, recalibrate
 from kedge.models import build

@@ -4,10 +4,10 @@ import copy
 
 import pytest
 import torch
-from kedge.anchoring.sampling import choose_per_image
 from torch import nn
 
 import kedge
+from kedge.anchoring.sampling import choose_per_image
 from kedge.errors import ArchitectureError, InputError
 from kedge.io.rebuild import describe, rebuild
 from kedge.models import build, read_features

@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from kedge.anchoring.sampling import choose_per_image
 from torch import nn
 
 import kedge
 from helpers import images, network
+from kedge.anchoring.sampling import choose_per_image
 from kedge.detectors import Cost
 from kedge.detectors.base import GRADIENT_ROWS
 from kedge.detectors.odin import EPSILONS, ODIN

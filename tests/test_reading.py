@@ -1,4 +1,4 @@
-"""Reading ahead: results in order, errors in their turn, and images decoded while the network computes."""
+"""Prefetching: results in order, errors in order, and images decoded while the network computes."""
 
 import threading
 import time
@@ -10,14 +10,14 @@ from PIL import Image
 from torch import nn
 
 import kedge
-from kedge.data import Preprocess, batches
+from kedge.data import Preprocess, StreamedSet, batches
 from kedge.data.reading import in_order, readers
-from kedge.data.sources import Files, StreamedSet
+from kedge.data.streamed import Files
 from kedge.errors import InputError
 from kedge.scoring import plan
 from kedge.scoring.job import score_shards
 
-PATIENCE = 30  # seconds until a test of what happens at the same time fails
+TIMEOUT = 30  # seconds until a test of concurrency fails
 
 
 def threads_alive():
@@ -27,7 +27,7 @@ def threads_alive():
 # --- in_order -------------------------------------------------------------------------------------------------------
 
 
-def test_results_come_in_the_order_of_the_tasks_whichever_is_done_first():
+def test_results_come_in_the_order_of_the_tasks_whichever_finishes_first():
     def task(n):
         time.sleep(0.02 if n % 3 == 0 else 0)
         return n
@@ -35,7 +35,7 @@ def test_results_come_in_the_order_of_the_tasks_whichever_is_done_first():
     assert list(in_order((lambda n=n: task(n) for n in range(20)), ahead=5, workers=4)) == list(range(20))
 
 
-def test_no_more_is_taken_than_may_wait():
+def test_no_more_tasks_are_taken_than_may_wait():
     taken = []
 
     def tasks():
@@ -50,42 +50,36 @@ def test_no_more_is_taken_than_may_wait():
     assert len(taken) == 8
 
 
-def test_an_error_comes_after_the_results_before_it():
-    def fails():
-        raise InputError("the third")
+def raises(text):
+    raise InputError(text)
 
-    results = in_order([lambda: 1, lambda: 2, fails, lambda: 4], ahead=4)
+
+def broken_tasks():
+    yield lambda: 1
+    yield lambda: 2
+    raises("the third")
+
+
+@pytest.mark.parametrize("tasks", [lambda: [lambda: 1, lambda: 2, lambda: raises("the third"), int], broken_tasks])
+def test_an_error_of_a_task_or_of_the_iterable_comes_after_the_results_before_it(tasks):
+    results = in_order(tasks(), ahead=4)
     assert [next(results), next(results)] == [1, 2]
     with pytest.raises(InputError, match="the third"):
-        next(results)
-
-
-def test_so_does_an_error_of_what_gives_the_tasks():
-    def tasks():
-        yield lambda: 1
-        raise InputError("no more")
-
-    results = in_order(tasks(), ahead=4)
-    assert next(results) == 1
-    with pytest.raises(InputError, match="no more"):
         next(results)
     assert not threads_alive()
 
 
-def test_nothing_runs_on_once_the_caller_takes_no_more():
+def test_no_thread_runs_on_once_the_caller_stops():
     results = in_order((lambda n=n: n for n in range(1000)), ahead=10)
     next(results)
     results.close()
     assert not threads_alive()
-
-
-def test_nothing_may_wait_is_an_error():
     with pytest.raises(InputError, match="ahead must be a whole number of at least 1; got 0"):
         next(in_order([], ahead=0))
 
 
 @pytest.mark.parametrize(("cores", "threads"), [(1, 2), (4, 4), (64, 8)])
-def test_readers_are_as_many_as_cores_within_reason(monkeypatch, cores, threads):
+def test_there_is_one_reader_per_core_within_limits(monkeypatch, cores, threads):
     monkeypatch.setattr("kedge.data.reading.cores", lambda: cores)
     assert readers() == threads
 
@@ -108,18 +102,18 @@ def streamed(files):
 
 @pytest.mark.parametrize("kind", [list, streamed])
 def test_files_are_decoded_ahead_in_their_order(files, kind):
-    found = list(batches(kind(files), Preprocess((3, 8, 8)), size=5))
-    assert [len(x) for x, _ in found] == [5, 5, 2]
-    assert torch.cat([x for x, _ in found])[:, 0, 0, 0].tolist() == list(range(12))
+    parts = list(batches(kind(files), Preprocess((3, 8, 8)), size=5))
+    assert [len(x) for x, _ in parts] == [5, 5, 2]
+    assert torch.cat([x for x, _ in parts])[:, 0, 0, 0].tolist() == list(range(12))
     if kind is streamed:
-        assert torch.cat([y for _, y in found]).tolist() == [n % 3 for n in range(12)]
+        assert torch.cat([y for _, y in parts]).tolist() == [n % 3 for n in range(12)]
     else:
-        assert all(y is None for _, y in found)
+        assert all(y is None for _, y in parts)
     assert not threads_alive()
 
 
 class Watched(nn.Module):
-    """A network that goes on only once images behind its batch have been decoded, if there are any."""
+    """A network that waits until images after its batch have been decoded, if there are any."""
 
     def __init__(self, decoded, total, expected):
         super().__init__()
@@ -129,7 +123,7 @@ class Watched(nn.Module):
     def forward(self, x):
         self.seen += len(x)
         wanted = min(self.total, self.seen + self.expected)
-        end = time.monotonic() + PATIENCE
+        end = time.monotonic() + TIMEOUT
         while len(self.decoded) < wanted:
             assert time.monotonic() < end, f"{len(self.decoded)} images decoded, {wanted} expected"
             time.sleep(0.001)
@@ -138,7 +132,7 @@ class Watched(nn.Module):
 
 @pytest.fixture
 def decoded(monkeypatch):
-    """What has been decoded so far."""
+    """The images decoded so far."""
     done = []
     from_pil = Preprocess._from_pil
 
@@ -189,7 +183,7 @@ def test_a_shard_that_cannot_be_read_comes_after_the_rows_before_it(files, tmp_p
         next(scored)
 
 
-def test_an_array_and_a_data_set_of_one_s_own_stay_in_the_caller_s_thread(files):
+def test_a_user_s_data_set_is_read_in_the_caller_s_thread():
     seen = set()
 
     class Own(torch.utils.data.Dataset):

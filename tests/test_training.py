@@ -424,7 +424,7 @@ def test_a_set_that_is_read_from_disk_trains_by_random_resized_crops(tmp_path):
         Image.new("RGB", (40 + number, 70), (20, 30, 40) if number % 2 else (220, 210, 200)).save(
             folder / f"{number}.png"
         )
-    streamed = kedge.data.sources.load(f"folder:{tmp_path}")
+    streamed = kedge.data.load_dataset(f"folder:{tmp_path}")
     assert isinstance(streamed, kedge.data.StreamedSet)
     how = Recipe(epochs=6, batch=16, lr=0.05, crop=0, resized_crop=True)
     shape = kedge.Preprocess((3, 16, 16))

@@ -1,5 +1,6 @@
 from . import adapters as adapters
 from . import calibration as calibration
+from . import data as data
 from . import evaluation as evaluation
 from . import metrics as metrics
 from . import models as models

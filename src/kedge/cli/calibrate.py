@@ -43,7 +43,7 @@ def calibrate(
     written = out or file
     check_target("--out", written)
     detector = load(file)
-    found = sources.load(images, split, data_dir=data_dir)
+    found = sources.load_dataset(images, split, data_dir=data_dir)
     detector.calibrate(found, alpha=alpha, delta=delta)
     known = detector.calibration
     assert known is not None

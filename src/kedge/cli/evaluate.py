@@ -56,7 +56,7 @@ def evaluate(
     detectors = {file.stem if len({f.stem for f in files}) == len(files) else str(file): load(file) for file in files}
     if len(detectors) != len(files):
         raise InputError(f"files must be different detectors; got {', '.join(map(str, files))}")
-    sets = _apart([(name, sources.load(name, data_dir=data_dir)) for name in (test, *ood)])
+    sets = _apart([(name, sources.load_dataset(name, data_dir=data_dir)) for name in (test, *ood)])
     with Progress(
         TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn(), console=console
     ) as bars:  # fmt: skip

@@ -86,9 +86,9 @@ def export(
     engine, training, held_out = engine or ENGINES[0], None, None
     if int8 is not None:  # what can fail, before minutes of work
         package(engine)
-        training = sources.load(int8, int8_split or _training_split(int8), data_dir=data_dir)
+        training = sources.load_dataset(int8, int8_split or _training_split(int8), data_dir=data_dir)
     if calibrate is not None:
-        held_out = sources.load(calibrate, calibrate_split, data_dir=data_dir)
+        held_out = sources.load_dataset(calibrate, calibrate_split, data_dir=data_dir)
     if early_exit:
         if not isinstance(detector, AMP):
             raise InputError(f"--early-exit is for AMP, which has anchors to leave out; {file} is {detector.name}")
@@ -139,4 +139,4 @@ def _labels(detector: Detector, path: Path, images: Any, engine: str = ENGINES[0
 
 def _training_split(name: str) -> str | None:
     """The training images of a set by name; folders and files have no such thing."""
-    return "train" if name in sources.names() and "train" in sources.source(name).splits else None
+    return "train" if name in sources.dataset_names() and "train" in sources.source(name).splits else None

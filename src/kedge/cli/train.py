@@ -87,7 +87,7 @@ def train(
     console = Console()
     between("--hold-out", hold_out, 0, 1, open_ends=True)
     check_target("--out", out, folder=True)
-    images = sources.load(data, "train", data_dir=data_dir)
+    images = sources.load_dataset(data, "train", data_dir=data_dir)
     if images.labels is None:
         raise InputError(f"{data} must have labels to train on; it has none")
     one_of("variant", variant, tuple(VARIANTS))  # now, and not after an hour of training

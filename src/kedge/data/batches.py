@@ -1,4 +1,4 @@
-"""Batches out of anything: image sets, tensors, arrays, PIL images, paths, data sets and data loaders."""
+"""Batches of image sets, tensors, arrays, PIL images, paths, data sets and data loaders."""
 
 import functools
 import itertools
@@ -25,15 +25,15 @@ _LABEL_KEYS = ("labels", "label", "targets", "target", "y")
 
 
 def batches(source: Any, preprocess: Preprocess, *, size: int = 256) -> Iterator[Batch]:
-    """Yield (images, labels) batches; labels is None where the source has none.
+    """Yield (images, labels) batches; labels is None if the source has none.
 
-    Image files are decoded by threads, up to a batch ahead of the one that is yielded.
+    Image files are decoded by threads, up to a batch ahead.
 
     Args:
         source: An `ImageSet`, a tensor or array of images, a PIL image, a path, a sequence of any of these, a data set
             or data loader of images, (image, label) pairs or mappings.
-        preprocess: What the network takes.
-        size: Images per batch; a data loader keeps its own.
+        preprocess: How they become inputs.
+        size: Images per batch; a data loader keeps its own batch size.
 
     Example:
         >>> sizes = [len(x) for x, _ in batches(torch.rand(5, 3, 8, 8), Preprocess((3, 8, 8)), size=2)]
@@ -55,21 +55,16 @@ def batches(source: Any, preprocess: Preprocess, *, size: int = 256) -> Iterator
 
 
 def gather(source: Any, preprocess: Preprocess, *, name: str | None = None) -> ImageSet:
-    """Read a data set or a data loader into memory, as 8-bit images of the size that a network takes.
-
-    Example:
-        >>> gather(torch.rand(5, 3, 8, 8), Preprocess((3, 8, 8)), name="noise").images.dtype
-        torch.uint8
-    """
+    """Read a data set or a data loader into an `ImageSet`, as 8-bit images of the network's input size."""
     images, labels = [], []
     for x, y in batches(source, preprocess):
         images.append(x if x.dtype == torch.uint8 else (x * 255).round().to(torch.uint8))
         labels.append(torch.full((len(x),), -1) if y is None else y)
     numbers = torch.cat(labels)
-    own = getattr(source, "dataset", source)
-    called = name or str(getattr(own, "name", type(own).__name__))
-    classes = tuple(getattr(own, "classes", ()))
-    return ImageSet(torch.cat(images), None if bool((numbers < 0).any()) else numbers, called, classes)
+    data = getattr(source, "dataset", source)
+    title = name or str(getattr(data, "name", type(data).__name__))
+    classes = tuple(getattr(data, "classes", ()))
+    return ImageSet(torch.cat(images), None if bool((numbers < 0).any()) else numbers, title, classes)
 
 
 def shape_of_inputs(source: Any) -> tuple[int, ...]:
@@ -90,13 +85,13 @@ def shape_of_inputs(source: Any) -> tuple[int, ...]:
     first = images[0]
     if isinstance(first, (Image.Image, str, os.PathLike)):
         raise InputError(
-            "images on disk have no size of their own for the network: pass preprocess=Preprocess((D, H, W))"
+            "PIL images and files do not determine the network's input size: pass preprocess=Preprocess((D, H, W))"
         )
     shape = tuple(first.shape)
     if isinstance(first, np.ndarray) and len(shape) == 2 and first.dtype == np.uint8:
-        return (1, *shape)  # a grey image; floating point numbers are a signal
+        return (1, *shape)  # a gray image; floating point numbers are a signal
     if isinstance(first, np.ndarray) and len(shape) == 3 and shape[0] > shape[2]:
-        return (shape[2], shape[0], shape[1])  # arrays hold images channels last
+        return (shape[2], shape[0], shape[1])  # arrays are channels last
     return shape
 
 
@@ -122,7 +117,7 @@ def _raw(source: Any, size: int) -> Iterator[tuple[Any, Any]]:
 
 
 def _is_files(source: Any) -> bool:
-    """Whether threads may decode it: whatever else is given may be code of the user's own, for one thread."""
+    """Whether threads may decode it; other sources may run the user's own code, which need not be thread-safe."""
     if isinstance(source, StreamedSet):
         return isinstance(source.store, Files)
     return isinstance(source, (list, tuple)) and all(isinstance(item, (str, os.PathLike)) for item in source)
@@ -141,8 +136,7 @@ def _gather(items: Iterable[Any], size: int) -> Iterator[tuple[list[Any], list[A
     iterator = iter(items)
     while chunk := [image_and_label(item) for item in itertools.islice(iterator, size)]:
         labels = [label for _, label in chunk]
-        known = all(label is not None for label in labels)
-        yield [image for image, _ in chunk], labels if known else None
+        yield [image for image, _ in chunk], labels if all(label is not None for label in labels) else None
 
 
 def image_and_label(item: Any) -> tuple[Any, Any]:
@@ -165,22 +159,21 @@ def image_and_label(item: Any) -> tuple[Any, Any]:
 
 
 def _stack(images: list[Tensor]) -> Tensor:
-    """One batch; torch would make 255.0 of a uint8 pixel that lies beside floating point images."""
+    """One batch; uint8 images among floating point ones are scaled, which torch.stack would not do."""
     if len({image.dtype for image in images}) > 1:
         images = [image.double() / 255 if image.dtype == torch.uint8 else image for image in images]
     return torch.stack(images)
 
 
 def _class_numbers(labels: Any, n: int) -> Tensor | None:
-    """The labels of a batch as int64 (n,), or None where there are none; -1 marks images without a label."""
+    """The labels of a batch as int64 (n,), or None if there are none; -1 marks images without a label."""
     if labels is None:
         return None
     numbers = _whole_numbers(labels)
     if numbers is None or numbers.shape != (n,):
-        came = shape_of(labels) if numbers is None else tuple(numbers.shape)
+        got = shape_of(labels) if numbers is None else tuple(numbers.shape)
         raise InputError(
-            f"labels must be one whole number per image, ({n},); got {came}: give images alone, or with the numbers of "
-            "their classes"
+            f"labels must be one whole number per image, ({n},); got {got}: pass images alone, or with class numbers"
         )
     return None if bool((numbers < 0).all()) else numbers
 

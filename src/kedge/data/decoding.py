@@ -1,4 +1,4 @@
-"""Image files, read whole, within limits that hold before a pixel is decoded: a file may come from anybody."""
+"""Decoding of untrusted image files, within limits that are checked before a pixel is decoded."""
 
 import io
 import os
@@ -16,19 +16,15 @@ PIECES = 10_000  # reads that any file may take; beyond it one for every PIECE b
 PIECE = 256
 PROGRAMS = ("EPS",)  # Pillow gives these to a program of their own, Ghostscript
 
-# A marker of a JPEG between or behind its scans; what follows \xff inside a scan is no marker, or restarts it.
+# A marker of a JPEG between or after its scans; inside a scan, \xff is followed by 0 or by a restart marker.
 _MARKER = re.compile(rb"\xff[\x01-\xcf\xd8-\xfe]")
 _TILE = (322, 323)  # the tags of a TIFF with the width and the height of its tiles
 
 
 class Pieces(io.BytesIO):
-    """A file in memory that ends when it is read in far too many pieces, as only files that are made for it are.
+    """A file in memory that raises an error when it is read in far too many pieces.
 
-    Pillow walks over the blocks of a file in Python, and a few bytes are enough for a block.
-
-    Example:
-        >>> Pieces(b"abc").read(2)
-        b'ab'
+    Pillow walks over the blocks of a file in Python, and a block can be a few bytes: a denial of service.
     """
 
     def __init__(self, data: bytes) -> None:
@@ -36,7 +32,7 @@ class Pieces(io.BytesIO):
         self._left = PIECES + len(data) // PIECE
 
     def read(self, size: int | None = -1, /) -> bytes:
-        """As of any file."""
+        """Read up to ``size`` bytes."""
         self._left -= 1
         if self._left < 0:
             raise InputError("it is made of too many pieces")
@@ -50,15 +46,15 @@ def open_image(
     formats: tuple[str, ...] | None = None,
     max_pixels: int | None = None,
 ) -> Image.Image:
-    """Read an image file whole, with an error that names the file.
+    """Decode an image file, with an error that names the file.
 
-    What a file declares is checked before it is decoded: its pixels, the size of its tiles, the number of its blocks
-    and scans. Formats that Pillow leaves to other programs are refused.
+    Its number of pixels, tile size, blocks and scans are checked before it is decoded. Formats that Pillow passes to
+    other programs are refused.
 
     Args:
         path: A path, or an open file.
-        name: What errors call it.
-        formats: Pillow's names of the formats to take; by default all that it decodes itself.
+        name: Name of the file in errors.
+        formats: Pillow's names of the accepted formats; by default all that it decodes itself.
         max_pixels: By default Pillow's own limit, ``Image.MAX_IMAGE_PIXELS``, which always holds.
 
     Example:
@@ -85,7 +81,7 @@ def open_image(
 
 
 class _TooLargeError(InputError):
-    """An image has more pixels than the caller takes."""
+    """An image has more pixels than the caller accepts."""
 
 
 def _content(path: str | os.PathLike[str] | BinaryIO) -> bytes:
@@ -100,10 +96,9 @@ def _content(path: str | os.PathLike[str] | BinaryIO) -> bytes:
 
 
 def _check(image: Image.Image, data: bytes, max_pixels: int | None) -> None:
-    """Raise if decoding the image would take far more than its pixels tell."""
-    known = [limit for limit in (max_pixels, Image.MAX_IMAGE_PIXELS) if limit is not None]
-    limit = min(known, default=None)
-    if limit is not None and image.width * image.height > limit:  # where Pillow itself only warns
+    """Raise if decoding the image would take far more time or memory than its number of pixels suggests."""
+    limit = min((n for n in (max_pixels, Image.MAX_IMAGE_PIXELS) if n is not None), default=None)
+    if limit is not None and image.width * image.height > limit:  # Pillow itself only warns
         raise InputError(f"{image.width} x {image.height} pixels are more than {limit:,}: a decompression bomb?")
     if image.format in PROGRAMS:
         raise InputError(f"{image.format} files are programs, which are not run")
@@ -117,20 +112,13 @@ def _check(image: Image.Image, data: bytes, max_pixels: int | None) -> None:
 
 
 def scans(data: bytes) -> int:
-    """The number of scans of a JPEG up to its end, or one more than `MAX_SCANS` where there are more.
-
-    Example:
-        >>> file = io.BytesIO()
-        >>> Image.new("L", (8, 8)).save(file, "jpeg", progressive=True)
-        >>> scans(file.getvalue())
-        6
-    """
-    at, found = 2, 0
-    while found <= MAX_SCANS and (marker := _MARKER.search(data, at)):
+    """The number of scans of a JPEG, counted up to `MAX_SCANS` + 1."""
+    at, count = 2, 0
+    while count <= MAX_SCANS and (marker := _MARKER.search(data, at)):
         kind, at = data[marker.end() - 1], marker.end()
-        if kind == 0xD9:  # the end; what comes behind it is no part of the image
+        if kind == 0xD9:  # the end; what follows is not part of the image
             break
         if kind not in (0x01, 0xD8):  # all others have a length
             at += max(2, int.from_bytes(data[at : at + 2], "big"))
-        found += kind == 0xDA
-    return found
+        count += kind == 0xDA
+    return count

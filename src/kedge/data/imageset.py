@@ -16,14 +16,15 @@ from kedge.errors import InputError
 
 @dataclass(frozen=True, eq=False)
 class ImageSet:
-    """A named set of uint8 images (N, D, H, W), with int64 labels (N,) where it has any.
+    """A named set of uint8 images (N, D, H, W), with int64 labels (N,) if it has any.
 
     It is also a map-style torch Dataset: ``set[i]`` gives the image and its label (-1 without labels).
 
     Example:
-        >>> greys = ImageSet(torch.zeros(10, 1, 8, 8, dtype=torch.uint8), name="black")
-        >>> len(greys), greys[0][1]
-        (10, -1)
+        >>> black = ImageSet(torch.zeros(10, 1, 8, 8, dtype=torch.uint8), name="black")
+        >>> first, rest = black.split(0.8)
+        >>> len(first), len(rest), black[0][1]
+        (8, 2, -1)
     """
 
     images: Tensor
@@ -37,20 +38,21 @@ class ImageSet:
                 f"images must be a uint8 tensor (N, D, H, W), got {getattr(self.images, 'dtype', '')} "
                 f"{shape_of(self.images)}; ImageSet.from_arrays converts other layouts"
             )
-        if self.labels is not None:
-            if not isinstance(self.labels, Tensor):
-                raise InputError(
-                    f"labels must be a tensor, got {type(self.labels).__name__} in the set {self.name!r}; "
-                    "ImageSet.from_arrays converts others"
-                )
-            if self.labels.shape != (len(self.images),):
-                raise InputError(
-                    f"labels must be one per image, ({len(self.images)},); got {tuple(self.labels.shape)} "
-                    f"in the set {self.name!r}"
-                )
-            if self.labels.is_floating_point() or self.labels.is_complex():
-                raise InputError(f"labels must be whole numbers, got {self.labels.dtype} in the set {self.name!r}")
-            object.__setattr__(self, "labels", self.labels.long())
+        if self.labels is None:
+            return
+        if not isinstance(self.labels, Tensor):
+            raise InputError(
+                f"labels must be a tensor, got {type(self.labels).__name__} in the set {self.name!r}; "
+                "ImageSet.from_arrays converts others"
+            )
+        if self.labels.shape != (len(self.images),):
+            raise InputError(
+                f"labels must be one per image, ({len(self.images)},); got {tuple(self.labels.shape)} "
+                f"in the set {self.name!r}"
+            )
+        if self.labels.is_floating_point() or self.labels.is_complex():
+            raise InputError(f"labels must be whole numbers, got {self.labels.dtype} in the set {self.name!r}")
+        object.__setattr__(self, "labels", self.labels.long())
 
     @classmethod
     def from_arrays(
@@ -78,7 +80,7 @@ class ImageSet:
 
     @functools.cached_property
     def checksum(self) -> str:
-        """The sha256 of the pixels and labels, which names this very content."""
+        """The sha256 of the shape, the pixels and the labels."""
         digest = hashlib.sha256(repr(tuple(self.images.shape)).encode())
         digest.update(self.images.contiguous().numpy().tobytes())
         if self.labels is not None:
@@ -86,12 +88,7 @@ class ImageSet:
         return digest.hexdigest()
 
     def subset(self, indices: Tensor | Sequence[int], *, name: str | None = None) -> "ImageSet":
-        """The images at ``indices``, in that order, or those where a mask is true.
-
-        Example:
-            >>> ImageSet(torch.zeros(4, 1, 8, 8, dtype=torch.uint8)).subset([0, 2]).images.shape[0]
-            2
-        """
+        """The images at ``indices``, in that order, or those where a mask is true."""
         chosen = torch.as_tensor(indices)
         if chosen.dtype != torch.bool:
             chosen = chosen.long()
@@ -99,14 +96,13 @@ class ImageSet:
         return replace(self, images=self.images[chosen], labels=labels, name=name or self.name)
 
     def split(self, fraction: float, *, seed: int = 0) -> tuple["ImageSet", "ImageSet"]:
-        """Shuffle and cut in two: the first part holds ``fraction`` of the images.
+        """Shuffle and cut in two: the first part holds ``fraction`` of the images."""
+        first, rest = split_indices(len(self), fraction, seed)
+        return self.subset(first), self.subset(rest)
 
-        Example:
-            >>> first, rest = ImageSet(torch.zeros(10, 1, 8, 8, dtype=torch.uint8)).split(0.8)
-            >>> len(first), len(rest)
-            (8, 2)
-        """
-        between("fraction", fraction, 0, 1, open_ends=True)
-        order = torch.randperm(len(self), generator=torch.Generator().manual_seed(seed))
-        cut = round(fraction * len(self))
-        return self.subset(order[:cut]), self.subset(order[cut:])
+
+def split_indices(n: int, fraction: float, seed: int) -> tuple[Tensor, Tensor]:
+    """Indices of n images, shuffled and cut in two."""
+    between("fraction", fraction, 0, 1, open_ends=True)
+    order = torch.randperm(n, generator=torch.Generator().manual_seed(seed))
+    return order[: round(fraction * n)], order[round(fraction * n) :]

@@ -1,4 +1,4 @@
-"""Labels of one set as the classes of another: numbers follow names, since every folder counts from 0."""
+"""Matching the labels of two sets by the names of their classes, since every image folder counts from 0."""
 
 import warnings
 from collections.abc import Sequence
@@ -12,37 +12,32 @@ from kedge.errors import KedgeWarning
 UNKNOWN = -1
 
 
-def names_beside(source: Any, known: Sequence[str]) -> tuple[str, ...]:
-    """The names of the classes of a set, or of a loader's set, if any; those that are not ``known`` are told.
-
-    Example:
-        >>> names_beside(torch.zeros(3), ("cat", "dog"))
-        ()
-    """
+def class_names(source: Any, classes: Sequence[str]) -> tuple[str, ...]:
+    """The names of the classes of a set or a loader's set, if any; warns of names that are not among ``classes``."""
     names = tuple(map(str, getattr(getattr(source, "dataset", source), "classes", None) or ()))
-    strange = [name for name in names if known and name not in known]
-    if strange:
+    unknown = [name for name in names if classes and name not in classes]
+    if unknown:
         warnings.warn(
-            f"the images have classes that the detector does not know, such as {', '.join(strange[:3])}, so these "
-            f"labels are not used; name the classes as the detector does: {', '.join(known[:5])}, ...",
+            f"the images have classes that the detector does not know, such as {', '.join(unknown[:3])}, so these "
+            f"labels are not used; name the classes as the detector does: {', '.join(classes[:5])}, ...",
             KedgeWarning,
             stacklevel=3,
         )
     return names
 
 
-def renumbered(labels: Tensor, names: Sequence[str], known: Sequence[str]) -> Tensor:
-    """Labels (N,) into ``names`` as labels into ``known``; -1 for a class that is not among them.
+def renumbered(labels: Tensor, names: Sequence[str], classes: Sequence[str]) -> Tensor:
+    """Labels (N,) into ``names`` as labels into ``classes``; -1 for a class that is not among them.
 
-    Where either has no names, numbers are all there is, and they stay.
+    Labels stay as they are if either has no names.
 
     Example:
         >>> renumbered(torch.tensor([0, 1, 2]), ("cat", "dog", "yeti"), ("bird", "cat", "dog"))
         tensor([ 1,  2, -1])
     """
-    if not names or not known or tuple(names) == tuple(known):
+    if not names or not classes or tuple(names) == tuple(classes):
         return labels
-    places = {name: number for number, name in enumerate(known)}
+    places = {name: number for number, name in enumerate(classes)}
     table = torch.tensor([*(places.get(name, UNKNOWN) for name in names), UNKNOWN])
     inside = (labels >= 0) & (labels < len(names))
     return table[torch.where(inside, labels, len(names))]

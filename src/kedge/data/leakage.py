@@ -1,9 +1,14 @@
-"""Leakage: images that must be strangers to a test set, found in it by their pixels."""
+"""Images recognized by their pixels: shared between sets, or divided into halves that share none."""
 
 import hashlib
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+
+from kedge.data.batches import batches
+from kedge.data.preprocess import Preprocess
+from kedge.errors import InputError
 
 
 def fingerprints(images: Tensor) -> Tensor:
@@ -27,13 +32,40 @@ def fingerprints(images: Tensor) -> Tensor:
 
 
 def shared(ours: Tensor, theirs: Tensor) -> Tensor:
-    """The positions in ``theirs`` of images that are in ``ours`` too, both as fingerprints.
+    """The positions in ``theirs`` of images that are in ``ours`` too; both are `fingerprints`."""
+    seen = {bytes(row) for row in ours.numpy()}
+    positions = [i for i, row in enumerate(theirs.numpy()) if bytes(row) in seen]
+    return torch.tensor(positions, dtype=torch.long)
+
+
+class Half(NamedTuple):
+    """Images (N, D, ...), their labels (N,), -1 for none, and their fingerprints."""
+
+    images: Tensor
+    labels: Tensor
+    prints: Tensor
+
+
+def halves(held_out: Any, preprocess: Preprocess, why: str) -> tuple[Half, Half]:
+    """Divide images by their pixels: independent of their order, and equal images come into the same half.
+
+    Args:
+        held_out: Images in any form that `kedge.data.batches` takes.
+        preprocess: How they become inputs.
+        why: The reason for two halves, for the error if there are too few images.
 
     Example:
-        >>> a = fingerprints(torch.arange(6, dtype=torch.uint8).view(6, 1, 1, 1))
-        >>> shared(a[:2], a[1:4])
-        tensor([0])
+        >>> first, second = halves(torch.rand(20, 3, 2, 2), Preprocess((3, 2, 2)), "an example needs them")
+        >>> len(first.images) + len(second.images)
+        20
     """
-    known = {bytes(row) for row in ours.numpy()}
-    found = [i for i, row in enumerate(theirs.numpy()) if bytes(row) in known]
-    return torch.tensor(found, dtype=torch.long)
+    images, labels, prints = [], [], []
+    for x, y in batches(held_out, preprocess):
+        images.append(x)
+        labels.append(torch.full((len(x),), -1) if y is None else y)
+        prints.append(fingerprints(x))
+    x, y, marks = torch.cat(images), torch.cat(labels), torch.cat(prints)
+    first = marks[:, 0] % 2 == 0
+    if not 0 < int(first.sum()) < len(first):
+        raise InputError(f"held_out must have images enough for two halves, since {why}; got {len(first)}")
+    return Half(x[first], y[first], marks[first]), Half(x[~first], y[~first], marks[~first])

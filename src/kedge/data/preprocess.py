@@ -1,4 +1,4 @@
-"""From whatever a user has (files, PIL images, arrays, tensors) to the batches that a network was trained on."""
+"""Preprocess: from files, PIL images, arrays and tensors to the inputs of a network."""
 
 import os
 from dataclasses import dataclass
@@ -25,12 +25,12 @@ _AT_A_TIME = 1 << 20  # pixels in floating point
 
 @dataclass(frozen=True)
 class Preprocess:
-    """What an image must be before the network sees it. Saved with a detector, and the same for every image.
+    """Converts and resizes images to a network's input; saved with a detector.
 
     Args:
-        shape: Of one input: (D, H, W) for images; vectors and signals pass as they are and must match.
-        resize: The Pillow filter for PIL images, files and uint8 images of another size.
-        fit: ``"crop"`` scales the shorter side and cuts out the centre; ``"stretch"`` does not keep the aspect ratio.
+        shape: Shape of one input: (D, H, W) for images; vectors and signals must have it already.
+        resize: Pillow's filter for PIL images, files and uint8 images of another size.
+        fit: ``"crop"`` scales the shorter side and crops the center; ``"stretch"`` does not keep the aspect ratio.
 
     Example:
         >>> Preprocess((3, 32, 32))(Image.new("L", (64, 48), 255)).shape
@@ -64,12 +64,7 @@ class Preprocess:
         return self.batch(item[None])[0]
 
     def batch(self, images: Tensor | np.ndarray[Any, Any]) -> Tensor:
-        """Check a batch (B, D, H, W), or (B, H, W, D) for arrays, and resize it where it needs to be.
-
-        Example:
-            >>> Preprocess((3, 8, 8)).batch(np.zeros((2, 8, 8, 3), np.uint8)).shape
-            torch.Size([2, 3, 8, 8])
-        """
+        """Check a batch (B, D, H, W), or (B, H, W, D) for arrays, and resize it if needed."""
         x = images if isinstance(images, Tensor) else self._channels_first(images)
         if x.dtype == torch.bool or not (x.is_floating_point() or x.dtype == torch.uint8):
             raise InputError(f"images must be uint8 or floating point in [0, 1], got {x.dtype}")
@@ -101,12 +96,12 @@ class Preprocess:
         return f"(B, {', '.join(map(str, self.shape))})"
 
     def _channels_first(self, array: np.ndarray[Any, Any]) -> Tensor:
-        """Arrays of images come as files hold them, channels last; (B, D, H, W) is taken too where it is clear."""
+        """Arrays are channels last, as image files are; (B, D, H, W) is accepted where it is unambiguous."""
         if not self.is_image:
             return _tensor(array)
         channels = self.shape[0]
         if array.ndim == 3 and channels == 1 and array.shape[-1] > 1:  # (H, W, 1) is one image, not H of width 1
-            array = array[..., None]  # grey images without a channel axis
+            array = array[..., None]  # gray images without a channel axis
         if array.ndim != 4 or channels not in (array.shape[-1], array.shape[1]):
             raise InputError(
                 f"arrays of images must be (B, H, W, {channels}) or {self._expected}, got {shape_of(array)}; "
@@ -122,7 +117,7 @@ class Preprocess:
             raise InputError(f"PIL images have 1 or 3 channels and this network takes {channels}; pass an array")
         try:
             image = in_mode(image, "L" if channels == 1 else "RGB")
-        except Exception as error:  # Pillow opens files lazily and may find the damage only here
+        except Exception as error:  # Pillow reads files lazily, so damage may show only here
             raise InputError(f"a PIL image ({image.mode}, {image.size}) cannot be read: {error}") from error
         if 0 in image.size:
             raise InputError(f"an image must have pixels; got one of {image.width} x {image.height}")
@@ -137,30 +132,22 @@ class Preprocess:
 
 
 def in_mode(image: Image.Image, mode: str) -> Image.Image:
-    """An image as a network sees it before it is resized: upright, in mode "L" or "RGB", 16 bits scaled to 8.
+    """An image upright (by its EXIF tag), in mode "L" or "RGB", with 16 bits scaled to 8.
 
     Example:
         >>> in_mode(Image.new("I;16", (1, 1), 257 * 90), "RGB").getpixel((0, 0))
         (90, 90, 90)
     """
-    return _to_mode(_upright(image), mode)
-
-
-def _upright(image: Image.Image) -> Image.Image:
-    """Turned as its EXIF says; the image itself where it says nothing, since a copy costs as much as the image."""
     image.load()
-    turned = image.getexif().get(ExifTags.Base.Orientation, 1) != 1
-    return ImageOps.exif_transpose(image) if turned else image
-
-
-def _to_mode(image: Image.Image, mode: str) -> Image.Image:
+    if image.getexif().get(ExifTags.Base.Orientation, 1) != 1:  # exif_transpose alone would copy upright images too
+        image = ImageOps.exif_transpose(image)
     if image.mode.startswith("I") or image.mode == "F":  # Pillow clips 16 bits to 8 instead of scaling them
         image = Image.fromarray(_to_8_bits(np.asarray(image), image.mode))
     return image if image.mode == mode else image.convert(mode)
 
 
 def _to_8_bits(values: np.ndarray[Any, Any], mode: str) -> np.ndarray[Any, Any]:
-    """Grey values (H, W) of 16 or 32 bits, or floating point, as uint8."""
+    """Gray values (H, W) of 16 or 32 bits, or floating point, as uint8."""
     # "I" has 32 bits, and holds 16-bit images as well as 8-bit ones.
     divisor = 257 if mode.startswith("I;16") or (mode == "I" and values.max(initial=0) > 255) else 1
     scaled = np.empty(values.shape, np.uint8)
@@ -168,7 +155,7 @@ def _to_8_bits(values: np.ndarray[Any, Any], mode: str) -> np.ndarray[Any, Any]:
     for top in range(0, len(values), rows):
         part = values[top : top + rows] / divisor
         if np.isnan(part).any():
-            raise InputError("its pixels must be numbers; some are NaN")
+            raise InputError("pixels must be numbers; some are NaN")
         scaled[top : top + rows] = part.clip(0, 255).round()
     return scaled
 

@@ -1,4 +1,4 @@
-"""Reading ahead: threads decode the next images while the caller computes with these."""
+"""Prefetching: threads decode the next images while the caller computes with the current ones."""
 
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
@@ -8,19 +8,19 @@ from typing import TypeVar
 from kedge.checks import at_least
 from kedge.threads import cores
 
-MOST = 8  # threads that are taken unasked
+MOST = 8  # threads by default
 T = TypeVar("T")
 
 
 def in_order(tasks: Iterable[Callable[[], T]], *, ahead: int, workers: int | None = None) -> Generator[T, None, None]:
-    """The results of tasks, in their order; threads work on the next ones while the caller uses what it got.
+    """Run tasks in threads and yield their results in order.
 
-    An error, of a task or of the iterable itself, is raised when its turn comes, after the results before it.
+    An error, of a task or of the iterable itself, is raised after the results that come before it.
 
     Args:
-        tasks: Functions that may run in any thread, such as those that decode a file. Taken one by one.
-        ahead: Results that may wait, or be worked on.
-        workers: Threads; by default one for each core, two at least and `MOST` at most.
+        tasks: Functions that may run in any thread. Taken one by one.
+        ahead: The largest number of tasks that are running or wait to be yielded.
+        workers: Threads; by default `readers`.
 
     Example:
         >>> list(in_order([lambda n=n: n * n for n in range(4)], ahead=2))
@@ -29,32 +29,27 @@ def in_order(tasks: Iterable[Callable[[], T]], *, ahead: int, workers: int | Non
     at_least("ahead", ahead, 1)
     pool = ThreadPoolExecutor(readers() if workers is None else workers, thread_name_prefix="kedge-reader")
     running: deque[Future[T]] = deque()
-    given = iter(tasks)
+    pending = iter(tasks)
     more = True
     try:
         while more or running:
             while more and len(running) < ahead:
-                more = _submit(pool, given, running)
+                more = _submit(pool, pending, running)
             if running:
                 yield running.popleft().result()
-    finally:  # also where the caller takes no more
+    finally:  # also if the caller stops early
         pool.shutdown(cancel_futures=True)
 
 
 def readers() -> int:
-    """Threads that read images, unless somebody says how many.
-
-    Example:
-        >>> 2 <= readers() <= MOST
-        True
-    """
+    """The default number of threads: one per core, at least two and at most `MOST`."""
     return min(max(2, cores()), MOST)
 
 
-def _submit(pool: ThreadPoolExecutor, given: Iterator[Callable[[], T]], running: deque[Future[T]]) -> bool:
-    """Start the next task; False if there was none, or getting it failed."""
+def _submit(pool: ThreadPoolExecutor, pending: Iterator[Callable[[], T]], running: deque[Future[T]]) -> bool:
+    """Start the next task; False if there is none, or if the iterable raised an error."""
     try:
-        task = next(given)
+        task = next(pending)
     except StopIteration:
         return False
     except Exception as error:

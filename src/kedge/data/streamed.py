@@ -1,4 +1,4 @@
-"""StreamedSet: images that stay on disk until they are asked for."""
+"""StreamedSet: images that stay on disk and are decoded one by one."""
 
 import functools
 import hashlib
@@ -12,16 +12,16 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from kedge.checks import between, one_of, shape_of
+from kedge.checks import one_of, shape_of
 from kedge.data.decoding import open_image
-from kedge.data.imageset import ImageSet
+from kedge.data.imageset import ImageSet, split_indices
 from kedge.data.preprocess import Preprocess
 from kedge.errors import InputError, KedgeWarning
 
 ON_ERROR = ("refuse", "skip")
-SMALL_SIDE = 64  # images up to this size ...
-SMALL_BYTES = 2**30  # ... and sets up to this size are read into memory by `load`
-_GREY = ("1", "L", "LA", "I", "F")
+SMALL_SIDE = 64  # pixels; `settled` reads sets of images up to this size ...
+SMALL_BYTES = 2**30  # ... and up to this size in all into memory
+_GRAY = ("1", "L", "LA", "I", "F")
 
 
 class _MixedSizesError(InputError):
@@ -29,25 +29,25 @@ class _MixedSizesError(InputError):
 
 
 class Store(Protocol):
-    """Where encoded images lie: a folder, a database."""
+    """Encoded images by number, such as the files of a folder or the values of a database."""
 
     @property
     def names(self) -> tuple[str, ...]:
-        """One per image, relative to the store."""
+        """One name per image, relative to the store."""
 
     def stream(self, index: int) -> BinaryIO:
-        """The bytes of an image."""
+        """The encoded image as an open file."""
 
     def size(self, index: int) -> int:
-        """How many bytes these are."""
+        """The number of bytes of the encoded image."""
 
     def pick(self, indices: Sequence[int]) -> "Store":
-        """The same store with some of its images."""
+        """The same store with only these images."""
 
 
 @dataclass(frozen=True)
 class Files:
-    """Image files under a folder, by their relative names with forward slashes.
+    """Image files in a folder, by their relative names with forward slashes.
 
     Example:
         >>> Files(Path("photos"), ("cat/1.jpg", "dog/2.jpg")).pick([1]).names
@@ -62,29 +62,29 @@ class Files:
         return (self.root / self.names[index]).open("rb")
 
     def size(self, index: int) -> int:
-        """Its size on disk."""
+        """The file's size on disk."""
         return (self.root / self.names[index]).stat().st_size
 
     def pick(self, indices: Sequence[int]) -> "Files":
-        """Some of the files."""
+        """Only these files."""
         return replace(self, names=tuple(self.names[i] for i in indices))
 
 
 @dataclass(frozen=True, eq=False)
 class StreamedSet:
-    """A named set of images on disk, decoded one by one: for images too large or too many for an `ImageSet`.
+    """A named set of images on disk, for images too large or too many for an `ImageSet`.
 
     It is a map-style torch Dataset: ``set[i]`` gives a PIL image (a uint8 tensor with ``preprocess``) and its label, -1
-    where it has none. An image that cannot be decoded raises an `InputError` with its name; `readable` leaves such
-    images out beforehand.
+    if it has none. An image that cannot be decoded raises an `InputError` with its name; `readable` leaves such images
+    out beforehand.
 
     Args:
-        store: Where the images lie, such as `Files`.
+        store: The encoded images, such as `Files`.
         labels: (N,) whole numbers, -1 for images without a label.
-        name: Of the set.
-        classes: Their names; labels must lie within them.
-        preprocess: Applied to every image that is taken out.
-        skipped: What `readable` left out, and why.
+        name: Name of the set.
+        classes: Names of the classes; labels must lie within them.
+        preprocess: Applied to each image on access.
+        skipped: The images that `readable` left out, and why.
 
     Example:
         >>> import tempfile
@@ -132,7 +132,7 @@ class StreamedSet:
         return image if self.preprocess is None else self.preprocess(image), label
 
     def image(self, index: int) -> Image.Image:
-        """Decode one image, as it is."""
+        """Decode one image, without preprocessing."""
         name = self.store.names[index]
         try:
             stream = self.store.stream(index)
@@ -149,41 +149,23 @@ class StreamedSet:
         return hashlib.sha256("".join(lines).encode()).hexdigest()
 
     def subset(self, indices: Tensor | Sequence[int], *, name: str | None = None) -> "StreamedSet":
-        """The images at ``indices``, in that order, or those where a mask is true; nothing is read.
-
-        Example:
-            >>> StreamedSet(Files(Path("photos"), ("1.jpg", "2.jpg"))).subset([1]).store.names
-            ('2.jpg',)
-        """
+        """The images at ``indices``, in that order, or those where a mask is true; nothing is read."""
         chosen = torch.as_tensor(indices)
         if chosen.dtype == torch.bool:
             if chosen.shape != (len(self),):
                 raise InputError(f"a mask must have one value per image, ({len(self)},); got {tuple(chosen.shape)}")
             chosen = chosen.nonzero()[:, 0]
-        order = chosen.long().tolist()
-        labels = None if self.labels is None else self.labels[chosen.long()]
-        return replace(self, store=self.store.pick(order), labels=labels, name=name or self.name)
+        order = chosen.long()
+        labels = None if self.labels is None else self.labels[order]
+        return replace(self, store=self.store.pick(order.tolist()), labels=labels, name=name or self.name)
 
     def split(self, fraction: float, *, seed: int = 0) -> tuple["StreamedSet", "StreamedSet"]:
-        """Shuffle and cut in two: the first part holds ``fraction`` of the images.
-
-        Example:
-            >>> photos = StreamedSet(Files(Path("photos"), tuple("abcde")))
-            >>> [len(part) for part in photos.split(0.8)]
-            [4, 1]
-        """
-        between("fraction", fraction, 0, 1, open_ends=True)
-        order = torch.randperm(len(self), generator=torch.Generator().manual_seed(seed))
-        cut = round(fraction * len(self))
-        return self.subset(order[:cut]), self.subset(order[cut:])
+        """Shuffle and cut in two: the first part holds ``fraction`` of the images."""
+        first, rest = split_indices(len(self), fraction, seed)
+        return self.subset(first), self.subset(rest)
 
     def readable(self) -> "StreamedSet":
-        """The images that can be decoded: each is read once, and a warning names what is left out (see ``skipped``).
-
-        Example:
-            >>> StreamedSet(Files(Path("photos"), ())).readable().skipped
-            ()
-        """
+        """The images that can be decoded: each is read once, and a warning lists the others (see ``skipped``)."""
         good, bad = [], []
         for index in range(len(self)):
             try:
@@ -201,60 +183,47 @@ class StreamedSet:
         return replace(self.subset(good), skipped=(*self.skipped, *bad))
 
     def to_memory(self, preprocess: Preprocess | None = None) -> ImageSet:
-        """Decode every image into an `ImageSet`; without ``preprocess`` they must all be of one size.
-
-        Example:
-            >>> StreamedSet(Files(Path("photos"), ())).to_memory(Preprocess((3, 8, 8)))
-            Traceback (most recent call last):
-            kedge.errors.InputError: the set 'images' is empty
-        """
+        """Decode every image into an `ImageSet`; without ``preprocess`` they must all be of one size."""
         if not len(self):
             raise InputError(f"the set {self.name!r} is empty")
-        rule = preprocess or self.preprocess or self._own_size()
+        rule = preprocess or self.preprocess or self._common_size()
         images = torch.empty((len(self), *rule.shape), dtype=torch.uint8)
         for index in range(len(self)):
             images[index] = rule(self.image(index))
         return ImageSet(images, self.labels, self.name, self.classes)
 
     def header(self, index: int) -> tuple[tuple[int, int], bool]:
-        """The (width, height) of an image and whether it is grey, without decoding it."""
+        """The (width, height) of an image and whether it is gray, without decoding it."""
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("error", Image.DecompressionBombWarning)
                 with self.store.stream(index) as stream, Image.open(stream) as image:
-                    return image.size, image.mode.split(";")[0] in _GREY
-        except Exception:  # whatever is wrong with it, decoding gives the error with the file's name
+                    return image.size, image.mode.split(";")[0] in _GRAY
+        except Exception:  # whatever is wrong with it, decoding raises an error with the file's name
             decoded = self.image(index)
-            return decoded.size, decoded.mode in _GREY
+            return decoded.size, decoded.mode in _GRAY
 
-    def _own_size(self) -> Preprocess:
-        size, grey = self.header(0)
+    def _common_size(self) -> Preprocess:
+        size, gray = self.header(0)
         for index in range(1, len(self)):
-            other, other_grey = self.header(index)
-            grey = grey and other_grey
+            other, other_gray = self.header(index)
+            gray = gray and other_gray
             if other != size:
                 names = self.store.names
                 raise _MixedSizesError(
                     f"images in memory must be of one size; {names[0]} of the set {self.name!r} is "
                     f"{size[0]} x {size[1]} and {names[index]} is {other[0]} x {other[1]}: "
-                    "pass to_memory(Preprocess((3, H, W))), or use the set as it is, streamed"
+                    "pass to_memory(Preprocess((3, H, W))), or use the streamed set as it is"
                 )
-        return Preprocess((1 if grey else 3, size[1], size[0]))
+        return Preprocess((1 if gray else 3, size[1], size[0]))
 
 
 def settled(images: StreamedSet, on_error: str = "refuse") -> ImageSet | StreamedSet:
-    """Read a set into memory where its images are small and of one size; leave it streamed otherwise.
+    """Read a set into memory if its images are small and of one size; otherwise return it as it is.
 
     Args:
-        images: The set as it lies on disk.
+        images: The set on disk.
         on_error: ``"refuse"`` an image that cannot be decoded with an error, or ``"skip"`` it with a warning.
-
-    Example:
-        >>> import tempfile
-        >>> folder = Path(tempfile.mkdtemp())
-        >>> Image.new("L", (28, 28)).save(folder / "black.png")
-        >>> settled(StreamedSet(Files(folder, ("black.png",)))).images.shape
-        torch.Size([1, 1, 28, 28])
     """
     one_of("on_error", on_error, ON_ERROR)
     if on_error == "skip":

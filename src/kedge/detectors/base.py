@@ -17,9 +17,8 @@ from kedge.anchoring import DEFAULT_K, Anchored
 from kedge.anchoring.sampling import choose
 from kedge.checks import at_least, between, finite
 from kedge.data import Preprocess, batches, shape_of_inputs
-from kedge.data.halves import halves
-from kedge.data.labels import UNKNOWN, names_beside, renumbered
-from kedge.data.leakage import fingerprints
+from kedge.data.labels import UNKNOWN, class_names, renumbered
+from kedge.data.leakage import fingerprints, halves
 from kedge.errors import InputError, NotReadyError
 from kedge.io import artifact
 from kedge.io.rebuild import describe
@@ -230,7 +229,7 @@ class Detector(ABC):
         at_least("batch_size", batch_size, 1)
         if delta is not None:
             between("delta", delta, 0, 1, open_ends=True)
-        names = names_beside(held_out, self.classes)
+        names = class_names(held_out, self.classes)
         outs: list[Outputs] = []
         labels: list[Tensor] = []
         prints: list[Tensor] = []  # also of the images that the method learns from: no test set may hold them either

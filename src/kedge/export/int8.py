@@ -16,8 +16,7 @@ from kedge import calibration
 from kedge.anchoring.sampling import choose
 from kedge.checks import at_least, needs
 from kedge.data import Preprocess, batches
-from kedge.data.halves import halves
-from kedge.data.leakage import fingerprints, shared
+from kedge.data.leakage import fingerprints, halves, shared
 from kedge.errors import InputError
 from kedge.experimental.early_exit import exit_threshold
 from kedge.export.cascade import join, parts

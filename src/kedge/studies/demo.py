@@ -5,11 +5,12 @@ from dataclasses import dataclass
 
 from kedge.anchoring import anchor
 from kedge.data import ImageSet
-from kedge.data.digits import digits, inverted, letters, noised, of_classes, textures
+from kedge.data.digits import digits, of_classes
 from kedge.detectors import AMP, MSP, Detector, Energy, Entropy, MaxLogit
 from kedge.evaluation import Evaluation, evaluate
 from kedge.models import build
 from kedge.seeds import seeded
+from kedge.studies.outlier_images import inverted, letters, noised, textures
 from kedge.training import Progress, Recipe, recipe, train
 
 KNOWN, HELD_OUT = (0, 1, 2, 3, 4, 5, 6, 7), (8, 9)

@@ -1,7 +1,6 @@
 """Every method on the digits: what each needs, what it costs, and what it finds."""
 
 from kedge.data import ImageSet
-from kedge.data.digits import shapes
 from kedge.detectors import (
     AMP,
     DEUP,
@@ -27,6 +26,7 @@ from kedge.detectors import (
     ViM,
 )
 from kedge.studies.demo import KNOWN, demo_data
+from kedge.studies.outlier_images import shapes
 from kedge.studies.plan import MethodPlan, NetworkPlan, Protocol, Suite, SuiteData
 from kedge.studies.study import Setting, Study
 from kedge.training import recipe

@@ -53,7 +53,7 @@ def _scaled(setting: Setting, known: str) -> Callable[[int], SuiteData]:
             large = sets.made_ood(SMOKE_IMAGES, "made scenes", side=3 * SMOKE_SIDE, seed=seed)
             return replace(data, ood=tuple(_resized(large, how, SMOKE_SIDE) for how in FILTERS))
         try:
-            scenes = sources.load(AT_HAND, data_dir=setting.data_dir)
+            scenes = sources.load_dataset(AT_HAND, data_dir=setting.data_dir)
         except NotReadyError as error:
             return replace(data, ood=(), missing={**data.missing, AT_HAND: str(error)})
         return replace(data, ood=tuple(_resized(scenes, how, 32) for how in FILTERS))

@@ -89,7 +89,7 @@ def _data(setting: Setting, known: str) -> Callable[[int], SuiteData]:
 def _lists(benchmark: str, name: str, split: str, home: Path) -> tuple[ImageSet, ImageSet]:
     """A list's images of known classes, and the others, at 32 x 32."""
     try:
-        inside, outside = sources.scood(benchmark, name, split, data_dir=home)
+        inside, outside = sources.scood_parts(benchmark, name, split, data_dir=home)
     except (InputError, NotReadyError) as error:
         raise NotReadyError(f"scood is not complete in {home}: {error}; see `kedge data get scood`") from error
     return _small(inside), _small(outside)

@@ -58,7 +58,7 @@ def load(name: str, *, side: int, data_dir: str | Path | None, split: str | None
         if not path.is_file():
             raise NotReadyError(f"{name} is not here: put {path.name} into {path.parent}")
         return _renamed(sources.npz(str(path), split), name)
-    images = sources.load(name, split, data_dir=data_dir)
+    images = sources.load_dataset(name, split, data_dir=data_dir)
     if isinstance(images, ImageSet) and images.images.shape[2:] == (side, side):
         return images
     return gather(images, Preprocess((3, side, side)), name=images.name)

@@ -112,7 +112,7 @@ class Setting:
                 return shifted(smoke_data(seed, outliers is not None))
             train: ImageSet | StreamedSet
             if id_name == "imagenet":  # too large for memory
-                train = sources.load(id_name, "train", data_dir=self.data_dir)
+                train = sources.load_dataset(id_name, "train", data_dir=self.data_dir)
             else:
                 train = sets.load(id_name, side=side, data_dir=self.data_dir, split="train")
             test = sets.load(id_name, side=side, data_dir=self.data_dir)

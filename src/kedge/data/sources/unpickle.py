@@ -1,4 +1,4 @@
-"""Reading pickles of plain values and byte arrays without ever running what they name."""
+"""A restricted unpickler for plain values and uint8 arrays: nothing that a pickle names is run."""
 
 import io
 import pickle
@@ -10,7 +10,7 @@ from kedge.errors import FileFormatError
 
 
 class _Dtype:
-    """Stands in for numpy.dtype: remembers its code and nothing else."""
+    """A stand-in for numpy.dtype that keeps its code only."""
 
     def __init__(self, code: str, *_: object) -> None:
         self.code = code
@@ -20,7 +20,7 @@ class _Dtype:
 
 
 class _Array:
-    """Stands in for numpy.ndarray, whose own unpickling trusts the file; holds uint8 values only."""
+    """A stand-in for numpy.ndarray, whose own unpickling trusts the file; uint8 only."""
 
     values: np.ndarray[Any, Any]
 
@@ -59,7 +59,7 @@ class _Unpickler(pickle.Unpickler):
 
 
 def unpickle(data: bytes, where: str) -> dict[str, Any]:
-    """Read a pickled dictionary of numbers, text, lists and uint8 arrays; anything else is refused before it could run.
+    """Read a pickled dictionary of numbers, text, lists and uint8 arrays; anything else is refused and not run.
 
     Example:
         >>> unpickle(pickle.dumps({"labels": [3, 1], "data": np.ones((2, 2), np.uint8)}), "batch")["data"]
@@ -67,14 +67,14 @@ def unpickle(data: bytes, where: str) -> dict[str, Any]:
                [1, 1]], dtype=uint8)
         >>> unpickle(pickle.dumps({"labels": io.BytesIO}), "batch")
         Traceback (most recent call last):
-        kedge.errors.FileFormatError: batch is no CIFAR pickle: it names _io.BytesIO, which no data file ...
+        kedge.errors.FileFormatError: batch is not a CIFAR pickle: it names _io.BytesIO, which no data file ...
     """
     try:
         loaded = _Unpickler(io.BytesIO(data), encoding="latin-1").load()
-    except Exception as error:  # a damaged pickle makes the machine trip over anything
-        raise FileFormatError(f"{where} is no CIFAR pickle: {error}") from error
+    except Exception as error:  # a damaged pickle can raise anything
+        raise FileFormatError(f"{where} is not a CIFAR pickle: {error}") from error
     if not isinstance(loaded, dict):
-        raise FileFormatError(f"{where} is no CIFAR pickle: it must hold a dictionary, got {type(loaded).__name__}")
+        raise FileFormatError(f"{where} is not a CIFAR pickle: it must hold a dictionary, got {type(loaded).__name__}")
     keys = (key.decode("latin-1") if isinstance(key, bytes) else key for key in loaded)
     return {
         str(key): value.values if isinstance(value, _Array) and hasattr(value, "values") else value

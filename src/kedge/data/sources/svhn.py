@@ -1,4 +1,7 @@
-"""SVHN: a reader of exactly those MATLAB 5 files, numeric arrays and nothing else."""
+"""SVHN: MATLAB 5 files.
+
+Read here because `scipy.io.loadmat` can crash the process on a damaged file, and is not limited in memory.
+"""
 
 import struct
 import zlib
@@ -8,55 +11,39 @@ from typing import Any
 import numpy as np
 
 from kedge.data.imageset import ImageSet
-from kedge.data.sources.entry import check_labels
 from kedge.errors import FileFormatError
 
 _TYPES = {1: "i1", 2: "u1", 3: "i2", 4: "u2", 5: "i4", 6: "u4", 7: "f4", 9: "f8", 12: "i8", 13: "u8"}
 _MATRIX, _COMPRESSED = 14, 15
 _NUMERIC = range(6, 16)  # array classes from double to uint64; not cells, structures, objects, text or sparse ones
-_LARGEST = 2**31  # bytes; SVHN's extra part has 1.6e9
+_LARGEST = 2**31  # bytes; SVHN's extra split has 1.6e9
 
 
 def read_svhn(path: Path, split: str, name: str) -> ImageSet:
-    """Read ``{split}_32x32.mat``: X (32, 32, 3, N) and y (N, 1), where 10 stands for the digit 0.
-
-    Example:
-        >>> read_svhn(Path("nowhere.mat"), "test", "svhn")
-        Traceback (most recent call last):
-        kedge.errors.FileFormatError: nowhere.mat cannot be read: No such file or directory
-    """
+    """Read ``{split}_32x32.mat``: X (32, 32, 3, N) and y (N, 1), where 10 is the digit 0."""
     arrays = read_mat(path)
     x, y = arrays.get("X"), arrays.get("y")
     if x is None or y is None or x.dtype != np.uint8 or x.ndim != 4 or x.shape[:3] != (32, 32, 3):
-        have = ", ".join(f"{key} {value.dtype} {value.shape}" for key, value in arrays.items()) or "nothing"
-        raise FileFormatError(f"{path} must hold X (32, 32, 3, N) of uint8 and y (N, 1); it holds {have}")
+        content = ", ".join(f"{key} {value.dtype} {value.shape}" for key, value in arrays.items()) or "nothing"
+        raise FileFormatError(f"{path} must hold X (32, 32, 3, N) of uint8 and y (N, 1); it holds {content}")
     if y.size != x.shape[3]:
         raise FileFormatError(f"{path} must hold a label per image; it holds {x.shape[3]} images and {y.size} labels")
     digits = y.reshape(-1)
     if digits.size and (digits.min() < 1 or digits.max() > 10 or bool((digits % 1 != 0).any())):
         raise FileFormatError(f"{path} must hold labels 1 to 10; it holds {digits.min()} to {digits.max()}")
-    labels = check_labels(digits.astype(np.int64) % 10, 10, str(path))
     images = x.transpose(3, 0, 1, 2)  # (N, H, W, D)
-    return ImageSet.from_arrays(images, labels, name=name, classes=tuple("0123456789"))
+    return ImageSet.from_arrays(images, digits.astype(np.int64) % 10, name=name, classes=tuple("0123456789"))
 
 
 def read_mat(path: Path) -> dict[str, np.ndarray[Any, Any]]:
-    r"""Read the numeric arrays of a MATLAB 5 file, compressed or not; other kinds of values are left out.
-
-    Example:
-        >>> import tempfile
-        >>> path = Path(tempfile.mkdtemp()) / "empty.mat"
-        >>> _ = path.write_bytes(b" " * 124 + b"\x00\x01IM")
-        >>> read_mat(path)
-        {}
-    """
+    """Read the numeric arrays of a MATLAB 5 file, compressed or not; other kinds of values are left out."""
     try:
         data = memoryview(path.read_bytes())
     except OSError as error:
         raise FileFormatError(f"{path} cannot be read: {error.strerror or error}") from error
     if len(data) < 128 or bytes(data[126:128]) not in (b"IM", b"MI"):
         hint = "; it is of version 7.3" if bytes(data[:10]) == b"MATLAB 7.3" else ""
-        raise FileFormatError(f"{path} is no MATLAB 5 file{hint}")
+        raise FileFormatError(f"{path} is not a MATLAB 5 file{hint}")
     order = "<" if bytes(data[126:128]) == b"IM" else ">"
     arrays = {}
     try:
@@ -67,27 +54,28 @@ def read_mat(path: Path) -> dict[str, np.ndarray[Any, Any]]:
             if len(element) < size:
                 raise ValueError("it ends early")
             if kind == _COMPRESSED:
-                kind, element = _inflated(element, order)
-            if kind == _MATRIX and (found := _matrix(element, order)) is not None:
-                arrays[found[0]] = found[1]
+                kind, element = _inflate(element, order)
+            if kind == _MATRIX and (variable := _matrix(element, order)) is not None:
+                arrays[variable[0]] = variable[1]
     except (ValueError, struct.error, zlib.error) as error:
         raise FileFormatError(f"{path} is damaged: {error}; delete it and fetch it again") from error
     return arrays
 
 
-def _inflated(element: memoryview, order: str) -> tuple[int, memoryview]:
-    """Decompress an element, no further than the size that it states itself."""
-    machine = zlib.decompressobj()
-    kind, size = struct.unpack(f"{order}II", machine.decompress(element, 8))
+def _inflate(element: memoryview, order: str) -> tuple[int, memoryview]:
+    """Decompress an element, up to the size that it states."""
+    decompressor = zlib.decompressobj()
+    kind, size = struct.unpack(f"{order}II", decompressor.decompress(element, 8))
     if size > _LARGEST:
         raise ValueError(f"an array of {size} bytes")
-    body = machine.decompress(machine.unconsumed_tail, size)
+    body = decompressor.decompress(decompressor.unconsumed_tail, size)
     if len(body) < size:
         raise ValueError("a compressed array ends early")
     return kind, memoryview(body)
 
 
 def _matrix(data: memoryview, order: str) -> tuple[str, np.ndarray[Any, Any]] | None:
+    """The name and values of a matrix; None if it is not numeric."""
     flags, at = _part(data, 0, order)
     dims, at = _part(data, at, order)
     title, at = _part(data, at, order)
@@ -101,7 +89,7 @@ def _matrix(data: memoryview, order: str) -> tuple[str, np.ndarray[Any, Any]] | 
 
 
 def _part(data: memoryview, at: int, order: str) -> tuple[np.ndarray[Any, Any], int]:
-    """One element inside a matrix, and where the next one starts (at a multiple of 8 bytes)."""
+    """One element of a matrix, and the start of the next one (at a multiple of 8 bytes)."""
     (kind,) = struct.unpack_from(f"{order}I", data, at)
     if kind >> 16:  # the short form: size, type and up to four bytes in one word
         size, kind, start, after = kind >> 16, kind & 0xFFFF, at + 4, at + 8
@@ -112,5 +100,4 @@ def _part(data: memoryview, at: int, order: str) -> tuple[np.ndarray[Any, Any], 
         raise ValueError(f"values of the unknown type {kind}")
     if start + size > len(data):
         raise ValueError("an array ends early")
-    dtype = np.dtype(order + _TYPES[kind])
-    return np.frombuffer(data[start : start + size], dtype), after
+    return np.frombuffer(data[start : start + size], np.dtype(order + _TYPES[kind])), after

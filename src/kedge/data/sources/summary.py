@@ -1,4 +1,4 @@
-"""Looking at a set: its numbers, and a sheet of its images."""
+"""A summary of a set in numbers, and a contact sheet of its images."""
 
 import dataclasses
 import math
@@ -19,8 +19,8 @@ _NAME_CHECKSUM = "sha256 of the names, sizes and labels of the files"
 
 
 @dataclass(frozen=True)
-class Summary:
-    """The numbers of a set; means and deviations are of pixels in [0, 1], per channel, over ``measured`` images."""
+class DatasetSummary:
+    """Counts of a set, and the mean and std of its pixels in [0, 1] per channel, over ``measured`` images."""
 
     name: str
     images: int
@@ -36,50 +36,45 @@ class Summary:
     checksum_of: str
 
     def as_dict(self) -> dict[str, object]:
-        """The summary as plain data, for JSON.
-
-        Example:
-            >>> summarise(ImageSet(torch.zeros(2, 1, 8, 8, dtype=torch.uint8), name="black")).as_dict()["images"]
-            2
-        """
+        """The summary as plain data, for JSON."""
         return dataclasses.asdict(self)
 
 
-def summarise(data: ImageSet | StreamedSet, *, sample: int = 500) -> Summary:
-    """Count and measure a set: all of it in memory, evenly spaced images of a streamed one.
+def summarize_dataset(data: ImageSet | StreamedSet, *, sample: int = 500) -> DatasetSummary:
+    """Summarize a set: all images of one in memory, evenly spaced images of a streamed one.
 
     Args:
         data: The set.
-        sample: How many images of a streamed set to decode.
+        sample: Number of images of a streamed set to decode.
 
     Example:
-        >>> summarise(ImageSet(torch.full((2, 3, 8, 8), 255, dtype=torch.uint8))).mean
+        >>> summarize_dataset(ImageSet(torch.full((2, 3, 8, 8), 255, dtype=torch.uint8))).mean
         (1.0, 1.0, 1.0)
     """
     at_least("sample", sample, 1)
     labels = torch.full((len(data),), -1) if data.labels is None else data.labels
     top = int(labels.max()) + 1 if len(labels) else 0
     titles = data.classes or tuple(str(number) for number in range(top))
-    found = torch.bincount(labels[labels >= 0], minlength=len(titles)).tolist()
+    counts = torch.bincount(labels[labels >= 0], minlength=len(titles)).tolist()
     if isinstance(data, ImageSet):
         chunks = [chunk.transpose(0, 1).flatten(1) for chunk in data.images.split(1000)]  # (D, pixels)
         sizes = {(data.images.shape[3], data.images.shape[2])}
         measured = len(data)
     else:
-        picked = spread(len(data), sample)
+        picked = evenly_spaced(len(data), sample)
         pixels = [np.asarray(in_mode(data.image(i), "RGB")) for i in picked]
         sizes = {(p.shape[1], p.shape[0]) for p in pixels}
         chunks = [torch.from_numpy(p.reshape(-1, 3).T.copy()) for p in pixels]
         measured = len(picked)
     mean, std = _moments(chunks)
     spans = [f"{min(side)} to {max(side)}" if len(set(side)) > 1 else f"{side[0]}" for side in zip(*sizes, strict=True)]
-    return Summary(
+    return DatasetSummary(
         name=data.name,
         images=len(data),
         size=" x ".join(spans),
         channels=len(mean),
         classes=len(titles),
-        counts=dict(zip(titles, found, strict=True)),
+        counts=dict(zip(titles, counts, strict=True)),
         unlabelled=int((labels < 0).sum()),
         mean=mean,
         std=std,
@@ -90,20 +85,18 @@ def summarise(data: ImageSet | StreamedSet, *, sample: int = 500) -> Summary:
 
 
 def contact_sheet(data: ImageSet | StreamedSet, n: int = 64, *, cell: int = 96) -> Image.Image:
-    """Draw n evenly spaced images of a set on a sheet, each with its class below it.
-
-    Small images are enlarged without smoothing, so that one sees their pixels.
+    """Draw n evenly spaced images of a set, each with its class below it; small ones are enlarged without smoothing.
 
     Args:
         data: The set.
-        n: How many images, at most.
-        cell: Pixels of the square that each one is drawn in.
+        n: Largest number of images.
+        cell: Side in pixels of the square for each image.
 
     Example:
         >>> contact_sheet(ImageSet(torch.zeros(9, 1, 8, 8, dtype=torch.uint8)), 4).size
         (208, 208)
     """
-    picked = spread(len(data), at_least("n", n, 1))
+    picked = evenly_spaced(len(data), at_least("n", n, 1))
     columns = math.ceil(math.sqrt(len(picked)))
     rows = math.ceil(len(picked) / columns)
     gap = 8
@@ -116,37 +109,27 @@ def contact_sheet(data: ImageSet | StreamedSet, n: int = 64, *, cell: int = 96) 
         left, top = gap // 2 + place % columns * step[0], gap // 2 + place // columns * step[1]
         sheet.paste(image, (left + (cell - image.width) // 2, top + (cell - image.height) // 2))
         if data.labels is not None:
-            text = _title(data, int(data.labels[index]))
+            label = int(data.labels[index])
+            text = "" if label < 0 else data.classes[label] if label < len(data.classes) else str(label)
             while len(text) > 1 and draw.textlength(text, font=font) > cell:
                 text = text.removesuffix("…")[:-1] + "…"
             draw.text((left + cell / 2, top + cell + 1), text, fill="black", font=font, anchor="ma")
     return sheet
 
 
-def spread(total: int, n: int) -> list[int]:
-    """At most n indices, evenly spaced over a set.
-
-    Example:
-        >>> spread(10, 4), spread(2, 4)
-        ([0, 2, 5, 7], [0, 1])
-    """
+def evenly_spaced(total: int, n: int) -> list[int]:
+    """At most n indices, evenly spaced over a set."""
     return [i * total // min(n, total) for i in range(min(n, total))]
 
 
 def _moments(chunks: list[Tensor]) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Means and deviations over chunks (D, pixels) of bytes, exact until the last division."""
+    """Means and standard deviations over chunks (D, pixels) of bytes, exact up to the last division."""
     count = sum(chunk.shape[1] for chunk in chunks)
     sums = torch.stack([chunk.sum(dim=1, dtype=torch.int64) for chunk in chunks]).sum(dim=0)
     squares = torch.stack([(chunk.int() ** 2).sum(dim=1, dtype=torch.int64) for chunk in chunks]).sum(dim=0)
     mean = sums.double() / count
     variance = (squares.double() / count - mean**2).clamp(min=0)
     return tuple((mean / 255).tolist()), tuple((variance.sqrt() / 255).tolist())
-
-
-def _title(data: ImageSet | StreamedSet, label: int) -> str:
-    if label < 0:
-        return ""
-    return data.classes[label] if label < len(data.classes) else str(label)
 
 
 def _picture(data: ImageSet | StreamedSet, index: int) -> Image.Image:
