@@ -41,3 +41,32 @@ def network(
     statistics = {"mean": [0.4] * channels, "std": [0.25] * channels}
     made = kedge.anchor(net, init="fresh", seed=seed, **statistics) if kind == "anchored" else None
     return (made or kedge.Classifier(net, **statistics)).to(dtype).eval()
+
+
+def colors(n: int = 64, classes: int = 3, side: int = 8, seed: int = 0) -> kedge.ImageSet:
+    """Red, green and blue images under noise, which a small network learns in seconds."""
+    generator = torch.Generator().manual_seed(seed)
+    pixels = torch.randint(0, 120, (n, 3, side, side), dtype=torch.uint8, generator=generator)
+    labels = torch.arange(n) % classes
+    pixels[torch.arange(n), labels % 3] += 100
+    return kedge.ImageSet(pixels, labels, name="colors", classes=("red", "green", "blue"))
+
+
+def same_weights(one: nn.Module, other: nn.Module) -> bool:
+    """Whether two networks have the same state to the last bit."""
+    a, b = one.state_dict(), other.state_dict()
+    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+
+
+class StopError(Exception):
+    """Ends a training in a test."""
+
+
+def stop_at(step: int):
+    """A ``progress`` of `kedge.train` that ends the training after a step."""
+
+    def stop(progress):
+        if progress.step == step:
+            raise StopError
+
+    return stop
