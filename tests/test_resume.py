@@ -5,7 +5,6 @@ import itertools
 import json
 import resource
 import signal
-
 from pathlib import Path
 
 import pytest

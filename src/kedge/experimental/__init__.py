@@ -1,8 +1,21 @@
-"""Distillation: one pass of a plain network learns what the K passes of an AMP detector say."""
+"""Experimental: distillation of an AMP detector into an unanchored network that needs one forward pass."""
 
-from kedge.experimental.distillation import chosen_recipe, distill, untrained
-from kedge.experimental.distillation_loss import MIX, Distillation
-from kedge.experimental.distillation_split import Parts, set_apart
+from kedge.experimental.distillation import (
+    Distillation,
+    DistillationSplit,
+    distill,
+    distillation_recipe,
+    split_for,
+    untrained_student,
+)
 from kedge.experimental.student import Student
 
-__all__ = ["MIX", "Distillation", "Parts", "Student", "chosen_recipe", "distill", "set_apart", "untrained"]
+__all__ = [
+    "Distillation",
+    "DistillationSplit",
+    "Student",
+    "distill",
+    "distillation_recipe",
+    "split_for",
+    "untrained_student",
+]

@@ -63,7 +63,7 @@ def train(
         validation: Labelled images on which accuracy is measured after every epoch.
         preprocess: Input of the network, for data sets of PIL images or paths.
         loss: What to minimize; by default cross entropy, with synthetic outliers if the network was anchored with
-            ``synthetic_outliers``. Methods with their own training provide one, such as ``kedge.OutlierExposure.loss()``.
+            ``synthetic_outliers``. Methods with their own training have one, such as ``kedge.OutlierExposure.loss()``.
         outliers: Images from outside the training set, for losses that use them, labelled or not. They must not be
             among, nor drawn from, the sets that the detector is evaluated on; `kedge.evaluate` refuses such sets.
         workers: Processes that read a data set.

@@ -79,7 +79,7 @@ def restore(
         raise FileFormatError(f"{path} is a kedge file, but not a checkpoint")
     old = header["version"] < artifact.FORMAT_VERSION
     if old:
-        header, tensors = _upgraded(header, tensors)
+        header, tensors = _upgraded(header, tensors, net, optimizer)
     before, now = _flat(header["run"]), _flat(run)
     keys = before if old else {**now, **before}  # an older version does not know the settings that came later
     different = [
@@ -138,10 +138,56 @@ class History:
             self._writer.flush()
 
 
-def _upgraded(header: dict[str, Any], tensors: dict[str, Tensor]) -> tuple[dict[str, Any], dict[str, Tensor]]:
+def _upgraded(
+    header: dict[str, Any], tensors: dict[str, Tensor], net: nn.Module, optimizer: torch.optim.Optimizer
+) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """Header and tensors of an older version in the words and layout of this one."""
     tensors = {name.replace("optimiser.", "optimizer.", 1): value for name, value in tensors.items()}
-    return {**header, "optimizer": header["optimiser"], "run": _renamed(header["run"])}, tensors
+    header = {**header, "optimizer": header["optimiser"], "run": _renamed(header["run"])}
+    anchored = header["run"]["network"]["anchored"]
+    named = {id(p): name for name, p in net.named_parameters()}
+    names = [named[id(p)] for group in optimizer.param_groups for p in group["params"]]
+    layer = None if anchored is None else f"network.{anchored['layer']}."
+    return (header, tensors) if f"{layer}layer_c.weight" not in names else _split(header, tensors, names, str(layer))
+
+
+def _split(
+    header: dict[str, Any], tensors: dict[str, Tensor], names: list[str], layer: str
+) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """Split the one layer for [c, x - c] of version 2 into the pair of version 3, in weights, average and optimizer.
+
+    Args:
+        header: Its optimizer values are numbered by parameter.
+        tensors: Those of the optimizer likewise.
+        names: Parameter names in the optimizer's order, now.
+        layer: Prefix of the anchored layer's names.
+    """
+    numbers = {name: number for number, name in enumerate(names)}
+    before = [name.replace(f"{layer}layer_x.", layer) for name in names if not name.startswith(f"{layer}layer_c.")]
+
+    def halves(name: str, value: Tensor) -> dict[str, Tensor]:
+        if name == f"{layer}bias":
+            return {f"{layer}layer_x.bias": value}
+        if name != f"{layer}weight":
+            return {name: value}
+        of_c, of_x = value.chunk(2, dim=1) if value.ndim > 1 else (value, value)  # Adam's step count is a scalar
+        return {f"{layer}layer_x.weight": of_x.contiguous(), f"{layer}layer_c.weight": of_c.contiguous()}
+
+    result: dict[str, Tensor] = {}
+    for key, value in tensors.items():
+        part, name = key.split(".", 1)
+        if part == "optimizer":
+            number, name = name.split(".", 1)
+            parts = halves(before[int(number)], value).items()
+            result |= {f"optimizer.{numbers[new]}.{name}": half for new, half in parts}
+        else:
+            result |= {f"{part}.{new}": half for new, half in halves(name, value).items()}
+    scalars = {
+        str(numbers[new]): values
+        for number, values in header["optimizer"].items()
+        for new in halves(before[int(number)], torch.zeros(()))
+    }
+    return {**header, "optimizer": scalars}, result
 
 
 def _renamed(value: Any) -> Any:

@@ -37,13 +37,16 @@ def make_optimizer(net: Classifier, recipe: Recipe) -> torch.optim.Optimizer:
     kinds = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Linear)
     # Only weights that are parameters: a weight drawn from a distribution (SVI) has other parameters behind it.
     layers = [m for m in net.modules() if isinstance(m, kinds) and "weight" in m._parameters]
-    stem = net.stem if isinstance(net, Anchored) else next(iter(layers), None)
-    head = next((layer for layer in reversed(layers) if isinstance(layer, nn.Linear) and layer is not stem), None)
-    inner = [layer.weight for layer in layers if layer is not stem and layer is not head]
+    stem = [net.network.get_submodule(net.layer)] if isinstance(net, Anchored) else layers[:1]
+    first = {module for layer in stem for module in layer.modules()}  # an anchored layer may be a pair that acts as one
+    matrices = [p for layer in stem for p in layer.parameters() if p.ndim > 1]
+    inputs = {id(p): sum(m[0].numel() for m in matrices) for p in matrices}
+    head = next((layer for layer in reversed(layers) if isinstance(layer, nn.Linear) and layer not in first), None)
+    inner = [layer.weight for layer in layers if layer not in first and layer is not head]
     own = {id(weight) for weight in inner}
     groups: list[dict[str, Any]] = [{"params": inner, "scale": 1.0, "muon": True}]
     for weight in (p for p in net.parameters() if id(p) not in own):
-        scale = REST if weight.ndim < 2 else REST / weight[0].numel() ** 0.5
+        scale = REST if weight.ndim < 2 else REST / inputs.get(id(weight), weight[0].numel()) ** 0.5
         groups.append({"params": [weight], "scale": HEAD * scale if head and weight is head.weight else scale})
     return Muon([group for group in groups if group["params"]], lr=recipe.lr, momentum=recipe.momentum)
 
