@@ -18,7 +18,7 @@ from kedge.errors import FileFormatError, InputError, KedgeError
 from kedge.io import artifact
 from kedge.models import build
 from kedge.seeds import seeded
-from kedge.training import Recipe, train
+from kedge.training import Recipe, checkpoint, train
 from processes import FRESH, die_in
 
 LEGACY = Path(__file__).parent / "legacy"
@@ -215,3 +215,25 @@ def test_a_checkpoint_of_format_2_resumes(tmp_path):
     assert [line["epoch"] for line in net.record["history"]] == [1, 2]
     old = load_file(LEGACY / "training-final.safetensors")
     torch.testing.assert_close(net.anchors, old["anchors"])
+
+
+def test_one_wide_layer_of_format_2_becomes_a_pair_in_weights_average_and_optimizer():
+    wide, bias = torch.arange(8.0).view(2, 4), torch.ones(2)
+    tensors = {"loss.x": bias, "net._extra_state": bias}
+    for prefix in ("net.network.0.", "average.network.0."):
+        tensors |= {f"{prefix}weight": wide, f"{prefix}bias": bias}
+    tensors |= {"optimizer.0.exp_avg": wide, "optimizer.0.step": torch.tensor(7.0), "optimizer.1.exp_avg": bias}
+    tensors["optimizer.2.exp_avg"] = 5 * bias
+    names = ["network.0.layer_x.weight", "network.0.layer_x.bias", "network.0.layer_c.weight", "network.1.weight"]
+    header, result = checkpoint._split({"optimizer": {"0": {"t": 1}, "2": {"t": 2}}}, tensors, names, "network.0.")
+    assert header["optimizer"] == {"0": {"t": 1}, "2": {"t": 1}, "3": {"t": 2}}
+    for prefix in ("net.", "average."):
+        assert result[f"{prefix}network.0.layer_x.weight"].equal(wide[:, 2:])
+        assert result[f"{prefix}network.0.layer_c.weight"].equal(wide[:, :2])
+        assert result[f"{prefix}network.0.layer_x.bias"].equal(bias)
+    assert result["optimizer.0.exp_avg"].equal(wide[:, 2:])
+    assert result["optimizer.2.exp_avg"].equal(wide[:, :2])
+    assert result["optimizer.0.step"].equal(result["optimizer.2.step"])
+    assert result["optimizer.1.exp_avg"].equal(bias)
+    assert result["optimizer.3.exp_avg"].equal(5 * bias)
+    assert len(result) == 2 + 6 + 6
