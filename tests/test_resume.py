@@ -222,18 +222,16 @@ def test_one_wide_layer_of_format_2_becomes_a_pair_in_weights_average_and_optimi
     tensors = {"loss.x": bias, "net._extra_state": bias}
     for prefix in ("net.network.0.", "average.network.0."):
         tensors |= {f"{prefix}weight": wide, f"{prefix}bias": bias}
-    tensors |= {"optimizer.0.exp_avg": wide, "optimizer.0.step": torch.tensor(7.0), "optimizer.1.exp_avg": bias}
-    tensors["optimizer.2.exp_avg"] = 5 * bias
-    names = ["network.0.layer_x.weight", "network.0.layer_x.bias", "network.0.layer_c.weight", "network.1.weight"]
-    header, result = checkpoint._split({"optimizer": {"0": {"t": 1}, "2": {"t": 2}}}, tensors, names, "network.0.")
-    assert header["optimizer"] == {"0": {"t": 1}, "2": {"t": 1}, "3": {"t": 2}}
-    for prefix in ("net.", "average."):
-        assert result[f"{prefix}network.0.layer_x.weight"].equal(wide[:, 2:])
-        assert result[f"{prefix}network.0.layer_c.weight"].equal(wide[:, :2])
-        assert result[f"{prefix}network.0.layer_x.bias"].equal(bias)
-    assert result["optimizer.0.exp_avg"].equal(wide[:, 2:])
-    assert result["optimizer.2.exp_avg"].equal(wide[:, :2])
-    assert result["optimizer.0.step"].equal(result["optimizer.2.step"])
-    assert result["optimizer.1.exp_avg"].equal(bias)
-    assert result["optimizer.3.exp_avg"].equal(5 * bias)
+    tensors |= {"optimiser.0.exp_avg": wide, "optimiser.0.step": torch.tensor(7.0), "optimiser.1.exp_avg": bias}
+    tensors["optimiser.2.exp_avg"] = 5 * bias
+    names = ["network.0.layer_x.weight", "network.0.layer_x.bias", "network.0.layer_c.weight", "network.10.weight"]
+    header = {"optimiser": {"0": {"t": 1}, "2": {"t": 2}}, "run": {"network": {"anchored": {"layer": "0"}}}}
+    header, result = checkpoint._upgraded(header, tensors, names)
+    assert header["optimizer"] == {names[0]: {"t": 1}, names[2]: {"t": 1}, names[3]: {"t": 2}}
+    for prefix in ("net.", "average.", "optimizer.exp_avg."):
+        assert result[f"{prefix}{names[0]}"].equal(wide[:, 2:])
+        assert result[f"{prefix}{names[2]}"].equal(wide[:, :2])
+        assert result[f"{prefix}{names[1]}"].equal(bias)
+    assert result[f"optimizer.step.{names[0]}"].equal(result[f"optimizer.step.{names[2]}"])
+    assert result[f"optimizer.exp_avg.{names[3]}"].equal(5 * bias)
     assert len(result) == 2 + 6 + 6

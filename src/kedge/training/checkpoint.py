@@ -56,12 +56,13 @@ def save(
     """Write a checkpoint atomically. ``state`` holds the tensors of average and loss; ``run`` identifies the run."""
     tensors = {f"net.{name}": value for name, value in net.state_dict().items()}
     scalars: dict[str, dict[str, Any]] = {}
+    names = _names(net, optimizer)
     for number, values in optimizer.state_dict()["state"].items():
-        for name, value in values.items():
+        for key, value in values.items():
             if isinstance(value, Tensor):
-                tensors[f"optimizer.{number}.{name}"] = value
+                tensors[f"optimizer.{key}.{names[number]}"] = value
             else:
-                scalars.setdefault(str(number), {})[name] = value
+                scalars.setdefault(names[number], {})[key] = value
     tensors |= {f"{part}.{name}": value for part, values in state.items() for name, value in values.items()}
     artifact.write(path, {"checkpoint": vars(position), "run": dict(run), "optimizer": scalars}, tensors)
 
@@ -77,9 +78,9 @@ def restore(
     header, tensors = artifact.read(path)
     if "checkpoint" not in header:
         raise FileFormatError(f"{path} is a kedge file, but not a checkpoint")
-    old = header["version"] < artifact.FORMAT_VERSION
+    old, names = header["version"] < artifact.FORMAT_VERSION, _names(net, optimizer)
     if old:
-        header, tensors = _upgraded(header, tensors, net, optimizer)
+        header, tensors = _upgraded(header, tensors, names)
     before, now = _flat(header["run"]), _flat(run)
     keys = before if old else {**now, **before}  # an older version does not know the settings that came later
     different = [
@@ -91,16 +92,17 @@ def restore(
             "resume=False to start anew there"
         )
     net.load_state_dict(artifact.part(tensors, "net."))
-    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    numbers = {name: number for number, name in enumerate(names)}
+    parameters = dict(net.named_parameters())
     state: dict[int, dict[str, Any]] = {}
-    for name, value in artifact.part(tensors, "optimizer.").items():
-        number, key = name.split(".", 1)
-        like = parameters[int(number)]
+    for full_name, value in artifact.part(tensors, "optimizer.").items():
+        key, name = full_name.split(".", 1)
+        like = parameters[name]
         # In the parameter's memory layout: another one may round differently in the last bit.
         value = torch.empty_like(like).copy_(value) if value.shape == like.shape else value
-        state.setdefault(int(number), {})[key] = value
-    for number, values in header["optimizer"].items():
-        state.setdefault(int(number), {}).update(values)
+        state.setdefault(numbers[name], {})[key] = value
+    for name, values in header["optimizer"].items():
+        state.setdefault(numbers[name], {}).update(values)
     optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
     if average is not None:
         for name, value in artifact.part(tensors, "average.").items():
@@ -138,56 +140,45 @@ class History:
             self._writer.flush()
 
 
+def _names(net: nn.Module, optimizer: torch.optim.Optimizer) -> list[str]:
+    """Names of the parameters in the optimizer's order."""
+    named = {id(parameter): name for name, parameter in net.named_parameters()}
+    return [named[id(parameter)] for group in optimizer.param_groups for parameter in group["params"]]
+
+
 def _upgraded(
-    header: dict[str, Any], tensors: dict[str, Tensor], net: nn.Module, optimizer: torch.optim.Optimizer
+    header: dict[str, Any], tensors: dict[str, Tensor], names: list[str]
 ) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Header and tensors of an older version in the words and layout of this one."""
-    tensors = {name.replace("optimiser.", "optimizer.", 1): value for name, value in tensors.items()}
-    header = {**header, "optimizer": header["optimiser"], "run": _renamed(header["run"])}
-    anchored = header["run"]["network"]["anchored"]
-    named = {id(p): name for name, p in net.named_parameters()}
-    names = [named[id(p)] for group in optimizer.param_groups for p in group["params"]]
-    layer = None if anchored is None else f"network.{anchored['layer']}."
-    return (header, tensors) if f"{layer}layer_c.weight" not in names else _split(header, tensors, names, str(layer))
+    """Header and tensors of version 2 in the words and layout of version 3.
 
-
-def _split(
-    header: dict[str, Any], tensors: dict[str, Tensor], names: list[str], layer: str
-) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Split the one layer for [c, x - c] of version 2 into the pair of version 3, in weights, average and optimizer.
+    Version 2 numbered the optimizer's values by parameter, and had one layer for [c, x - c], which is now a pair:
+    ``layer_c`` for the first half of its inputs and ``layer_x``, with the bias, for the second.
 
     Args:
-        header: Its optimizer values are numbered by parameter.
-        tensors: Those of the optimizer likewise.
-        names: Parameter names in the optimizer's order, now.
-        layer: Prefix of the anchored layer's names.
+        header: Of the file.
+        tensors: Of the file.
+        names: Names of the parameters now, in the optimizer's order.
     """
-    numbers = {name: number for number, name in enumerate(names)}
-    before = [name.replace(f"{layer}layer_x.", layer) for name in names if not name.startswith(f"{layer}layer_c.")]
-
-    def halves(name: str, value: Tensor) -> dict[str, Tensor]:
-        if name == f"{layer}bias":
-            return {f"{layer}layer_x.bias": value}
-        if name != f"{layer}weight":
-            return {name: value}
-        of_c, of_x = value.chunk(2, dim=1) if value.ndim > 1 else (value, value)  # Adam's step count is a scalar
-        return {f"{layer}layer_x.weight": of_x.contiguous(), f"{layer}layer_c.weight": of_c.contiguous()}
-
-    result: dict[str, Tensor] = {}
-    for key, value in tensors.items():
-        part, name = key.split(".", 1)
-        if part == "optimizer":
-            number, name = name.split(".", 1)
-            parts = halves(before[int(number)], value).items()
-            result |= {f"optimizer.{numbers[new]}.{name}": half for new, half in parts}
+    run = _renamed(header["run"])
+    anchored = run["network"]["anchored"]
+    layer = "" if anchored is None else f"network.{anchored['layer']}."
+    pairs = f"{layer}layer_c.weight" in names
+    before = [name.replace(f"{layer}layer_x.", layer) for name in names if name != f"{layer}layer_c.weight"]
+    upgraded: dict[str, Tensor] = {}
+    for name, value in tensors.items():
+        if name.startswith("optimiser."):
+            _, number, key = name.split(".")
+            name = f"optimizer.{key}.{before[int(number)]}"
+        start = name.removesuffix("weight")
+        if pairs and name.endswith(f".{layer}weight"):
+            of_c, of_x = value.chunk(2, dim=1) if value.ndim > 1 else (value, value)  # Adam's step count is a scalar
+            upgraded |= {f"{start}layer_x.weight": of_x.contiguous(), f"{start}layer_c.weight": of_c.contiguous()}
         else:
-            result |= {f"{part}.{new}": half for new, half in halves(name, value).items()}
-    scalars = {
-        str(numbers[new]): values
-        for number, values in header["optimizer"].items()
-        for new in halves(before[int(number)], torch.zeros(()))
-    }
-    return {**header, "optimizer": scalars}, result
+            upgraded[name.replace(f".{layer}bias", f".{layer}layer_x.bias") if pairs else name] = value
+    scalars = {before[int(number)]: values for number, values in header["optimiser"].items()}
+    if pairs and f"{layer}weight" in scalars:
+        scalars[f"{layer}layer_x.weight"] = scalars[f"{layer}layer_c.weight"] = scalars.pop(f"{layer}weight")
+    return {**header, "run": run, "optimizer": scalars}, upgraded
 
 
 def _renamed(value: Any) -> Any:

@@ -2,7 +2,7 @@
 
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -54,68 +54,33 @@ class TrainLoader(ABC):
         """Yield the batches of an epoch from step ``start`` on."""
 
 
-class MemoryLoader(TrainLoader):
-    """Batches of an `ImageSet`, augmented as a whole.
+class SetLoader(TrainLoader):
+    """Batches of a data set. Worker processes read the images, except for an `ImageSet`, which is in memory.
 
-    Every process builds the whole batch and takes its rows: anchors may come from any of them, and the result does not
-    depend on the number of processes.
+    Of an `ImageSet` every process builds the whole batch and takes its rows: anchors may come from any of them, and the
+    result does not depend on the number of processes. Of other sets each process reads its own images only.
     """
-
-    def __init__(
-        self, data: ImageSet, recipe: Recipe, seed: int, rank: int, world: int, preprocess: Preprocess | None
-    ) -> None:
-        if data.labels is None:
-            raise InputError(f"data must have labels to train on; the set {data.name!r} has none")
-        if int(data.labels.min()) < 0 or len(data.labels.unique()) < 2:
-            raise InputError(
-                f"labels must be 0, 1, ... with at least two classes, got {data.labels.unique().tolist()[:5]} "
-                f"in the set {data.name!r}"
-            )
-        if recipe.resized_crop:
-            raise InputError(NEEDS_PICTURES)
-        shape = tuple(data.images.shape[1:])
-        self.data, self.labels, self.recipe, self.seed = data, data.labels, recipe, seed
-        self.name, self.checksum, self.images = data.name, data.checksum, len(data)
-        self.steps, self.batch = len(data) // recipe.batch, recipe.batch
-        self.preprocess = preprocess or Preprocess(shape)
-        if self.preprocess.shape != shape:
-            raise InputError(
-                f"preprocess must have the shape of the images of an ImageSet, {shape}; got {self.preprocess.shape}"
-            )
-        share = recipe.batch // world
-        self.rows = slice(rank * share, (rank + 1) * share)
-
-    def epoch(self, epoch: int, start: int) -> Iterator[TrainBatch]:
-        """Yield the batches of an epoch from step ``start`` on."""
-        for index in epoch_order(self.images, self.seed, epoch).split(self.batch)[start : self.steps]:
-            x = to_unit(augment(self.data.images[index], self.recipe, self.seed, epoch, index))
-            yield TrainBatch(x[self.rows], self.labels[index][self.rows], x, self.rows.start, index[self.rows])
-
-
-class DatasetLoader(TrainLoader):
-    """Batches of a map-style data set, read by worker processes; anchors come from the process's own images."""
 
     def __init__(
         self, data: Any, recipe: Recipe, seed: int, rank: int, world: int, workers: int, preprocess: Preprocess
     ) -> None:
-        self.data, self.recipe, self.seed, self.rank, self.world = data, recipe, seed, rank, world
-        self.workers, self.preprocess = workers, preprocess
+        self.preprocess, self.seed, self.rank, self.world = preprocess, seed, rank, world
+        self.workers, self.in_memory = workers, isinstance(data, ImageSet)
         self.name, self.checksum, self.images = name_of(data), getattr(data, "checksum", None), len(data)
         self.steps, self.batch = self.images // recipe.batch, recipe.batch
+        self.source = AugmentedDataset(data, preprocess, recipe, seed)
 
     def epoch(self, epoch: int, start: int) -> Iterator[TrainBatch]:
-        """Yield the batches of an epoch from step ``start`` on; the data set's own transforms run in the workers."""
-        order = epoch_order(self.images, self.seed, epoch)[: self.steps * self.batch]
-        indices = order.view(self.steps, self.world, -1)[start:, self.rank]  # (steps, images of this process)
-        loader: DataLoader[Any] = DataLoader(
-            AugmentedDataset(self.data, self.preprocess, self.recipe, self.seed),
-            batch_sampler=[[(epoch, index) for index in batch] for batch in indices.tolist()],
-            num_workers=self.workers,
-            generator=torch.Generator().manual_seed(mix_seed(self.seed, epoch)),
-        )
-        for index, (images, y) in zip(indices, loader, strict=True):
-            x = to_unit(images)
-            yield TrainBatch(x, y, x, 0, index)
+        """Yield the batches of an epoch from step ``start`` on."""
+        order = epoch_order(self.images, self.seed, epoch)[: self.steps * self.batch].view(self.steps, -1)[start:]
+        share = self.batch // self.world
+        rows = slice(self.rank * share, (self.rank + 1) * share)  # of this process
+        if not self.in_memory:
+            order, rows = order[:, rows], slice(0, share)
+        keys = ([(epoch, index) for index in batch] for batch in order.tolist())
+        loader = self.source.loader(keys, self.workers, mix_seed(self.seed, epoch))
+        for index, (x, y) in zip(order, loader, strict=True):
+            yield TrainBatch(x[rows], y[rows], x, rows.start, index[rows])
 
 
 class WrappedLoader(TrainLoader):
@@ -175,6 +140,30 @@ class AugmentedDataset(Dataset[tuple[Tensor, int]]):
             x = augment(x[None], self.recipe, self.seed, epoch, number)[0]
         return x, int(label) if self.labelled else -1
 
+    def __getitems__(self, keys: list[tuple[int, int]]) -> tuple[Tensor, Tensor]:
+        """A batch of images in [0, 1] and labels; the images of an `ImageSet` are augmented together."""
+        if not isinstance(self.data, ImageSet):
+            x, y = torch.utils.data.default_collate([self[key] for key in keys])
+            return to_unit(x), y
+        epochs, index = torch.tensor(keys).unbind(1)
+        parts = [
+            augment(self.data.images[part], self.recipe, self.seed, int(epoch), part)
+            for epoch in epochs.unique()  # ascending, as in the keys
+            for part in [index[epochs == epoch]]
+        ]
+        y = index if self.data.labels is None else self.data.labels[index]
+        return to_unit(torch.cat(parts)), y
+
+    def loader(self, batches: Iterable[list[tuple[int, int]]], workers: int, seed: int) -> "DataLoader[Any]":
+        """A data loader of these batches."""
+        return DataLoader(
+            self,
+            batch_sampler=batches,
+            num_workers=0 if isinstance(self.data, ImageSet) else workers,
+            collate_fn=_as_is,
+            generator=torch.Generator().manual_seed(seed),
+        )
+
 
 def make_loader(
     data: Any, recipe: Recipe, seed: int, *, rank: int, world: int, workers: int, preprocess: Preprocess | None
@@ -182,20 +171,20 @@ def make_loader(
     """The loader for an `ImageSet`, a data set or a data loader."""
     if recipe.batch % world:
         raise InputError(f"batch must divide among {world} processes; got {recipe.batch}")
-    if isinstance(data, ImageSet):
-        loader: TrainLoader = MemoryLoader(data, recipe, seed, rank, world, preprocess)
-    elif isinstance(data, DataLoader):
-        if world > 1:
-            raise InputError("data must be a data set, not a data loader, to train in several processes")
-        loader = WrappedLoader(data, preprocess or Preprocess(shape_of_inputs(data)), seed)
-    elif hasattr(data, "__getitem__") and hasattr(data, "__len__"):
-        preprocess = preprocess or Preprocess(shape_of_inputs(data))
-        loader = DatasetLoader(data, recipe, seed, rank, world, workers, preprocess)
-    else:
+    if not isinstance(data, DataLoader) and not (hasattr(data, "__getitem__") and hasattr(data, "__len__")):
         raise InputError(
             f"data must be an ImageSet, a data set or a data loader, got {type(data).__name__}; "
             "ImageSet.from_arrays makes a set of arrays"
         )
+    if isinstance(data, ImageSet):
+        _check_set(data, recipe, preprocess)
+    preprocess = preprocess or Preprocess(shape_of_inputs(data))
+    if isinstance(data, DataLoader):
+        if world > 1:
+            raise InputError("data must be a data set, not a data loader, to train in several processes")
+        loader: TrainLoader = WrappedLoader(data, preprocess, seed)
+    else:
+        loader = SetLoader(data, recipe, seed, rank, world, workers, preprocess)
     if loader.steps == 0:
         raise InputError(
             f"data must hold at least one batch of {recipe.batch} images, got {loader.images}; lower batch"
@@ -211,3 +200,25 @@ def epoch_order(images: int, seed: int, epoch: int) -> Tensor:
 def name_of(data: Any) -> str:
     """Name of a data set, for records."""
     return str(getattr(data, "name", type(data).__name__))
+
+
+def _check_set(data: ImageSet, recipe: Recipe, preprocess: Preprocess | None) -> None:
+    """Raise an error if an `ImageSet` cannot be trained on."""
+    if data.labels is None:
+        raise InputError(f"data must have labels to train on; the set {data.name!r} has none")
+    if int(data.labels.min()) < 0 or len(data.labels.unique()) < 2:
+        raise InputError(
+            f"labels must be 0, 1, ... with at least two classes, got {data.labels.unique().tolist()[:5]} "
+            f"in the set {data.name!r}"
+        )
+    if recipe.resized_crop:
+        raise InputError(NEEDS_PICTURES)
+    shape = tuple(data.images.shape[1:])
+    if preprocess is not None and preprocess.shape != shape:
+        raise InputError(
+            f"preprocess must have the shape of the images of an ImageSet, {shape}; got {preprocess.shape}"
+        )
+
+
+def _as_is(batch: Any) -> Any:
+    return batch

@@ -9,9 +9,7 @@ from torch.utils.data import DataLoader
 
 from kedge.data import ImageSet, Preprocess
 from kedge.errors import InputError
-from kedge.pixels import to_unit
 from kedge.seeds import mix_seed
-from kedge.training.augment import augment
 from kedge.training.loader import AugmentedDataset, epoch_order, name_of
 from kedge.training.recipes import Recipe
 
@@ -60,31 +58,17 @@ class OutlierLoader:
                 f"outliers must have the shape of the training images, {preprocess.shape}; got "
                 f"{tuple(data.images.shape[1:])}"
             )
-        self.data, self.recipe, self.preprocess, self.workers = data, recipe, preprocess, workers
+        self.data, self.workers = data, workers
         self.seed = mix_seed(seed, 1)  # other draws than for the training images
+        self.source = AugmentedDataset(data, preprocess, recipe, self.seed, labelled=False)
         self.count, self.rows = count, slice(rank * (count // world), (rank + 1) * (count // world))
         self.name, self.checksum, self.images = name_of(data), getattr(data, "checksum", None), len(data)
 
     def batches(self, step: int) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield this process's images in [0, 1] and their indices, from a step on."""
-        if isinstance(self.data, ImageSet):
-            for keys in self._plan(step):
-                rounds, index = torch.tensor(keys).unbind(1)
-                parts = [
-                    augment(self.data.images[part], self.recipe, self.seed, int(number), part)
-                    for number in rounds.unique()  # two if a round ends in mid-batch
-                    for part in [index[rounds == number]]
-                ]
-                yield to_unit(torch.cat(parts)), index
-            return
-        loader: DataLoader[Any] = DataLoader(
-            AugmentedDataset(self.data, self.preprocess, self.recipe, self.seed, labelled=False),
-            batch_sampler=self._plan(step),
-            num_workers=self.workers,
-            generator=torch.Generator().manual_seed(self.seed),
-        )
-        for (images, _), keys in zip(loader, self._plan(step), strict=False):
-            yield to_unit(images), torch.tensor(keys)[:, 1]
+        loader = self.source.loader(self._plan(step), self.workers, self.seed)
+        for (x, _), keys in zip(loader, self._plan(step), strict=False):
+            yield x, torch.tensor(keys)[:, 1]
 
     def _plan(self, step: int) -> Iterator[list[tuple[int, int]]]:
         """Yield the (round, index in the set) of each image, step by step."""
