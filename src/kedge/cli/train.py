@@ -6,6 +6,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 from rich.markup import escape
+from torch import nn
 
 from kedge import anchoring, metrics, training
 from kedge.anchoring.options import MASK_TARGETS
@@ -97,7 +98,7 @@ def train(
     part, held_out = images.split(1 - hold_out, seed=seed)
     changes = {key: value for key, value in {"epochs": epochs, "batch": batch, "lr": lr}.items() if value is not None}
     with seeded(seed):
-        net = build(network, classes=int(images.labels.max()) + 1, channels=channels)
+        net: nn.Module = build(network, classes=int(images.labels.max()) + 1, channels=channels)
     loss = None
     if anchor:
         options |= {"init": init, "variant": variant, "synthetic_outliers": synthetic_outliers, "seed": seed}

@@ -82,7 +82,7 @@ def distill(
     if half:
         net.round_weights()
     calibration = teacher.calibration
-    guarantee = {} if calibration is None else {"alpha": calibration.alpha, "delta": calibration.delta}
+    guarantee: dict[str, Any] = {} if calibration is None else {"alpha": calibration.alpha, "delta": calibration.delta}
     student.calibrate(split.held_out, **guarantee)
     net.record["teacher"] = {
         "method": teacher.name,

@@ -110,7 +110,7 @@ def restore(
     return Position(**header["checkpoint"]), artifact.part(tensors, "loss.")
 
 
-class History:
+class RunHistory:
     """One line of plain data per epoch, in memory and, with a directory, in ``history.jsonl`` and for TensorBoard."""
 
     def __init__(self, directory: Path | None, tensorboard: bool = False) -> None:

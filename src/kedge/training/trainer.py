@@ -22,7 +22,7 @@ from kedge.models.classifier import Classifier, evaluating
 from kedge.provenance import provenance
 from kedge.seeds import mix_seed
 from kedge.training import checkpoint
-from kedge.training.checkpoint import History, Position
+from kedge.training.checkpoint import Position, RunHistory
 from kedge.training.engine import Engine
 from kedge.training.loader import TrainBatch, TrainLoader
 from kedge.training.losses import Loss, Step
@@ -74,7 +74,7 @@ class Trainer:
         self.seen = 0  # images since this process started
         self.labels: set[int] = set()
         self.directory = None if directory is None else Path(directory)
-        self.history = History(self.directory if engine.rank == 0 else None, tensorboard)
+        self.history = RunHistory(self.directory if engine.rank == 0 else None, tensorboard)
         self.total = recipe.epochs * loader.steps
         described, earlier = describe(net), net.record
         # Data of earlier trainings, which the network has learned from too.
