@@ -1,14 +1,13 @@
-"""How much of a detector's K passes one pass of a student keeps, on OOD sets that neither has seen.
+"""Compare a student's one forward pass with its teacher's K, on OOD sets that neither was trained on.
 
     kedge distill cifar10 --train cifar10 -o student.kedge
     python benchmarks/distill.py student.kedge [--teacher cifar10] [--train cifar10] [--test cifar10] [--images N]
                                 [--repeats 9] [--threads T] [--data-dir DIR] [--json PATH]
 
-Printed are accuracy, AUROC and FPR95, the means over the sets of other images in the data folder and set by set, of the
-teacher; of the student; of the student before it was trained, which is the teacher's network under the mean of its
-anchors; and, on the student's own logits, of its score without the temperature, and of their energy. Then the share of
-test images with the teacher's label, and the milliseconds of a verdict, in batches of 32: medians over turns that
-teacher and student take one after the other.
+Prints accuracy, AUROC and FPR95, as means over the OOD sets in the data folder and set by set, for the teacher, the
+student, the untrained student (the teacher's network at its mean anchor), the student's score without tau and the
+energy of its logits. Then the share of test images on which student and teacher agree, and the milliseconds per image
+in batches of 32: medians over turns, in which teacher and student alternate.
 """
 
 import argparse
@@ -18,9 +17,9 @@ from typing import Any
 
 import kedge
 from kedge.data import sources
-from kedge.detectors import Student, for_inference
+from kedge.detectors import for_inference
 from kedge.evaluation import Summary
-from kedge.experimental import Distillation, set_apart, untrained
+from kedge.experimental import Distillation, Student, split_for, untrained_student
 from kedge.files import atomic
 from kedge.provenance import provenance
 from kedge.studies.bench.turns import Spread, in_turns, ratios
@@ -28,37 +27,37 @@ from kedge.studies.sets import FILES, find
 from kedge.threads import use_threads
 
 BATCH = 32
-CHOSEN_WITH = "tiny-imagenet (OpenOOD)"  # its validation images served to choose settings, so it is in no mean
+CHOSEN_WITH = "tiny-imagenet (OpenOOD)"  # settings were chosen on its validation images, so it is not in the means
 
 
 def main() -> None:
     """Run the benchmark."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("student", help="a file that kedge distill wrote")
-    parser.add_argument("--teacher", default="cifar10", help="its teacher: a file, or a name that kedge ships")
+    parser.add_argument("--teacher", default="cifar10", help="its teacher: a file or a name")
     parser.add_argument(
-        "--train", default="cifar10", help="what the student was trained on, calibration images included"
+        "--train", default="cifar10", help="training images of the student, with the calibration images"
     )
     parser.add_argument("--test", default="cifar10")
-    parser.add_argument("--images", type=int, default=0, help="at most, of each set; 0 for all")
-    parser.add_argument("--repeats", type=int, default=9, help="turns")
-    parser.add_argument("--threads", type=int, default=None, help="by default one for each core")
-    parser.add_argument("--data-dir", default=None, help="where data sets are; KEDGE_DATA by default")
+    parser.add_argument("--images", type=int, default=0, help="images of each set; 0 for all")
+    parser.add_argument("--repeats", type=int, default=9, help="number of turns")
+    parser.add_argument("--threads", type=int, default=None, help="compute threads; by default one per core")
+    parser.add_argument("--data-dir", default=None, help="folder of data sets; KEDGE_DATA by default")
     parser.add_argument("--json", default=None)
     options = parser.parse_args()
     threads = use_threads(options.threads)
     teacher, student = kedge.load(options.teacher), kedge.load(options.student)
     assert isinstance(student, Student)
     assert teacher.preprocess is not None
-    parts = set_apart(teacher, sources.load_dataset(options.train, "train", data_dir=options.data_dir))
+    split = split_for(teacher, sources.load_dataset(options.train, "train", data_dir=options.data_dir))
     without = Student(student.net, score=student.score_by, rescale="none")
     others = {
-        "student, untrained": untrained(Distillation(teacher), parts.train),
-        "student, no temperature": without.fit(parts.train),
-        "energy of the student": kedge.Energy(student.net).fit(parts.train),
+        "student, untrained": untrained_student(Distillation(teacher), split.train),
+        "student, no temperature": without.fit(split.train),
+        "energy of the student": kedge.Energy(student.net).fit(split.train),
     }
     for detector in others.values():
-        detector.calibrate(parts.held_out)
+        detector.calibrate(split.held_out)
     test = some(sources.load_dataset(options.test, data_dir=options.data_dir), options.images)
     there = find(list(FILES), side=teacher.preprocess.shape[-1], data_dir=options.data_dir).sets
     if not there:
@@ -66,23 +65,28 @@ def main() -> None:
     ood = [some(each, options.images) for each in there]
     apart = [each.name for each in ood if each.name == CHOSEN_WITH and len(ood) > 1]
     detectors = {"teacher": teacher, "student": student, **others}
-    found = kedge.evaluate(detectors, test, ood, apart=apart, resamples=0)
-    summary = Summary({0: found})
+    evaluation = kedge.evaluate(detectors, test, ood, apart=apart, resamples=0)
+    summary = Summary({0: evaluation})
     for table in (summary.table(("accuracy", "auroc", "fpr95")), summary.by_set("auroc"), summary.by_set("fpr95")):
         print(table.markdown(), end="\n\n")
-    labels = {name: result.detections[test.name].label for name, result in found.results.items()}
+    labels = {name: result.detections[test.name].label for name, result in evaluation.results.items()}
     agreement = float((labels["student"] == labels["teacher"]).double().mean())
-    print(f"the teacher's label: {agreement:.2%} of {len(test):,} test images")
+    print(f"agreement with the teacher: {agreement:.2%} of {len(test):,} test images")
     batch = test.images[:BATCH]
     calls = {name: partial(for_inference(detectors[name]), batch) for name in ("teacher", "student")}
     times = in_turns(calls, repeats=options.repeats)
     share = ratios(times["student"], times["teacher"])
     each = {name: 1000 * Spread.of(values).median / len(batch) for name, values in times.items()}
-    print(f"a verdict, {threads} threads: teacher {each['teacher']:.2f} ms, student {each['student']:.2f} ms, ", end="")
+    print(f"per image, {threads} threads: teacher {each['teacher']:.2f} ms, student {each['student']:.2f} ms, ", end="")
     print(f"{share.median:.2f} of it ({share.low:.2f} to {share.high:.2f})")
     if options.json:
         record: dict[str, Any] = {"options": vars(options), "threads": threads, "made with": provenance()}
-        record |= {"evaluation": found.as_dict(), "agreement": agreement, "milliseconds": each, "ratio": vars(share)}
+        record |= {
+            "evaluation": evaluation.as_dict(),
+            "agreement": agreement,
+            "milliseconds": each,
+            "ratio": vars(share),
+        }
         with atomic(options.json) as path:
             path.write_text(json.dumps(record, indent=1))
 

@@ -1,4 +1,4 @@
-"""An anchored network in a Lightning module: nothing but `kedge.anchor` is new. Needs ``pip install lightning``.
+"""An anchored network in a Lightning module: only `kedge.anchor` is new. Needs ``pip install lightning``.
 
 python examples/lightning_module.py
 """
@@ -22,7 +22,7 @@ class Digits(lightning.LightningModule):
         self.net = kedge.anchor(kedge.models.build("compact", width=8, channels=1))
 
     def training_step(self, batch: tuple[Tensor, Tensor], _: int) -> Tensor:
-        """One batch; in training mode its images are each other's anchors."""
+        """Loss of one batch, whose images are each other's anchors in training mode."""
         x, y = batch
         return torch.nn.functional.cross_entropy(self.net(x), y)
 

@@ -1,4 +1,4 @@
-"""Score image files by an exported detector with onnxruntime, numpy and Pillow: no kedge, no torch.
+"""Score image files with an exported detector, using onnxruntime, numpy and Pillow: no kedge, no torch.
 
 python examples/onnx_only.py detector.onnx photo.jpg
 """
@@ -13,7 +13,7 @@ from PIL import Image, ImageOps
 
 
 def score(model: str, files: list[str]) -> dict[str, Any]:
-    """The verdicts on 8-bit images of grey or colour, an array of one value a file under each name."""
+    """Outputs of the detector for 8-bit image files: by name, an array with one value per file."""
     session = onnxruntime.InferenceSession(model)
     rule = json.loads(session.get_modelmeta().custom_metadata_map["kedge.preprocess"])
     channels, height, width = rule["shape"]

@@ -1,4 +1,4 @@
-"""An anchored network in a training loop of your own: nothing but `kedge.anchor` is new.
+"""An anchored network in a your own training loop: only `kedge.anchor` is new.
 
 python examples/own_loop.py
 """

@@ -15,17 +15,17 @@ from kedge.data.digits import digits
 
 
 def collate(items: list[tuple[Tensor, int]]) -> dict[str, Tensor]:
-    """The anchored network's argument is called x."""
+    """Batch the items; the anchored network's argument is called x."""
     return {"x": torch.stack([image for image, _ in items]), "labels": torch.tensor([label for _, label in items])}
 
 
 def loss(logits: Tensor, labels: Tensor, **_: Any) -> Tensor:
-    """Cross-entropy of the logits, which an anchored network returns as they are."""
+    """Cross entropy; an anchored network returns logits as a tensor."""
     return torch.nn.functional.cross_entropy(logits, labels)
 
 
 def main(steps: int = 300, **options: Any) -> kedge.Detector:
-    """Anchor a ResNet of transformers, train it with its Trainer and calibrate a detector."""
+    """Anchor a ResNet from transformers, train it with the Trainer and calibrate a detector."""
     train_set, held_out = digits().split(0.9)
     config = ResNetConfig(
         num_channels=1, embedding_size=16, hidden_sizes=[16, 32], depths=[1, 1], layer_type="basic", num_labels=10

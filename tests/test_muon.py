@@ -6,12 +6,11 @@ import torch
 from torch import nn
 
 import kedge
+from helpers import StopError, colors, same_weights, stop_at
 from kedge.models import build
-from kedge.models.classifier import Classifier
 from kedge.seeds import seeded
 from kedge.training import Recipe, train
-from kedge.training.muon import Muon, orthogonalised
-from kedge.training.optimizer import make_optimizer
+from kedge.training.optimizers import Muon, make_optimizer, orthogonalized
 
 HOW = Recipe(epochs=5, batch=16, lr=0.1, optimizer="muon", momentum=0.6, schedule="linear", crop=1, pad="reflect")
 
@@ -21,27 +20,19 @@ def random(*shape, seed=0) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("shape", [(4, 9), (9, 4), (6, 6)])
-def test_singular_values_come_near_one_and_directions_stay(shape):
-    matrix = random(*shape)
-    made = orthogonalised(matrix, iterations=8)
-    values = np.linalg.svd(made.numpy(), compute_uv=False)
-    assert values.min() > 0.6
-    assert values.max() < 1.3
-    left, _, right = np.linalg.svd(matrix.numpy(), full_matrices=False)
-    through = left.T @ made.numpy() @ right.T  # diagonal where the singular vectors are the same
-    np.testing.assert_allclose(through, np.diag(np.diag(through)), atol=1e-8)
-
-
-def test_each_iteration_takes_the_quintic_of_every_singular_value():
-    left, values, right = np.linalg.svd(random(5, 8).numpy(), full_matrices=False)
+def test_each_iteration_applies_the_quintic_to_every_singular_value(shape):
+    left, values, right = np.linalg.svd(random(*shape).numpy(), full_matrices=False)
     scaled = values / (np.sqrt((values**2).sum()) + 1e-7)
-    for _ in range(3):
+    for iteration in range(1, 9):
         scaled = 3.4445 * scaled - 4.7750 * scaled**3 + 2.0315 * scaled**5
-    expected = left @ np.diag(scaled) @ right
-    np.testing.assert_allclose(orthogonalised(random(5, 8)).numpy(), expected, atol=1e-10)
+        result = orthogonalized(random(*shape), iteration).numpy()
+        np.testing.assert_allclose(result, left @ np.diag(scaled) @ right, atol=1e-8)
+    assert scaled.min() > 0.6
+    assert scaled.max() < 1.3
+    np.testing.assert_array_equal(orthogonalized(random(*shape)), orthogonalized(random(*shape), 3))
 
 
-def test_a_matrix_is_brought_to_its_size_and_moved_along_the_orthogonal_momentum():
+def test_a_matrix_is_normalized_and_moved_along_the_orthogonalized_momentum():
     weight = nn.Parameter(random(3, 2, 2, 2))
     optimizer = Muon([{"params": [weight], "muon": True}], lr=0.2, momentum=0.7)
     expected, velocity = weight.detach().clone(), torch.zeros(3, 8, dtype=torch.float64)
@@ -50,27 +41,32 @@ def test_a_matrix_is_brought_to_its_size_and_moved_along_the_orthogonal_momentum
         weight.grad = gradient.clone()
         optimizer.step()
         velocity = 0.7 * velocity + gradient.flatten(1)
-        flat = expected.flatten(1)
-        flat = flat * (3**0.5 / flat.square().sum().sqrt())
-        flat = flat - 0.2 * orthogonalised(gradient.flatten(1) + 0.7 * velocity)
-        expected = flat.view(3, 2, 2, 2)
+        matrix = expected.flatten(1)
+        matrix = matrix * (3**0.5 / matrix.square().sum().sqrt())
+        matrix = matrix - 0.2 * orthogonalized(gradient.flatten(1) + 0.7 * velocity)
+        expected = matrix.view(3, 2, 2, 2)
         torch.testing.assert_close(weight.detach(), expected)
 
 
-def test_what_is_no_matrix_goes_by_torch_s_adam():
+def test_other_parameters_follow_torch_s_adam():
     ours, theirs = (nn.Parameter(random(6)) for _ in range(2))
-    optimisers = Muon([{"params": [ours]}], lr=0.05), torch.optim.Adam([theirs], lr=0.05, betas=(0.85, 0.95))
+    optimizers = Muon([{"params": [ours]}], lr=0.05), torch.optim.Adam([theirs], lr=0.05, betas=(0.85, 0.95))
     for step in range(4):
-        for weight, optimizer in zip((ours, theirs), optimisers, strict=True):
+        for weight, optimizer in zip((ours, theirs), optimizers, strict=True):
             weight.grad = random(6, seed=step + 1)
             optimizer.step()
     torch.testing.assert_close(ours, theirs)
 
 
+def network(anchored) -> kedge.Classifier:
+    with seeded(0):
+        net = build("airbench", width=2, classes=3)
+    return kedge.anchor(net, every=2) if anchored else kedge.Classifier(net)
+
+
 @pytest.mark.parametrize("anchored", [False, True])
 def test_every_weight_has_its_group_and_its_rate(anchored):
-    net = build("airbench", width=2, classes=3)
-    classifier = kedge.anchor(net) if anchored else Classifier(net)
+    classifier = network(anchored)
     groups = make_optimizer(classifier, HOW).param_groups
     names = {p: name.removeprefix("network.") for name, p in classifier.named_parameters()}
     inner = [f"group{i}.conv{j}.weight" for i in (1, 2, 3) for j in (1, 2)]
@@ -84,43 +80,13 @@ def test_every_weight_has_its_group_and_its_rate(anchored):
     assert scales == pytest.approx(expected)
 
 
-def pictures(n=64) -> kedge.ImageSet:
-    generator = torch.Generator().manual_seed(0)
-    images = torch.randint(0, 120, (n, 3, 12, 12), dtype=torch.uint8, generator=generator)
-    labels = torch.arange(n) % 3
-    images[torch.arange(n), labels] += 100
-    return kedge.ImageSet(images, labels, name="colours")
-
-
-def network(anchored=True) -> nn.Module:
-    with seeded(0):
-        net = build("airbench", width=2, classes=3)
-    return kedge.anchor(net, every=2) if anchored else net
-
-
-class Stopped(Exception):  # noqa: N818
-    pass
-
-
 @pytest.mark.parametrize("anchored", [False, True])
 def test_a_run_with_muon_learns_and_resumes_to_the_same_bits(anchored, tmp_path):
-    whole = train(network(anchored), pictures(), HOW, seed=1)
+    data = colors(side=12)
+    whole = train(network(anchored), data, HOW, seed=1)
     with torch.no_grad():
-        right = whole(pictures().images).argmax(dim=1) == pictures().labels
-    assert right.float().mean() > 0.9  # by guessing a third
-
-    def stop(p):
-        if p.step == 6:
-            raise Stopped
-
+        assert (whole(data.images).argmax(dim=1) == data.labels).float().mean() > 0.9  # by chance a third
     options = {"seed": 1, "directory": tmp_path, "checkpoint_seconds": 0.0}
-    with pytest.raises(Stopped):
-        train(network(anchored), pictures(), HOW, progress=stop, **options)
-    again = train(network(anchored), pictures(), HOW, **options)
-    one, two = whole.state_dict(), again.state_dict()
-    assert one.keys() == two.keys()
-    assert all(torch.equal(one[name], two[name]) for name in one)
-
-
-def test_the_rate_falls_from_the_first_step_on():
-    assert [HOW.rate(epoch) for epoch in (0, 2.5, 5)] == pytest.approx([0.1, 0.05, 0])
+    with pytest.raises(StopError):
+        train(network(anchored), data, HOW, progress=stop_at(6), **options)
+    assert same_weights(whole, train(network(anchored), data, HOW, **options))

@@ -1,32 +1,36 @@
-"""A run can be killed at any moment; started again it ends with the very same weights."""
+"""A run can be killed at any moment; resumed, it ends with bit-identical weights."""
 
 import contextlib
 import itertools
 import json
 import resource
 import signal
+from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 import kedge
+from helpers import StopError, labelled, same_weights, stop_at
 from kedge.anchoring.corruption import Corruption
 from kedge.errors import FileFormatError, InputError, KedgeError
+from kedge.io import artifact
 from kedge.models import build
 from kedge.seeds import seeded
-from kedge.training import Recipe, train
+from kedge.training import Recipe, checkpoint, train
 from processes import FRESH, die_in
+
+LEGACY = Path(__file__).parent / "legacy"
 
 
 def whole_run(directory, report=lambda step: None):
-    """A training with all that has a state: dropout, masks, corrupted anchors, a schedule, an average; its detector."""
+    """A training with everything that has a state: dropout, masks, T, synthetic outliers, a schedule, an average."""
     torch.set_num_threads(1)
-    generator = torch.Generator().manual_seed(0)
-    images = torch.randint(0, 256, (96, 1, 12, 12), dtype=torch.uint8, generator=generator)
-    data = kedge.ImageSet(images, torch.arange(96) % 3, "noise")
+    data = labelled(96, classes=3, channels=1, side=12)
     with seeded(0):
         net = build("wrn", depth=10, width=1, classes=3, channels=1, dropout=0.3)
-    net = kedge.anchor(net, mask=0.25, mask_target="uniform", every=3)
+    net = kedge.anchor(net, mask=0.25, mask_target="uniform", every=3, synthetic_outliers=0.2)
     recipe = Recipe(epochs=6, batch=16, lr=0.05, nesterov=True, schedule="one-cycle", crop=2, ema=0.9)
     train(
         net, data, recipe, seed=3, directory=directory, checkpoint_seconds=0.0, validation=data,
@@ -36,7 +40,7 @@ def whole_run(directory, report=lambda step: None):
 
 
 def run_until(directory, stop_after):
-    """The same, dead in the middle of one of the steps that follow so many."""
+    """The same, killed in the middle of a step after ``stop_after`` steps."""
     steps = itertools.count(1)
 
     def report(step):
@@ -44,10 +48,6 @@ def run_until(directory, stop_after):
             die_in(0.001 * stop_after)
 
     whole_run(directory, report)
-
-
-def weights(directory):
-    return kedge.load(directory / "detector.kedge").net.state_dict()
 
 
 def history(directory):
@@ -59,38 +59,29 @@ def test_a_run_killed_several_times_ends_with_bit_identical_weights(tmp_path):
     once, often = tmp_path / "once", tmp_path / "often"
     whole_run(once)
 
-    for stop_after in (1, 4, 7, 10):  # steps of this life before its death; then one life that may finish
-        life = FRESH.Process(target=run_until, args=(often, stop_after))
-        life.start()
-        life.join(timeout=60)
-        assert life.exitcode == -signal.SIGALRM
+    for stop_after in (1, 4, 7, 10):  # steps before each kill; then a process that may finish
+        process = FRESH.Process(target=run_until, args=(often, stop_after))
+        process.start()
+        process.join(timeout=60)
+        assert process.exitcode == -signal.SIGALRM
     last = FRESH.Process(target=whole_run, args=(often,))
     last.start()
     last.join(timeout=120)
     assert last.exitcode == 0
 
-    expected, found = weights(once), weights(often)
-    assert expected.keys() == found.keys()
-    assert all(torch.equal(expected[name], found[name]) for name in expected)
+    assert same_weights(*(kedge.load(folder / "detector.kedge").net for folder in (once, often)))
     assert len(history(once)) == 6
     assert history(once) == history(often)
     assert not list(often.glob(".*.part"))
 
 
-def toy(n=64, classes=2):
-    generator = torch.Generator().manual_seed(0)
-    images = torch.randint(0, 256, (n, 1, 8, 8), dtype=torch.uint8, generator=generator)
-    return kedge.ImageSet(images, torch.arange(n) % classes, "toy")
+def toy(n=64):
+    return labelled(n, classes=2, channels=1)
 
 
 def network(classes=2):
     with seeded(0):
         return build("compact", width=4, classes=classes, channels=1)
-
-
-def same_weights(one, other):
-    pairs = zip(one.state_dict().values(), other.state_dict().values(), strict=True)
-    return all(torch.equal(a, b) for a, b in pairs)
 
 
 RECIPE = Recipe(epochs=2, batch=16, lr=0.05, crop=0, flip=False)
@@ -105,76 +96,60 @@ def test_a_finished_run_is_not_trained_again(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("changed", "named"),
+    ("first", "second", "named"),
     [
-        ({"recipe": Recipe(epochs=3, batch=16, lr=0.05, crop=0, flip=False)}, r"\(recipe\.epochs"),
-        ({"seed": 1}, "seed"),
-        ({"data": toy(n=80)}, r"data\.images"),
+        ({}, {"recipe": Recipe(epochs=3, batch=16, lr=0.05, crop=0, flip=False)}, r"\(recipe\.epochs"),
+        ({}, {"seed": 1}, "seed"),
+        ({}, {"data": toy(n=80)}, r"data\.images"),
+        ({"anchor": {"corruption": Corruption(crop=False)}}, {"anchor": {"corruption": None}}, r"corruption\.crop"),
+        ({"anchor": {}}, {}, r"network\.anchored"),
     ],
 )
-def test_a_directory_with_another_run_is_refused_and_kept(tmp_path, changed, named):
-    train(network(), toy(), RECIPE, directory=tmp_path)
+def test_a_directory_with_another_run_is_refused_and_kept(tmp_path, first, second, named):
+    def run(anchor=None, **changed):
+        net = network() if anchor is None else kedge.anchor(network(), **anchor)
+        return train(net, directory=tmp_path, **{"data": toy(), "recipe": RECIPE} | changed)
+
+    run(**first)
     before = (tmp_path / "last.ckpt").read_bytes()
-    arguments = {"data": toy(), "recipe": RECIPE, "seed": 0} | changed
-    with pytest.raises(InputError, match=rf"{named} was .*resume=False"):
-        train(network(), directory=tmp_path, **arguments)
+    with pytest.raises(InputError, match=rf"{named}.* was .*resume=False"):
+        run(**second)
     assert (tmp_path / "last.ckpt").read_bytes() == before
 
 
-@pytest.mark.parametrize(
-    ("first", "second", "named"),
-    [
-        ({"corruption": Corruption(crop=False)}, {"corruption": None}, r"network\.anchored\.options\.corruption\.crop"),
-        ({}, None, r"network\.anchored"),
-    ],
-)
-def test_a_setting_that_is_none_now_is_another_setting(tmp_path, first, second, named):
-    train(kedge.anchor(network(), **first), toy(), RECIPE, directory=tmp_path)
-    with pytest.raises(InputError, match=named):
-        train(network() if second is None else kedge.anchor(network(), **second), toy(), RECIPE, directory=tmp_path)
-
-
-def test_resume_false_starts_anew(tmp_path):
+def test_resume_false_discards_the_old_run_at_once(tmp_path):
     train(network(), toy(), RECIPE, seed=1, directory=tmp_path)
-    again = train(network(), toy(), RECIPE, seed=2, directory=tmp_path, resume=False)
-    assert again.record["seed"] == 2
+    with pytest.raises(StopError):
+        train(network(), toy(), RECIPE, seed=1, directory=tmp_path, resume=False, progress=stop_at(1))
+    assert not (tmp_path / "last.ckpt").exists()
+    assert train(network(), toy(), RECIPE, seed=2, directory=tmp_path).record["seed"] == 2
 
 
-def test_a_damaged_checkpoint_is_named(tmp_path):
+def test_a_file_that_is_no_checkpoint_is_named(tmp_path):
     train(network(), toy(), RECIPE, directory=tmp_path)
     path = tmp_path / "last.ckpt"
     path.write_bytes(path.read_bytes()[:-100])
     with pytest.raises(FileFormatError, match=r"last\.ckpt"):
         train(network(), toy(), RECIPE, directory=tmp_path)
+    artifact.write(path, {}, {})
+    with pytest.raises(FileFormatError, match=r"last\.ckpt is a kedge file, but not a checkpoint"):
+        train(network(), toy(), RECIPE, directory=tmp_path)
+    with pytest.raises(InputError, match="writable"):
+        train(network(), toy(), RECIPE, directory=path / "run")
 
 
-def test_a_loss_that_is_not_a_number_stops_and_keeps_the_last_good_checkpoint(tmp_path):
+@pytest.mark.parametrize(("step", "message"), [(6, "the loss became NaN.*last good checkpoint is"), (8, "a weight")])
+def test_a_run_that_diverges_keeps_its_last_good_checkpoint(tmp_path, step, message):
     net = network()
-    calls = []
 
     def poison(progress):
-        calls.append(progress.step)
-        if progress.step == 6:  # in the second epoch, after the first one's checkpoint
+        if progress.step == step:  # in mid-epoch, or after the last step of an epoch whose loss was still finite
             with torch.no_grad():
                 net.fc.weight.fill_(float("nan"))
 
-    with pytest.raises(KedgeError, match=r"last good checkpoint is .*last\.ckpt.*lower learning rate"):
+    with pytest.raises(KedgeError, match=message):
         train(net, toy(), RECIPE, directory=tmp_path, progress=poison)
-    healed = train(network(), toy(), RECIPE, directory=tmp_path)
-    straight = train(network(), toy(), RECIPE)
-    assert same_weights(healed, straight)
-
-
-class StopError(Exception):
-    pass
-
-
-def stop_at(step):
-    def stop(progress):
-        if progress.step == step:
-            raise StopError
-
-    return stop
+    assert same_weights(train(network(), toy(), RECIPE, directory=tmp_path), train(network(), toy(), RECIPE))
 
 
 @contextlib.contextmanager
@@ -204,12 +179,6 @@ def test_a_disk_that_is_full_in_mid_checkpoint_loses_nothing(tmp_path):
     assert same_weights(healed, straight)
 
 
-def test_a_directory_that_cannot_be_written_is_named(tmp_path):
-    (tmp_path / "file").write_text("")
-    with pytest.raises(InputError, match="writable"):
-        train(network(), toy(), RECIPE, directory=tmp_path / "file" / "run")
-
-
 class Noisy(torch.utils.data.Dataset):
     """A data set whose own transform is random."""
 
@@ -224,33 +193,45 @@ class Noisy(torch.utils.data.Dataset):
 def test_shuffled_loaders_and_random_transforms_go_on_as_if_never_stopped(tmp_path, kind):
     data = torch.utils.data.DataLoader(Noisy(), batch_size=8, shuffle=True) if kind == "loader" else Noisy()
     how = Recipe(epochs=3, batch=8, lr=0.02, crop=0, flip=False)
-    straight = train(network(), data, how, directory=tmp_path / "straight")
+    straight = train(network(), data, how)
     with pytest.raises(StopError):
-        train(network(), data, how, directory=tmp_path / "stopped", checkpoint_seconds=0.0, progress=stop_at(9))
-    resumed = train(network(), data, how, directory=tmp_path / "stopped")
+        train(network(), data, how, directory=tmp_path, checkpoint_seconds=0.0, progress=stop_at(9))
+    resumed = train(network(), data, how, directory=tmp_path)
     assert same_weights(straight, resumed)
 
 
-def test_weights_that_an_epochs_last_step_ruined_do_not_replace_a_good_checkpoint(tmp_path):
-    net = network()
+def test_a_checkpoint_of_format_2_resumes(tmp_path):
+    """Written in mid-run by the version before the renames; see tests/legacy."""
+    for file in (LEGACY / "training").iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    pixels = load_file(LEGACY / "images.safetensors")["train"]
+    data = kedge.ImageSet(pixels, torch.arange(60) % 3, name="train", classes=("a", "b", "c"))
+    net = kedge.anchor(build("compact", width=2, classes=3), init="fresh", variant="recommended")
+    how, steps = Recipe(epochs=2, batch=20, clean_final_fraction=0.4, ema=0.9), []
+    with pytest.raises(InputError, match=r"\(recipe\.clean_final_fraction was 0\.4 and is 0\.0\)"):
+        train(net, data, Recipe(epochs=2, batch=20, ema=0.9), seed=3, directory=tmp_path)
+    train(net, data, how, seed=3, directory=tmp_path, progress=lambda p: steps.append(p.step))
+    assert steps == [4, 5, 6]
+    assert [line["epoch"] for line in net.record["history"]] == [1, 2]
+    old = load_file(LEGACY / "training-final.safetensors")
+    torch.testing.assert_close(net.anchors, old["anchors"])
 
-    def poison(progress):
-        if progress.step == 8:  # the last of the second epoch, whose loss was still fine
-            with torch.no_grad():
-                net.fc.weight.fill_(float("nan"))
 
-    with pytest.raises(KedgeError, match="a weight became NaN or infinite"):
-        train(net, toy(), RECIPE, directory=tmp_path, progress=poison)
-    healed = train(network(), toy(), RECIPE, directory=tmp_path)
-    assert all(bool(torch.isfinite(p).all()) for p in healed.parameters())
-
-
-def test_a_run_begun_anew_does_not_fall_back_to_the_old_one(tmp_path):
-    train(network(), toy(), RECIPE, seed=1, directory=tmp_path)
-
-    def stop(_):
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        train(network(), toy(), RECIPE, seed=1, directory=tmp_path, resume=False, progress=stop)
-    assert not (tmp_path / "last.ckpt").exists()
+def test_one_wide_layer_of_format_2_becomes_a_pair_in_weights_average_and_optimizer():
+    wide, bias = torch.arange(8.0).view(2, 4), torch.ones(2)
+    tensors = {"loss.x": bias, "net._extra_state": bias}
+    for prefix in ("net.network.0.", "average.network.0."):
+        tensors |= {f"{prefix}weight": wide, f"{prefix}bias": bias}
+    tensors |= {"optimiser.0.exp_avg": wide, "optimiser.0.step": torch.tensor(7.0), "optimiser.1.exp_avg": bias}
+    tensors["optimiser.2.exp_avg"] = 5 * bias
+    names = ["network.0.layer_x.weight", "network.0.layer_x.bias", "network.0.layer_c.weight", "network.10.weight"]
+    header = {"optimiser": {"0": {"t": 1}, "2": {"t": 2}}, "run": {"network": {"anchored": {"layer": "0"}}}}
+    header, result = checkpoint._upgraded(header, tensors, names)
+    assert header["optimizer"] == {names[0]: {"t": 1}, names[2]: {"t": 1}, names[3]: {"t": 2}}
+    for prefix in ("net.", "average.", "optimizer.exp_avg."):
+        assert result[f"{prefix}{names[0]}"].equal(wide[:, 2:])
+        assert result[f"{prefix}{names[2]}"].equal(wide[:, :2])
+        assert result[f"{prefix}{names[1]}"].equal(bias)
+    assert result[f"optimizer.step.{names[0]}"].equal(result[f"optimizer.step.{names[2]}"])
+    assert result[f"optimizer.exp_avg.{names[3]}"].equal(5 * bias)
+    assert len(result) == 2 + 6 + 6

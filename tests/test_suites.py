@@ -465,7 +465,7 @@ def test_a_network_is_trained_by_an_objective(tmp_path):
     declared = suite(networks=networks, methods={"MSP": MethodPlan(MSP, ("plain",))})
     events(declared, tmp_path)
     (net,) = (SuiteRun(declared, tmp_path).detector("MSP", 0).net,)
-    assert net.record["loss"] == {"name": "made outliers", **SyntheticOutliers(share=0.5).config()}
+    assert net.record["loss"] == {"name": "synthetic outliers", **SyntheticOutliers(share=0.5).config()}
     weaker = {"plain": NetworkPlan("compact", RECIPE, SIZE, loss=SyntheticOutliers(share=0.25))}
     with pytest.raises(InputError, match="was made with other networks"):
         SuiteRun(dataclasses.replace(declared, networks=weaker), tmp_path).run()

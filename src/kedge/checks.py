@@ -1,4 +1,4 @@
-"""Checks of arguments, and of what is installed: each error names what was expected, what came and what to do."""
+"""Checks of arguments and of installed packages. Each error says what was expected, what came and what to do."""
 
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
@@ -13,38 +13,23 @@ T = TypeVar("T")
 
 
 def one_of(name: str, value: T, allowed: Sequence[T]) -> T:
-    """Return ``value`` if it is among ``allowed``.
-
-    Example:
-        >>> one_of("init", "fresh", ("preserve", "fresh"))
-        'fresh'
-    """
+    """Return ``value`` if it is one of ``allowed``."""
     if value not in allowed:
         raise InputError(f"{name} must be one of {', '.join(map(repr, allowed))}; got {value!r}")
     return value
 
 
-def resolve(name: str, value: str | Callable[..., T], known: Mapping[str, Callable[..., T]]) -> Callable[..., T]:
-    """Turn a name into the function it stands for; a function passes as it is.
-
-    Example:
-        >>> resolve("score", "largest", {"largest": max})([1, 3, 2])
-        3
-    """
+def resolve(name: str, value: str | Callable[..., T], names: Mapping[str, Callable[..., T]]) -> Callable[..., T]:
+    """Return the function that a name stands for; a function is returned as it is."""
     if callable(value):
         return value
-    if value not in known:
-        raise InputError(f"{name} must be a function or one of {', '.join(map(repr, known))}; got {value!r}")
-    return known[value]
+    if value not in names:
+        raise InputError(f"{name} must be a function or one of {', '.join(map(repr, names))}; got {value!r}")
+    return names[value]
 
 
 def between(name: str, value: float, low: float, high: float, *, open_ends: bool = False) -> float:
-    """Return ``value`` if it lies in [low, high], or in (low, high) with ``open_ends``.
-
-    Example:
-        >>> between("tpr", 0.95, 0, 1, open_ends=True)
-        0.95
-    """
+    """Return ``value`` if it lies in [low, high], or in (low, high) with ``open_ends``."""
     inside = low < value < high if open_ends else low <= value <= high
     if not inside:  # also catches NaN
         brackets = "()" if open_ends else "[]"
@@ -53,24 +38,14 @@ def between(name: str, value: float, low: float, high: float, *, open_ends: bool
 
 
 def at_least(name: str, value: int, low: int) -> int:
-    """Return ``value`` if it is a whole number of at least ``low``.
-
-    Example:
-        >>> at_least("k", 5, 2)
-        5
-    """
+    """Return ``value`` if it is an integer of at least ``low``."""
     if isinstance(value, bool) or not isinstance(value, int) or value < low:
         raise InputError(f"{name} must be a whole number of at least {low}; got {value!r}")
     return value
 
 
 def finite(name: str, values: Tensor, remedy: str) -> Tensor:
-    """Return ``values`` if none of them is NaN or infinite.
-
-    Example:
-        >>> finite("x", torch.ones(2), "drop the image")
-        tensor([1., 1.])
-    """
+    """Return ``values`` if all are finite."""
     if values.is_floating_point() and not bool(torch.isfinite(values).all()):
         bad = int((~torch.isfinite(values)).sum())
         raise InputError(f"{name} must be finite; {bad} of {values.numel()} values are NaN or infinite: {remedy}")
@@ -78,12 +53,7 @@ def finite(name: str, values: Tensor, remedy: str) -> Tensor:
 
 
 def needs(package: str, extra: str, what: str = "this") -> Any:
-    """Import a package of an extra, or say how to install it.
-
-    Args:
-        package: The package, or a module of it.
-        extra: What to install kedge with.
-        what: That needs it.
+    """Import a package of an extra, or raise an error with the command that installs it.
 
     Example:
         >>> needs("no_such_package", "onnx", "an export")
@@ -98,11 +68,6 @@ def needs(package: str, extra: str, what: str = "this") -> Any:
 
 
 def shape_of(value: Any) -> str:
-    """Describe a value for an error message: its shape if it has one, its type otherwise.
-
-    Example:
-        >>> shape_of(torch.zeros(3, 32, 32)), shape_of("text")
-        ('(3, 32, 32)', 'str')
-    """
+    """The shape of a value, or the name of its type, for error messages."""
     shape = getattr(value, "shape", None)
     return str(tuple(shape)) if shape is not None else type(value).__name__

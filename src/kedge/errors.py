@@ -1,8 +1,8 @@
-"""The errors and warnings that kedge raises itself."""
+"""Errors and warnings of kedge."""
 
 
 class KedgeError(Exception):
-    """Base of every error that kedge raises on purpose; its message says what to do."""
+    """Base class of kedge's errors; the message says what to do."""
 
 
 class InputError(KedgeError, ValueError):
@@ -14,12 +14,12 @@ class NotReadyError(KedgeError, RuntimeError):
 
 
 class ArchitectureError(KedgeError, ValueError):
-    """A network cannot be anchored as it stands."""
+    """A network cannot be anchored, converted or exported as it is."""
 
 
 class FileFormatError(KedgeError, ValueError):
-    """A file is damaged, was changed, or belongs to another version."""
+    """A file is damaged, was modified, or is of an unsupported version."""
 
 
 class KedgeWarning(UserWarning):
-    """Something works, but not as well as the caller may expect."""
+    """Something works, but less well than the caller may expect."""

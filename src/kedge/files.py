@@ -1,4 +1,4 @@
-"""Writing files so that a crash, a full disk or a second process never leaves half of one."""
+"""Atomic writing: a crash, a full disk or a second process never leaves half a file."""
 
 import contextlib
 import os
@@ -11,7 +11,7 @@ from kedge.errors import InputError, KedgeError
 
 @contextlib.contextmanager
 def atomic(path: str | os.PathLike[str]) -> Iterator[Path]:
-    """Yield a temporary path beside ``path`` that takes its name once the block has succeeded.
+    """Yield a temporary path next to ``path``, which is renamed to it when the block succeeds.
 
     Example:
         >>> import tempfile
@@ -35,11 +35,11 @@ def atomic(path: str | os.PathLike[str]) -> Iterator[Path]:
         yield temporary
         with temporary.open("rb+") as written:
             os.fsync(written.fileno())
-        temporary.chmod(mode)  # a writer may have put a private file in its place
+        temporary.chmod(mode)  # the writer may have replaced it by a private file
         temporary.replace(target)
     except OSError as error:
         raise KedgeError(
-            f"{target} could not be written: {error.strerror or error}; what was there before is as it was. "
+            f"{target} could not be written: {error.strerror or error}; any earlier file is unchanged. "
             "Free space on the disk, or choose another place"
         ) from error
     finally:
@@ -47,17 +47,12 @@ def atomic(path: str | os.PathLike[str]) -> Iterator[Path]:
 
 
 def check_target(name: str, path: str | os.PathLike[str], *, folder: bool = False) -> None:
-    """Raise an error where a file, or files in a folder, could not be written; to call before the work.
+    """Raise an error if a file, or files in a folder, could not be written; for a check before long work.
 
     Args:
-        name: What the error calls the path.
-        path: That will be written; nothing is made yet.
+        name: Name of the path in the error.
+        path: The path to write to; nothing is created yet.
         folder: Whether it is a folder for files.
-
-    Example:
-        >>> check_target("--report", "/")
-        Traceback (most recent call last):
-        kedge.errors.InputError: --report must be a file to write; / is a folder: add a file name
     """
     target = Path(path)
     if not folder and target.is_dir():
@@ -72,15 +67,6 @@ def check_target(name: str, path: str | os.PathLike[str], *, folder: bool = Fals
 
 
 def remove_leftovers(directory: str | os.PathLike[str]) -> None:
-    """Delete what `atomic` left in a directory when its process was killed; no other process may be writing there.
-
-    Example:
-        >>> import tempfile
-        >>> folder = Path(tempfile.mkdtemp())
-        >>> _ = (folder / ".a.txt.x1.part").write_text("half")
-        >>> remove_leftovers(folder)
-        >>> list(folder.iterdir())
-        []
-    """
+    """Delete temporary files that `atomic` left when its process was killed; no other process may be writing there."""
     for leftover in Path(directory).glob(".*.part"):
         leftover.unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""What a result was made with: versions, machine and commit, as plain data."""
+"""Versions, machine and commit that a result was made with."""
 
 import os
 import platform
@@ -13,12 +13,10 @@ CPUINFO = Path("/proc/cpuinfo")
 
 
 def provenance() -> dict[str, Any]:
-    """Versions of what the numbers depend on, the machine, and kedge's own commit where it runs from a checkout.
+    """Versions of relevant packages, the machine, and kedge's commit if it runs from a checkout, as plain data.
 
     Example:
         >>> provenance()["torch"] == torch.__version__
-        True
-        >>> processor() in provenance()["machine"]
         True
     """
     system = f"{platform.system()} {platform.machine()}"
@@ -33,21 +31,10 @@ def provenance() -> dict[str, Any]:
     }
 
 
-def processor(told: Path = CPUINFO) -> str:
-    """The name of the processor; empty where the system does not tell.
-
-    Args:
-        told: Where Linux tells it.
-
-    Example:
-        >>> import tempfile
-        >>> file = Path(tempfile.mkdtemp()) / "cpuinfo"
-        >>> _ = file.write_text("model name : Abacus 3")
-        >>> processor(file)
-        'Abacus 3'
-    """
+def processor(cpuinfo: Path = CPUINFO) -> str:
+    """Name of the processor; empty if unknown."""
     try:
-        lines = told.read_text().splitlines()
+        lines = cpuinfo.read_text().splitlines()
     except OSError:
         lines = []
     names = (line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
@@ -62,13 +49,13 @@ def _version(package: str) -> str | None:
 
 
 def _commit() -> str | None:
-    """The commit of the checkout that kedge runs from; None for an installed package."""
+    """Commit of the checkout that kedge runs from; None for an installed package."""
     here = Path(__file__).resolve()
     root = here.parents[2]
     if not (root / ".git").exists() or here.parent.parent.name != "src":
         return None
     try:
-        found = subprocess.run(
+        result = subprocess.run(
             ["git", "-C", str(root), "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"],
             capture_output=True,
             text=True,
@@ -77,4 +64,4 @@ def _commit() -> str | None:
         )
     except (OSError, subprocess.SubprocessError):
         return None
-    return found.stdout.strip()
+    return result.stdout.strip()

@@ -1,4 +1,4 @@
-"""Seeds: derived from several numbers, and set for a block of code."""
+"""Random seeds: derived from several numbers, or set for a block of code."""
 
 import contextlib
 from collections.abc import Iterator
@@ -10,7 +10,7 @@ _MASK = (1 << 64) - 1
 
 @contextlib.contextmanager
 def seeded(seed: int) -> Iterator[None]:
-    """Seed torch's CPU generator inside the block, and put it back as it was afterwards.
+    """Seed torch's global CPU generator inside the block, and restore it afterwards.
 
     Example:
         >>> with seeded(0):
@@ -28,7 +28,7 @@ def seeded(seed: int) -> Iterator[None]:
 
 
 def mix_seed(seed: int, *more: int) -> int:
-    """Derive a seed from several whole numbers, so that neighbouring ones give unrelated draws.
+    """Derive a seed from several integers, such that neighboring ones give unrelated draws.
 
     Example:
         >>> mix_seed(0, 1) != mix_seed(1, 0)
@@ -36,7 +36,7 @@ def mix_seed(seed: int, *more: int) -> int:
     """
     mixed = 0
     for value in (seed, *more):
-        # The finaliser of splitmix64, which spreads every input bit over the whole word.
+        # The finalizer of splitmix64, which spreads every input bit over the whole word.
         mixed = (mixed + 0x9E3779B97F4A7C15 + (value & _MASK)) & _MASK
         mixed = ((mixed ^ (mixed >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
         mixed = ((mixed ^ (mixed >> 27)) * 0x94D049BB133111EB) & _MASK

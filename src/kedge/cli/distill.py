@@ -1,4 +1,4 @@
-"""``kedge distill``: a student that says in one forward pass what an AMP detector says in K."""
+"""``kedge distill``: train a student that needs one forward pass instead of an AMP detector's K."""
 
 from pathlib import Path
 from typing import Annotated
@@ -7,52 +7,50 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from kedge import experimental as distillation
-from kedge import training
+from kedge import experimental, training
 from kedge.cli.bars import training_bar
 from kedge.data import sources
 from kedge.detectors import load
+from kedge.experimental.distillation import MIX
 from kedge.files import check_target
 
 
 def distill(
-    file: Annotated[Path, typer.Argument(help="The teacher: an AMP detector, or the name of one that kedge ships.")],
-    train: Annotated[str, typer.Option(help="Its training images: a data set by name, folder:PATH, npz:PATH.")],
+    file: Annotated[
+        Path, typer.Argument(help="Teacher: a saved AMP detector, or the name of one that comes with kedge.")
+    ],
+    train: Annotated[str, typer.Option(help="Training images: data set by name, folder:PATH or npz:PATH.")],
     out: Annotated[Path, typer.Option("--out", "-o", help="The student's file.")],
-    train_split: Annotated[str, typer.Option(help="Of --train.")] = "train",
+    train_split: Annotated[str, typer.Option(help="Split of --train.")] = "train",
     calibrate: Annotated[
         str | None,
-        typer.Option(help="Images for the threshold; by default four fifths of the teacher's own that are in --train."),
+        typer.Option(help="Calibration images; by default four fifths of the teacher's that are in --train."),
     ] = None,
-    calibrate_split: Annotated[str | None, typer.Option(help="Of --calibrate.")] = None,
+    calibrate_split: Annotated[str | None, typer.Option(help="Split of --calibrate.")] = None,
     network: Annotated[
-        str | None, typer.Option(help="A network by name, trained from scratch; by default the teacher's own.")
+        str | None, typer.Option(help="Network by name, trained from scratch; by default the teacher's own.")
     ] = None,
     recipe: Annotated[
-        str | None, typer.Option(help="By default distill, or fast with --network, with the teacher's crops and flips.")
+        str | None,
+        typer.Option(help="Recipe; by default distill, or fast with --network, with the teacher's crops and flips."),
     ] = None,
-    epochs: Annotated[int | None, typer.Option(min=1, help="Instead of the recipe's.")] = None,
-    batch: Annotated[int | None, typer.Option(min=2, help="Instead of the recipe's.")] = None,
-    lr: Annotated[float | None, typer.Option(help="Instead of the recipe's.")] = None,
-    mix: Annotated[
-        float, typer.Option(min=0, max=1, help="Mixes of two images to learn from, for each training image.")
-    ] = distillation.MIX,
-    seed: Annotated[int, typer.Option(help="Of everything that is random.")] = 0,
+    epochs: Annotated[int | None, typer.Option(min=1, help="Number of epochs; by default the recipe's.")] = None,
+    batch: Annotated[int | None, typer.Option(min=2, help="Images per step; by default the recipe's.")] = None,
+    lr: Annotated[float | None, typer.Option(help="Highest learning rate; by default the recipe's.")] = None,
+    mix: Annotated[float, typer.Option(min=0, max=1, help="Mixes of two images per training image.")] = MIX,
+    seed: Annotated[int, typer.Option(help="Random seed.")] = 0,
     directory: Annotated[
         Path | None, typer.Option(help="Folder for checkpoints and history; OUT.run by default.")
     ] = None,
-    resume: Annotated[bool, typer.Option(help="Go on from the last checkpoint in the folder.")] = True,
+    resume: Annotated[bool, typer.Option(help="Resume from the last checkpoint in the folder.")] = True,
     workers: Annotated[int, typer.Option(min=0, help="Processes that read images from disk.")] = 2,
-    half: Annotated[
-        bool, typer.Option("--half", help="Round the weights to half precision; the file is half as large.")
-    ] = False,
-    data_dir: Annotated[Path | None, typer.Option(help="Where data sets are; KEDGE_DATA by default.")] = None,
+    half: Annotated[bool, typer.Option("--half", help="Round the weights to half precision; halves the file.")] = False,
+    data_dir: Annotated[Path | None, typer.Option(help="Folder of data sets; KEDGE_DATA by default.")] = None,
 ) -> None:
-    """Teach a plain network to say in one forward pass what an AMP detector says in K.
+    """Train an unanchored network to predict in one forward pass what an AMP detector computes in K.
 
-    Calibration images of the teacher are not trained on. The student is judged on a fifth of them, which is what to
-    choose settings by, and calibrated on the others, by its own scores. Stopped at any moment, the same command goes
-    on.
+    Calibration images of the teacher are not trained on: a fifth of them is for validation, the others calibrate the
+    student. If stopped, the same command resumes.
 
     For example:
 
@@ -62,17 +60,17 @@ def distill(
 
         kedge distill cifar10 --train cifar10 --network compact --epochs 30 -o small.kedge
 
-        kedge evaluate cifar10 student.kedge --test cifar10 --ood svhn   # what it keeps of its teacher
+        kedge evaluate cifar10 student.kedge --test cifar10 --ood svhn   # compare it with its teacher
     """
     directory = directory or out.with_name(f"{out.name}.run")
     check_target("--out", out)
     check_target("--directory", directory, folder=True)
     console, teacher = Console(), load(file)
-    chosen = distillation.chosen_recipe(teacher, recipe, fresh=network is not None)
+    chosen = experimental.distillation_recipe(teacher, recipe, fresh=network is not None)
     images = sources.load_dataset(train, train_split, data_dir=data_dir)
     changes = {key: value for key, value in {"epochs": epochs, "batch": batch, "lr": lr}.items() if value is not None}
     with training_bar(console, "distilling") as on_step:
-        student = distillation.distill(
+        student = experimental.distill(
             teacher,
             images,
             held_out=None if calibrate is None else sources.load_dataset(calibrate, calibrate_split, data_dir=data_dir),
@@ -87,8 +85,8 @@ def distill(
             progress=on_step,
         )
     student.save(out)
-    judged = student.net.record["teacher"]["agreement"]
-    if judged is not None:
-        words = f"{judged['share']:.1%} of {judged['images']:,} images that it is not calibrated on"
-        console.print(f"the teacher's label for {words}", highlight=False)
+    agreement = student.net.record["teacher"]["agreement"]
+    if agreement is not None:
+        share, count = agreement["share"], agreement["images"]
+        console.print(f"agrees with the teacher on {share:.1%} of {count:,} validation images", highlight=False)
     console.print(f"student   [bold]{escape(str(out))}[/]", highlight=False)

@@ -77,7 +77,7 @@ class DiscrepancyLoss(Loss):
     """
 
     name = "classifier discrepancy"
-    plain_only = True
+    unanchored_only = True
 
     def __init__(self, margin: float = 1.2, start: float = 0.5, outliers_per_image: int = 1) -> None:
         self.margin = between("margin", margin, 0, float("inf"))

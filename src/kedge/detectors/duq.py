@@ -151,7 +151,7 @@ class DUQLoss(Loss):
     """
 
     name = "duq"
-    plain_only = True
+    unanchored_only = True
 
     def __init__(self, penalty: float = 0.5) -> None:
         self.penalty = between("penalty", penalty, 0, float("inf"))

@@ -23,7 +23,7 @@ class ExposureLoss(Loss):
     """
 
     name = "outlier exposure"
-    plain_only = True
+    unanchored_only = True
 
     def __init__(self, weight: float = 0.5, outliers_per_image: int = 2) -> None:
         self.weight = between("weight", weight, 0, float("inf"))

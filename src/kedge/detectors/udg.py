@@ -115,7 +115,7 @@ class GroupingLoss(Loss):
     """
 
     name = "unsupervised dual grouping"
-    plain_only = True
+    unanchored_only = True
 
     def __init__(
         self,

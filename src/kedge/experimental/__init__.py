@@ -1,9 +1,23 @@
-"""Distillation: one pass of a plain network learns what the K passes of an AMP detector say."""
+"""Not settled yet: distillation of an AMP detector into one forward pass, and early exit."""
 
-from kedge.experimental.distillation import chosen_recipe, distill, untrained
-from kedge.experimental.distillation_loss import MIX, Distillation
-from kedge.experimental.distillation_split import Parts, set_apart
+from kedge.experimental.distillation import (
+    Distillation,
+    DistillationSplit,
+    distill,
+    distillation_recipe,
+    split_for,
+    untrained_student,
+)
 from kedge.experimental.early_exit import EarlyExit
 from kedge.experimental.student import Student
 
-__all__ = ["MIX", "Distillation", "EarlyExit", "Parts", "Student", "chosen_recipe", "distill", "set_apart", "untrained"]
+__all__ = [
+    "Distillation",
+    "DistillationSplit",
+    "EarlyExit",
+    "Student",
+    "distill",
+    "distillation_recipe",
+    "split_for",
+    "untrained_student",
+]

@@ -1,4 +1,4 @@
-"""Student: AMP in one forward pass, learned from an AMP detector."""
+"""Student: AMP in one forward pass, learned from an AMP detector by `kedge.distill`."""
 
 from typing import Any, cast
 
@@ -22,21 +22,15 @@ HIDDEN = 64
 
 
 class TemperatureHead(nn.Module):
-    """A network's head, and beside it two small layers that tell how far the anchors' logits would spread.
+    """A linear head with a second output: log tau, the spread of the anchors' sigmoids.
 
-    Where logits spread by s, their sigmoids spread by about sigmoid'(logit) s. So the logarithm of the temperature is
-    log sum sigmoid'(logits), over classes, plus what the layers make of the features: log s.
+    If logits spread by s, their sigmoids spread by about sigmoid'(logit) s. So log tau is the logsumexp over classes of
+    log sigmoid'(logits), plus log s, which two small layers predict from the features.
 
     Args:
-        head: Gives the logits; stays as it is.
-        hidden: Width of the layer between features and spread.
-        seed: Of its weights; the spread is the same for every image until it is learned.
-
-    Example:
-        >>> import torch
-        >>> output = TemperatureHead(nn.Linear(8, 3), hidden=4, seed=0)(torch.rand(2, 8))
-        >>> output.logits.shape, output.extra[0].shape
-        (torch.Size([2, 3]), torch.Size([2]))
+        head: Gives the logits; unchanged.
+        hidden: Width of the layer between features and log s.
+        seed: Random seed of its weights; log s is the same for every image until it is learned.
     """
 
     def __init__(self, head: nn.Linear, hidden: int, seed: int) -> None:
@@ -45,48 +39,40 @@ class TemperatureHead(nn.Module):
             self.log_spread = nn.Sequential(nn.Linear(head.in_features, hidden), nn.ReLU(), nn.Linear(hidden, 1))
         self.log_spread.to(head.weight)
         self.start_at(0.0)
-        self.classes = head  # after the temperature, since the last linear layer of a network is its head
+        self.classes = head  # last, since the last linear layer of a network is taken as its head
 
     def start_at(self, log_spread: float) -> None:
-        """Forget what was learned: give the same spread to every image."""
+        """Reset to the same log s for every image."""
         last = cast(nn.Linear, self.log_spread[-1])
         nn.init.zeros_(last.weight)
         nn.init.constant_(last.bias, log_spread)
 
     def forward(self, features: Tensor) -> HeadOutput:
-        """Features (B, d) to logits (B, C), and the logarithm of the temperature (B,)."""
+        """Features (B, d) to logits (B, C) and log tau (B,)."""
         logits = self.classes(features)
-        kept = logits.detach()  # so that learning the temperature does not move the logits
-        slopes = F.logsigmoid(kept) + F.logsigmoid(-kept)  # log of sigmoid' = sigmoid (1 - sigmoid)
+        fixed = logits.detach()  # learning tau does not move the logits
+        slopes = F.logsigmoid(fixed) + F.logsigmoid(-fixed)  # log of sigmoid' = sigmoid (1 - sigmoid)
         return HeadOutput(logits, (slopes.logsumexp(dim=-1) + self.log_spread(features).squeeze(-1),))
 
 
 @conversion("student")
 def with_temperature(network: nn.Module, *, head: str, hidden: int, seed: int) -> nn.Module:
-    """Put a temperature beside a network's head.
-
-    Example:
-        >>> net = with_temperature(nn.Sequential(nn.Linear(4, 3)), head="0", hidden=2, seed=0)
-        >>> net[0].classes.out_features
-        3
-    """
+    """Replace a network's head by a `TemperatureHead`."""
     network.set_submodule(head, TemperatureHead(cast(nn.Linear, network.get_submodule(head)), hidden, seed))
     return network
 
 
 @register
 class Student(RescoringDetector):
-    """AMP in one pass: logits and temperature of the anchors together, as a plain network has learned to give them.
+    """AMP in one forward pass: an unanchored network trained to predict the mean logits and tau of an AMP detector.
 
-    An AMP detector is the teacher: `kedge.distill` trains the student on the training images, and on mixes of them,
-    towards the mean over anchors of the teacher's logits and the logarithm of its temperature. The score is the
-    teacher's, of the logits divided by the temperature. Far from the training images nothing ties the student to its
-    teacher, so measure both on images that neither has seen (`benchmarks/distill.py`). Costs one forward
-    pass, where the teacher takes one for each anchor, and a training with K more of them for each image.
+    Made and trained by `kedge.distill`. The score is the teacher's, on the logits rescaled by the predicted tau. Away
+    from the training images nothing ties the student to its teacher, so measure both on images that neither was trained
+    on (`benchmarks/distill.py`).
 
     Args:
-        net: A network from ``Student.prepare``, trained; `kedge.distill` does both.
-        score: ``"kl_uniform"``, ``"msp"``, ``"max_logit"``, ``"entropy"``, ``"energy"`` or a function of your own on the
+        net: A trained network from ``Student.prepare``.
+        score: ``"kl_uniform"``, ``"msp"``, ``"max_logit"``, ``"entropy"``, ``"energy"`` or your own function of the
             rescaled logits (B, C).
         rescale: ``"exp"``, ``"plain"`` or ``"none"``; by default ``"exp"`` up to 200 classes and ``"plain"`` above.
 
@@ -110,40 +96,40 @@ class Student(RescoringDetector):
 
     @classmethod
     def prepare(cls, net: nn.Module, *, hidden: int = HIDDEN, head: str | None = None, seed: int = 0) -> Any:
-        """A plain copy of a network with a temperature beside its last linear layer, or beside ``head``.
+        """Return an unanchored copy of a network with a temperature head in place of its last linear layer.
 
         Args:
-            net: A plain network; or an anchored one with its anchors, whose mean then becomes part of the first layer,
-                so that the student begins as the network under that mean (`under_mean_anchor`).
-            hidden: Width of the layer between the features and the spread of the anchors' logits.
-            head: The name of the layer that gives the logits.
-            seed: Of the new weights.
+            net: An unanchored network; or an anchored one, whose mean anchor then becomes part of the first layer
+                (`under_mean_anchor`).
+            hidden: See `TemperatureHead`.
+            head: Name of the layer that gives the logits, if it is not the last linear layer.
+            seed: Random seed of the new weights.
         """
-        plain = under_mean_anchor(net) if isinstance(net, Anchored) else net
-        network = plain.network if isinstance(plain, Classifier) else plain
+        unanchored = under_mean_anchor(net) if isinstance(net, Anchored) else net
+        network = unanchored.network if isinstance(unanchored, Classifier) else unanchored
         if any(isinstance(module, TemperatureHead) for module in network.modules()):
-            raise InputError("net must not have a temperature beside its head yet; it has one: train it as it is")
+            raise InputError("net must not have a temperature head yet; it has one: train it as it is")
         name = head_name(network, head)
         if any(isinstance(module, Shifted) and name.startswith(f"{at}.") for at, module in network.named_modules()):
-            raise ArchitectureError("net must have a head behind its first layer; its first linear layer is its last")
-        return convert(plain, "student", head=name, hidden=at_least("hidden", hidden, 1), seed=seed)
+            raise ArchitectureError("net must have a head after its first layer; its first linear layer is its last")
+        return convert(unanchored, "student", head=name, hidden=at_least("hidden", hidden, 1), seed=seed)
 
     def outputs(self, x: Tensor) -> Outputs:
-        """The network's logits and temperature, and the score of the rescaled logits."""
+        """Logits, tau, and the score of the rescaled logits."""
         return self.of_output(self.net(x, raw=True))
 
     def of_output(self, output: Any) -> Outputs:
-        """What the method makes of the network's own output: pure tensor operations."""
+        """Outputs from the network's raw output: tensor operations only."""
         tau = output.extra[0].exp()
         return Outputs(output.logits, self.rescored(output.logits, tau), tau)
 
 
 def temperature_head(net: Classifier) -> TemperatureHead:
-    """The head with a temperature, or an error that says how to get one."""
-    found = next((module for module in net.network.modules() if isinstance(module, TemperatureHead)), None)
-    if found is None or isinstance(net, Anchored):
+    """Return the temperature head of a network, or raise an error that says how to get one."""
+    head = next((module for module in net.network.modules() if isinstance(module, TemperatureHead)), None)
+    if head is None or isinstance(net, Anchored):
         raise InputError(
-            "net must be a plain network with a temperature beside its head; make and train one with "
+            "net must be an unanchored network with a temperature head; make and train one with "
             "kedge.distill(detector, train_set), or make one with kedge.Student.prepare(net)"
         )
-    return found
+    return head

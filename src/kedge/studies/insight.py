@@ -9,7 +9,6 @@ import torch
 from kedge.anchoring.corruption import Corruption
 from kedge.data import ImageSet
 from kedge.detectors import AMP, KNN, TTA, Detector, Energy, Mahalanobis, ViM
-from kedge.seeds import seeded
 from kedge.studies import sets
 from kedge.studies.cifar10_fast import EPOCHS, MASKED, small_network, small_recipe
 from kedge.studies.insight_trainings import (
@@ -25,7 +24,7 @@ from kedge.studies.plan import MethodPlan, NetworkPlan, Protocol, Suite, SuiteDa
 from kedge.studies.study import HELD_OUT, Setting, Study, smoke_data
 from kedge.training import Recipe
 from kedge.training.losses import LogitNorm, SyntheticOutliers
-from kedge.training.synthetic_outliers import scramble
+from kedge.training.synthetic_outliers import phase_randomization
 
 NEAR = "tiny-imagenet (OpenOOD)"
 MOST = 1_000  # images of a set to judge by
@@ -186,7 +185,7 @@ def _data(setting: Setting, seed: int) -> SuiteData:
     calibration, known = held_out.split(0.5, seed=0)
     found = sets.find([NEAR], side=32, data_dir=setting.data_dir, split="val_x")
     some = known.images[:MOST].float() / 255
-    with seeded(0):
-        made = ImageSet((255 * scramble(some)).round().to(torch.uint8), name="scrambled held-out images")
+    shuffled = phase_randomization(some, torch.Generator().manual_seed(0))
+    made = ImageSet((255 * shuffled).round().to(torch.uint8), name="scrambled held-out images")
     near = tuple(replace(images, name=f"{images.name}, validation") for images in found.sets)
     return SuiteData(part, calibration, known, (*near, made), missing=found.missing)

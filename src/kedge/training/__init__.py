@@ -1,9 +1,24 @@
-"""Training: recipes and one loop for plain and anchored networks."""
+"""Training: recipes, losses, and one training loop for unanchored and anchored networks."""
 
+from kedge.training.api import train
 from kedge.training.engine import is_first_process
-from kedge.training.recipe import RECIPES, Recipe, recipe
-from kedge.training.statistics import statistics
-from kedge.training.train import train
+from kedge.training.losses import CrossEntropy, LogitNorm, Loss, Step, StepLoss, SyntheticOutliers
+from kedge.training.normalization import statistics
+from kedge.training.recipes import RECIPES, Recipe, recipe
 from kedge.training.trainer import Progress
 
-__all__ = ["RECIPES", "Progress", "Recipe", "is_first_process", "recipe", "statistics", "train"]
+__all__ = [
+    "RECIPES",
+    "CrossEntropy",
+    "LogitNorm",
+    "Loss",
+    "Progress",
+    "Recipe",
+    "Step",
+    "StepLoss",
+    "SyntheticOutliers",
+    "is_first_process",
+    "recipe",
+    "statistics",
+    "train",
+]

@@ -1,4 +1,4 @@
-"""Random crops and flips of whole batches, each image's draw fixed by the seed, the epoch and its index in the set."""
+"""Random crops and flips. The draw of an image depends on the seed, the epoch and its index in the set alone."""
 
 import math
 
@@ -11,11 +11,11 @@ from torch import Tensor
 
 from kedge.data import Preprocess
 from kedge.data.preprocess import FILTERS
-from kedge.training.recipe import Recipe
+from kedge.training.recipes import Recipe
 
 
 def uniforms(seed: int, epoch: int, indices: Tensor, n: int) -> Tensor:
-    """N numbers in [0, 1) for each image, whatever batch or process it is drawn in: (B,) -> (B, n).
+    """``n`` uniform numbers in [0, 1) for each image index, (B,) -> (B, n), independent of the batch and process.
 
     Example:
         >>> together = uniforms(0, 1, torch.arange(4), 2)
@@ -30,14 +30,14 @@ def uniforms(seed: int, epoch: int, indices: Tensor, n: int) -> Tensor:
 
 
 def crop_and_flip(images: Tensor, draws: Tensor, *, padding: int, flip: bool, pad: str = "zeros") -> Tensor:
-    """Shift each image by up to ``padding`` pixels, and mirror those with a last draw below one half.
+    """Shift each image by up to ``padding`` pixels, and flip it if its last draw is below one half.
 
     Args:
         images: (B, D, H, W).
-        draws: Uniform numbers, (B, 3): row, column, mirror.
+        draws: Uniform numbers (B, 3) for row, column and flip.
         padding: Pixels on each side.
-        flip: Whether to mirror.
-        pad: What moves in: ``"zeros"``, or the mirrored image, ``"reflect"``.
+        flip: Whether to flip horizontally.
+        pad: Padding: ``"zeros"`` or ``"reflect"``.
 
     Example:
         >>> crop_and_flip(torch.ones(2, 1, 4, 4), torch.zeros(2, 3), padding=0, flip=False).sum()
@@ -50,7 +50,7 @@ def crop_and_flip(images: Tensor, draws: Tensor, *, padding: int, flip: bool, pa
     if flip:
         columns = torch.where(draws[:, 2:3] < 0.5, columns.flip(1), columns)
     if padding and pad == "reflect":
-        # reflect does not take uint8
+        # reflect does not support uint8
         padded = F.pad(images.float(), (padding,) * 4, mode="reflect").to(images.dtype)
     else:
         padded = F.pad(images, (padding,) * 4) if padding else images
@@ -60,34 +60,23 @@ def crop_and_flip(images: Tensor, draws: Tensor, *, padding: int, flip: bool, pa
 
 
 def augment(images: Tensor, recipe: Recipe, seed: int, epoch: int, index: Tensor) -> Tensor:
-    """Crop and flip a batch as a recipe says, each image by the draw of its number ``index`` in the set.
-
-    Example:
-        >>> images = torch.ones(2, 3, 8, 8, dtype=torch.uint8)
-        >>> augment(images, Recipe(epochs=1, crop=0, flip=False), 0, 0, torch.arange(2)) is images
-        True
-    """
+    """Crop and flip a batch by a recipe; ``index`` are the images' indices in the set."""
     if not (recipe.crop or recipe.flip) or images.ndim != 4:
         return images
     draws = uniforms(seed, epoch, index, 3)
     if recipe.alternate:
-        first = uniforms(seed, 0, index, 3)[:, 2]  # its side in the first epoch; then the other one, and so on
+        first = uniforms(seed, 0, index, 3)[:, 2]  # as in the first epoch, then the other way, in turn
         draws[:, 2] = first if epoch % 2 == 0 else 1 - first
     return crop_and_flip(images, draws, padding=recipe.crop, flip=recipe.flip, pad=recipe.pad)
 
 
 def random_resized_crop(image: Image.Image, preprocess: Preprocess, draws: Tensor) -> Image.Image:
-    """Cut out a random part, 8 to 100 % of the area and 3:4 to 4:3 in shape, and scale it to the network's size.
+    """Crop a random part, 8 to 100 % of the area with aspect ratio 3:4 to 4:3, and resize it to the network's input.
 
     Args:
         image: Of any size.
-        preprocess: Says the size and the filter.
-        draws: Uniform numbers, four for each of ten attempts to fit such a part into the image.
-
-    Example:
-        >>> draws = torch.rand(40, generator=torch.Generator().manual_seed(0))
-        >>> random_resized_crop(Image.new("RGB", (64, 48)), Preprocess((3, 32, 32)), draws).size
-        (32, 32)
+        preprocess: Sets the size and the filter.
+        draws: Uniform numbers, four for each attempt to fit such a part into the image.
     """
     target = (preprocess.shape[2], preprocess.shape[1])
     return image.resize(target, FILTERS[preprocess.resize], box=_box(image.width, image.height, draws))
@@ -100,12 +89,12 @@ def _box(width: int, height: int, draws: Tensor) -> tuple[float, float, float, f
         w, h = math.sqrt(area * ratio), math.sqrt(area / ratio)
         if w <= width and h <= height:
             return (left * (width - w), top * (height - h), left * (width - w) + w, top * (height - h) + h)
-    side = min(width, height)  # nothing fitted: the centre
+    side = min(width, height)  # no attempt fitted: center crop
     return ((width - side) / 2, (height - side) / 2, (width + side) / 2, (height + side) / 2)
 
 
 def _mix(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """The finaliser of splitmix64 on arrays; overflow wraps around, as it is meant to."""
+    """Finalizer of splitmix64 on arrays, with wrap-around overflow."""
     with np.errstate(over="ignore"):
         values = values + np.uint64(0x9E3779B97F4A7C15)
         values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)

@@ -1,8 +1,10 @@
-"""Checkpoints: everything that training needs to go on as if it had never stopped, in one file without pickle.
+"""Checkpoints and the history of a run.
 
-Every random draw of training depends on the seed and the step alone, so there is no state of a generator to keep.
+A checkpoint is one file, without pickle, with all that a run needs to resume exactly. All random draws of training
+depend on the seed and the step alone, so no state of a generator is saved.
 """
 
+import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -12,13 +14,29 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from kedge.checks import needs
 from kedge.errors import FileFormatError, InputError
+from kedge.files import atomic
 from kedge.io import artifact
+
+# Words of checkpoints before version 3, as keys or values.
+RENAMED = {
+    "optimiser": "optimizer",
+    "objective": "loss",
+    "settle": "clean_final_fraction",
+    "spread": "per_sample",
+    "made": "synthetic_outliers",
+    "made outliers": "synthetic outliers",
+    "grey": "gray",
+    "jigsaw": "patch_shuffle",
+    "remix": "hybrid",
+    "recolour": "recolor",
+}
 
 
 @dataclass
 class Position:
-    """How far training has come: whole steps done, and the running sums of the epoch under way."""
+    """Progress of a run: steps done, and running sums over the current epoch."""
 
     step: int = 0
     loss_sum: float = 0.0
@@ -31,23 +49,21 @@ def save(
     path: str | os.PathLike[str],
     net: nn.Module,
     optimizer: torch.optim.Optimizer,
-    average: Mapping[str, Tensor] | None,
-    loss: Mapping[str, Tensor],
+    state: Mapping[str, Mapping[str, Tensor]],
     position: Position,
     run: Mapping[str, Any],
 ) -> None:
-    """Write a checkpoint, whole or not at all. ``run`` identifies the run that it belongs to."""
+    """Write a checkpoint atomically. ``state`` holds the tensors of average and loss; ``run`` identifies the run."""
     tensors = {f"net.{name}": value for name, value in net.state_dict().items()}
-    state = optimizer.state_dict()
     scalars: dict[str, dict[str, Any]] = {}
-    for number, values in state["state"].items():
-        for name, value in values.items():
+    names = _names(net, optimizer)
+    for number, values in optimizer.state_dict()["state"].items():
+        for key, value in values.items():
             if isinstance(value, Tensor):
-                tensors[f"optimizer.{number}.{name}"] = value
+                tensors[f"optimizer.{key}.{names[number]}"] = value
             else:
-                scalars.setdefault(str(number), {})[name] = value
-    tensors |= {f"average.{name}": value for name, value in (average or {}).items()}
-    tensors |= {f"loss.{name}": value for name, value in loss.items()}
+                scalars.setdefault(names[number], {})[key] = value
+    tensors |= {f"{part}.{name}": value for part, values in state.items() for name, value in values.items()}
     artifact.write(path, {"checkpoint": vars(position), "run": dict(run), "optimizer": scalars}, tensors)
 
 
@@ -58,15 +74,17 @@ def restore(
     average: dict[str, Tensor] | None,
     run: Mapping[str, Any],
 ) -> tuple[Position, dict[str, Tensor]]:
-    """Bring network, optimizer and average back to where a checkpoint left them; give the loss's state."""
+    """Load a checkpoint into network, optimizer and average; return the position and the state of the loss."""
     header, tensors = artifact.read(path)
     if "checkpoint" not in header:
         raise FileFormatError(f"{path} is a kedge file, but not a checkpoint")
+    old, names = header["version"] < artifact.FORMAT_VERSION, _names(net, optimizer)
+    if old:
+        header, tensors = _upgraded(header, tensors, names)
     before, now = _flat(header["run"]), _flat(run)
+    keys = before if old else {**now, **before}  # an older version does not know the settings that came later
     different = [
-        f"{key} was {before.get(key)!r} and is {now.get(key)!r}"
-        for key in {**now, **before}  # what was a setting of its own may be none now
-        if before.get(key) != now.get(key)
+        f"{key} was {before.get(key)!r} and is {now.get(key)!r}" for key in keys if before.get(key) != now.get(key)
     ]
     if different:
         raise InputError(
@@ -74,26 +92,105 @@ def restore(
             "resume=False to start anew there"
         )
     net.load_state_dict(artifact.part(tensors, "net."))
-    state = optimizer.state_dict()
-    parameters = [p for group in optimizer.param_groups for p in group["params"]]
-    loaded: dict[int, dict[str, Any]] = {}
-    for name, value in artifact.part(tensors, "optimizer.").items():
-        number, key = name.split(".", 1)
-        like = parameters[int(number)]
-        # In the parameter's own memory layout: another one may round differently in the last bit.
-        kept = torch.empty_like(like).copy_(value) if value.shape == like.shape else value
-        loaded.setdefault(int(number), {})[key] = kept
-    for number, values in header["optimizer"].items():
-        loaded.setdefault(int(number), {}).update(values)
-    optimizer.load_state_dict({"state": loaded, "param_groups": state["param_groups"]})
+    numbers = {name: number for number, name in enumerate(names)}
+    parameters = dict(net.named_parameters())
+    state: dict[int, dict[str, Any]] = {}
+    for full_name, value in artifact.part(tensors, "optimizer.").items():
+        key, name = full_name.split(".", 1)
+        like = parameters[name]
+        # In the parameter's memory layout: another one may round differently in the last bit.
+        value = torch.empty_like(like).copy_(value) if value.shape == like.shape else value
+        state.setdefault(numbers[name], {})[key] = value
+    for name, values in header["optimizer"].items():
+        state.setdefault(numbers[name], {}).update(values)
+    optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
     if average is not None:
         for name, value in artifact.part(tensors, "average.").items():
             average[name].copy_(value)
     return Position(**header["checkpoint"]), artifact.part(tensors, "loss.")
 
 
+class RunHistory:
+    """One line of plain data per epoch, in memory and, with a directory, in ``history.jsonl`` and for TensorBoard."""
+
+    def __init__(self, directory: Path | None, tensorboard: bool = False) -> None:
+        self.path = None if directory is None else directory / "history.jsonl"
+        self.lines: list[dict[str, Any]] = []
+        self._writer: Any = None
+        if tensorboard and directory is not None:
+            package = needs("torch.utils.tensorboard", "tensorboard", "tensorboard=True")
+            self._writer = package.SummaryWriter(str(directory))
+
+    def resume(self, epochs: int) -> None:
+        """Read the lines of the epochs that an earlier part of the run finished."""
+        if self.path is not None and self.path.exists():
+            written = [json.loads(line) for line in self.path.read_text().splitlines() if line.strip()]
+            self.lines = [line for line in written if line["epoch"] <= epochs]
+
+    def add(self, line: dict[str, Any]) -> None:
+        """Add the line of an epoch; the file is replaced atomically, so it never ends in half a line."""
+        self.lines.append(line)
+        if self.path is not None:
+            with atomic(self.path) as temporary:
+                temporary.write_text("".join(json.dumps(entry) + "\n" for entry in self.lines))
+        if self._writer is not None:
+            for name, value in line.items():
+                if name != "epoch" and value is not None:
+                    self._writer.add_scalar(name, value, line["epoch"])
+            self._writer.flush()
+
+
+def _names(net: nn.Module, optimizer: torch.optim.Optimizer) -> list[str]:
+    """Names of the parameters in the optimizer's order."""
+    named = {id(parameter): name for name, parameter in net.named_parameters()}
+    return [named[id(parameter)] for group in optimizer.param_groups for parameter in group["params"]]
+
+
+def _upgraded(
+    header: dict[str, Any], tensors: dict[str, Tensor], names: list[str]
+) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """Header and tensors of version 2 in the words and layout of version 3.
+
+    Version 2 numbered the optimizer's values by parameter, and had one layer for [c, x - c], which is now a pair:
+    ``layer_c`` for the first half of its inputs and ``layer_x``, with the bias, for the second.
+
+    Args:
+        header: Of the file.
+        tensors: Of the file.
+        names: Names of the parameters now, in the optimizer's order.
+    """
+    run = _renamed(header["run"])
+    anchored = run["network"]["anchored"]
+    layer = "" if anchored is None else f"network.{anchored['layer']}."
+    pairs = f"{layer}layer_c.weight" in names
+    before = [name.replace(f"{layer}layer_x.", layer) for name in names if name != f"{layer}layer_c.weight"]
+    upgraded: dict[str, Tensor] = {}
+    for name, value in tensors.items():
+        if name.startswith("optimiser."):
+            _, number, key = name.split(".")
+            name = f"optimizer.{key}.{before[int(number)]}"
+        start = name.removesuffix("weight")
+        if pairs and name.endswith(f".{layer}weight"):
+            of_c, of_x = value.chunk(2, dim=1) if value.ndim > 1 else (value, value)  # Adam's step count is a scalar
+            upgraded |= {f"{start}layer_x.weight": of_x.contiguous(), f"{start}layer_c.weight": of_c.contiguous()}
+        else:
+            upgraded[name.replace(f".{layer}bias", f".{layer}layer_x.bias") if pairs else name] = value
+    scalars = {before[int(number)]: values for number, values in header["optimiser"].items()}
+    if pairs and f"{layer}weight" in scalars:
+        scalars[f"{layer}layer_x.weight"] = scalars[f"{layer}layer_c.weight"] = scalars.pop(f"{layer}weight")
+    return {**header, "run": run, "optimizer": scalars}, upgraded
+
+
+def _renamed(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {RENAMED.get(key, key): _renamed(entry) for key, entry in value.items()}
+    if isinstance(value, list):
+        return [_renamed(entry) for entry in value]
+    return RENAMED.get(value, value) if isinstance(value, str) else value
+
+
 def _flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Settings within settings by one name: recipe.epochs."""
+    """Nested settings by one name: recipe.epochs."""
     flat: dict[str, Any] = {}
     for key, value in settings.items():
         flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}

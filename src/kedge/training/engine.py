@@ -1,4 +1,4 @@
-"""Engines: where a training step runs. One process as it is, or many devices and machines through Lightning Fabric."""
+"""Where a training step runs: in one process, or on several devices and machines through Lightning Fabric."""
 
 import os
 from typing import Any, cast
@@ -11,87 +11,60 @@ from kedge.errors import InputError
 
 
 class Engine:
-    """One process, on the device where the network is."""
+    """One process, on the device of the network; with a Fabric, its devices and precision."""
 
     rank = 0
     world = 1
+    fabric: Any = None
 
     def setup(self, net: nn.Module, optimizer: torch.optim.Optimizer) -> tuple[nn.Module, torch.optim.Optimizer]:
-        """Return what to call in place of the network and the optimizer."""
-        return net, optimizer
-
-    def backward(self, loss: Tensor) -> None:
-        """Compute the gradients."""
-        loss.backward()
-
-    def total(self, values: Tensor) -> Tensor:
-        """The sum of a vector over all processes."""
-        return values
-
-    def wait(self) -> None:
-        """Let all processes come to this point."""
-
-
-class FabricEngine(Engine):
-    """Several devices, processes or machines, or another precision, by Lightning Fabric."""
-
-    def __init__(self, devices: int, nodes: int, accelerator: str, precision: str | None) -> None:
-        parallel = devices * nodes > 1
-        package = needs("lightning_fabric", "fabric", "training on several devices or in another precision")
-        from lightning_fabric.utilities.exceptions import MisconfigurationException
-
-        try:
-            self.fabric = package.Fabric(
-                accelerator=accelerator,
-                devices=devices,
-                num_nodes=nodes,
-                strategy="ddp" if parallel else "auto",
-                precision=cast(Any, precision),
-            )
-        except (ImportError, RuntimeError, TypeError, ValueError, MisconfigurationException) as error:
-            reason = " ".join(str(error).split())
-            raise InputError(
-                f"accelerator, devices and precision must be what Fabric has on this machine; got {accelerator!r}, "
-                f"{devices} and {precision!r}: {reason}"
-            ) from error
-        self.fabric.launch()
-        self.rank, self.world = self.fabric.global_rank, self.fabric.world_size
-
-    def setup(self, net: nn.Module, optimizer: torch.optim.Optimizer) -> tuple[nn.Module, torch.optim.Optimizer]:
-        """Move to the device and wrap for the processes."""
-        wrapped, optimisers = self.fabric.setup(net, optimizer)
-        return wrapped, optimisers
+        """Return the module to call and the optimizer to step."""
+        module, stepper = (net, optimizer) if self.fabric is None else self.fabric.setup(net, optimizer)
+        return module, stepper
 
     def backward(self, loss: Tensor) -> None:
         """Compute the gradients, averaged over processes."""
-        self.fabric.backward(loss)
+        loss.backward() if self.fabric is None else self.fabric.backward(loss)
 
     def total(self, values: Tensor) -> Tensor:
-        """The sum of a vector over all processes."""
-        return cast(Tensor, self.fabric.all_reduce(values, reduce_op="sum"))
+        """Sum of a vector over all processes."""
+        return values if self.fabric is None else cast(Tensor, self.fabric.all_reduce(values, reduce_op="sum"))
 
     def wait(self) -> None:
-        """Let all processes come to this point."""
-        self.fabric.barrier()
+        """Wait for all processes."""
+        if self.fabric is not None:
+            self.fabric.barrier()
 
 
 def make_engine(devices: int, nodes: int, accelerator: str, precision: str | None) -> Engine:
-    """The simplest engine that does what is asked; torchrun's variables are understood."""
+    """The engine for these options, without Fabric if possible; torchrun's variables set the number of processes."""
     if "LOCAL_WORLD_SIZE" in os.environ and "TORCHELASTIC_RUN_ID" in os.environ:
         devices = int(os.environ["LOCAL_WORLD_SIZE"])
         nodes = max(1, int(os.environ["WORLD_SIZE"]) // devices)
     if devices < 1 or nodes < 1:
         raise InputError(f"devices and nodes must be at least 1, got {devices} and {nodes}")
+    engine = Engine()
     if devices == nodes == 1 and precision is None and accelerator == "auto":
-        return Engine()
-    return FabricEngine(devices, nodes, accelerator, precision)
+        return engine
+    package = needs("lightning_fabric", "fabric", "training on several devices or in another precision")
+    from lightning_fabric.utilities.exceptions import MisconfigurationException
+
+    strategy = "ddp" if devices * nodes > 1 else "auto"
+    try:
+        engine.fabric = package.Fabric(
+            accelerator=accelerator, devices=devices, num_nodes=nodes, strategy=strategy, precision=precision
+        )
+    except (ImportError, RuntimeError, TypeError, ValueError, MisconfigurationException) as error:
+        reason = " ".join(str(error).split())
+        raise InputError(
+            "accelerator, devices and precision must be available to Fabric on this machine; got "
+            f"{accelerator!r}, {devices} and {precision!r}: {reason}"
+        ) from error
+    engine.fabric.launch()
+    engine.rank, engine.world = engine.fabric.global_rank, engine.fabric.world_size
+    return engine
 
 
 def is_first_process() -> bool:
-    """Whether this process is the one that writes files: true outside of parallel training.
-
-    Example:
-        >>> is_first_process()
-        True
-    """
+    """Whether this process writes the files: True except in all but one process of a parallel training."""
     return not torch.distributed.is_initialized() or torch.distributed.get_rank() == 0

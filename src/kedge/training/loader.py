@@ -1,8 +1,8 @@
-"""Feeds: training data as numbered batches, the same for every process and after every restart."""
+"""Training data as batches in a fixed order: the same for any number of processes and after any restart."""
 
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,19 +16,20 @@ from kedge.data import ImageSet, Preprocess, batches, shape_of_inputs
 from kedge.data.batches import image_and_label
 from kedge.data.decoding import open_image
 from kedge.errors import InputError
+from kedge.pixels import to_unit
 from kedge.seeds import mix_seed, seeded
 from kedge.training.augment import augment, random_resized_crop, uniforms
-from kedge.training.recipe import Recipe
+from kedge.training.recipes import Recipe
 
-CUTS = "resized_crop cuts from large images: pass a data set of PIL images or paths, or switch it off"
+NEEDS_PICTURES = "resized_crop cuts from large images: pass a data set of PIL images or paths, or switch it off"
 
 
 @dataclass(frozen=True)
-class Batch:
-    """The part of a step's images that this process trains on.
+class TrainBatch:
+    """One process's part of a step's images.
 
-    ``among`` are the images that anchors are drawn from, of which ``x`` are those from row ``first`` on; ``index`` are
-    the numbers of ``x`` in the set, where they are known.
+    Anchors are drawn from the images ``among``, of which ``x`` are the rows from ``first`` on. ``index`` are the
+    indices of ``x`` in the data set, or None if unknown.
     """
 
     x: Tensor
@@ -39,85 +40,53 @@ class Batch:
 
 
 class TrainLoader(ABC):
-    """Where batches come from. Every epoch has ``steps`` of them, in an order fixed by the seed and the epoch."""
+    """Source of training batches. Every epoch has ``steps`` of them, in an order fixed by the seed and the epoch."""
 
     name: str
     checksum: str | None
     images: int
     steps: int
-    batch: int  # images per step, of all processes together
+    batch: int  # images per step, over all processes
     preprocess: Preprocess
 
     @abstractmethod
-    def epoch(self, epoch: int, start: int) -> Iterator[Batch]:
-        """The batches of an epoch from step ``start`` on."""
+    def epoch(self, epoch: int, start: int) -> Iterator[TrainBatch]:
+        """Yield the batches of an epoch from step ``start`` on."""
 
 
-class MemoryFeed(TrainLoader):
-    """An `ImageSet`: batches are cut and augmented whole, so no process waits for a worker.
+class SetLoader(TrainLoader):
+    """Batches of a data set. Worker processes read the images, except for an `ImageSet`, which is in memory.
 
-    Every process makes the whole batch and takes its rows: anchors may come from any of them, and the result is the
-    same however many processes share the work.
+    Of an `ImageSet` every process builds the whole batch and takes its rows: anchors may come from any of them, and the
+    result does not depend on the number of processes. Of other sets each process reads its own images only.
     """
-
-    def __init__(
-        self, data: ImageSet, recipe: Recipe, seed: int, rank: int, world: int, preprocess: Preprocess | None
-    ) -> None:
-        assert data.labels is not None
-        self.data, self.labels, self.recipe, self.seed = data, data.labels, recipe, seed
-        self.name, self.checksum, self.images = data.name, data.checksum, len(data)
-        self.steps, self.batch = len(data) // recipe.batch, recipe.batch
-        self.preprocess = preprocess or Preprocess(tuple(data.images.shape[1:]))
-        if self.preprocess.shape != tuple(data.images.shape[1:]):
-            raise InputError(
-                f"preprocess must have the shape of the images of an ImageSet, {tuple(data.images.shape[1:])}; got "
-                f"{self.preprocess.shape}"
-            )
-        share = recipe.batch // world
-        self.rows = slice(rank * share, (rank + 1) * share)
-
-    def epoch(self, epoch: int, start: int) -> Iterator[Batch]:
-        """Cut, augment and scale batch after batch."""
-        order = epoch_order(self.images, self.seed, epoch)
-        for step in range(start, self.steps):
-            index = order[step * self.recipe.batch : (step + 1) * self.recipe.batch]
-            x = augment(self.data.images[index], self.recipe, self.seed, epoch, index).float() / 255
-            yield Batch(x[self.rows], self.labels[index][self.rows], x, self.rows.start, index[self.rows])
-
-
-class DatasetFeed(TrainLoader):
-    """A map-style data set, read by worker processes; anchors come from the process's own part of the batch."""
 
     def __init__(
         self, data: Any, recipe: Recipe, seed: int, rank: int, world: int, workers: int, preprocess: Preprocess
     ) -> None:
-        self.data, self.recipe, self.seed, self.rank, self.world = data, recipe, seed, rank, world
-        self.workers, self.preprocess = workers, preprocess
-        self.name = str(getattr(data, "name", type(data).__name__))
-        self.checksum = getattr(data, "checksum", None)
-        self.images = len(data)
+        self.preprocess, self.seed, self.rank, self.world = preprocess, seed, rank, world
+        self.workers, self.in_memory = workers, isinstance(data, ImageSet)
+        self.name, self.checksum, self.images = name_of(data), getattr(data, "checksum", None), len(data)
         self.steps, self.batch = self.images // recipe.batch, recipe.batch
+        self.source = AugmentedDataset(data, preprocess, recipe, seed)
 
-    def epoch(self, epoch: int, start: int) -> Iterator[Batch]:
-        """Read batch after batch; the data set's own transforms run in the workers."""
-        share = self.recipe.batch // self.world
-        order = epoch_order(self.images, self.seed, epoch)[: self.steps * self.recipe.batch]
-        mine = order.view(self.steps, self.world, share)[start:, self.rank]  # (steps, share)
-        loader: DataLoader[Any] = DataLoader(
-            Numbered(self.data, self.preprocess, self.recipe, self.seed),
-            batch_sampler=[[(epoch, index) for index in batch] for batch in mine.tolist()],
-            num_workers=self.workers,
-            generator=torch.Generator().manual_seed(mix_seed(self.seed, epoch)),
-        )
-        for index, (x, y) in zip(mine, loader, strict=True):
-            x = x.float() / 255 if x.dtype == torch.uint8 else x
-            yield Batch(x, y, x, 0, index)
+    def epoch(self, epoch: int, start: int) -> Iterator[TrainBatch]:
+        """Yield the batches of an epoch from step ``start`` on."""
+        order = epoch_order(self.images, self.seed, epoch)[: self.steps * self.batch].view(self.steps, -1)[start:]
+        share = self.batch // self.world
+        rows = slice(self.rank * share, (self.rank + 1) * share)  # of this process
+        if not self.in_memory:
+            order, rows = order[:, rows], slice(0, share)
+        keys = ([(epoch, index) for index in batch] for batch in order.tolist())
+        loader = self.source.loader(keys, self.workers, mix_seed(self.seed, epoch))
+        for index, (x, y) in zip(order, loader, strict=True):
+            yield TrainBatch(x[rows], y[rows], x, rows.start, index[rows])
 
 
-class LoaderFeed(TrainLoader):
-    """A user's own data loader, with its own batches and augmentation; restarted in mid-epoch it skips what was done.
+class WrappedLoader(TrainLoader):
+    """A user's data loader, with its own batches and augmentation; resumed in mid-epoch it skips the batches done.
 
-    Its shuffling and its transforms draw from torch's generator, which is seeded before each batch.
+    Its shuffling and transforms draw from torch's global generator, which is seeded before each batch.
     """
 
     def __init__(self, loader: "DataLoader[Any]", preprocess: Preprocess, seed: int) -> None:
@@ -126,39 +95,37 @@ class LoaderFeed(TrainLoader):
         try:
             self.steps = len(loader)
         except TypeError as error:
-            raise InputError(
-                "data must have a length, so that its epochs can be counted; this loader has none"
-            ) from error
-        if loader.batch_size is None:  # batches of the loader's own making
+            raise InputError("data must have a length, to count its epochs; this loader has none") from error
+        if loader.batch_size is None:  # the data set yields batches
             self.batch = len(next(batches(loader, preprocess))[0]) if self.steps else 0
             self.images = self.steps * self.batch
         else:
             drawn: Any = loader.dataset if isinstance(loader.dataset, IterableDataset) else loader.sampler
             self.batch, self.images = loader.batch_size, min(self.steps * loader.batch_size, len(drawn))
 
-    def epoch(self, epoch: int, start: int) -> Iterator[Batch]:
-        """Go through the loader once."""
+    def epoch(self, epoch: int, start: int) -> Iterator[TrainBatch]:
+        """Yield the batches of an epoch from step ``start`` on."""
         source = batches(self.loader, self.preprocess)
         for step in range(self.steps):
             torch.manual_seed(mix_seed(self.seed, epoch, step))
-            x, y = next(source)
+            images, y = next(source)
             if step < start:
                 continue
             if y is None:
                 raise InputError("data must yield labels to train on: (images, labels) batches")
-            x = x.float() / 255 if x.dtype == torch.uint8 else x
-            yield Batch(x, y, x, 0, None)
+            x = to_unit(images)
+            yield TrainBatch(x, y, x, 0, None)
 
 
-class Numbered(Dataset[tuple[Tensor, int]]):
-    """A data set whose images are decoded, resized and augmented, each by a draw of the epoch and its own number."""
+class AugmentedDataset(Dataset[tuple[Tensor, int]]):
+    """A data set indexed by (epoch, index), whose images are decoded, resized and augmented by that epoch's draw."""
 
     def __init__(self, data: Any, preprocess: Preprocess, recipe: Recipe, seed: int, labelled: bool = True) -> None:
         self.data, self.preprocess, self.recipe, self.seed, self.labelled = data, preprocess, recipe, seed, labelled
 
     def __getitem__(self, key: tuple[int, int]) -> tuple[Tensor, int]:
         epoch, index = key
-        with seeded(mix_seed(self.seed, epoch, index)):  # for transforms of the data set's own
+        with seeded(mix_seed(self.seed, epoch, index)):  # for the data set's own transforms
             image, label = image_and_label(self.data[index])
         if label is None and self.labelled:
             raise InputError(f"data must give labels to train on: (image, label) pairs; number {index} has none")
@@ -166,52 +133,92 @@ class Numbered(Dataset[tuple[Tensor, int]]):
         if self.recipe.resized_crop:
             image = open_image(image) if isinstance(image, (str, os.PathLike)) else image
             if not isinstance(image, Image.Image):
-                raise InputError(f"{CUTS}; number {index} is {shape_of(image)}")
+                raise InputError(f"{NEEDS_PICTURES}; number {index} is {shape_of(image)}")
             image = random_resized_crop(image, self.preprocess, uniforms(self.seed, epoch, number, 40)[0])
         x = self.preprocess(image)
         if self.preprocess.is_image:
             x = augment(x[None], self.recipe, self.seed, epoch, number)[0]
         return x, int(label) if self.labelled else -1
 
+    def __getitems__(self, keys: list[tuple[int, int]]) -> tuple[Tensor, Tensor]:
+        """A batch of images in [0, 1] and labels; the images of an `ImageSet` are augmented together."""
+        if not isinstance(self.data, ImageSet):
+            x, y = torch.utils.data.default_collate([self[key] for key in keys])
+            return to_unit(x), y
+        epochs, index = torch.tensor(keys).unbind(1)
+        parts = [
+            augment(self.data.images[part], self.recipe, self.seed, int(epoch), part)
+            for epoch in epochs.unique()  # ascending, as in the keys
+            for part in [index[epochs == epoch]]
+        ]
+        y = index if self.data.labels is None else self.data.labels[index]
+        return to_unit(torch.cat(parts)), y
 
-def make_feed(
+    def loader(self, batches: Iterable[list[tuple[int, int]]], workers: int, seed: int) -> "DataLoader[Any]":
+        """A data loader of these batches."""
+        return DataLoader(
+            self,
+            batch_sampler=batches,
+            num_workers=0 if isinstance(self.data, ImageSet) else workers,
+            collate_fn=_as_is,
+            generator=torch.Generator().manual_seed(seed),
+        )
+
+
+def make_loader(
     data: Any, recipe: Recipe, seed: int, *, rank: int, world: int, workers: int, preprocess: Preprocess | None
 ) -> TrainLoader:
-    """The feed for whatever a user trains on, checked."""
+    """The loader for an `ImageSet`, a data set or a data loader."""
     if recipe.batch % world:
         raise InputError(f"batch must divide among {world} processes; got {recipe.batch}")
-    if isinstance(data, ImageSet):
-        if data.labels is None:
-            raise InputError(f"data must have labels to train on; the set {data.name!r} has none")
-        if int(data.labels.min()) < 0 or len(data.labels.unique()) < 2:
-            raise InputError(
-                f"labels must be 0, 1, ... with at least two classes, got {data.labels.unique().tolist()[:5]} "
-                f"in the set {data.name!r}"
-            )
-        if recipe.resized_crop:
-            raise InputError(CUTS)
-        feed: TrainLoader = MemoryFeed(data, recipe, seed, rank, world, preprocess)
-    elif isinstance(data, DataLoader):
-        if world > 1:
-            raise InputError("data must be a data set, not a data loader, to train in several processes")
-        feed = LoaderFeed(data, preprocess or Preprocess(shape_of_inputs(data)), seed)
-    elif hasattr(data, "__getitem__") and hasattr(data, "__len__"):
-        feed = DatasetFeed(data, recipe, seed, rank, world, workers, preprocess or Preprocess(shape_of_inputs(data)))
-    else:
+    if not isinstance(data, DataLoader) and not (hasattr(data, "__getitem__") and hasattr(data, "__len__")):
         raise InputError(
             f"data must be an ImageSet, a data set or a data loader, got {type(data).__name__}; "
             "ImageSet.from_arrays makes a set of arrays"
         )
-    if feed.steps == 0:
-        raise InputError(f"data must hold at least one batch of {recipe.batch} images, got {feed.images}; lower batch")
-    return feed
+    if isinstance(data, ImageSet):
+        _check_set(data, recipe, preprocess)
+    preprocess = preprocess or Preprocess(shape_of_inputs(data))
+    if isinstance(data, DataLoader):
+        if world > 1:
+            raise InputError("data must be a data set, not a data loader, to train in several processes")
+        loader: TrainLoader = WrappedLoader(data, preprocess, seed)
+    else:
+        loader = SetLoader(data, recipe, seed, rank, world, workers, preprocess)
+    if loader.steps == 0:
+        raise InputError(
+            f"data must hold at least one batch of {recipe.batch} images, got {loader.images}; lower batch"
+        )
+    return loader
 
 
 def epoch_order(images: int, seed: int, epoch: int) -> Tensor:
-    """The order of an epoch: a permutation fixed by the seed and the epoch.
-
-    Example:
-        >>> sorted(epoch_order(4, seed=0, epoch=1).tolist())
-        [0, 1, 2, 3]
-    """
+    """Permutation of the image indices in an epoch, fixed by the seed and the epoch."""
     return torch.randperm(images, generator=torch.Generator().manual_seed(mix_seed(seed, epoch)))
+
+
+def name_of(data: Any) -> str:
+    """Name of a data set, for records."""
+    return str(getattr(data, "name", type(data).__name__))
+
+
+def _check_set(data: ImageSet, recipe: Recipe, preprocess: Preprocess | None) -> None:
+    """Raise an error if an `ImageSet` cannot be trained on."""
+    if data.labels is None:
+        raise InputError(f"data must have labels to train on; the set {data.name!r} has none")
+    if int(data.labels.min()) < 0 or len(data.labels.unique()) < 2:
+        raise InputError(
+            f"labels must be 0, 1, ... with at least two classes, got {data.labels.unique().tolist()[:5]} "
+            f"in the set {data.name!r}"
+        )
+    if recipe.resized_crop:
+        raise InputError(NEEDS_PICTURES)
+    shape = tuple(data.images.shape[1:])
+    if preprocess is not None and preprocess.shape != shape:
+        raise InputError(
+            f"preprocess must have the shape of the images of an ImageSet, {shape}; got {preprocess.shape}"
+        )
+
+
+def _as_is(batch: Any) -> Any:
+    return batch

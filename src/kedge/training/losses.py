@@ -1,8 +1,8 @@
-"""Losses: what a step of training minimises. A method that needs its own training brings its own loss."""
+"""Losses: what a training step minimizes. A method with its own training brings a `Loss` of its own."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import torch
@@ -14,26 +14,29 @@ from kedge.checks import between, one_of
 from kedge.data import Preprocess
 from kedge.errors import InputError
 from kedge.models.classifier import Classifier
-from kedge.training.synthetic_outliers import MAKERS, synthetic_outliers
+from kedge.training.synthetic_outliers import KINDS, synthetic_outliers
 
 
 @dataclass(frozen=True)
 class Step:
-    """What an loss sees of a step of training.
+    """The inputs of a loss in one training step.
 
     Attributes:
-        net: The network, in training mode: for its buffers and parts.
-        forward: The network as it is to be called, which several processes may share.
+        net: The network in training mode, for its buffers and layers.
+        forward: The network to call; with several processes a wrapper of ``net``.
         x: Images (B, D, ...) in [0, 1].
-        y: Their classes (B,).
-        index: Their numbers in the training set (B,), or None where a data loader hides them.
-        outliers: Images beside the training set, (B', D, ...), or None.
-        outlier_index: Their numbers in their set.
-        anchors: What an anchored network draws anchors from: keyword arguments of its forward.
-        done: The share of the training that is behind, from 0 to 1.
-        epoch: From 0.
-        images: In the training set.
-        label_smoothing: Of the recipe.
+        y: Class labels (B,).
+        index: Indices of ``x`` in the training set (B,), or None if a data loader does not give them.
+        outliers: Outlier images (B', D, ...), or None.
+        outlier_index: Their indices in the outlier set.
+        anchors: Keyword arguments of an anchored network's forward; empty for an unanchored network.
+        done: Fraction of the training that is done, from 0 to 1.
+        epoch: Counted from 0.
+        images: Number of training images.
+        label_smoothing: From the recipe.
+        among: The images of all processes in this step, of which ``x`` are the rows from ``first`` on; None for ``x``.
+        first: See ``among``.
+        generator: Source of the loss's random numbers, seeded by the run's seed and the step, alike in all processes.
     """
 
     net: Classifier
@@ -48,13 +51,16 @@ class Step:
     epoch: int
     images: int
     label_smoothing: float
+    among: Tensor | None = None
+    first: int = 0
+    generator: torch.Generator = field(default_factory=torch.Generator)
 
     def logits(self) -> Tensor:
-        """The logits of ``x``, each under an anchor drawn for it where the network is anchored."""
+        """Logits of ``x``; an anchored network draws one anchor per image."""
         return self.fitting(self.forward(self.x, **self.anchors))
 
     def fitting(self, logits: Tensor) -> Tensor:
-        """Return the logits of ``x`` after checking that the labels lie within their classes."""
+        """Return the logits of ``x`` after checking that the labels are among their classes."""
         low, high, classes = int(self.y.min()), int(self.y.max()), logits.shape[1]
         if low < 0 or high >= classes:
             raise InputError(
@@ -63,93 +69,83 @@ class Step:
             )
         return logits
 
-    def targets(self, beside: int = 0) -> Tensor:
-        """What to train the logits of ``x`` towards: classes, or probabilities where pairs are masked.
+    def targets(self, is_x: Tensor | None = None) -> Tensor:
+        """Training targets of ``x``: labels, or probabilities (B, C) if the network masks anchors.
 
         Args:
-            beside: Images that were in the batch behind those of ``x``, and have no classes.
+            is_x: Mask of the rows of ``x`` in the last forward pass, if other images were in it too.
         """
-        if isinstance(self.net, Anchored) and self.net.options.mask > 0:
-            return self.net.targets(torch.cat([self.y, self.y.new_zeros(beside)]))[: len(self.y)]
-        return self.y
+        if not (isinstance(self.net, Anchored) and self.net.options.mask > 0):
+            return self.y
+        if is_x is None:
+            return self.net.targets(self.y)
+        labels = self.y.new_zeros(len(is_x))
+        labels[is_x] = self.y
+        return self.net.targets(labels)[is_x]
 
 
 @dataclass(frozen=True)
 class StepLoss:
-    """What to minimise, and the logits (B, C) of the step's images, for its accuracy."""
+    """The value to minimize, and the logits (B, C) of the step's images, for the accuracy."""
 
     value: Tensor
     logits: Tensor
 
 
 class Loss(ABC):
-    """A loss, and the state that it keeps between steps.
+    """Base class of losses. A subclass sets ``name`` and defines `loss`; the other methods are optional hooks.
 
     Attributes:
         name: For records and errors.
-        outliers_per_image: How many images of the ``outliers`` come with each training image; 0 where none are used.
-        plain_only: Whether an anchored network cannot be trained so.
+        outliers_per_image: Images of ``train(outliers=)`` for each training image; 0 if none are used.
+        unanchored_only: Whether only unanchored networks can be trained with it.
     """
 
     name: ClassVar[str]
     outliers_per_image: int = 0
-    plain_only: ClassVar[bool] = False
+    unanchored_only: ClassVar[bool] = False
 
     @abstractmethod
     def loss(self, step: Step) -> StepLoss:
-        """The loss of a step."""
+        """Loss of one step."""
 
     def check(self, net: Classifier) -> None:  # noqa: B027
-        """Raise before the training begins if the network does not fit."""
+        """Raise an error before training starts if the network does not fit."""
 
     def begin_epoch(self, net: Classifier, data: Any, outliers: Any, preprocess: Preprocess, epoch: int) -> None:  # noqa: B027
-        """Look at the whole of the data before an epoch; not called again when an epoch is resumed."""
+        """Prepare for an epoch with access to all data; not called again if the epoch is resumed."""
 
     def after_step(self, step: Step) -> None:  # noqa: B027
         """Update what is not learned by gradients, after the optimizer's step."""
 
     def config(self) -> dict[str, Any]:
-        """The arguments, as plain data for records."""
+        """Arguments as plain data, for records and to identify a run."""
         return {}
 
     def state(self) -> dict[str, Tensor]:
-        """What must be kept for a run that goes on after a crash, beside the network."""
+        """Tensors to save in a checkpoint besides the network."""
         return {}
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:  # noqa: B027
-        """Take back what `state` gave."""
+        """Restore what `state` returned."""
 
 
 class CrossEntropy(Loss):
-    """The cross-entropy of the labels: how every network is trained unless its method needs more."""
+    """Cross entropy of the labels, the default loss."""
 
     name = "cross-entropy"
 
     def loss(self, step: Step) -> StepLoss:
-        """The mean cross-entropy of a batch."""
+        """Mean cross entropy of a batch."""
         logits = step.logits()
         return StepLoss(F.cross_entropy(logits, step.targets(), label_smoothing=step.label_smoothing), logits)
 
 
-def loss_of(net: Classifier) -> Loss:
-    """What a network is trained by where nobody says otherwise.
-
-    Example:
-        >>> from kedge import anchor
-        >>> loss_of(anchor(torch.nn.Linear(4, 2), variant="recommended")).config()["share"]
-        0.2
-    """
-    made = net.options.synthetic_outliers if isinstance(net, Anchored) else 0.0
-    return SyntheticOutliers(made) if made else CrossEntropy()
-
-
 class LogitNorm(Loss):
-    """Cross-entropy of logits of one length (Wei et al., ICML 2022), so that confidence cannot make them grow.
-
-    Detectors read the logits as they are: the length that training left free is what tells known from unknown.
+    """Cross entropy of logits normalized to length one (Wei et al., ICML 2022); detectors read the logits unnormalized.
 
     Args:
-        temperature: What the logits of length one are divided by.
+        temperature: Divides the normalized logits.
 
     Example:
         >>> LogitNorm().config()
@@ -162,12 +158,10 @@ class LogitNorm(Loss):
         self.temperature = between("temperature", temperature, 0, float("inf"), open_ends=True)
 
     def loss(self, step: Step) -> StepLoss:
-        """The loss of a step."""
+        """Mean cross entropy of the normalized logits."""
         logits = step.logits()
-        fit = F.cross_entropy(
-            F.normalize(logits, dim=1) / self.temperature, step.targets(), label_smoothing=step.label_smoothing
-        )
-        return StepLoss(fit, logits)
+        scaled = F.normalize(logits, dim=1) / self.temperature
+        return StepLoss(F.cross_entropy(scaled, step.targets(), label_smoothing=step.label_smoothing), logits)
 
     def config(self) -> dict[str, Any]:
         """The arguments."""
@@ -175,40 +169,70 @@ class LogitNorm(Loss):
 
 
 class SyntheticOutliers(Loss):
-    """Cross-entropy, and the uniform distribution for outliers that are made of the batch's own images.
+    """Cross entropy, plus cross entropy to the uniform distribution on outliers made from the batch's own images.
 
-    See `kedge.training.synthetic_outliers`. An anchored network may get one of them as an anchor.
+    See `kedge.training.synthetic_outliers`. An anchored network may draw an outlier as an anchor. Several processes
+    that share a batch in memory draw the outliers and anchors that one process would draw.
 
     Args:
-        share: Made images for each training image.
-        weight: Of their loss, the mean cross-entropy of the uniform distribution.
-        kinds: Names of `kedge.training.synthetic_outliers.MAKERS`.
+        share: Synthetic outliers per training image.
+        weight: Weight of their loss.
+        kinds: Names in `kedge.training.synthetic_outliers.KINDS`.
 
     Example:
         >>> SyntheticOutliers(share=0.1).config()["weight"]
         0.5
     """
 
-    name = "made outliers"
+    name = "synthetic outliers"
 
-    def __init__(self, share: float = 0.2, weight: float = 0.5, kinds: Sequence[str] = tuple(MAKERS)) -> None:
+    def __init__(self, share: float = 0.2, weight: float = 0.5, kinds: Sequence[str] = tuple(KINDS)) -> None:
         self.share = between("share", share, 0, 1)
         self.weight = between("weight", weight, 0, float("inf"))
-        self.kinds = tuple(one_of("kinds", kind, tuple(MAKERS)) for kind in kinds)
+        self.kinds = tuple(one_of("kinds", kind, tuple(KINDS)) for kind in kinds)
         if not self.kinds:
-            raise InputError(f"kinds must name at least one of {', '.join(MAKERS)}; got none")
+            raise InputError(f"kinds must name at least one of {', '.join(KINDS)}; got none")
 
     def loss(self, step: Step) -> StepLoss:
-        """The loss of a step."""
-        count = round(self.share * len(step.x))
-        chosen = torch.randperm(len(step.x))[:count].to(step.x.device)
-        # In one pass, so that batch norms see both: in passes of their own they would tell them apart.
-        logits = step.forward(torch.cat([step.x, synthetic_outliers(step.x[chosen], self.kinds)]))
-        known, made = logits.tensor_split([len(step.x)])
-        targets = step.targets(beside=len(made))
-        fit = F.cross_entropy(step.fitting(known), targets, label_smoothing=step.label_smoothing)
-        return StepLoss(fit - self.weight * made.log_softmax(dim=1).mean() if len(made) else fit, known)
+        """Loss of the images and of the outliers, in one forward pass, so that batch norms see both together."""
+        batch = step.x if step.among is None else step.among
+        chosen = torch.randperm(len(batch), generator=step.generator)[: round(self.share * len(batch))]
+        outliers = synthetic_outliers(batch[chosen.to(batch.device)], self.kinds, generator=step.generator)
+        order, rows = _interleaved(len(batch), len(outliers), step.first, len(step.x))
+        mixed = torch.cat([batch, outliers])[order.to(batch.device)]
+        anchors = {"among": mixed, "first": rows.start} if isinstance(step.net, Anchored) else {}
+        logits = step.forward(mixed[rows], **anchors)
+        is_x = (order[rows] < len(batch)).to(logits.device)
+        fit = F.cross_entropy(step.fitting(logits[is_x]), step.targets(is_x), label_smoothing=step.label_smoothing)
+        # The mean over processes of this sum is the mean over all outliers, however many fell to each process.
+        refused = -logits[~is_x].log_softmax(dim=1).mean(dim=1).sum() * len(batch) / len(step.x) / max(1, len(outliers))
+        return StepLoss(fit + self.weight * refused, logits[is_x])
 
     def config(self) -> dict[str, Any]:
         """The arguments."""
         return {"share": self.share, "weight": self.weight, "kinds": list(self.kinds)}
+
+
+def default_loss(net: Classifier) -> Loss:
+    """Loss of a network for which none is given: with synthetic outliers if its anchoring options say so.
+
+    Example:
+        >>> from kedge import anchor
+        >>> default_loss(anchor(torch.nn.Linear(4, 2), variant="recommended")).config()["share"]
+        0.2
+    """
+    share = net.options.synthetic_outliers if isinstance(net, Anchored) else 0.0
+    return SyntheticOutliers(share) if share else CrossEntropy()
+
+
+def _interleaved(images: int, outliers: int, first: int, count: int) -> tuple[Tensor, slice]:
+    """Order that spreads outliers evenly among images, and its rows from image ``first`` to the next ``count`` images.
+
+    So the images of one process and its part of the outliers are neighbors, and the order is the same for any number
+    of processes.
+    """
+    position = torch.cat([torch.arange(images) / images, (torch.arange(outliers) + 0.5) / max(1, outliers)])
+    order = position.argsort(stable=True)
+    place = order.argsort()
+    stop = int(place[first + count]) if first + count < images else len(order)
+    return order, slice(int(place[first]), stop)

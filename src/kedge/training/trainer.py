@@ -1,4 +1,4 @@
-"""A training under way: steps, epochs, checkpoints and the record of it."""
+"""The training loop: steps, epochs, validation and checkpoints."""
 
 import contextlib
 import itertools
@@ -22,22 +22,21 @@ from kedge.models.classifier import Classifier, evaluating
 from kedge.provenance import provenance
 from kedge.seeds import mix_seed
 from kedge.training import checkpoint
-from kedge.training.average import Average
-from kedge.training.checkpoint import Position
+from kedge.training.checkpoint import Position, RunHistory
 from kedge.training.engine import Engine
-from kedge.training.history import History
-from kedge.training.loader import Batch, TrainLoader
+from kedge.training.loader import TrainBatch, TrainLoader
 from kedge.training.losses import Loss, Step
-from kedge.training.optimizer import make_optimizer
+from kedge.training.optimizers import WeightAverage, make_optimizer
 from kedge.training.outlier_loader import OutlierLoader
-from kedge.training.recipe import Recipe
+from kedge.training.recipes import Recipe
 
 CHECKPOINT = "last.ckpt"
+LOSS_DRAWS = 1 << 32  # sets the seed of a loss's generator apart from the seeds of dropout, which end in a rank
 
 
 @dataclass(frozen=True)
 class Progress:
-    """Where training stands after a step; loss and accuracy are running means over the epoch."""
+    """Progress after a step; loss and accuracy are running means over the epoch."""
 
     step: int
     steps: int
@@ -48,14 +47,14 @@ class Progress:
     images_per_second: float
 
 
-class Run:
-    """A training under way."""
+class Trainer:
+    """A training run and its state."""
 
     def __init__(
         self,
         net: Classifier,
         data: Any,
-        feed: TrainLoader,
+        loader: TrainLoader,
         outliers: OutlierLoader | None,
         loss: Loss,
         recipe: Recipe,
@@ -64,58 +63,58 @@ class Run:
         directory: str | Path | None,
         tensorboard: bool,
     ) -> None:
-        self.net, self.feed, self.recipe, self.seed, self.engine = net, feed, recipe, seed, engine
+        self.net, self.loader, self.recipe, self.seed, self.engine = net, loader, recipe, seed, engine
         self.data, self.outliers, self.loss = data, outliers, loss
         self.optimizer = make_optimizer(net, recipe)
-        if feed.preprocess.is_image:
+        if loader.preprocess.is_image:
             net.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self.module, self.stepper = engine.setup(net, self.optimizer)
-        self.average = None if recipe.ema is None else Average(net, recipe.ema)
+        self.average = None if recipe.ema is None else WeightAverage(net, recipe.ema)
         self.position = Position()
-        self.seen = 0  # images in this life of the run
+        self.seen = 0  # images since this process started
         self.labels: set[int] = set()
         self.directory = None if directory is None else Path(directory)
-        self.history = History(self.directory if engine.rank == 0 else None, tensorboard)
-        self.total = recipe.epochs * feed.steps
+        self.history = RunHistory(self.directory if engine.rank == 0 else None, tensorboard)
+        self.total = recipe.epochs * loader.steps
         described, earlier = describe(net), net.record
-        # What the network was trained on before: it has learned from that too.
+        # Data of earlier trainings, which the network has learned from too.
         self.before = [*earlier.get("before", ()), *([earlier["data"]] if "data" in earlier else [])]
         self.identity = {
             "recipe": json.loads(json.dumps(asdict(recipe))),
             "seed": seed,
-            "data": {"name": feed.name, "images": feed.images, "sha256": feed.checksum},
+            "data": {"name": loader.name, "images": loader.images, "sha256": loader.checksum},
             "loss": {"name": loss.name, **loss.config()},
             "outliers": outliers and {"name": outliers.name, "images": outliers.images, "sha256": outliers.checksum},
             "network": {key: described[key] for key in ("spec", "type", "anchored", "conversions")},
-            "preprocess": json.loads(json.dumps(asdict(feed.preprocess))),
+            "preprocess": json.loads(json.dumps(asdict(loader.preprocess))),
             "processes": engine.world,
         }
 
-    def go(
+    def run(
         self,
         resume: bool,
         checkpoint_seconds: float,
         validation: Any,
         progress: Callable[[Progress], None] | None,
     ) -> None:
-        """Train from the last checkpoint, or from the beginning, to the end."""
+        """Train to the end, from the last checkpoint or from the start."""
         self._resume(resume)
-        steps = self.feed.steps
+        steps, position = self.loader.steps, self.position
         written = started = time.monotonic()
-        before = self.position.seconds
-        for epoch in range(self.position.step // steps, self.recipe.epochs):
-            if self.position.step % steps == 0:  # in mid-epoch the checkpoint brings back what was seen then
-                beside = None if self.outliers is None else self.outliers.data
-                self.loss.begin_epoch(self.net, self.data, beside, self.feed.preprocess, epoch)
+        before = position.seconds
+        for epoch in range(position.step // steps, self.recipe.epochs):
+            start = position.step % steps
+            if start == 0:  # a checkpoint in mid-epoch restores what the loss computed then
+                outlier_set = None if self.outliers is None else self.outliers.data
+                self.loss.begin_epoch(self.net, self.data, outlier_set, self.loader.preprocess, epoch)
             self.net.train()
-            beside_it = itertools.repeat(None) if self.outliers is None else self.outliers.batches(self.position.step)
-            for batch, outliers in zip(self.feed.epoch(epoch, self.position.step % steps), beside_it):  # noqa: B905
+            beside = itertools.repeat(None) if self.outliers is None else self.outliers.batches(position.step)
+            for batch, outliers in zip(self.loader.epoch(epoch, start), beside, strict=False):
                 self.step(batch, outliers, epoch)
-                position = self.position
                 position.seconds = before + time.monotonic() - started
                 if progress is not None and self.engine.rank == 0:
                     progress(self._progress(epoch, (position.seconds - before) or 1e-9))
-                ended = position.step % steps == 0  # then the epoch's own checkpoint follows, after its history
+                ended = position.step % steps == 0  # then `_end_epoch` writes the checkpoint, after the history
                 if not ended and time.monotonic() - written > checkpoint_seconds:
                     self._checkpoint()
                     written = time.monotonic()
@@ -128,46 +127,48 @@ class Run:
             self.net.corrupting = True
         self._record()
 
-    def step(self, batch: Batch, outliers: tuple[Tensor, Tensor] | None, epoch: int) -> None:
-        """Train on one batch; the random state of torch is the step's own afterwards."""
-        position, steps = self.position, self.feed.steps
+    def step(self, batch: TrainBatch, outliers: tuple[Tensor, Tensor] | None, epoch: int) -> None:
+        """Train on one batch. Seeds torch's global generator, for dropout."""
+        net, position, steps = self.net, self.position, self.loader.steps
         if position.step % steps == 0:
             position.loss_sum, position.right, position.seen = 0.0, 0, 0
-        torch.manual_seed(mix_seed(self.seed, position.step, self.engine.rank))  # for dropout
+        torch.manual_seed(mix_seed(self.seed, position.step, self.engine.rank))
         for group in self.optimizer.param_groups:
             group["lr"] = group["scale"] * self.recipe.rate((position.step + 0.5) / steps)  # in the middle of the step
-        device = self.net.mean.device
-        y, anchored = batch.y.to(device), isinstance(self.net, Anchored)
-        if isinstance(self.net, Anchored):
-            self.net.corrupting = position.step < (1 - self.recipe.clean_final_fraction) * self.total
+        y, among, anchors = batch.y.to(net.mean.device), batch.among.to(net.mean), {}
+        if isinstance(net, Anchored):
+            net.corrupting = position.step < (1 - self.recipe.clean_final_fraction) * self.total
+            anchors = {"among": among, "first": batch.first}
         step = Step(
-            net=self.net,
+            net=net,
             forward=self.module,
-            x=batch.x.to(self.net.mean),
+            x=batch.x.to(net.mean),
             y=y,
             index=batch.index,
-            outliers=None if outliers is None else outliers[0].to(self.net.mean),
+            outliers=None if outliers is None else outliers[0].to(net.mean),
             outlier_index=None if outliers is None else outliers[1],
-            anchors={"among": batch.among.to(self.net.mean), "first": batch.first} if anchored else {},
+            anchors=anchors,
             done=position.step / self.total,
             epoch=epoch,
-            images=self.feed.images,
+            images=self.loader.images,
             label_smoothing=self.recipe.label_smoothing,
+            among=among,
+            first=batch.first,
+            generator=torch.Generator().manual_seed(mix_seed(self.seed, position.step, LOSS_DRAWS)),
         )
         self.labels.update((int(y.min()), int(y.max())))
-        made = self.loss.loss(step)
-        loss, logits = made.value, made.logits
+        result = self.loss.loss(step)
         self.stepper.zero_grad(set_to_none=True)
-        self.engine.backward(loss)
-        right = (logits.detach().argmax(dim=1) == y).sum()
-        sums = torch.stack([loss.detach() * len(y), right, torch.tensor(len(y), device=device)]).double()
+        self.engine.backward(result.value)
+        right = (result.logits.detach().argmax(dim=1) == y).sum()
+        sums = torch.stack([result.value.detach() * len(y), right, torch.tensor(len(y), device=y.device)]).double()
         loss_sum, right_sum, seen = self.engine.total(sums).tolist()
         if not math.isfinite(loss_sum):
             raise KedgeError(self._diverged("the loss", epoch))
         self.stepper.step()
         self.loss.after_step(step)
         if self.average is not None:
-            self.average.update(self.net)
+            self.average.update(net)
         position.step += 1
         position.loss_sum += loss_sum
         position.right += int(right_sum)
@@ -175,8 +176,8 @@ class Run:
         self.seen += int(seen)
 
     def _diverged(self, what: str, epoch: int) -> str:
-        kept = self.directory and (self.directory / CHECKPOINT).exists()
-        where = f"; the last good checkpoint is {self.directory}/{CHECKPOINT}" if kept else ""
+        exists = self.directory and (self.directory / CHECKPOINT).exists()
+        where = f"; the last good checkpoint is {self.directory}/{CHECKPOINT}" if exists else ""
         return (
             f"{what} became NaN or infinite in epoch {epoch + 1}{where}. "
             f"Try a lower learning rate (lr={self.recipe.lr}), and check the images and labels"
@@ -215,7 +216,7 @@ class Run:
     def _validate(self, validation: Any) -> float:
         right = seen = 0
         with evaluating(self.net), torch.no_grad(), self._averaged():
-            for x, y in batches(validation, self.feed.preprocess):
+            for x, y in batches(validation, self.loader.preprocess):
                 if y is None:
                     raise InputError("validation must have labels to measure accuracy on; it has none")
                 right += int((self.net(self.net.as_input(x)).argmax(dim=1).cpu() == y).sum())
@@ -224,38 +225,39 @@ class Run:
 
     @contextlib.contextmanager
     def _averaged(self) -> Iterator[None]:
-        """The averaged weights inside the block, where there is an average."""
+        """Use the averaged weights inside the block, if there is an average."""
         if self.average is None:
             yield
             return
-        kept = Average(self.net, 0.0)
+        current = WeightAverage(self.net, 0.0)
         try:
             self.average.apply(self.net)
             yield
         finally:
-            kept.apply(self.net)
+            current.apply(self.net)
 
     def _resume(self, resume: bool) -> None:
-        path = None if self.directory is None else self.directory / CHECKPOINT
-        if self.directory is not None and self.engine.rank == 0:
+        if self.directory is None:
+            return
+        path = self.directory / CHECKPOINT
+        if self.engine.rank == 0:
             remove_leftovers(self.directory)
             if not resume:
-                (self.directory / CHECKPOINT).unlink(missing_ok=True)
+                path.unlink(missing_ok=True)
         self.engine.wait()
-        if path is not None and path.exists():
+        if path.exists():
             average = None if self.average is None else self.average.values
             self.position, state = checkpoint.restore(path, self.net, self.optimizer, average, self.identity)
             self.loss.load_state(state)
-            self.history.resume(self.position.step // self.feed.steps)
+            self.history.resume(self.position.step // self.loader.steps)
 
     def _checkpoint(self) -> None:
         if not all(bool(torch.isfinite(p).all()) for p in self.net.parameters()):
-            raise KedgeError(self._diverged("a weight", self.position.step // self.feed.steps))
+            raise KedgeError(self._diverged("a weight", self.position.step // self.loader.steps))
         if self.directory is not None and self.engine.rank == 0:
-            average = None if self.average is None else self.average.values
-            path = self.directory / CHECKPOINT
-            state = self.loss.state()
-            checkpoint.save(path, self.net, self.optimizer, average, state, self.position, self.identity)
+            average = {} if self.average is None else self.average.values
+            state = {"average": average, "loss": self.loss.state()}
+            checkpoint.save(self.directory / CHECKPOINT, self.net, self.optimizer, state, self.position, self.identity)
         self.engine.wait()
 
     def _record(self) -> None:

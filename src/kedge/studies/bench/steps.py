@@ -15,11 +15,11 @@ from kedge.models.classifier import Classifier
 from kedge.studies.bench.plain import without_anchors
 from kedge.studies.bench.turns import Spread, ratios
 from kedge.training import Recipe
+from kedge.training.api import prepare
 from kedge.training.engine import Engine
-from kedge.training.loader import make_feed
+from kedge.training.loader import make_loader
 from kedge.training.losses import CrossEntropy
-from kedge.training.train import prepare
-from kedge.training.trainer import Run
+from kedge.training.trainer import Trainer
 
 CYCLE = 5  # steps: by default one of them has corrupted anchors; in networks with per_sample=True each has some
 
@@ -70,9 +70,9 @@ class Stepper:
         return (time.perf_counter() - started) / CYCLE, (self.engine.seconds - inside) / CYCLE
 
     def _run(self, net: Classifier, data: ImageSet, recipe: Recipe) -> Iterator[None]:
-        feed = make_feed(data, recipe, 0, rank=0, world=1, workers=0, preprocess=None)
+        feed = make_loader(data, recipe, 0, rank=0, world=1, workers=0, preprocess=None)
         prepare(net, data, feed, None, 0)
-        run = Run(net, data, feed, None, CrossEntropy(), recipe, 0, self.engine, None, False)
+        run = Trainer(net, data, feed, None, CrossEntropy(), recipe, 0, self.engine, None, False)
         net.train()
         steps = 0
         while True:

@@ -1,4 +1,4 @@
-"""Recipes: everything that training depends on beside the network and the data, as a frozen dataclass."""
+"""Recipes: the hyperparameters of a training, as a frozen dataclass."""
 
 from dataclasses import dataclass, replace
 from typing import Any
@@ -7,37 +7,35 @@ from kedge.checks import at_least, between, one_of
 from kedge.errors import InputError
 
 SCHEDULES = ("steps", "one-cycle", "linear")
-OPTIMISERS = ("sgd", "muon", "adam")
+OPTIMIZERS = ("sgd", "muon", "adam")
 PADDINGS = ("zeros", "reflect")
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """How to train: the optimizer, cross-entropy, random crops and flips.
+    """Hyperparameters of a training.
 
     Args:
         epochs: Passes over the data.
         batch: Images per step.
-        lr: The highest learning rate.
-        optimizer: ``"sgd"``, or ``"muon"`` for networks whose convolutions are followed by norms: steps of the same
-            relative size in every direction of a weight, and Adam for the first and the last layer, biases and norms;
-            or ``"adam"``, whose steps do not grow with the loss, for networks that are trained already.
-        momentum: Of SGD, or of Muon.
-        nesterov: Whether SGD's momentum is Nesterov's; Muon's always is.
-        weight_decay: Of SGD, biases and normalisation layers included, as in the paper's setup, or of Adam, apart from
-            its gradients; Muon keeps its weights at one size instead.
+        lr: Highest learning rate.
+        optimizer: ``"sgd"``; ``"adam"`` (AdamW), for networks that are already trained; or ``"muon"``, for networks
+            with a norm after each convolution, with Adam for the first and last layers, biases and norms.
+        momentum: Of SGD or Muon.
+        nesterov: Whether SGD uses Nesterov momentum; Muon always does.
+        weight_decay: Of SGD (on all parameters, as in the paper) or AdamW; Muon keeps the norm of its weights instead.
         schedule: ``"steps"`` multiplies the rate by ``gamma`` at each of ``milestones``; ``"one-cycle"`` warms up
-            linearly over the first fifth and falls linearly to zero; ``"linear"`` falls from the first step on.
+            linearly over the first fifth and falls linearly to zero; ``"linear"`` falls linearly from the start.
         milestones: Epochs.
         gamma: Factor at each milestone.
-        label_smoothing: Of the cross-entropy.
-        crop: Pixels of padding before a random crop; 0 for none.
-        pad: What moves in at the border: ``"zeros"``, or the image mirrored, ``"reflect"``.
+        label_smoothing: Of the cross entropy.
+        crop: Pixels of padding for random crops; 0 for none.
+        pad: Padding of random crops: ``"zeros"`` or ``"reflect"``.
         flip: Whether to flip images horizontally at random.
-        alternate: Whether to flip an image in every other epoch instead, so that two epochs show both sides of each.
-        resized_crop: Whether to train on random parts of large images, scaled to the network's size (ImageNet).
-        clean_final_fraction: Share of the steps, at the end, without corruption of the anchors.
-        ema: Decay of an exponential moving average of the weights, which is what training then returns; None for none.
+        alternate: Whether to flip each image in every other epoch instead of at random.
+        resized_crop: Whether to train on random resized crops of large images (ImageNet).
+        clean_final_fraction: Fraction of the steps, at the end, without corruption of the anchors.
+        ema: Decay of an exponential moving average of the weights, which training then returns; None for no average.
 
     Example:
         >>> recipe("demo", epochs=2).epochs
@@ -68,23 +66,23 @@ class Recipe:
         at_least("batch", self.batch, 2)
         at_least("crop", self.crop, 0)
         one_of("schedule", self.schedule, SCHEDULES)
-        one_of("optimizer", self.optimizer, OPTIMISERS)
+        one_of("optimizer", self.optimizer, OPTIMIZERS)
         one_of("pad", self.pad, PADDINGS)
         between("lr", self.lr, 0, float("inf"), open_ends=True)
         between("momentum", self.momentum, 0, 1)
         if self.nesterov and self.momentum == 0:
             raise InputError(f"nesterov needs a momentum above 0; got momentum={self.momentum}")
         if self.alternate and not self.flip:
-            raise InputError("alternate says in which epochs images are flipped, so it needs flip=True; got flip=False")
+            raise InputError("alternate needs flip=True; got flip=False")
         between("weight_decay", self.weight_decay, 0, float("inf"))
         between("label_smoothing", self.label_smoothing, 0, 1)
-        between("settle", self.clean_final_fraction, 0, 1)
+        between("clean_final_fraction", self.clean_final_fraction, 0, 1)
         if self.ema is not None:
             between("ema", self.ema, 0, 1, open_ends=True)
         object.__setattr__(self, "milestones", tuple(self.milestones))
 
     def rate(self, epoch: float) -> float:
-        """The learning rate at a point of training, counted in epochs.
+        """Learning rate at a point of training, counted in epochs.
 
         Example:
             >>> Recipe(epochs=200, milestones=(60, 120, 160)).rate(60.5)
@@ -102,7 +100,7 @@ RECIPES = {
     "imagenet": Recipe(epochs=120, weight_decay=1e-4, milestones=(30, 60, 90), gamma=0.1, crop=0, resized_crop=True),
     # For any network on two cores.
     "fast": Recipe(epochs=16, lr=0.2, nesterov=True, schedule="one-cycle", label_smoothing=0.1),
-    # For the network of that name: within the hour on two cores.
+    # For the network of that name; under an hour on two cores.
     "airbench": Recipe(
         epochs=11,
         batch=500,
@@ -115,9 +113,9 @@ RECIPES = {
         alternate=True,
         clean_final_fraction=0.4,
     ),
-    # For a trained network that was anchored with init="preserve".
-    "tune": Recipe(epochs=5, lr=0.02, nesterov=True, schedule="one-cycle"),
-    # For a student that starts from its teacher's own network.
+    # For a trained network anchored with init="preserve".
+    "finetune": Recipe(epochs=5, lr=0.02, nesterov=True, schedule="one-cycle"),
+    # For a student that starts from its teacher's network.
     "distill": Recipe(epochs=2, lr=1e-4, optimizer="adam", weight_decay=0.0, schedule="one-cycle"),
     # For 28 x 28 digits, which must not be flipped.
     "demo": Recipe(epochs=12, batch=64, nesterov=True, schedule="one-cycle", crop=2, flip=False),
@@ -125,7 +123,7 @@ RECIPES = {
 
 
 def recipe(name: str | Recipe, **changes: Any) -> Recipe:
-    """A recipe by name, with changes.
+    """Return a recipe by name, with changes.
 
     Example:
         >>> recipe("demo", batch=32).batch

@@ -1,13 +1,14 @@
-"""Losses: what a step minimises can be exchanged; everything else of the training stays."""
+"""Losses: the loss of a step can be exchanged, and everything else of the training stays."""
 
-import dataclasses
 import sys
+from dataclasses import replace
 
 import pytest
 import torch
 import torch.nn.functional as F
 
 import kedge
+from helpers import labelled, same_weights
 from kedge.anchoring.corruption import Corruption
 from kedge.anchoring.layer import _CALL
 from kedge.errors import InputError
@@ -23,15 +24,13 @@ from kedge.studies.insight_trainings import (
     as_published,
     twice,
 )
-from kedge.training import Recipe, train
-from kedge.training.losses import CrossEntropy, LogitNorm, Loss, Step
+from kedge.training import CrossEntropy, LogitNorm, Loss, Recipe, Step, StepLoss, train
 
 RECIPE = Recipe(epochs=2, batch=8, lr=0.05, crop=1)
 
 
-def data(n=24, name="images") -> kedge.ImageSet:
-    pixels = torch.randint(0, 256, (n, 1, 8, 8), dtype=torch.uint8, generator=torch.Generator().manual_seed(len(name)))
-    return kedge.ImageSet(pixels, torch.arange(n) % 3, name=name)
+def data(n=24, name="images", **options) -> kedge.ImageSet:
+    return labelled(n, classes=3, name=name, channels=1, seed=len(name), **options)
 
 
 def network(anchored=False):
@@ -41,7 +40,7 @@ def network(anchored=False):
 
 
 class Spy(CrossEntropy):
-    """Cross-entropy that notes down what it sees."""
+    """Cross entropy that records its calls."""
 
     name = "spy"
 
@@ -49,7 +48,7 @@ class Spy(CrossEntropy):
         self.steps, self.epochs, self.after = [], [], 0
 
     def begin_epoch(self, net, data, outliers, preprocess, epoch):
-        assert not self.steps or len(self.steps) % 3 == 0
+        assert len(self.steps) % 3 == 0
         self.epochs.append((epoch, len(data), outliers, preprocess.shape))
 
     def loss(self, step):
@@ -63,91 +62,70 @@ class Spy(CrossEntropy):
 
 
 @pytest.mark.parametrize("anchored", [False, True])
-def test_an_objective_that_is_the_cross_entropy_changes_nothing(anchored):
-    plain = train(network(anchored), data(), RECIPE).state_dict()
-    spied = train(network(anchored), data(), RECIPE, loss=Spy()).state_dict()
-    assert all(torch.equal(plain[name], spied[name]) for name in plain)
-
-
-def test_an_objective_sees_every_step_and_every_epoch():
+def test_a_loss_sees_every_step_and_every_epoch_and_changes_nothing_else(anchored):
     spy, whole = Spy(), data()
-    net = train(network(), whole, RECIPE, loss=spy)
+    net = train(network(anchored), whole, RECIPE, loss=spy)
+    default = train(network(anchored), whole, RECIPE)
+    assert same_weights(net, default)
+    assert (net.record["loss"]["name"], default.record["loss"]) == ("spy", {"name": "cross-entropy"})
     assert spy.epochs == [(0, 24, None, (1, 8, 8)), (1, 24, None, (1, 8, 8))]
     assert spy.after == len(spy.steps) == 6
     assert [step.epoch for step in spy.steps] == [0, 0, 0, 1, 1, 1]
     assert [step.done for step in spy.steps] == [0, 1 / 6, 2 / 6, 3 / 6, 4 / 6, 5 / 6]
     for step in spy.steps:
         assert torch.equal(step.y, whole.labels[step.index])
-        assert step.images == 24
-        assert step.outliers is None
-        assert step.net is net
+        assert (step.images, step.outliers, step.net) == (24, None, net)
     for epoch in (0, 1):
         seen = torch.cat([step.index for step in spy.steps if step.epoch == epoch])
         assert sorted(seen.tolist()) == list(range(24))
-
-
-def test_the_record_names_the_objective():
-    assert train(network(), data(), RECIPE).record["loss"] == {"name": "cross-entropy"}
-    assert train(network(), data(), RECIPE, loss=Spy()).record["loss"]["name"] == "spy"
+    draws = [torch.rand(1, generator=step.generator).item() for step in spy.steps]
+    assert len(set(draws)) == 6
 
 
 class OnOutliers(Loss):
-    """Reads outliers and minimises something of them."""
+    """Minimizes the logits of outliers, and records them."""
 
     name = "on outliers"
     outliers_per_image = 2
-    plain_only = True
+    unanchored_only = True
+
+    def __init__(self):
+        self.seen = []
 
     def loss(self, step):
+        self.seen.append((len(step.x), step.outliers, step.outlier_index))
         logits = step.logits()
         return StepLoss(F.cross_entropy(logits, step.y) + step.forward(step.outliers).square().mean(), logits)
 
 
-def test_outliers_come_with_their_numbers():
-    seen = []
-
-    class Noting(OnOutliers):
-        def loss(self, step):
-            seen.append((step.outliers, step.outlier_index))
-            return super().loss(step)
-
-    other = data(10, "outliers")
-    train(network(), data(), Recipe(epochs=1, batch=8, crop=0, flip=False), loss=Noting(), outliers=other)
-    for images, index in seen:
-        assert len(images) == 16
-        assert torch.equal(images, other.images[index].float() / 255)
-
-
-def test_objective_network_and_outliers_must_fit_each_other():
-    with pytest.raises(InputError, match="'on outliers' needs outliers; pass outliers="):
-        train(network(), data(), RECIPE, loss=OnOutliers())
-    with pytest.raises(InputError, match="'cross-entropy' uses no outliers; leave outliers= out"):
-        train(network(), data(), RECIPE, outliers=data(10, "outliers"))
-    with pytest.raises(InputError, match="'on outliers' trains plain networks"):
-        train(network(anchored=True), data(), RECIPE, loss=OnOutliers(), outliers=data(10, "outliers"))
-    with pytest.raises(InputError, match="got an ensemble; train its members"):
-        train(Ensemble([network()]), data(), RECIPE)
-    bad = kedge.ImageSet(data().images, data().labels + 5)
-    with pytest.raises(InputError, match=r"labels must lie in 0\.\.2"):
-        train(network(), bad, RECIPE, loss=OnOutliers(), outliers=data(10, "outliers"))
-    small = kedge.ImageSet(torch.zeros(4, 1, 6, 6, dtype=torch.uint8))
-    with pytest.raises(InputError, match=r"outliers must have the shape of the training images, \(1, 8, 8\)"):
-        train(network(), data(), RECIPE, loss=OnOutliers(), outliers=small)
-    with pytest.raises(InputError, match="outliers must be an ImageSet or a data set, got int"):
-        train(network(), data(), RECIPE, loss=OnOutliers(), outliers=3)
+@pytest.mark.parametrize("kind", ["set", "data set", "loader"])
+def test_outliers_come_with_their_indices_for_each_image_of_the_batch(kind):
+    loss, other, own = OnOutliers(), data(10, "outliers"), data()
+    outliers = list(other.images) if kind == "data set" else other
+    images = torch.utils.data.DataLoader(own, batch_size=6) if kind == "loader" else own
+    train(network(), images, Recipe(epochs=1, batch=8, crop=0, flip=False), loss=loss, outliers=outliers)
+    for count, x, index in loss.seen:
+        assert (count, len(x)) == ((6, 12) if kind == "loader" else (8, 16))
+        assert torch.equal(x, other.images[index].float() / 255)
+    order = torch.cat([index for _, _, index in loss.seen]).view(-1)[:40].tolist()
+    rounds = [order[start : start + 10] for start in range(0, 40, 10)]
+    assert all(sorted(part) == list(range(10)) for part in rounds)
 
 
-def test_a_data_loader_s_own_batch_counts_the_outliers():
-    seen = []
-
-    class Noting(OnOutliers):
-        def loss(self, step):
-            seen.append((len(step.x), len(step.outliers)))
-            return super().loss(step)
-
-    loader = torch.utils.data.DataLoader(data(), batch_size=6)
-    train(network(), loader, Recipe(epochs=1, batch=8), loss=Noting(), outliers=data(10, "outliers"))
-    assert seen == [(6, 12)] * 4
+def test_loss_network_and_outliers_must_fit_together():
+    outliers, needs = data(10, "outliers"), OnOutliers()
+    for net, images, options, message in (
+        (network(), data(), {"loss": needs}, "'on outliers' needs outliers; pass outliers="),
+        (network(), data(), {"outliers": outliers}, "'cross-entropy' uses no outliers"),
+        (network(anchored=True), data(), {"loss": needs, "outliers": outliers}, "trains unanchored networks"),
+        (Ensemble([network()]), data(), {}, "got an ensemble; train its members"),
+        (network(), kedge.ImageSet(data().images, data().labels + 5), {"loss": needs, "outliers": outliers}, "0..2"),
+        (network(), data(), {"loss": needs, "outliers": data(4, side=6)}, "outliers must have the shape"),
+        (network(), data(), {"loss": needs, "outliers": 3}, "got int"),
+        (network(), data(), {"loss": needs, "outliers": []}, "outliers must hold at least one image"),
+    ):
+        with pytest.raises(InputError, match=message):
+            train(net, images, RECIPE, **options)
 
 
 # Losses by hand.
@@ -160,23 +138,26 @@ def step_of(net, forward):
 
 def test_logit_norm_is_the_cross_entropy_of_logits_of_one_length():
     logits = torch.tensor([[3.0, 4.0, 0.0], [0.0, 0.0, -2.0]])  # of lengths 5 and 2
-    found = LogitNorm(temperature=0.5).loss(step_of(network(), lambda x: logits))
+    result = LogitNorm(temperature=0.5).loss(step_of(network(), lambda x: logits))
     unit = torch.tensor([[1.2, 1.6, 0.0], [0.0, 0.0, -2.0]])
     expected = (torch.log(unit[0].exp().sum()) - 1.2 + torch.log(unit[1].exp().sum()) + 2.0) / 2
-    torch.testing.assert_close(found.value, expected)
-    assert torch.equal(found.logits, logits)
+    torch.testing.assert_close(result.value, expected)
+    assert torch.equal(result.logits, logits)
     with pytest.raises(InputError, match="temperature must lie in"):
         LogitNorm(temperature=0)
 
 
+# Losses of the study `insight`.
+
+
 def test_agreement_is_two_cross_entropies_and_the_squared_difference_of_log_probabilities():
     logits = torch.tensor([[0.0, 0.0, 0.0], [0.0, 0.0, 0.0], [0.0, 0.0, 0.0], [torch.log(torch.tensor(2.0)), 0.0, 0.0]])
-    found = Agreement().loss(step_of(network(), lambda x: logits))
+    result = Agreement().loss(step_of(network(), lambda x: logits))
     third, half, quarter = (torch.tensor(1 / n).log() for n in (3, 2, 4))
     fits = -(third + third) / 2, -(third + quarter) / 2
     apart = ((half - third) ** 2 + 2 * (quarter - third) ** 2) / 6
-    torch.testing.assert_close(found.value, sum(fits) / 2 + 0.1 * apart)
-    assert torch.equal(found.logits, logits[:2])
+    torch.testing.assert_close(result.value, sum(fits) / 2 + 0.1 * apart)
+    assert torch.equal(result.logits, logits[:2])
 
 
 @pytest.mark.parametrize(("apart", "penalty"), [(0.0, 10 * 0.25), (0.2, 10 * 0.09), (0.5, 0.0), (2.0, 0.0)])
@@ -186,8 +167,8 @@ def test_anchors_are_kept_alive_by_halves_that_differ(apart, penalty):
         net.anchored_layer.layer_x.weight[:] = 1.0
         net.anchored_layer.layer_c.weight[:] = 1.0 + apart
     logits = torch.zeros(2, 3)
-    found = AliveAnchors().loss(step_of(net, lambda x: logits))
-    torch.testing.assert_close(found.value, torch.log(torch.tensor(3.0)) + penalty)
+    result = AliveAnchors().loss(step_of(net, lambda x: logits))
+    torch.testing.assert_close(result.value, torch.log(torch.tensor(3.0)) + penalty)
 
 
 def seen_by(loss, net, x, y, done=0.0):
@@ -195,9 +176,9 @@ def seen_by(loss, net, x, y, done=0.0):
     given = []
     step = step_of(net.train(), lambda images: given.append(images) or net(images))
     with seeded(0):
-        found = loss.loss(dataclasses.replace(step, x=x, y=y, done=done))
+        result = loss.loss(replace(step, x=x, y=y, done=done))
     (images,) = given
-    return found, images
+    return result, images
 
 
 def linear() -> kedge.Classifier:
@@ -206,7 +187,7 @@ def linear() -> kedge.Classifier:
 
 def test_differences_are_the_masked_pairs_of_a_network_without_anchors():
     x, y, net = torch.rand(40, 2, 6, 6), torch.arange(40) % 3, linear()
-    found, given = seen_by(Differences(), net, x, y)
+    result, given = seen_by(Differences(), net, x, y)
     changed = (given != x).flatten(1).any(dim=1)
     assert 4 <= int(changed.sum()) <= 16  # a quarter
     mean = torch.tensor([0.3, 0.6]).view(2, 1, 1)
@@ -214,29 +195,29 @@ def test_differences_are_the_masked_pairs_of_a_network_without_anchors():
         assert any(torch.allclose(made, image - other + mean) for other in x)
     rows = -net(given).log_softmax(dim=1)
     expected = torch.where(changed, rows.mean(dim=1), rows[torch.arange(40), y]).mean()
-    torch.testing.assert_close(found.value, expected)
+    torch.testing.assert_close(result.value, expected)
 
 
-def test_t_as_noise_adds_what_t_changes_of_another_image_until_the_training_settles(monkeypatch):
+def test_t_as_noise_adds_what_t_changes_of_another_image_until_the_clean_final_fraction(monkeypatch):
     monkeypatch.setattr(sys.modules[AsNoise.__module__], "Corruption", lambda: torch.square)
     x, y, net = torch.rand(60, 2, 6, 6), torch.arange(60) % 3, linear()
-    found, given = seen_by(AsNoise(clean_final_fraction=0.4), net, x, y, done=0.59)
+    result, given = seen_by(AsNoise(0.4), net, x, y, done=0.59)
     changed = (given != x).flatten(1).any(dim=1)
     assert 4 <= int(changed.sum()) <= 22  # a fifth
     for made, image in zip(given[changed], x[changed], strict=True):
         assert any(torch.allclose(made, image + other**2 - other) for other in x)
-    torch.testing.assert_close(found.value, -net(given).log_softmax(dim=1)[torch.arange(60), y].mean())
-    assert torch.equal(seen_by(AsNoise(clean_final_fraction=0.4), net, x, y, done=0.61)[1], x)
+    torch.testing.assert_close(result.value, -net(given).log_softmax(dim=1)[torch.arange(60), y].mean())
+    assert torch.equal(seen_by(AsNoise(0.4), net, x, y, done=0.61)[1], x)
 
 
 def test_a_network_with_equal_halves_sees_of_a_pair_the_image_and_what_t_changed_of_the_anchor():
     plain = network()
     net = kedge.anchor(plain, corruption=torch.square, every=1, mean=0.3, std=0.5).train()
     x = torch.rand(12, 1, 8, 8)
-    found = net(x)
+    result = net(x)
     c = x[net.draw.permutation]
     alone = kedge.Classifier(plain, mean=0.3, std=0.5).train()
-    torch.testing.assert_close(found, alone(x + c**2 - c), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(result, alone(x + c**2 - c), rtol=1e-4, atol=1e-5)
 
 
 def test_under_an_anchor_of_another_class_a_network_is_to_say_nothing():
@@ -247,13 +228,13 @@ def test_under_an_anchor_of_another_class_a_network_is_to_say_nothing():
     step = step_of(net, net)
     with seeded(0):
         x = torch.rand(60, 1, 8, 8)
-        found = SameClass().loss(dataclasses.replace(step, x=x, y=y))
+        result = SameClass().loss(replace(step, x=x, y=y))
     ((_, anchors),) = pairs
     assert not bool((anchors == torch.arange(60)).any())  # no image is its own anchor
     same = y[anchors] == y
     assert 18 <= int(same.sum()) <= 42  # half
-    rows = -found.logits.log_softmax(dim=1)
-    torch.testing.assert_close(found.value, torch.where(same, rows[torch.arange(60), y], rows.mean(dim=1)).mean())
+    rows = -result.logits.log_softmax(dim=1)
+    torch.testing.assert_close(result.value, torch.where(same, rows[torch.arange(60), y], rows.mean(dim=1)).mean())
 
 
 def test_t_twice_is_stronger_than_once():
@@ -270,7 +251,7 @@ def test_t_as_published_draws_once_for_a_batch_and_loses_what_is_darker_than_the
     clamped = 0
     for seed in range(40):
         with seeded(seed):
-            found = as_published(image.repeat(3, 1, 1, 1))
-        torch.testing.assert_close(found, found[:1].expand_as(found))
-        clamped += bool((found >= mean - 1e-5).all())
+            result = as_published(image.repeat(3, 1, 1, 1))
+        torch.testing.assert_close(result, result[:1].expand_as(result))
+        clamped += bool((result >= mean - 1e-5).all())
     assert 24 <= clamped <= 39  # 32 in the mean
