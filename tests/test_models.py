@@ -12,7 +12,7 @@ from torch.nn import functional as F
 import kedge
 from kedge import models
 from kedge.errors import InputError
-from kedge.models import Spec, build, names, read_features
+from kedge.models import Spec, build, model_names, read_features
 
 SIZE = {
     "wrn": {"depth": 10, "width": 2},
@@ -260,12 +260,12 @@ def test_dropout_acts_only_in_training():
 
 
 def test_names():
-    assert set(names()) >= {
+    assert set(model_names()) >= {
         "wrn", "wrn-40-2", "wrn-16-2", "resnet18-cifar", "resnet34-cifar", "resnet18", "resnet34", "resnet50", "compact"
     }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", names())
+@pytest.mark.parametrize("name", model_names())
 def test_spec_builds_the_same_architecture_again(name):
     with torch.device("meta"):
         for net in (built(name), built(name, classes=5, channels=1)):
@@ -286,8 +286,8 @@ def test_spec_holds_what_was_asked_for():
     assert compact.spec == Spec("compact", {"width": 4, "classes": 3, "channels": 3, "dropout": 0.5})
     assert isinstance(compact.dropout, nn.Dropout)
     with torch.device("meta"):
-        assert models.resnet(50).spec == Spec("resnet50", {"classes": 1000, "channels": 3, "dropout": 0.0})
-        small = models.resnet(50, "cifar", dropout=0.2)
+        assert models.ResNet(50).spec == Spec("resnet50", {"classes": 1000, "channels": 3, "dropout": 0.0})
+        small = models.ResNet(50, "cifar", dropout=0.2)
         assert small.spec == Spec("resnet50-cifar", {"classes": 10, "channels": 3, "dropout": 0.2})
         assert small.dropout.p == 0.2
 
@@ -324,9 +324,9 @@ def test_wrong_arguments_are_named(name, arguments, message):
 
 def test_resnet_names_its_depths_and_stems():
     with pytest.raises(InputError, match="depth must be one of 18, 34, 50; got 20"):
-        models.resnet(20)
+        models.ResNet(20)
     with pytest.raises(InputError, match="stem must be one of 'cifar', 'imagenet'; got 'mnist'"):
-        models.resnet(18, "mnist")
+        models.ResNet(18, "mnist")
 
 
 # --- airbench ----------------------------------------------------------------------------------------------------

@@ -17,6 +17,7 @@ from kedge.data.preprocess import Preprocess
 from kedge.data.reading import in_order
 from kedge.data.streamed import Files, StreamedSet
 from kedge.errors import InputError
+from kedge.pixels import to_unit
 
 Batch = tuple[Tensor, Tensor | None]
 
@@ -261,7 +262,7 @@ def _item(source: Any, index: int) -> Any:
 def _stack(images: list[Tensor]) -> Tensor:
     """One batch; torch would make 255.0 of a uint8 pixel that lies beside floating point images."""
     if len({image.dtype for image in images}) > 1:
-        images = [image.double() / 255 if image.dtype == torch.uint8 else image for image in images]
+        images = [to_unit(image, torch.float64) if image.dtype == torch.uint8 else image for image in images]
     return torch.stack(images)
 
 

@@ -9,6 +9,7 @@ import torch
 from kedge.anchoring.corruption import Corruption
 from kedge.data import ImageSet
 from kedge.detectors import AMP, KNN, TTA, Detector, Energy, Mahalanobis, ViM
+from kedge.pixels import to_unit
 from kedge.seeds import seeded
 from kedge.studies import sets
 from kedge.studies.cifar10_fast import EPOCHS, MASKED, small_network, small_recipe
@@ -185,7 +186,7 @@ def _data(setting: Setting, seed: int) -> SuiteData:
     part, held_out = train.split(1 - HELD_OUT, seed=0)
     calibration, known = held_out.split(0.5, seed=0)
     found = sets.find([NEAR], side=32, data_dir=setting.data_dir, split="val_x")
-    some = known.images[:MOST].float() / 255
+    some = to_unit(known.images[:MOST])
     with seeded(0):
         made = ImageSet((255 * scramble(some)).round().to(torch.uint8), name="scrambled held-out images")
     near = tuple(replace(images, name=f"{images.name}, validation") for images in found.sets)

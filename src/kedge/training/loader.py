@@ -16,6 +16,7 @@ from kedge.data import ImageSet, Preprocess, batches, shape_of_inputs
 from kedge.data.batches import image_and_label
 from kedge.data.decoding import open_image
 from kedge.errors import InputError
+from kedge.pixels import to_unit
 from kedge.seeds import mix_seed, seeded
 from kedge.training.augment import augment, random_resized_crop, uniforms
 from kedge.training.recipe import Recipe
@@ -81,7 +82,7 @@ class MemoryFeed(TrainLoader):
         order = epoch_order(self.images, self.seed, epoch)
         for step in range(start, self.steps):
             index = order[step * self.recipe.batch : (step + 1) * self.recipe.batch]
-            x = augment(self.data.images[index], self.recipe, self.seed, epoch, index).float() / 255
+            x = to_unit(augment(self.data.images[index], self.recipe, self.seed, epoch, index))
             yield Batch(x[self.rows], self.labels[index][self.rows], x, self.rows.start, index[self.rows])
 
 
@@ -110,7 +111,7 @@ class DatasetFeed(TrainLoader):
             generator=torch.Generator().manual_seed(mix_seed(self.seed, epoch)),
         )
         for index, (x, y) in zip(mine, loader, strict=True):
-            x = x.float() / 255 if x.dtype == torch.uint8 else x
+            x = to_unit(x)
             yield Batch(x, y, x, 0, index)
 
 
@@ -146,7 +147,7 @@ class LoaderFeed(TrainLoader):
                 continue
             if y is None:
                 raise InputError("data must yield labels to train on: (images, labels) batches")
-            x = x.float() / 255 if x.dtype == torch.uint8 else x
+            x = to_unit(x)
             yield Batch(x, y, x, 0, None)
 
 

@@ -9,6 +9,7 @@ from torch.utils.data import DataLoader
 
 from kedge.data import ImageSet, Preprocess
 from kedge.errors import InputError
+from kedge.pixels import to_unit
 from kedge.seeds import mix_seed
 from kedge.training.augment import augment
 from kedge.training.loader import Numbered, epoch_order
@@ -76,7 +77,7 @@ class OutlierLoader:
                     for number in rounds.unique()  # two where a round ends in mid-batch
                     for part in [index[rounds == number]]
                 ]
-                yield torch.cat(parts).float() / 255, index
+                yield to_unit(torch.cat(parts)), index
             return
         numbered = Numbered(self.data, self.preprocess, self.recipe, self.seed, labelled=False)
         again = self._plan(step)
@@ -88,7 +89,7 @@ class OutlierLoader:
         )
         for x, _ in loader:
             index = torch.tensor(next(again))[:, 1]
-            yield x.float() / 255 if x.dtype == torch.uint8 else x, index
+            yield to_unit(x), index
 
     def _plan(self, step: int) -> Iterator[list[tuple[int, int]]]:
         """Which images each step takes: (round, number in the set) of each."""

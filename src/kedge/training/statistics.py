@@ -7,6 +7,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from kedge.data import ImageSet, Preprocess, batches
+from kedge.pixels import to_unit
 
 SAMPLE = 5000  # images of a stream that the statistics are taken from
 CONSTANT = 1e-10  # a variance that is nothing but rounding: to divide by it would blow up whatever differs later
@@ -65,7 +66,7 @@ def _moments(data: Any, preprocess: Preprocess) -> tuple[int, Tensor, Tensor]:
     """Count, sum and sum of squares per channel."""
     count, sums, squares, seen = 0, torch.zeros(1), torch.zeros(1), 0
     for x, _ in batches(data, preprocess):
-        values = (x.double() / 255 if x.dtype == torch.uint8 else x.double()).transpose(0, 1).flatten(1)  # (D, n)
+        values = to_unit(x, torch.float64).transpose(0, 1).flatten(1)  # (D, n)
         count, sums, squares = count + values.shape[1], sums + values.sum(dim=1), squares + values.square().sum(dim=1)
         seen += len(x)
         if seen >= SAMPLE:
