@@ -86,7 +86,7 @@ class Airbench(Network):
 
 
 def whitening(images: Tensor) -> Tensor:
-    """Filters (2 P, D, 2, 2), P = 4 D, that give patches of images (N, D, H, W) uncorrelated values of unit variance."""
+    """Filters (2 P, D, 2, 2), P = 4 D: patches of images (N, D, H, W) get uncorrelated values of unit variance."""
     patches = F.unfold(images, PATCH).transpose(1, 2).flatten(0, 1)  # (N * places, D * 4)
     patches = patches[:: max(1, len(patches) // PATCHES)].double()
     variances, directions = torch.linalg.eigh(patches.T @ patches / len(patches))

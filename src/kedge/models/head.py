@@ -33,7 +33,7 @@ def head_name(network: nn.Module, head: str | None = None) -> str:
     linear: list[str] = [name for name, module in network.named_modules() if isinstance(module, nn.Linear) and name]
     if head is None and not linear:
         raise ArchitectureError(
-            f"{type(network).__name__} has no linear layer inside it to be its head; wrap it in a module that ends in one"
+            f"{type(network).__name__} has no linear layer inside it to be its head; pass a module that ends in one"
         )
     if head is not None and head not in linear:
         raise InputError(f"head must name a linear layer, one of {linear[-5:]}; got {head!r}")
@@ -54,7 +54,7 @@ def prepared_head(net: nn.Module, kind: type[H], method: str) -> tuple[str, H]:
 
 
 def head_to_prepare(net: nn.Module, kind: type[nn.Module], head: str | None) -> tuple[str, nn.Linear]:
-    """The name and the linear layer that a method's ``prepare`` replaces by a head of a kind; an error if it has one."""
+    """The name and the linear layer that a method's ``prepare`` replaces by a head of a kind; raises if it has one."""
     network = net.network if isinstance(net, Classifier) else net
     if isinstance(net, Ensemble):
         raise InputError("net must be one network, got an ensemble; prepare each of its members")

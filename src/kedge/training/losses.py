@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import torch
@@ -34,6 +34,7 @@ class Step:
         epoch: From 0.
         images: In the training set.
         label_smoothing: Of the recipe.
+        generator: Source of the loss's random numbers, seeded by the run's seed and the step, alike in all processes.
     """
 
     net: Classifier
@@ -48,6 +49,7 @@ class Step:
     epoch: int
     images: int
     label_smoothing: float
+    generator: torch.Generator = field(default_factory=torch.Generator)
 
     def logits(self) -> Tensor:
         """The logits of ``x``, each under an anchor drawn for it where the network is anchored."""

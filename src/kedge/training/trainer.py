@@ -153,6 +153,7 @@ class Run:
             epoch=epoch,
             images=self.feed.images,
             label_smoothing=self.recipe.label_smoothing,
+            generator=torch.Generator().manual_seed(mix_seed(self.seed, position.step)),
         )
         self.labels.update((int(y.min()), int(y.max())))
         made = self.loss.loss(step)
