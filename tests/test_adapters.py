@@ -500,7 +500,7 @@ def test_training_mode_is_no_way_to_score_an_anchored_network():
     assert plain.score(images(5)).shape == (5,)
     net = network("anchored")
     anchored = pytorch_ood(Dropout(net)).fit(labelled())
-    with pytest.raises(InputError, match=r"Dropout puts the anchored network in training mode, .* use it with a plain"):
+    with pytest.raises(InputError, match=r"Dropout puts the anchored network in training mode, .* use it with an unanchored"):
         anchored.score(images(5))
     assert net.batches_seen == 0
 
