@@ -95,7 +95,7 @@ class OnOutliers(Loss):
 
     name = "on outliers"
     outliers_per_image = 2
-    plain_only = True
+    unanchored_only = True
 
     def loss(self, step):
         logits = step.logits()

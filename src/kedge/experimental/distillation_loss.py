@@ -36,7 +36,7 @@ class Distillation(Loss):
     """
 
     name = "distillation"
-    plain_only = True
+    unanchored_only = True
 
     def __init__(self, teacher: Detector, *, mix: float = MIX, keep_statistics: bool = False) -> None:
         self.teacher = copy.deepcopy(check_teacher(teacher))

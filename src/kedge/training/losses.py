@@ -90,12 +90,12 @@ class Loss(ABC):
     Attributes:
         name: For records and errors.
         outliers_per_image: How many images of the ``outliers`` come with each training image; 0 where none are used.
-        plain_only: Whether an anchored network cannot be trained so.
+        unanchored_only: Whether an anchored network cannot be trained so.
     """
 
     name: ClassVar[str]
     outliers_per_image: int = 0
-    plain_only: ClassVar[bool] = False
+    unanchored_only: ClassVar[bool] = False
 
     @abstractmethod
     def loss(self, step: Step) -> StepLoss:

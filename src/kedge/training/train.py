@@ -109,7 +109,7 @@ def _beside(
     """The outliers that an loss asks for; network, loss and outliers are checked against each other."""
     if isinstance(net, Ensemble):
         raise InputError("net must be one network, got an ensemble; train its members, each with a seed of its own")
-    if loss.plain_only and isinstance(net, Anchored):
+    if loss.unanchored_only and isinstance(net, Anchored):
         raise InputError(f"the loss {loss.name!r} trains plain networks; pass the network before anchoring")
     loss.check(net)
     count = loss.outliers_per_image * feed.batch

@@ -67,7 +67,7 @@ class DiscrepancyLoss(MethodLoss):
     """
 
     name = "classifier discrepancy"
-    plain_only = True
+    unanchored_only = True
 
     margin: float = 1.2
     start: float = 0.5

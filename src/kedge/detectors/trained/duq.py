@@ -121,7 +121,7 @@ class DUQLoss(MethodLoss):
     """
 
     name = "duq"
-    plain_only = True
+    unanchored_only = True
 
     penalty: float = 0.5
 

@@ -21,7 +21,7 @@ class ExposureLoss(MethodLoss):
     """
 
     name = "outlier exposure"
-    plain_only = True
+    unanchored_only = True
 
     weight: float = 0.5
     outliers_per_image: int = 2

@@ -101,7 +101,7 @@ class GroupingLoss(MethodLoss):
     """
 
     name = "unsupervised dual grouping"
-    plain_only = True
+    unanchored_only = True
 
     groups: int | None = None
     purity: float = 0.8
