@@ -1,6 +1,7 @@
 """Classifier: a network that takes images in [0, 1] and normalises them itself."""
 
 import contextlib
+import threading
 from collections.abc import Iterator, Sequence
 from typing import Any, Self
 
@@ -10,6 +11,11 @@ from torch import Tensor, nn
 from kedge.errors import InputError
 from kedge.models.features import read_features
 from kedge.pixels import to_unit
+
+# Networks that are in evaluation mode for a while: the modes of their modules before, and how many blocks are inside.
+_MODES: dict[nn.Module, list[tuple[nn.Module, bool]]] = {}
+_INSIDE: dict[nn.Module, int] = {}
+_MODES_LOCK = threading.Lock()
 
 
 class Classifier(nn.Module):
@@ -136,15 +142,24 @@ def logits_of(output: Any) -> Tensor:
 def evaluating(network: nn.Module) -> Iterator[None]:
     """Put a network in evaluation mode inside the block, and each of its modules back as it was afterwards.
 
-    A network already in evaluation mode is left alone, so single modules kept in training mode stay so.
+    A network already in evaluation mode is left alone, so single modules kept in training mode stay so. Of several
+    threads in such a block at once, the last one to leave puts the modules back.
     """
-    if not network.training:
-        yield
-        return
-    modes = [(module, module.training) for module in network.modules()]
+    with _MODES_LOCK:
+        if network.training and network not in _MODES:
+            _MODES[network] = [(module, module.training) for module in network.modules()]
+            _INSIDE[network] = 0
+            network.eval()
+        changed = network in _MODES
+        if changed:
+            _INSIDE[network] += 1
     try:
-        network.eval()
         yield
     finally:
-        for module, mode in modes:
-            module.training = mode
+        with _MODES_LOCK:
+            if changed:
+                _INSIDE[network] -= 1
+            if changed and _INSIDE[network] == 0:
+                del _INSIDE[network]
+                for module, mode in _MODES.pop(network):
+                    module.training = mode
