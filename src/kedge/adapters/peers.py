@@ -112,14 +112,12 @@ class ForPytorchOOD:
         return self.predict(x)
 
     def fit_features(self, x: Tensor, y: Tensor) -> Self:
-        """Fit on features, for methods that can."""
-        self._method("fit_features", "fit(data_loader)")(x, y)
-        return self
+        """Raise: a kedge detector reads the layers of its network itself."""
+        raise InputError(f"{type(self.detector).__name__} does not take features; call fit(data_loader)")
 
     def predict_features(self, x: Tensor) -> Tensor:
-        """Scores of features, for methods that can."""
-        scores: Tensor = self._method("predict_features", "predict(x)")(x)
-        return scores
+        """Raise: a kedge detector reads the layers of its network itself."""
+        raise InputError(f"{type(self.detector).__name__} does not take features; call predict(x)")
 
     def get_hyperparameters(self) -> dict[str, Any]:
         """None: a kedge detector gets its options when it is built."""
@@ -131,13 +129,6 @@ class ForPytorchOOD:
             kind = type(self.detector).__name__
             raise InputError(f"{kind} takes {sorted(values)} when it is built, not later; build another {kind}")
         return self
-
-    def _method(self, name: str, instead: str) -> Any:
-        method = getattr(self.detector, name, None)
-        if not callable(method):
-            kind = type(self.detector).__name__
-            raise InputError(f"{kind} has no {name}: it reads the layers of its network itself; call {instead}")
-        return method
 
 
 class FromPytorchOOD(Detector):
@@ -240,8 +231,8 @@ class _Labelled(IterableDataset[Batch]):
                 yield batch
         if empty:
             raise InputError(
-                f"{self._name} must hold images with labels of 0 and above; it holds none: pytorch-ood's detectors leave "
-                "out images with negative labels, which are outliers"
+                f"{self._name} must hold images with labels of 0 and above; it holds none: pytorch-ood's detectors "
+                "leave out images with negative labels, which are outliers"
             )
 
     def __len__(self) -> int:

@@ -8,64 +8,36 @@ from kedge.checks import one_of
 from kedge.models.base import Network, conv3x3, dropout_layer, kaiming
 
 
-def _shortcut(inputs: int, outputs: int, stride: int) -> nn.Sequential | None:
-    if inputs == outputs and stride == 1:
-        return None
-    return nn.Sequential(nn.Conv2d(inputs, outputs, 1, stride, bias=False), nn.BatchNorm2d(outputs))
+class _Block(nn.Module):
+    """Convolutions and a shortcut: two of 3x3, or 1x1, 3x3 and 1x1 with the stride in the 3x3 one ("v1.5")."""
 
-
-class _Basic(nn.Module):
-    """Two 3x3 convolutions and a shortcut."""
-
-    expansion = 1
-
-    def __init__(self, inputs: int, width: int, stride: int) -> None:
+    def __init__(self, inputs: int, width: int, stride: int, *, bottleneck: bool) -> None:
         super().__init__()
-        self.conv1 = conv3x3(inputs, width, stride)
-        self.bn1 = nn.BatchNorm2d(width)
-        self.relu1 = nn.ReLU()
-        self.conv2 = conv3x3(width, width)
-        self.bn2 = nn.BatchNorm2d(width)
-        self.downsample = _shortcut(inputs, width, stride)
-        self.relu2 = nn.ReLU()
+        outputs = 4 * width if bottleneck else width
+        shapes = [(inputs, width, 3, stride), (width, width, 3, 1)]
+        if bottleneck:
+            shapes = [(inputs, width, 1, 1), (width, width, 3, stride), (width, outputs, 1, 1)]
+        self.count = len(shapes)
+        for i, (before, after, kernel, step) in enumerate(shapes, start=1):
+            self.add_module(f"conv{i}", nn.Conv2d(before, after, kernel, step, padding=kernel // 2, bias=False))
+            self.add_module(f"bn{i}", nn.BatchNorm2d(after))
+            self.add_module(f"relu{i}", nn.ReLU())
+        self.downsample: nn.Module | None = None
+        if inputs != outputs or stride != 1:
+            self.downsample = nn.Sequential(nn.Conv2d(inputs, outputs, 1, stride, bias=False), nn.BatchNorm2d(outputs))
 
     def forward(self, x: Tensor) -> Tensor:
-        out = self.bn2(self.conv2(self.relu1(self.bn1(self.conv1(x)))))
-        result: Tensor = self.relu2(out + (x if self.downsample is None else self.downsample(x)))
-        return result
+        out = x
+        for i in range(1, self.count + 1):
+            conv, norm, relu = (self.get_submodule(f"{kind}{i}") for kind in ("conv", "bn", "relu"))
+            out = norm(conv(out))
+            if i == self.count:  # the last activation comes after the shortcut
+                out = out + (x if self.downsample is None else self.downsample(x))
+            out = relu(out)
+        return out
 
 
-class _Bottleneck(nn.Module):
-    """1x1, 3x3 and 1x1 convolutions and a shortcut; the stride stands in the 3x3 one ("v1.5")."""
-
-    expansion = 4
-
-    def __init__(self, inputs: int, width: int, stride: int) -> None:
-        super().__init__()
-        outputs = self.expansion * width
-        self.conv1 = nn.Conv2d(inputs, width, 1, bias=False)
-        self.bn1 = nn.BatchNorm2d(width)
-        self.relu1 = nn.ReLU()
-        self.conv2 = conv3x3(width, width, stride)
-        self.bn2 = nn.BatchNorm2d(width)
-        self.relu2 = nn.ReLU()
-        self.conv3 = nn.Conv2d(width, outputs, 1, bias=False)
-        self.bn3 = nn.BatchNorm2d(outputs)
-        self.downsample = _shortcut(inputs, outputs, stride)
-        self.relu3 = nn.ReLU()
-
-    def forward(self, x: Tensor) -> Tensor:
-        out = self.relu1(self.bn1(self.conv1(x)))
-        out = self.bn3(self.conv3(self.relu2(self.bn2(self.conv2(out)))))
-        result: Tensor = self.relu3(out + (x if self.downsample is None else self.downsample(x)))
-        return result
-
-
-_DEPTHS: dict[int, tuple[type[_Basic] | type[_Bottleneck], tuple[int, int, int, int]]] = {
-    18: (_Basic, (2, 2, 2, 2)),
-    34: (_Basic, (3, 4, 6, 3)),
-    50: (_Bottleneck, (3, 4, 6, 3)),
-}
+_DEPTHS = {18: (False, (2, 2, 2, 2)), 34: (False, (3, 4, 6, 3)), 50: (True, (3, 4, 6, 3))}  # bottlenecks, blocks
 _CLASSES = {"cifar": 10, "imagenet": 1000}
 
 
@@ -98,15 +70,16 @@ class ResNet(Network):
         channels: int = 3,
         dropout: float = 0.0,
     ) -> None:
-        block, counts = _DEPTHS[one_of("depth", depth, tuple(_DEPTHS))]
+        bottleneck, counts = _DEPTHS[one_of("depth", depth, tuple(_DEPTHS))]
         small = one_of("stem", stem, tuple(_CLASSES)) == "cifar"
         classes = _CLASSES[stem] if classes is None else classes
         super().__init__(f"resnet{depth}" + "-cifar" * small, classes=classes, channels=channels, dropout=dropout)
-        wide = block.expansion
+        wide = 4 if bottleneck else 1
 
         def stage(inputs: int, width: int, count: int, stride: int) -> nn.Sequential:
-            rest = (block(wide * width, width, 1) for _ in range(count - 1))
-            return nn.Sequential(block(inputs, width, stride), *rest)
+            first = _Block(inputs, width, stride, bottleneck=bottleneck)
+            rest = (_Block(wide * width, width, 1, bottleneck=bottleneck) for _ in range(count - 1))
+            return nn.Sequential(first, *rest)
 
         self.conv1 = conv3x3(channels, 64) if small else nn.Conv2d(channels, 64, 7, 2, padding=3, bias=False)
         self.bn1 = nn.BatchNorm2d(64)

@@ -136,14 +136,6 @@ class SVIAvUC(SVI):
         samples: See `SVI`.
         score: See `SVI`.
         seed: See `SVI`.
-
-    Example:
-        >>> import kedge
-        >>> data = kedge.ImageSet(torch.randint(0, 256, (64, 1, 8, 8)).byte(), torch.arange(64) % 2)
-        >>> net = SVIAvUC.prepare(kedge.models.build("compact", width=4, classes=2, channels=1))
-        >>> net = kedge.train(net, data, kedge.training.recipe("demo", epochs=1), loss=SVIAvUC.loss())
-        >>> SVIAvUC(net, samples=4).fit(data).score(data).shape
-        torch.Size([64])
     """
 
     name = "svi_avuc"
