@@ -240,7 +240,7 @@ def test_the_rest_of_the_protocol():
 
 
 def test_pytorch_ood_s_benchmarks_take_it_for_one_of_theirs(monkeypatch):
-    class Base(ABC):  # noqa: B024 -- as the real one, it is asked for by isinstance only
+    class Base(ABC):  # noqa: B024 -- as the real one, it is used for isinstance only
         pass
 
     assert not [name for name in sys.modules if name.startswith("pytorch_ood")]  # it is not imported
@@ -260,14 +260,14 @@ def test_a_peer_runs_behind_the_verbs(kind):
     assert detector.fit(labelled(seed=1)) is detector
     detector.calibrate(labelled(60, seed=2))
     x = images(9, seed=3)
-    found = detector(x)
+    result = detector(x)
     msp = kedge.MSP(net).fit(labelled(seed=1)).calibrate(labelled(60, seed=2))
     expected = msp(x)
-    assert found.score.allclose(expected.score)
-    assert found.logits.allclose(expected.logits)
-    assert found.label.equal(expected.label)
-    assert found.is_ood.equal(expected.is_ood)
-    assert found.p_value.allclose(expected.p_value)
+    assert result.score.allclose(expected.score)
+    assert result.logits.allclose(expected.logits)
+    assert result.label.equal(expected.label)
+    assert result.is_ood.equal(expected.is_ood)
+    assert result.p_value.allclose(expected.p_value)
     sets = labelled(30, seed=4, name="test"), [labelled(30, seed=5, name="other")]
     results = kedge.evaluate({"MaxSoftmax": detector, "MSP": msp}, *sets).results
     assert results["MaxSoftmax"].mean("auroc") == results["MSP"].mean("auroc")

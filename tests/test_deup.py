@@ -109,8 +109,9 @@ def test_the_density_of_features_that_do_not_vary_everywhere_is_that_within_wher
     axes = torch.linalg.qr(torch.randn(4, 2, generator=generator, dtype=torch.float64)).Q  # (4, 2), orthonormal
     statistics = ClassStatistics(2, 4)
     statistics.add(plane @ axes.T + 7, labels)
-    found = log_density(plane[:5] @ axes.T + 7, statistics.gaussians(1e-9), statistics.counts / 200)
-    assert found.numpy() == pytest.approx(naive_log_density(plane[:5].numpy(), plane.numpy(), labels.numpy()), rel=1e-6)
+    result = log_density(plane[:5] @ axes.T + 7, statistics.gaussians(1e-9), statistics.counts / 200)
+    expected = naive_log_density(plane[:5].numpy(), plane.numpy(), labels.numpy())
+    assert result.numpy() == pytest.approx(expected, rel=1e-6)
 
 
 def test_the_training_set_streams_through_in_any_batches():
@@ -309,9 +310,9 @@ def test_the_score_is_the_predicted_error():
     z = (phi - predictor.features[0]) / predictor.features[1]
     output = perceptron(z, predictor.first, predictor.last)
     expected = (predictor.errors[0] + predictor.errors[1] * output).exp()
-    found = detector(x)
-    assert found.score.tolist() == pytest.approx(expected.tolist(), rel=1e-12)
-    torch.testing.assert_close(found.logits, logits)
+    result = detector(x)
+    assert result.score.tolist() == pytest.approx(expected.tolist(), rel=1e-12)
+    torch.testing.assert_close(result.logits, logits)
     assert predictor.first.shape == (4, 6)
 
 
