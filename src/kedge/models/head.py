@@ -23,6 +23,16 @@ class HeadOutput:
     extra: tuple[Tensor, ...]
 
 
+def in_anchored_layer(name: str) -> bool:
+    """Whether a module of this name is one of an anchored layer's pair, ``layer_x`` and ``layer_c``, or inside it.
+
+    Example:
+        >>> in_anchored_layer("stem.layer_c"), in_anchored_layer("layer1.0")
+        (True, False)
+    """
+    return not {"layer_x", "layer_c"}.isdisjoint(name.split("."))
+
+
 def head_name(network: nn.Module, head: str | None = None) -> str:
     """The name of a network's last linear layer, or ``head`` where it is given, checked.
 
@@ -30,7 +40,8 @@ def head_name(network: nn.Module, head: str | None = None) -> str:
         >>> head_name(nn.Sequential(nn.Flatten(), nn.Linear(12, 8), nn.ReLU(), nn.Linear(8, 2)))
         '3'
     """
-    linear: list[str] = [name for name, module in network.named_modules() if isinstance(module, nn.Linear) and name]
+    linear = [name for name, module in network.named_modules() if isinstance(module, nn.Linear) and name]
+    linear = [name for name in linear if not in_anchored_layer(name)]
     if head is None and not linear:
         raise ArchitectureError(
             f"{type(network).__name__} has no linear layer inside it to be its head; pass a module that ends in one"

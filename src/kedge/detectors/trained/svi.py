@@ -18,6 +18,7 @@ from kedge.errors import ArchitectureError, InputError
 from kedge.models.classifier import Classifier
 from kedge.models.conversion import conversion, convert
 from kedge.models.ensemble import Ensemble, log_mean_softmax
+from kedge.models.head import in_anchored_layer
 from kedge.seeds import mix_seed
 from kedge.training.losses import Step, StepLoss
 
@@ -57,6 +58,7 @@ class Gaussian(nn.Module):
     """
 
     prior_mean: Tensor | None
+    stochastic = True  # such a layer cannot be anchored
 
     def __init__(self, mean: Tensor, initial: float, prior: float, prior_mean: Tensor | None) -> None:
         super().__init__()
@@ -106,7 +108,11 @@ def fixed_noise(net: nn.Module, draw: Callable[[int, Tensor], Tensor]) -> Iterat
 @conversion("svi")
 def gaussian_weights(network: nn.Module, *, initial: float, prior: float, prior_mean: str) -> nn.Module:
     """Make the weight of every convolution and linear layer a Gaussian."""
-    layers = {name: module for name, module in network.named_modules() if isinstance(module, LAYERS)}
+    layers = {
+        name: module
+        for name, module in network.named_modules()
+        if isinstance(module, LAYERS) and not in_anchored_layer(name)  # whose maps of the anchors are cached
+    }
     if not layers:
         raise ArchitectureError("the network has no Conv1d, Conv2d, Conv3d or Linear layer to make Gaussian")
     owners: dict[int, str] = {}
