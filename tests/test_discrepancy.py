@@ -5,16 +5,17 @@ import math
 
 import pytest
 import torch
-from helpers import StopError, entropy, images, labelled, same_weights, small, softmax, step_of, stop_at
 from torch import nn
 
 import kedge
+from helpers import images, labelled
 from kedge.detectors import Cost
 from kedge.detectors.trained.discrepancy import ClassifierDiscrepancy, TwoHeads
 from kedge.errors import InputError
 from kedge.pixels import to_unit
 from kedge.seeds import seeded
 from kedge.training import Recipe
+from method_helpers import StopError, entropy, same_weights, small, softmax, step_of, stop_at
 
 RECIPE = Recipe(epochs=2, batch=16, lr=0.05, crop=0, flip=False)
 DATA = labelled(48, classes=2, channels=1)

@@ -7,10 +7,10 @@ from decimal import Decimal, getcontext
 import numpy as np
 import pytest
 import torch
-from helpers import StopError, images, labelled, same_weights, small, step_of, stop_at
 from torch import nn
 
 import kedge
+from helpers import images, labelled
 from kedge.detectors import Cost
 from kedge.detectors.trained.duq import DUQ, RBFHead, gradient_penalty, kernel_cross_entropy, log1mexp
 from kedge.errors import InputError
@@ -19,6 +19,7 @@ from kedge.pixels import to_unit
 from kedge.seeds import seeded
 from kedge.studies.demo import demo_data
 from kedge.training import Recipe, recipe, train
+from method_helpers import StopError, same_weights, small, step_of, stop_at
 
 RECIPE = Recipe(epochs=2, batch=16, lr=0.05, crop=0, flip=False)
 DATA = labelled(48, classes=2, channels=1)

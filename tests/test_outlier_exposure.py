@@ -12,7 +12,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import kedge
-from helpers import StopError, images, labelled, same_weights, small, softmax, step_of, stop_at
+from helpers import images, labelled
 from kedge import scores
 from kedge.data.leakage import fingerprints
 from kedge.detectors.trained.outlier_exposure import OutlierExposure
@@ -22,6 +22,7 @@ from kedge.seeds import seeded
 from kedge.training import Recipe
 from kedge.training.loader import epoch_order
 from kedge.training.outlier_loader import OutlierLoader
+from method_helpers import StopError, same_weights, small, softmax, step_of, stop_at
 
 RECIPE = Recipe(epochs=2, batch=16, lr=0.05, crop=0, flip=False)
 DATA = labelled(48, classes=2, channels=1)

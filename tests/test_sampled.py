@@ -6,10 +6,10 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 import torch
-from helpers import entropy, flat, images, network, softmax
 from torch import nn
 
 import kedge
+from helpers import flat, images, network
 from kedge.detectors.sampled import DeepEnsemble, MCDropout
 from kedge.errors import ArchitectureError, InputError, NotReadyError
 from kedge.models import build
@@ -17,6 +17,7 @@ from kedge.models.ensemble import Ensemble, log_mean_softmax
 from kedge.pixels import to_unit
 from kedge.seeds import seeded
 from kedge.training import Recipe, train
+from method_helpers import entropy, softmax
 
 SCORES = ["msp", "entropy", "mutual_information"]
 

@@ -6,12 +6,12 @@ import math
 import numpy as np
 import pytest
 import torch
-from helpers import StopError, bright_classes, entropy, images, same_weights, small, softmax, step_of, stop_at
 from scipy.integrate import quad
 from scipy.stats import norm
 from torch import nn
 
 import kedge
+from helpers import images
 from kedge.detectors.trained import svi
 from kedge.detectors.trained.svi import SVI, SVILoss, divergence, gaussians
 from kedge.detectors.trained.svi_avuc import AvUCLoss, SVIAvUC, avuc
@@ -19,6 +19,7 @@ from kedge.errors import ArchitectureError, InputError
 from kedge.models.ensemble import Ensemble
 from kedge.seeds import seeded
 from kedge.training import Recipe, train
+from method_helpers import StopError, bright_classes, entropy, same_weights, small, softmax, step_of, stop_at
 
 KINDS = ["unanchored", "anchored"]
 RECIPE = Recipe(epochs=3, batch=16, lr=0.05, crop=0, flip=False)

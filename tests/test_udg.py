@@ -6,12 +6,12 @@ import math
 import numpy as np
 import pytest
 import torch
-from helpers import StopError, images, labelled, same_weights, small, softmax, step_of, stop_at
 from PIL import Image
 from torch import nn
 from torch.utils.data import DataLoader
 
 import kedge
+from helpers import images, labelled
 from kedge import scores
 from kedge.detectors.trained.kmeans import kmeans
 from kedge.detectors.trained.udg import UDG, GroupHead, filter_known
@@ -20,6 +20,7 @@ from kedge.models.head import head_name
 from kedge.pixels import to_unit
 from kedge.seeds import mix_seed, seeded
 from kedge.training import Recipe
+from method_helpers import StopError, same_weights, small, softmax, step_of, stop_at
 
 RECIPE = Recipe(epochs=2, batch=16, lr=0.05, crop=0, flip=False)
 RULE = kedge.Preprocess((1, 8, 8))
@@ -228,7 +229,10 @@ def test_processes_take_the_groups_of_the_first(monkeypatch):
     [
         (DataLoader(THREE, batch_size=16), "data must be a set"),
         (list(images(48, channels=1)), r"a label in 0\.\.2 for each image.*got none"),
-        ([(image, i % 5) for i, image in enumerate(images(48, channels=1))], r"label in 0\.\.2 .*got \[0, 1, 2, 3, 4\]"),
+        (
+            [(image, i % 5) for i, image in enumerate(images(48, channels=1))],
+            r"label in 0\.\.2 .*got \[0, 1, 2, 3, 4\]",
+        ),
         ([(image, i % 3 - 1) for i, image in enumerate(images(48, channels=1))], r"label in 0\.\.2 .*got \[-1, 0, 1\]"),
     ],
 )
