@@ -261,7 +261,7 @@ def test_arguments_are_checked():
         with pytest.raises(InputError, match=next(iter(options))):
             SVI.prepare(dense(), **options)
     for options in ({"samples": 0}, {"score": "kl_uniform"}, {"samples": 1, "score": "mutual_information"}):
-        with pytest.raises(InputError, match="samples|score"):
+        with pytest.raises(InputError, match=r"samples|score"):
             SVI(SVI.prepare(network()), **options)
     config = {"kl_weight": 0.5, "warmup": 0.2, "samples": 2}
     assert SVI.loss(**config).config() == config
