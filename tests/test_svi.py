@@ -238,7 +238,7 @@ def test_the_loss_moves_means_and_deviations_alike():
 @pytest.mark.parametrize("loss", [SVI.loss(), SVIAvUC.loss()])
 @pytest.mark.parametrize("kind", KINDS)
 def test_networks_learn(kind, loss):
-    data, recipe = bright_classes(), Recipe(epochs=6, batch=16, lr=0.1, crop=0, flip=False)
+    data, recipe = bright_classes(), Recipe(epochs=20, batch=16, lr=0.1, crop=0, flip=False)
     net = train(SVI.prepare(network(kind)), data, recipe, seed=1, loss=loss)
     detector = SVI(net, samples=5).fit(data).calibrate(bright_classes(seed=1))
     assert (detector(bright_classes(seed=2).images).label == data.labels).double().mean() > 0.9
