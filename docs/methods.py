@@ -51,8 +51,8 @@ def section(kind: type[Detector]) -> str:
     """A method: its name, its docstring before the arguments, and where its code is."""
     text = inspect.cleandoc(kind.__doc__ or "").split("\nArgs:")[0].split("\nExample:")[0].strip()
     summary, _, rest = text.partition("\n\n")
-    file = Path(inspect.getfile(kind)).name
-    link = f"[{file}](../src/kedge/detectors/{file})"
+    file = inspect.getfile(kind).rpartition("/kedge/")[2]
+    link = f"[{Path(file).name}](../src/kedge/{file})"
     text = f"### {kind.__name__}\n\n**{summary}**\n\n{rest.strip()}\n\n`{call(kind)}` in {link}\n"
     return text.replace("``", "`")
 

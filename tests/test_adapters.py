@@ -12,33 +12,17 @@ from torch import nn
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 import kedge
+from helpers import flat, images, labelled, network
 from kedge.adapters import FromPytorchOOD, pytorch_ood
-from kedge.detectors import Outputs
 from kedge.errors import InputError, NotReadyError
-from kedge.models import build
+from kedge.pixels import to_unit
 
-CLASSES = 3
-
-
-def images(n=40, seed=0) -> torch.Tensor:
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randint(0, 256, (n, 3, 8, 8), dtype=torch.uint8, generator=generator)
+CLASSES = 4
+KINDS = ["unanchored", "anchored"]
 
 
 def unit(n=40, seed=0) -> torch.Tensor:
-    return images(n, seed).float() / 255
-
-
-def labelled(n=40, seed=0, name="images") -> kedge.ImageSet:
-    return kedge.ImageSet(images(n, seed), torch.arange(n) % CLASSES, name)
-
-
-def network(kind="plain") -> kedge.Classifier:
-    net = build("compact", width=4, classes=CLASSES).eval()
-    net.fc.weight.data.mul_(20)
-    if kind == "anchored":
-        return kedge.anchor(net, init="fresh", mean=[0.5] * 3, std=[0.25] * 3).eval()
-    return kedge.Classifier(net, mean=[0.5] * 3, std=[0.25] * 3).eval()
+    return to_unit(images(n, seed=seed))
 
 
 # pytorch-ood's protocol, as its api.py defines it.
@@ -151,7 +135,7 @@ def loader(n=40, seed=0, batch=16) -> DataLoader:
     return DataLoader(TensorDataset(unit(n, seed), torch.arange(n) % CLASSES), batch_size=batch)
 
 
-@pytest.mark.parametrize("kind", ["plain", "anchored"])
+@pytest.mark.parametrize("kind", KINDS)
 def test_a_kedge_detector_fits_on_a_loader_and_predicts_its_own_scores(kind):
     net = network(kind)
     adapted = pytorch_ood(kedge.Energy(net))
@@ -167,12 +151,6 @@ def test_a_kedge_detector_fits_on_a_loader_and_predicts_its_own_scores(kind):
         assert scores.allclose(-net(x).logsumexp(dim=1), atol=1e-5)
     assert adapted(x).equal(scores)
     assert adapted.detector.score(x).equal(scores)
-
-
-def test_scores_come_to_the_images_device():
-    adapted = pytorch_ood(kedge.MSP(network()))
-    adapted.detector = SimpleNamespace(score=lambda x, batch_size: torch.zeros(len(x)))
-    assert adapted.predict(torch.empty(3, 3, 8, 8, device="meta")).device == torch.device("meta")
 
 
 def test_pytorch_ood_s_usual_loop_separates_outliers():
@@ -205,14 +183,6 @@ def test_fit_leaves_out_images_with_negative_labels():
     adapted = pytorch_ood(Seen(network())).fit(DataLoader(TensorDataset(x, y), batch_size=16))
     assert torch.cat([x for x, _ in adapted.detector.seen]).equal(x[y >= 0])
     assert torch.cat([y for _, y in adapted.detector.seen]).equal(y[y >= 0])
-
-
-def test_anchors_are_no_outliers():
-    x, y = unit(), torch.arange(40) % CLASSES
-    y[5:] = -1
-    adapted = pytorch_ood(kedge.AMP(network("anchored"))).fit(DataLoader(TensorDataset(x, y), batch_size=16))
-    anchors = adapted.detector.net.anchors
-    assert sorted(anchors.flatten(1).sum(dim=1).tolist()) == sorted(x[:5].flatten(1).sum(dim=1).tolist())
 
 
 def test_any_stream_of_batches_fits_and_torch_s_generator_is_left_alone():
@@ -250,25 +220,6 @@ def test_a_fitted_detector_predicts_straight_away_and_an_unfitted_one_says_so():
         adapted(9 * unit(5))
 
 
-def test_features_are_for_methods_that_take_them():
-    class OnFeatures(kedge.MSP):
-        def fit_features(self, x, y):
-            self.centre = x[y >= 0].mean(dim=0)
-
-        def predict_features(self, x):
-            return (x - self.centre).norm(dim=1)
-
-    x, y = torch.rand(6, 4), torch.zeros(6, dtype=torch.long)
-    able = pytorch_ood(OnFeatures(network()))
-    assert able.fit_features(x, y) is able
-    assert able.predict_features(x).allclose((x - x.mean(dim=0)).norm(dim=1))
-    unable = pytorch_ood(kedge.MSP(network()))
-    with pytest.raises(InputError, match=r"MSP has no fit_features: .*call fit\(data_loader\)"):
-        unable.fit_features(x, y)
-    with pytest.raises(InputError, match=r"MSP has no predict_features: .*call predict\(x\)"):
-        unable.predict_features(x)
-
-
 def test_the_rest_of_the_protocol():
     adapted = pytorch_ood(kedge.MSP(network().double()))
     assert adapted.info is None
@@ -276,30 +227,32 @@ def test_the_rest_of_the_protocol():
     assert adapted.set_hyperparameters() is adapted
     with pytest.raises(InputError, match=r"MSP takes \['k'\] when it is built, not later; build another MSP"):
         adapted.set_hyperparameters(k=3)
+    for call in (lambda: adapted.fit_features(unit(3), None), lambda: adapted.predict_features(unit(3))):
+        with pytest.raises(InputError, match="MSP does not take features"):
+            call()
     assert adapted.device == torch.device("cpu")
     assert adapted.fit(loader()).predict(unit(3)).dtype == torch.float64
     assert adapted.to("meta") is adapted
     assert adapted.device == torch.device("meta")
     assert all(p.device == torch.device("meta") for p in adapted.detector.net.parameters())
+    adapted.detector = SimpleNamespace(score=lambda x, batch_size: torch.zeros(len(x)))
+    assert adapted.predict(torch.empty(3, 3, 8, 8, device="meta")).device == torch.device("meta")  # the images' device
 
 
 def test_pytorch_ood_s_benchmarks_take_it_for_one_of_theirs(monkeypatch):
-    class Base(ABC):  # noqa: B024 -- as the real one, it is asked for by isinstance only
+    class Base(ABC):  # noqa: B024 -- as the real one, it is used for isinstance only
         pass
 
+    assert not [name for name in sys.modules if name.startswith("pytorch_ood")]  # it is not imported
     assert not isinstance(pytorch_ood(kedge.MSP(network())), Base)
     monkeypatch.setitem(sys.modules, "pytorch_ood.api", SimpleNamespace(Detector=Base))
     assert isinstance(pytorch_ood(kedge.MSP(network())), Base)
 
 
-def test_pytorch_ood_is_not_imported():
-    assert not [name for name in sys.modules if name.startswith("pytorch_ood")]
-
-
 # A pytorch-ood detector for kedge.
 
 
-@pytest.mark.parametrize("kind", ["plain", "anchored"])
+@pytest.mark.parametrize("kind", KINDS)
 def test_a_peer_runs_behind_the_verbs(kind):
     net = network(kind)
     detector = pytorch_ood(MaxSoftmax(net))
@@ -307,25 +260,18 @@ def test_a_peer_runs_behind_the_verbs(kind):
     assert detector.fit(labelled(seed=1)) is detector
     detector.calibrate(labelled(60, seed=2))
     x = images(9, seed=3)
-    found = detector(x)
+    result = detector(x)
     msp = kedge.MSP(net).fit(labelled(seed=1)).calibrate(labelled(60, seed=2))
     expected = msp(x)
-    assert found.score.allclose(expected.score)
-    assert found.logits.allclose(expected.logits)
-    assert found.label.equal(expected.label)
-    assert found.is_ood.equal(expected.is_ood)
-    assert found.p_value.allclose(expected.p_value)
+    assert result.score.allclose(expected.score)
+    assert result.logits.allclose(expected.logits)
+    assert result.label.equal(expected.label)
+    assert result.is_ood.equal(expected.is_ood)
+    assert result.p_value.allclose(expected.p_value)
     sets = labelled(30, seed=4, name="test"), [labelled(30, seed=5, name="other")]
     results = kedge.evaluate({"MaxSoftmax": detector, "MSP": msp}, *sets).results
     assert results["MaxSoftmax"].mean("auroc") == results["MSP"].mean("auroc")
     assert results["MaxSoftmax"].accuracy == results["MSP"].accuracy
-
-
-def test_a_plain_module_is_a_network_too():
-    net = nn.Sequential(nn.Flatten(), nn.Linear(192, 2))
-    detector = pytorch_ood(MaxSoftmax(net)).fit(labelled())
-    with torch.no_grad():
-        assert detector.score(images(5)).allclose(-net(unit(5)).softmax(dim=1).amax(dim=1))
 
 
 def test_a_peer_that_needs_fitting_gets_the_training_images_with_labels_in_batches():
@@ -340,14 +286,6 @@ def test_a_peer_that_needs_fitting_gets_the_training_images_with_labels_in_batch
     assert y.equal(data.labels)
     detector.fit(labelled(10))
     assert sum(len(x) for x, _ in peer.batches) == 10  # a new fit forgets the old
-
-
-def test_training_images_are_preprocessed_for_a_peer():
-    peer = Recorder(network())
-    larger = torch.randint(0, 256, (5, 3, 16, 16), dtype=torch.uint8)
-    rule = kedge.Preprocess((3, 8, 8))
-    pytorch_ood(peer).fit(kedge.ImageSet(larger, torch.zeros(5, dtype=torch.long)), preprocess=rule)
-    assert peer.batches[0][0].mul(255).round().to(torch.uint8).equal(rule.batch(larger))
 
 
 class Stream(IterableDataset):
@@ -389,7 +327,7 @@ def test_a_peer_that_needs_no_fitting_is_not_fitted():
     assert pytorch_ood(Eager(network())).fit(images()).score(images(3)).shape == (3,)  # nor does it need labels
 
 
-@pytest.mark.parametrize("kind", ["plain", "anchored"])
+@pytest.mark.parametrize("kind", KINDS)
 def test_a_peer_with_an_encoder_takes_its_labels_from_net(kind):
     net = network(kind)
 
@@ -411,16 +349,7 @@ def test_a_peer_with_an_encoder_takes_its_labels_from_net(kind):
         )
 
 
-def test_the_anchors_of_an_anchored_network_are_the_training_set_s_and_stay():
-    net, data = network("anchored"), labelled()
-    pytorch_ood(MaxSoftmax(net)).fit(data)
-    anchors = net.anchors.mul(255).round().to(torch.uint8)
-    assert all((data.images == anchor).flatten(1).all(dim=1).any() for anchor in anchors)
-    pytorch_ood(MaxSoftmax(net)).fit(labelled(seed=9))
-    assert net.anchors.mul(255).round().to(torch.uint8).equal(anchors)
-
-
-@pytest.mark.parametrize("kind", ["plain", "anchored"])
+@pytest.mark.parametrize("kind", KINDS)
 def test_gradients_are_there_for_a_peer_that_needs_them_and_leave_no_trace(kind):
     net = network(kind)
     detector = pytorch_ood(GradNorm(net)).fit(labelled())
@@ -434,25 +363,12 @@ def test_gradients_are_there_for_a_peer_that_needs_them_and_leave_no_trace(kind)
     assert scores.allclose(gradient.flatten(1).norm(dim=1), rtol=1e-4)
     assert not scores.requires_grad
 
-
-def test_a_graph_does_not_outlive_the_score():
-    class Attached(GradientDetector, MaxSoftmax):
-        pass
-
-    assert Attached(network()).predict(unit(3)).requires_grad
-    assert not pytorch_ood(Attached(network())).fit(images()).score(images(3)).requires_grad
-
-
-def test_others_score_without_gradients():
-    seen = []
-
-    class Spy(MaxSoftmax):
+    class Attached(MaxSoftmax):
         def predict(self, x):
-            seen.append(torch.is_grad_enabled())
+            assert not torch.is_grad_enabled()  # others score without gradients
             return super().predict(x)
 
-    pytorch_ood(Spy(network())).fit(images()).score(images(3))
-    assert seen == [False]
+    assert not pytorch_ood(Attached(net)).fit(images()).score(images(3)).requires_grad
 
 
 def test_a_peer_sees_the_network_in_evaluation_mode_and_the_mode_comes_back():
@@ -496,32 +412,27 @@ def test_what_a_peer_draws_is_the_same_every_time():
 
 
 def test_training_mode_is_no_way_to_score_an_anchored_network():
-    plain = pytorch_ood(Dropout(network())).fit(labelled())
-    assert plain.score(images(5)).shape == (5,)
+    unanchored = pytorch_ood(Dropout(network())).fit(labelled())
+    assert unanchored.score(images(5)).shape == (5,)
     net = network("anchored")
     anchored = pytorch_ood(Dropout(net)).fit(labelled())
-    with pytest.raises(InputError, match=r"Dropout puts the anchored network in training mode, .* use it with a plain"):
+    with pytest.raises(InputError, match="Dropout puts the anchored network in training mode"):
         anchored.score(images(5))
     assert net.batches_seen == 0
 
 
-@pytest.mark.parametrize("shape", [(5, 8, 8), (5, 1), ()])
-def test_a_score_is_one_number_per_image(shape):
+@pytest.mark.parametrize(
+    ("scores", "message"),
+    [(torch.zeros(5, 8, 8), "one score per image"), (torch.zeros(5, 1), "one score per image"),
+     (torch.zeros(()), "one score per image"), (torch.full((5,), math.nan), "scores must be finite")],
+)  # fmt: skip
+def test_a_score_is_one_finite_number_per_image(scores, message):
     class Odd(MaxSoftmax):
         def predict(self, x):
-            return torch.zeros(shape)
+            return scores
 
-    with pytest.raises(InputError, match=r"Odd must give one score per image, \(5,\); it gives \("):
+    with pytest.raises(InputError, match=message):
         pytorch_ood(Odd(network())).fit(images()).score(images(5))
-
-
-def test_a_nan_is_an_error():
-    class Nan(MaxSoftmax):
-        def predict(self, x):
-            return torch.full((len(x),), math.nan)
-
-    with pytest.raises(InputError, match="scores must be finite"):
-        pytorch_ood(Nan(network())).fit(images()).score(images(5))
 
 
 def test_what_it_costs():
@@ -543,26 +454,21 @@ def test_only_kedge_s_own_detectors_are_saved(tmp_path):
 # What is neither.
 
 
-def test_what_cannot_be_adapted():
-    with pytest.raises(InputError, match=r"instance with fit and predict, .*; got the class MaxSoftmax"):
-        pytorch_ood(MaxSoftmax)
-    with pytest.raises(InputError, match=r"instance with fit and predict, .*; got the class MSP"):
-        pytorch_ood(kedge.MSP)
-    with pytest.raises(InputError, match=r"instance with fit and predict, .*; got Linear"):
-        pytorch_ood(nn.Linear(2, 2))
-    with pytest.raises(InputError, match="net must not be given: MSP has a network of its own"):
+def test_objects_that_cannot_be_adapted_are_named():
+    for given, kind in ((MaxSoftmax, "the class MaxSoftmax"), (kedge.MSP, "the class MSP"), (flat(), "Sequential")):
+        with pytest.raises(InputError, match=f"instance with fit and predict, .*; got {kind}"):
+            pytorch_ood(given)
+    with pytest.raises(InputError, match="net must not be given"):
         pytorch_ood(kedge.MSP(network()), net=network())
-    with pytest.raises(InputError, match="net must be given for Distance, whose model is NoneType"):
-        pytorch_ood(Distance(None))
-    with pytest.raises(InputError, match="net must be given for MaxSoftmax, whose model is method"):
-        pytorch_ood(MaxSoftmax(network().forward))
+    for given in (Distance(None), MaxSoftmax(network().forward)):
+        with pytest.raises(InputError, match="net must be given"):
+            pytorch_ood(given)
 
 
-def test_net_stands_before_the_peer_s_own_model():
-    mine, its = network(), network()
-    detector = pytorch_ood(MaxSoftmax(its), net=mine).fit(images())
+def test_net_takes_precedence_over_the_peer_s_own_model():
+    given, own = network(), network(seed=1)
+    detector = pytorch_ood(MaxSoftmax(own), net=given).fit(images())
     with torch.no_grad():
-        found = detector.outputs(unit(4))
-        assert isinstance(found, Outputs)
-        assert found.logits.allclose(mine(unit(4)))
-        assert found.score.allclose(-its(unit(4)).softmax(dim=1).amax(dim=1))
+        outputs = detector.outputs(unit(4))
+        assert outputs.logits.allclose(given(unit(4)))
+        assert outputs.score.allclose(-own(unit(4)).softmax(dim=1).amax(dim=1))

@@ -1,49 +1,46 @@
 """Classifier: images in [0, 1] go in, logits come out, and the normalisation is part of the network."""
 
 import copy
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
 import pytest
 import torch
 from torch import nn
 
+import helpers
 import kedge
 from kedge import Classifier
 from kedge.errors import InputError
 from kedge.models.classifier import evaluating, logits_of
+from kedge.pixels import to_unit
 
 MEAN, STD = [0.4, 0.5, 0.6], [0.2, 0.25, 0.3]
-
-
-class Returns(nn.Module):
-    """A network that returns whatever the test says."""
-
-    def __init__(self, output):
-        super().__init__()
-        self.output = output
-
-    def forward(self, x):
-        return self.output
 
 
 def images(n=4, channels=3, dtype=torch.float32):
     return torch.rand(n, channels, 5, 6, generator=torch.Generator().manual_seed(0)).to(dtype)
 
 
-def flat(channels=3, classes=2):
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Flatten(), nn.Linear(channels * 30, classes))
+def flat(channels=3):
+    return helpers.flat(channels * 30, classes=2)
 
 
-# --- normalisation ---------------------------------------------------------------------------------------------------
+def loaded(source: Classifier, into: Classifier) -> Classifier:
+    into.load_state_dict(source.state_dict())
+    return into
 
 
-def test_without_statistics_the_network_sees_the_images_as_they_are():
+# Normalisation.
+
+
+def test_without_statistics_the_network_gets_the_images_as_they_are():
     network, x = flat(), images()
     net = Classifier(network)
     assert not net.has_statistics
     assert torch.equal(net(x), network(x))
     assert torch.equal(net.normalise(x), x)
+    assert Classifier(nn.Flatten())(x).shape == (4, 90)  # a network without parameters
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -51,16 +48,10 @@ def test_each_channel_is_normalised_by_its_own_mean_and_deviation(dtype):
     network, x = flat().to(dtype), images(dtype=dtype)
     net = Classifier(network, mean=MEAN, std=STD)
     expected = torch.stack([(x[:, c] - MEAN[c]) / STD[c] for c in range(3)], dim=1)
-    assert net.has_statistics
-    assert net.normalise(x).dtype == dtype
+    assert net.normalise(x).dtype == net.mean.dtype == net.std.dtype == dtype
     torch.testing.assert_close(net.normalise(x), expected)
     torch.testing.assert_close(net(x), network(expected))
-
-
-@pytest.mark.parametrize("channels", [1, 3, 5])
-def test_one_value_serves_any_number_of_channels(channels):
-    x = images(channels=channels)
-    torch.testing.assert_close(Classifier(flat(), mean=0.3, std=0.2).normalise(x), (x - 0.3) / 0.2)
+    assert Classifier(flat(), mean=MEAN, std=STD).double().mean.dtype == torch.float64  # moves with the network
 
 
 @pytest.mark.parametrize("shape", [(4, 3), (4, 3, 7), (4, 3, 2, 2), (4, 3, 2, 2, 2)])
@@ -71,61 +62,40 @@ def test_vectors_signals_images_and_volumes_are_normalised_along_their_channels(
         torch.testing.assert_close(y[:, c], (x[:, c] - MEAN[c]) / STD[c])
 
 
-def test_one_of_the_two_alone_leaves_the_other_out():
+def test_one_value_serves_all_channels_and_either_may_be_left_out():
+    for channels in (1, 3, 5):
+        x = images(channels=channels)
+        torch.testing.assert_close(Classifier(flat(), mean=0.3, std=0.2).normalise(x), (x - 0.3) / 0.2)
     x = images()
     torch.testing.assert_close(Classifier(flat(), mean=0.3).normalise(x), x - 0.3)
     torch.testing.assert_close(Classifier(flat(), std=0.2).normalise(x), x / 0.2)
-
-
-def test_a_mean_per_channel_goes_with_one_deviation_for_all():
-    x = images()
     y = Classifier(flat(), mean=MEAN, std=0.5).normalise(x)
     torch.testing.assert_close(y, (x - torch.tensor(MEAN)[:, None, None]) / 0.5)
 
 
-def test_bytes_are_the_floats_they_stand_for():
+def test_bytes_are_the_floats_they_stand_for_in_the_precision_of_the_network():
     x = torch.randint(0, 256, (4, 3, 5, 6), dtype=torch.uint8)
     for net in (Classifier(flat()), Classifier(flat(), mean=MEAN, std=STD)):
         assert torch.equal(net(x), net(x.float() / 255))
-
-
-def test_bytes_become_the_precision_of_the_network():
-    x = torch.randint(0, 256, (4, 3, 5, 6), dtype=torch.uint8)
     assert Classifier(flat().double())(x).dtype == torch.float64
+    assert Classifier(flat().double()).as_input(x).equal(x.double() / 255)
+    assert to_unit(images()).equal(images())
+    assert to_unit(images(), torch.float64).dtype == torch.float64
 
 
-def test_statistics_can_be_set_again():
-    net, x = Classifier(flat(), mean=MEAN, std=STD), images()
-    net.set_statistics(0.5, 0.5)
-    torch.testing.assert_close(net.normalise(x), (x - 0.5) / 0.5)
-
-
-def test_statistics_are_a_copy_of_what_was_given():
-    mean, std = torch.tensor(MEAN), torch.tensor(STD)
+def test_statistics_are_a_copy_and_can_be_set_again():
+    mean, std, x = torch.tensor(MEAN), torch.tensor(STD), images()
     net = Classifier(flat(), mean=mean, std=std)
+    anchored = kedge.anchor(net)
     mean.zero_()
     std.fill_(1)
     torch.testing.assert_close(net.mean, torch.tensor(MEAN))
     torch.testing.assert_close(net.std, torch.tensor(STD))
-
-
-def test_an_anchored_copy_has_statistics_of_its_own():
-    plain = Classifier(flat(), mean=MEAN, std=STD)
-    anchored = kedge.anchor(plain)
-    plain.mean.zero_()
-    torch.testing.assert_close(anchored.mean, torch.tensor(MEAN))
-
-
-def test_statistics_keep_the_precision_of_the_network():
-    net = Classifier(flat().double(), mean=MEAN, std=STD)
-    assert net.mean.tolist() == MEAN
-    assert net.std.tolist() == STD
-
-
-def test_statistics_move_with_the_network():
-    net = Classifier(flat(), mean=MEAN, std=STD).double()
-    assert net.mean.dtype == net.std.dtype == torch.float64
-    assert net(images(dtype=torch.float64)).dtype == torch.float64
+    copied = copy.deepcopy(net)
+    net.set_statistics(0.5, 0.5)
+    torch.testing.assert_close(net.normalise(x), (x - 0.5) / 0.5)
+    for other in (anchored, copied):
+        torch.testing.assert_close(other.mean, torch.tensor(MEAN))
 
 
 @pytest.mark.parametrize(
@@ -133,15 +103,15 @@ def test_statistics_move_with_the_network():
 )
 def test_images_with_other_channels_than_the_statistics_are_an_error(channels, shape):
     net = Classifier(flat(channels), mean=MEAN, std=STD)
-    with pytest.raises(InputError, match=r"\(B, 3, \.\.\.\).*3 values of mean.*x\[None\]"):
+    with pytest.raises(InputError, match=r"\(B, 3, \.\.\.\).*x\[None\]"):
         net(torch.rand(shape))
 
 
 @pytest.mark.parametrize(
     ("mean", "std", "text"),
     [
-        ([0.1, 0.2], [0.1, 0.2, 0.3], "one value or one per channel, got 2 and 3"),
-        ([], [], "one value or one per channel, got 0 and 0"),
+        ([0.1, 0.2], [0.1, 0.2, 0.3], "got 2 and 3"),
+        ([], [], "got 0 and 0"),
         (0.5, 0.0, "std positive"),
         (0.5, [0.1, -0.1, 0.1], "std positive"),
         (float("nan"), 1.0, "finite"),
@@ -153,17 +123,12 @@ def test_statistics_that_make_no_sense_are_an_error(mean, std, text):
         Classifier(flat(), mean=mean, std=std)
 
 
-def test_a_network_without_parameters_can_be_wrapped():
-    assert Classifier(nn.Flatten())(images()).shape == (4, 90)
+def test_weights_are_rounded_to_half_precision():
+    net = Classifier(flat()).round_weights()
+    assert all(weight.equal(weight.half().float()) for weight in net.parameters())
 
 
-# --- the network's output --------------------------------------------------------------------------------------------
-
-
-def test_the_logits_of_an_output_object_are_understood():
-    logits = torch.rand(4, 2)
-    net = Classifier(Returns(SimpleNamespace(logits=logits, hidden_states=None)))
-    assert net(images()) is logits
+# The network's output.
 
 
 @pytest.mark.parametrize(
@@ -177,88 +142,61 @@ def test_the_logits_of_an_output_object_are_understood():
         (SimpleNamespace(logits=None), "SimpleNamespace"),
         (None, "NoneType"),
     ],
-    ids=["feature map", "vector", "tuple", "dict", "object with a map", "object without", "nothing"],
 )
-def test_any_other_output_is_an_error_that_says_what_came(output, came):
-    with pytest.raises(InputError, match=rf"logits \(B, C\).*\.logits; got {came}; wrap it"):
-        Classifier(Returns(output))(images())
-
-
-def test_logits_of_passes_a_tensor_through():
+def test_logits_are_a_matrix_or_in_an_output_object(output, came):
     logits = torch.rand(4, 2)
     assert logits_of(logits) is logits
+    assert logits_of(SimpleNamespace(logits=logits, hidden_states=None)) is logits
+    with pytest.raises(InputError, match=f"got {came}; wrap it"):
+        logits_of(output)
 
 
-# --- state dicts -----------------------------------------------------------------------------------------------------
+def test_a_first_layer_that_works_in_place_does_not_change_the_caller_s_images():
+    net, x = nn.Sequential(nn.Hardtanh(0, 0.5, inplace=True), nn.Flatten(), nn.Linear(90, 2)), images()
+    kedge.Energy(net).fit(x).score(x)
+    assert torch.equal(x, images())
+    assert kedge.ODIN(net).fit(x).score(x).shape == (4,)
 
 
-def test_the_statistics_come_along_with_the_weights():
-    saved, x = Classifier(flat(), mean=MEAN, std=STD), images()
-    torch.manual_seed(1)
-    fresh = Classifier(nn.Sequential(nn.Flatten(), nn.Linear(90, 2)))
-    fresh.load_state_dict(saved.state_dict())
-    assert fresh.has_statistics
-    assert torch.equal(fresh(x), saved(x))
+# State dicts.
 
 
 @pytest.mark.parametrize(
     ("before", "after"),
-    [((0.5, 0.5), (MEAN, STD)), ((MEAN, STD), (0.5, 0.25)), ((MEAN, STD), (MEAN, 0.5)), ((0.1, 0.1), (0.5, 0.5))],
+    [
+        ({}, {"mean": MEAN, "std": STD}),
+        ({}, {"mean": 0.5}),
+        ({}, {"std": 0.5}),
+        ({"mean": 0.5, "std": 0.5}, {"mean": MEAN, "std": STD}),
+        ({"mean": MEAN, "std": STD}, {"mean": 0.5, "std": 0.25}),
+        ({"mean": MEAN, "std": STD}, {"mean": MEAN, "std": 0.5}),
+    ],
 )
-def test_statistics_of_another_shape_can_be_loaded(before, after):
-    saved = Classifier(flat(), mean=after[0], std=after[1])
-    net = Classifier(flat(), mean=before[0], std=before[1])
-    net.load_state_dict(saved.state_dict())
-    assert torch.equal(net.mean, saved.mean)
-    assert torch.equal(net.std, saved.std)
-
-
-@pytest.mark.parametrize("given", [{"mean": 0.5}, {"std": 0.5}])
-def test_one_of_the_two_comes_along_as_well(given):
-    net, x = Classifier(flat()), images()
-    saved = Classifier(flat(), **given)
-    net.load_state_dict(saved.state_dict())
+def test_the_statistics_come_along_with_the_weights(before, after):
+    saved, x = Classifier(flat(), **after), images()
+    net = loaded(saved, Classifier(helpers.flat(90, classes=2, seed=1), **before))
     assert net.has_statistics
     assert torch.equal(net(x), saved(x))
+    saved.mean.fill_(9)
+    assert not net.mean.eq(9).any()  # a copy
 
 
-def test_loading_copies_what_it_loads():
-    saved = Classifier(flat(), mean=MEAN, std=STD)
-    net = Classifier(flat())
-    net.load_state_dict(saved.state_dict())
-    saved.mean.zero_()
-    torch.testing.assert_close(net.mean, torch.tensor(MEAN))
-
-
-def test_loaded_statistics_take_the_precision_of_the_network():
-    net = Classifier(flat().double())
-    net.load_state_dict(Classifier(flat(), mean=MEAN, std=STD).state_dict())
+def test_loaded_statistics_take_the_precision_of_the_network_and_none_stay_none():
+    net = loaded(Classifier(flat(), mean=MEAN, std=STD), Classifier(flat().double()))
     assert net.mean.dtype == net.std.dtype == torch.float64
-
-
-def test_a_network_saved_without_statistics_still_has_none_when_loaded():
-    net = Classifier(flat())
-    net.load_state_dict(Classifier(flat()).state_dict())
-    assert not net.has_statistics  # so that kedge.train takes them from its training images
+    # So that kedge.train takes them from its training images.
+    assert not loaded(Classifier(flat()), Classifier(flat())).has_statistics
 
 
 def test_statistics_are_loaded_as_a_part_of_a_larger_module():
     saved = nn.ModuleDict({"a": Classifier(flat(), mean=MEAN, std=STD), "b": Classifier(flat())})
     fresh = nn.ModuleDict({"a": Classifier(flat()), "b": Classifier(flat())})
     fresh.load_state_dict(saved.state_dict())
-    assert fresh["a"].has_statistics
     assert torch.equal(fresh["a"].mean, saved["a"].mean)
-    assert not fresh["b"].has_statistics
+    assert [net.has_statistics for net in fresh.values()] == [True, False]
 
 
-def test_a_deep_copy_is_independent():
-    net, x = Classifier(flat(), mean=MEAN, std=STD), images()
-    twin = copy.deepcopy(net)
-    net.set_statistics(0.1, 0.1)
-    assert torch.equal(twin(x), Classifier(flat(), mean=MEAN, std=STD)(x))
-
-
-# --- evaluating ------------------------------------------------------------------------------------------------------
+# Evaluation mode.
 
 
 def modes(network):
@@ -275,18 +213,26 @@ def mixed():
 def test_evaluating_switches_every_module_and_puts_each_back_as_it_was():
     network = mixed()
     before = modes(network)
-    with evaluating(network):
+    assert set(before) == {True, False}
+    with evaluating(network), evaluating(network):
         assert not any(modes(network))
     assert modes(network) == before
-    assert True in before
-    assert False in before
-
-
-def test_evaluating_puts_the_modes_back_after_an_error():
-    network = mixed()
-    before = modes(network)
     with pytest.raises(RuntimeError), evaluating(network):
         network(torch.rand(2, 99))
+    assert modes(network) == before
+
+
+def test_threads_that_evaluate_at_once_leave_the_modes_as_they_were():
+    network = mixed()
+    before = modes(network)
+
+    def work(_):
+        with evaluating(network):
+            network(torch.rand(8, 3))
+            return any(modes(network))
+
+    with ThreadPoolExecutor(4) as pool:
+        assert not any(pool.map(work, range(200)))
     assert modes(network) == before
 
 
@@ -296,18 +242,3 @@ def test_a_network_in_evaluation_mode_keeps_the_modules_that_are_not():
     with evaluating(network):
         assert modes(network) == [False, False, True]
     assert modes(network) == [False, False, True]
-
-
-def test_evaluating_can_be_nested():
-    network = mixed()
-    before = modes(network)
-    with evaluating(network), evaluating(network):
-        assert not any(modes(network))
-    assert modes(network) == before
-
-
-def test_a_first_layer_that_works_in_place_does_not_change_the_caller_s_images():
-    net, x = nn.Sequential(nn.Hardtanh(0, 0.5, inplace=True), nn.Flatten(), nn.Linear(90, 2)), images()
-    kedge.Energy(net).fit(x).score(x)
-    assert torch.equal(x, images())
-    assert kedge.ODIN(net).fit(x).score(x).shape == (4,)

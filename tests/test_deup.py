@@ -13,29 +13,21 @@ from torch import nn
 from torch.func import grad, hessian
 from torch.utils.data import DataLoader
 
+import helpers
 import kedge
 from kedge.detectors import Cost
 from kedge.detectors.deup import DEUP, log_density
-from kedge.detectors.error_predictor import (
-    ErrorPredictor,
-    derivatives,
-    fit_predictor,
-    misfit,
-    newton,
-    perceptron,
-)
+from kedge.detectors.error_predictor import derivatives, fit_predictor, misfit, newton, perceptron
 from kedge.detectors.mahalanobis import ClassStatistics
 from kedge.errors import ArchitectureError, InputError, NotReadyError
 from kedge.models import build
 from kedge.models.ensemble import Ensemble
+from kedge.pixels import to_unit
 from kedge.seeds import seeded
-
-WIDTH = 4
 
 
 def images(n=60, seed=0) -> torch.Tensor:
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randint(0, 256, (n, 1, 4, 4), dtype=torch.uint8, generator=generator)
+    return helpers.images(n, channels=1, side=4, seed=seed)
 
 
 def labelled(n=60, seed=0, classes=3) -> kedge.ImageSet:
@@ -43,25 +35,25 @@ def labelled(n=60, seed=0, classes=3) -> kedge.ImageSet:
     return kedge.ImageSet(images(n, seed), torch.randint(0, classes, (n,), generator=generator), "toy")
 
 
-def mine(classes=3, seed=0) -> nn.Module:
-    with seeded(seed):
-        return nn.Sequential(nn.Flatten(), nn.Linear(16, WIDTH), nn.Tanh(), nn.Linear(WIDTH, classes)).double()
+def dense() -> nn.Module:
+    with seeded(0):
+        return nn.Sequential(nn.Flatten(), nn.Linear(16, 4), nn.Tanh(), nn.Linear(4, 3)).double()
 
 
-def network(kind="plain") -> kedge.Classifier:
+def network(kind="unanchored") -> kedge.Classifier:
     if kind == "anchored":
-        return kedge.anchor(mine(), init="fresh", seed=1, mean=0.5, std=0.25).eval()
-    return kedge.Classifier(mine(), mean=0.5, std=0.25).eval()
+        return kedge.anchor(dense(), init="fresh", seed=1, mean=0.5, std=0.25).eval()
+    return kedge.Classifier(dense(), mean=0.5, std=0.25).eval()
 
 
-def ready(kind="plain", **options) -> DEUP:
-    return DEUP(network(kind), **({"hidden": 6} | options)).fit(labelled()).calibrate(labelled(80, seed=1))
+def ready() -> DEUP:
+    return DEUP(network(), hidden=6).fit(labelled()).calibrate(labelled(80, seed=1))
 
 
 def forward(net: kedge.Classifier, x: torch.Tensor) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
-    """Logits, penultimate vectors and hypotheses, layer by layer."""
+    """Logits, penultimate vectors and per_anchor, layer by layer."""
     with torch.no_grad():
-        z = (x.double() / 255 - 0.5) / 0.25
+        z = (to_unit(x, torch.float64) - 0.5) / 0.25
         if not isinstance(net, kedge.Anchored):
             features = net.network[2](net.network[1](net.network[0](z)))
             return net.network[3](features).numpy(), features.numpy(), None
@@ -69,9 +61,9 @@ def forward(net: kedge.Classifier, x: torch.Tensor) -> tuple[np.ndarray, np.ndar
         for anchor in net.anchors:
             alone = copy.deepcopy(net)
             alone.set_anchors(anchor[None])
-            each.append(alone.features(x.double() / 255, ["3:in"])[1]["3:in"])
-        hypotheses = torch.stack([net.network[3](features) for features in each])
-        return hypotheses.mean(dim=0).numpy(), torch.stack(each).mean(dim=0).numpy(), hypotheses.numpy()
+            each.append(alone.features(to_unit(x, torch.float64), ["3:in"])[1]["3:in"])
+        per_anchor = torch.stack([net.network[3](features) for features in each])
+        return per_anchor.mean(dim=0).numpy(), torch.stack(each).mean(dim=0).numpy(), per_anchor.numpy()
 
 
 def naive_log_density(features: np.ndarray, train: np.ndarray, labels: np.ndarray) -> np.ndarray:
@@ -86,26 +78,26 @@ def naive_log_density(features: np.ndarray, train: np.ndarray, labels: np.ndarra
     return logsumexp(np.stack(parts), axis=0)
 
 
-# What the predictor sees.
+# The inputs of the predictor.
 
 
-@pytest.mark.parametrize("kind", ["plain", "anchored"])
+@pytest.mark.parametrize("kind", ["unanchored", "anchored"])
 def test_the_features_are_density_entropy_energy_and_the_disagreement_of_anchors(kind):
     detector, train = DEUP(network(kind)).fit(labelled()), labelled()
     x = images(9, seed=5)
-    logits, features, hypotheses = forward(detector.net, x)
+    logits, features, per_anchor = forward(detector.net, x)
     _, known, _ = forward(detector.net, train.images)
     with torch.no_grad():
-        given, phi = detector.describe(x.double() / 255)
+        given, phi = detector.describe(to_unit(x, torch.float64))
     assert given.numpy() == pytest.approx(logits, rel=1e-9)
-    assert phi.shape == (9, 3 if kind == "plain" else 4)
+    assert phi.shape == (9, 3 if kind == "unanchored" else 4)
     assert phi[:, 0].numpy() == pytest.approx(naive_log_density(features, known, train.labels.numpy()), rel=1e-8)
     for i, row in enumerate(logits):
         p = [math.exp(v) / sum(math.exp(w) for w in row) for v in row]
         assert phi[i, 1].item() == pytest.approx(-sum(q * math.log(q) for q in p), rel=1e-9)
         assert phi[i, 2].item() == pytest.approx(-math.log(sum(math.exp(v) for v in row)), rel=1e-9)
-        if hypotheses is not None:
-            sigmoids = 1 / (1 + np.exp(-hypotheses[:, i]))  # (K, C)
+        if per_anchor is not None:
+            sigmoids = 1 / (1 + np.exp(-per_anchor[:, i]))  # (K, C)
             spread = sum(math.sqrt(sum((s - column.mean()) ** 2 for s in column) / 4) for column in sigmoids.T)
             assert phi[i, 3].item() == pytest.approx(spread, rel=1e-9)
 
@@ -117,16 +109,17 @@ def test_the_density_of_features_that_do_not_vary_everywhere_is_that_within_wher
     axes = torch.linalg.qr(torch.randn(4, 2, generator=generator, dtype=torch.float64)).Q  # (4, 2), orthonormal
     statistics = ClassStatistics(2, 4)
     statistics.add(plane @ axes.T + 7, labels)
-    found = log_density(plane[:5] @ axes.T + 7, statistics.gaussians(1e-9), statistics.counts / 200)
-    assert found.numpy() == pytest.approx(naive_log_density(plane[:5].numpy(), plane.numpy(), labels.numpy()), rel=1e-6)
+    result = log_density(plane[:5] @ axes.T + 7, statistics.gaussians(1e-9), statistics.counts / 200)
+    expected = naive_log_density(plane[:5].numpy(), plane.numpy(), labels.numpy())
+    assert result.numpy() == pytest.approx(expected, rel=1e-6)
 
 
 def test_the_training_set_streams_through_in_any_batches():
     whole, parts = DEUP(network()), DEUP(network())
     whole.fit(labelled())
-    pairs = [(image.double() / 255, int(label)) for image, label in labelled()]
+    pairs = [(to_unit(image, torch.float64), int(label)) for image, label in labelled()]
     parts.fit(DataLoader(pairs, batch_size=7))
-    x = images(9, seed=5).double() / 255
+    x = to_unit(images(9, seed=5), torch.float64)
     with torch.no_grad():
         torch.testing.assert_close(parts.describe(x)[1], whole.describe(x)[1], rtol=1e-9, atol=1e-9)
 
@@ -145,7 +138,7 @@ def test_the_errors_are_the_cross_entropies_of_held_out_images():
     logarithms = np.log(np.maximum(errors, 1e-5))
     assert detector.predictor.errors.tolist() == pytest.approx([logarithms.mean(), logarithms.std()], rel=1e-9)
     with torch.no_grad():
-        _, phi = detector.describe(held_out.images.double() / 255)
+        _, phi = detector.describe(to_unit(held_out.images, torch.float64))
     expected = [phi.numpy().mean(axis=0), phi.numpy().std(axis=0)]
     assert detector.predictor.features.numpy() == pytest.approx(np.stack(expected), rel=1e-9)
 
@@ -183,8 +176,8 @@ def problem(n=300, seed=0, noise=0.1) -> tuple[torch.Tensor, torch.Tensor]:
     return phi, logarithm.exp()
 
 
-def fitted(phi, errors, hidden=8, seed=0, rounding=1e-6) -> ErrorPredictor:
-    return fit_predictor(phi, errors, hidden=hidden, seed=seed, rounding=rounding)
+def fitted(phi, errors, seed=0):
+    return fit_predictor(phi, errors, hidden=8, seed=seed, rounding=1e-6)
 
 
 def standardised(phi, errors) -> tuple[torch.Tensor, torch.Tensor]:
@@ -312,19 +305,19 @@ def test_the_score_is_the_predicted_error():
     detector = ready()
     x = images(9, seed=5)
     with torch.no_grad():
-        logits, phi = detector.describe(x.double() / 255)
+        logits, phi = detector.describe(to_unit(x, torch.float64))
     predictor = detector.predictor
     z = (phi - predictor.features[0]) / predictor.features[1]
     output = perceptron(z, predictor.first, predictor.last)
     expected = (predictor.errors[0] + predictor.errors[1] * output).exp()
-    found = detector(x)
-    assert found.score.tolist() == pytest.approx(expected.tolist(), rel=1e-12)
-    torch.testing.assert_close(found.logits, logits)
+    result = detector(x)
+    assert result.score.tolist() == pytest.approx(expected.tolist(), rel=1e-12)
+    torch.testing.assert_close(result.logits, logits)
     assert predictor.first.shape == (4, 6)
 
 
-def test_what_is_unlike_the_training_images_scores_higher_where_errors_rise_with_distance():
-    """The network says class 0 whatever it sees, so only the density can tell where it is wrong."""
+def test_images_unlike_the_training_images_score_higher_where_errors_rise_with_distance():
+    """The network predicts class 0 for every image, so only the density can tell where it is wrong."""
     net = nn.Sequential(nn.Flatten(), nn.Linear(16, 2)).double()
     with torch.no_grad():
         net[1].weight.zero_()
@@ -347,32 +340,14 @@ def test_what_is_unlike_the_training_images_scores_higher_where_errors_rise_with
     assert roc_auc_score(wrong, scores) > 0.95
 
 
-@pytest.mark.parametrize("kind", ["plain", "anchored"])
-def test_a_saved_detector_says_the_same(kind, tmp_path):
-    detector, x = ready(kind), images(9, seed=5)
-    detector.save(tmp_path / "deup.kedge")
-    again = kedge.load(tmp_path / "deup.kedge", model=mine())
-    assert again(x).score.equal(detector(x).score)
-    assert again(x).is_ood.equal(detector(x).is_ood)
-    assert again.config() == {"hidden": 6, "seed": 0, "head": "3"}
-
-
 def test_a_detector_saved_before_calibration_can_be_calibrated_later(tmp_path):
     detector = DEUP(network(), hidden=6).fit(labelled())
     assert DEUP(network()).state() == {}
     detector.save(tmp_path / "early.kedge")
-    again = kedge.load(tmp_path / "early.kedge", model=mine())
+    again = kedge.load(tmp_path / "early.kedge", model=dense())
     assert again.predictor is None
     again.calibrate(labelled(80, seed=1))
     assert again.score(images(9)).equal(ready().score(images(9)))
-
-
-@pytest.mark.parametrize("kind", ["plain", "anchored"])
-def test_a_score_does_not_depend_on_its_batch(kind):
-    detector, x = ready(kind), images(30, seed=5)
-    whole = detector.score(x)
-    assert len(set(whole.tolist())) == 30
-    torch.testing.assert_close(detector.score(x.flip(0), batch_size=7).flip(0), whole, rtol=1e-9, atol=0)
 
 
 def test_fitting_again_forgets_the_predictor():
@@ -387,7 +362,7 @@ def test_fitting_again_forgets_the_predictor():
 
 def test_anchors_that_do_not_disagree_add_nothing_but_noise_that_is_ignored():
     """With init="preserve" an anchored network gives the same logits under every anchor, up to rounding."""
-    net = kedge.anchor(mine().float(), mean=0.5, std=0.25).eval()
+    net = kedge.anchor(dense().float(), mean=0.5, std=0.25).eval()
     detector = DEUP(net, hidden=6).fit(labelled()).calibrate(labelled(80, seed=1))
     assert detector.predictor.features[1, 3] == 1
     x = images(30, seed=5)
@@ -406,48 +381,34 @@ def test_it_works_on_the_built_in_networks_and_counts_its_passes():
         assert detector.cost == Cost(forward=cost)
 
 
-def test_inference_mode_changes_nothing():
-    with torch.inference_mode():
-        detector = ready()
-        inside = detector.score(images(9))
-    assert ready().score(images(9)).equal(inside)
-
-
-# What it cannot take.
+# What is refused.
 
 
 def test_labels_are_needed_and_must_fit():
-    with pytest.raises(InputError, match=r"train_set must have a label for each image, since DEUP"):
-        DEUP(network()).fit(images())
     some = [(image, -1 if i == 5 else i % 3) for i, image in enumerate(images())]
-    with pytest.raises(InputError, match=r"train_set must have a label for each image"):
-        DEUP(network()).fit(some)
-    with pytest.raises(InputError, match=r"labels must lie in 0\.\.2, the classes of the network; got 0\.\.3"):
-        DEUP(network()).fit(labelled(classes=4))
+    for train_set, message in (
+        (images(), "train_set must have a label for each image"),
+        (some, "train_set must have a label for each image"),
+        (labelled(classes=4), r"labels must lie in 0\.\.2, the classes of the network; got 0\.\.3"),
+        (kedge.ImageSet(images(3), torch.arange(3), "few"), "at least two images of a class.*got 3 images of 3"),
+    ):
+        with pytest.raises(InputError, match=message):
+            DEUP(network()).fit(train_set)
     detector = DEUP(network()).fit(labelled())
-    with pytest.raises(InputError, match=r"held_out must have labels, since DEUP"):
-        detector.calibrate(images())
-    with pytest.raises(InputError, match=r"labels must lie in 0\.\.2"):
-        detector.calibrate(labelled(classes=4))
-
-
-def test_a_class_needs_two_images():
-    one_each = kedge.ImageSet(images(3), torch.arange(3), "few")
-    with pytest.raises(InputError, match=r"at least two images of a class.*got 3 images of 3 classes"):
-        DEUP(network()).fit(one_each)
+    for held_out, message in ((images(), "held_out must have labels"), (labelled(classes=4), "labels must lie in")):
+        with pytest.raises(InputError, match=message):
+            detector.calibrate(held_out)
 
 
 def test_networks_and_arguments_that_do_not_fit_are_named():
-    with pytest.raises(InputError, match="hidden must be a whole number of at least 1"):
+    with pytest.raises(InputError, match="hidden must be"):
         DEUP(network(), hidden=0)
     with pytest.raises(InputError, match="head must name a linear layer"):
         DEUP(network(), head="2")
     with pytest.raises(ArchitectureError, match="the logits are not the output of '1'"):
         DEUP(network(), head="1").fit(labelled())
-    with pytest.raises(ArchitectureError, match="no linear layer"):
-        DEUP(nn.Flatten())
     with pytest.raises(InputError, match="an ensemble has no layers to read"):
-        DEUP(Ensemble([mine(), mine()])).fit(labelled())
+        DEUP(Ensemble([dense(), dense()])).fit(labelled())
     rows = nn.Sequential(nn.Flatten(2), nn.Linear(16, 3), nn.Flatten())
     with pytest.raises(InputError, match=r"the head '1' must take a vector per image; it takes \(60, 1, 16\)"):
         DEUP(rows).fit(labelled())
@@ -457,7 +418,7 @@ def test_numbers_that_are_not_finite_are_named():
     broken = network()
     with torch.no_grad():
         broken.network[1].weight.fill_(math.nan)
-    with pytest.raises(InputError, match=r"features must be finite.*check the network's weights"):
+    with pytest.raises(InputError, match="features must be finite"):
         DEUP(broken).fit(labelled())
     detector = DEUP(network()).fit(labelled())
     with torch.no_grad():

@@ -1,4 +1,4 @@
-"""Features of named layers, on plain networks and averaged over anchors; heads; conversions."""
+"""Features of named layers, on unanchored networks and averaged over anchors; heads; conversions."""
 
 import copy
 
@@ -7,10 +7,11 @@ import torch
 from torch import nn
 
 import kedge
+from helpers import network
 from kedge.anchoring.sampling import choose_per_image
 from kedge.errors import ArchitectureError, InputError
 from kedge.io.rebuild import describe, rebuild
-from kedge.models import build, read_features
+from kedge.models import read_features
 from kedge.models.conversion import CONVERSIONS, conversion, convert
 from kedge.models.head import HeadOutput, check_head, head_name
 from kedge.seeds import seeded
@@ -18,13 +19,12 @@ from kedge.seeds import seeded
 K, B = 3, 5
 
 
-def network() -> nn.Module:
-    with seeded(0):
-        return build("compact", width=4, classes=3, channels=3).double().eval()
+def unanchored() -> kedge.Classifier:
+    return network(classes=3, dtype=torch.float64)
 
 
 def anchored(per_image=None) -> kedge.Anchored:
-    net = kedge.anchor(network(), init="fresh", mean=[0.5] * 3, std=[0.25] * 3).eval()
+    net = network("anchored", classes=3, dtype=torch.float64)
     with seeded(1):
         net.set_anchors(torch.rand(K if per_image is None else 12, 3, 8, 8).double(), per_image=per_image)
     return net
@@ -35,67 +35,61 @@ def images(n=B) -> torch.Tensor:
 
 
 def test_the_input_of_a_layer_is_read_by_its_name_and_in():
-    net, x = network(), images()
-    output, found = read_features(net, x, ["flatten", "fc:in", "fc"])
-    assert torch.equal(found["fc:in"], found["flatten"])
-    assert torch.equal(found["fc"], output)
+    net, x = unanchored().network, images()
+    output, features = read_features(net, x, ["flatten", "fc:in", "fc"])
+    assert torch.equal(features["fc:in"], features["flatten"])
+    assert torch.equal(features["fc"], output)
     assert torch.equal(output, net(x))
-    with pytest.raises(InputError, match=r"no layer 'fcc:in'"):
+    with pytest.raises(InputError, match="no layer 'fcc:in'"):
         read_features(net, x, ["fcc:in"])
 
 
 def test_features_of_a_classifier_are_of_normalised_images():
-    net, x = network(), images()
-    classifier = kedge.Classifier(net, mean=0.5, std=0.25)
-    logits, found = classifier.features(x, ["stage2"])
-    assert torch.equal(logits, net((x - 0.5) / 0.25))
-    assert torch.equal(found["stage2"], net.stage2(net.stage1(net.prep((x - 0.5) / 0.25))))
-    assert classifier.features(x)[1] == {}
+    net, x = unanchored(), images()
+    logits, features = net.features(x, ["stage2"])
+    inner, z = net.network, (x - 0.4) / 0.25
+    torch.testing.assert_close(logits, inner(z))
+    torch.testing.assert_close(features["stage2"], inner.stage2(inner.stage1(inner.prep(z))))
+    assert net.features(x)[1] == {}
 
 
 @pytest.mark.parametrize("per_image", [None, 4])
 @pytest.mark.parametrize("rows", [None, 7, 1])  # how many rows fit into memory at a time
 def test_features_of_an_anchored_network_are_means_over_its_anchors(per_image, rows):
-    net, x = anchored(per_image), images()
-    layers = ["stage1", "fc:in"]
+    net, x, layers = anchored(per_image), images(), ["stage1", "fc:in"]
     expected: dict[str, torch.Tensor] = {}
-    for b in range(B):  # one image, one anchor at a time, through the literal network
-        one = copy.deepcopy(net)
-        chosen = net.anchors
+    for b in range(B):  # one image, one anchor at a time
+        one, chosen = copy.deepcopy(net), net.anchors
         if per_image is not None:
             chosen = net.anchors[choose_per_image(x[b : b + 1], 12, per_image, net.options.seed)[:, 0]]
         for anchor in chosen:
             one.set_anchors(anchor[None])
-            hypothesis, found = one.features(x[b : b + 1], layers)
-            for name, value in {"logits": hypothesis, **found}.items():
+            logits, features = one.features(x[b : b + 1], layers)
+            for name, value in {"logits": logits, **features}.items():
                 sums = expected.setdefault(name, torch.zeros(B, *value.shape[1:], dtype=torch.float64))
                 sums[b] += value[0] / len(chosen)
     if rows is not None:
         net.features(x[:1])  # surveys how large an image's activations are
         net.memory_cap = rows * 3 * int(x[0].numel() * 8 * net._growth + 1)
     logits, features = net.features(x, layers)
-    torch.testing.assert_close(logits, expected["logits"], rtol=1e-9, atol=1e-9)
-    torch.testing.assert_close(logits, net(x), rtol=1e-9, atol=1e-9)
-    for name in layers:
-        torch.testing.assert_close(features[name], expected[name], rtol=1e-9, atol=1e-9)
+    for value, name in ((logits, "logits"), (net(x), "logits"), *((features[name], name) for name in layers)):
+        torch.testing.assert_close(value, expected[name], rtol=1e-9, atol=1e-9)
 
 
 def test_a_perturbed_image_keeps_the_anchors_of_its_original():
     net, x = anchored(per_image=4), images()
     moved = x + 0.02
-    ours = net.features(moved, like=x)[0]
-    assert not torch.allclose(ours, net.features(moved)[0])  # its own pixels would choose other anchors
+    logits = net.features(moved, like=x)[0]
+    assert not torch.allclose(logits, net.features(moved)[0])  # its own pixels would choose other anchors
     for b in range(B):
         alone = copy.deepcopy(net)
         alone.set_anchors(net.anchors[choose_per_image(x[b : b + 1], 12, 4, net.options.seed)[:, 0]])
-        torch.testing.assert_close(ours[b], alone(moved[b : b + 1])[0], rtol=1e-9, atol=1e-9)
+        torch.testing.assert_close(logits[b], alone(moved[b : b + 1])[0], rtol=1e-9, atol=1e-9)
 
 
 def test_gradients_of_features_reach_the_image():
     net, x = anchored(), images().requires_grad_()
-    _, found = net.features(x, ["flatten"])
-    (gradient,) = torch.autograd.grad(found["flatten"].sum(), x)
-    assert gradient.shape == x.shape
+    (gradient,) = torch.autograd.grad(net.features(x, ["flatten"])[1]["flatten"].sum(), x)
     assert gradient.any()
 
 
@@ -119,44 +113,39 @@ def test_a_layer_that_merges_images_is_refused_on_an_anchored_network():
 
 
 def test_the_head_is_the_last_linear_layer_or_the_one_named():
-    assert head_name(network()) == "fc"
+    assert head_name(unanchored().network) == "fc"
     net = nn.Sequential(nn.Flatten(), nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2))
-    assert head_name(net) == "3"
-    assert head_name(net, "1") == "1"
+    assert (head_name(net), head_name(net, "1")) == ("3", "1")
     with pytest.raises(InputError, match=r"head must name a linear layer, one of \['1', '3'\]; got '2'"):
         head_name(net, "2")
-    with pytest.raises(ArchitectureError, match="no linear layer"):
-        head_name(nn.Sequential(nn.Flatten()))
+    for method in (kedge.DUQ, kedge.UDG, kedge.ClassifierDiscrepancy):
+        with pytest.raises(ArchitectureError, match="no linear layer"):
+            method.prepare(nn.Sequential(nn.Flatten()))
 
 
 def test_a_layer_that_does_not_give_the_logits_is_no_head():
-    net, x = network(), images()
-    logits, found = read_features(net, x, ["fc:in"])
-    check_head(net, "fc", logits, found["fc:in"])
-    with pytest.raises(ArchitectureError, match="the logits are not the output of 'fc'"):
-        check_head(net, "fc", 2 * logits, found["fc:in"])
-    with pytest.raises(ArchitectureError, match="the logits are not the output of 'fc'"):
-        check_head(net, "fc", logits[:, :2], found["fc:in"])
-
-
-class TwoOutputs(nn.Module):
-    """A head that gives something beside the logits."""
-
-    def __init__(self, linear):
-        super().__init__()
-        self.linear = linear
-
-    def forward(self, x):
-        return HeadOutput(self.linear(x), (x,))
+    net = unanchored().network
+    logits, features = read_features(net, images(), ["fc:in"])
+    check_head(net, "fc", logits, features["fc:in"])
+    for wrong in (2 * logits, logits[:, :2]):
+        with pytest.raises(ArchitectureError, match="the logits are not the output of 'fc'"):
+            check_head(net, "fc", wrong, features["fc:in"])
 
 
 def test_a_head_may_give_more_than_logits():
-    net, x = network(), images()
-    plain = net(x)
-    net.fc = TwoOutputs(net.fc)
-    classifier = kedge.Classifier(net)
-    assert torch.equal(classifier(x), plain)
-    assert torch.equal(classifier(x, raw=True).extra[0], read_features(network(), x, ["flatten"])[1]["flatten"])
+    class TwoOutputs(nn.Module):
+        def __init__(self, linear):
+            super().__init__()
+            self.linear = linear
+
+        def forward(self, x):
+            return HeadOutput(self.linear(x), (x,))
+
+    net, x = unanchored(), images()
+    logits, features = net.features(x, ["flatten"])
+    net.network.fc = TwoOutputs(net.network.fc)
+    assert torch.equal(net(x), logits)
+    assert torch.equal(net(x, raw=True).extra[0], features["flatten"])
 
 
 # Conversions.
@@ -174,24 +163,35 @@ def halved():
     del CONVERSIONS["halved"]
 
 
-@pytest.mark.parametrize("kind", ["bare", "plain", "anchored"])
+@pytest.mark.parametrize("make", [lambda: unanchored().network, unanchored, anchored])
 @pytest.mark.usefixtures("halved")
-def test_a_conversion_leaves_the_original_and_is_done_again_when_a_network_is_rebuilt(kind):
-    x = images()
-    net = {"bare": network, "plain": lambda: kedge.Classifier(network()), "anchored": anchored}[kind]()
+def test_a_conversion_leaves_the_original_and_is_repeated_when_a_network_is_rebuilt(make):
+    net, x = make(), images()
     before = net(x)
-    changed = convert(net, "halved", by=2.0)
+    converted = convert(net, "halved", by=2.0)
     assert torch.equal(net(x), before)
-    assert not torch.allclose(changed(x), before)
-    classifier = changed if isinstance(changed, kedge.Classifier) else kedge.Classifier(changed)
+    assert not torch.allclose(converted(x), before)
+    classifier = converted if isinstance(converted, kedge.Classifier) else kedge.Classifier(converted)
     described = describe(classifier)
     assert described["conversions"] == [{"name": "halved", "arguments": {"by": 2.0}}]
     assert described["spec"]["name"] == "compact"
     again = rebuild(described, classifier.state_dict(), None)
-    torch.testing.assert_close(again(x), changed(x))
-    torch.testing.assert_close(rebuild(describe(again), again.state_dict(), None)(x), changed(x))
+    torch.testing.assert_close(again(x), converted(x))
+    torch.testing.assert_close(rebuild(describe(again), again.state_dict(), None)(x), converted(x))
+
+
+@pytest.mark.parametrize("kind", ["unanchored", "anchored"])
+@pytest.mark.parametrize("method", [kedge.SVI, kedge.DUQ, kedge.UDG, kedge.ClassifierDiscrepancy])
+def test_a_foreign_network_prepared_for_a_method_is_saved_and_rebuilt_from_model(method, kind, tmp_path):
+    def foreign():
+        return nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(144, 3)).double()
+
+    net = method.prepare(foreign() if kind == "unanchored" else kedge.anchor(foreign()))
+    detector = method(net).fit(images(20))
+    detector.save(tmp_path / "x.kedge")
+    assert kedge.load(tmp_path / "x.kedge", model=foreign()).score(images()).equal(detector.score(images()))
 
 
 def test_an_unknown_conversion_is_named():
     with pytest.raises(InputError, match=r"conversion must be one of .*; got 'nonesuch'"):
-        convert(network(), "nonesuch")
+        convert(unanchored(), "nonesuch")

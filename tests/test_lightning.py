@@ -9,6 +9,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 import kedge
+from helpers import images, labelled
 from kedge.errors import InputError, NotReadyError
 from kedge.metrics import auroc
 from kedge.models import build
@@ -19,13 +20,8 @@ with warnings.catch_warnings():
     from kedge.adapters.lightning import AnchorCallback
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # Lightning's, about workers and loggers
-GENERATOR = torch.Generator().manual_seed(0)
-TRAIN = kedge.ImageSet(
-    torch.randint(0, 256, (48, 3, 8, 8), dtype=torch.uint8, generator=GENERATOR), torch.arange(48) % 3,
-    "train", ("ant", "bee", "cow"),
-)  # fmt: skip
-HELD_OUT = torch.randint(0, 256, (40, 3, 8, 8), dtype=torch.uint8, generator=GENERATOR)
-BRIGHT = torch.randint(250, 256, (20, 3, 8, 8), dtype=torch.uint8, generator=GENERATOR)
+TRAIN, HELD_OUT = labelled(48, classes=3), images(40, seed=1)
+BRIGHT = 250 + images(20, seed=2) % 6
 
 
 class Module(lightning.LightningModule):

@@ -13,8 +13,8 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import kedge
-from kedge.anchoring.sampling import choose_per_image
 from helpers import images, labelled, layer_maps, vector_network
+from kedge.anchoring.sampling import choose_per_image
 from kedge.data.leakage import fingerprints
 from kedge.detectors import Cost
 from kedge.detectors.logistic import logistic_regression

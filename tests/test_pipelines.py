@@ -4,26 +4,19 @@ import json
 
 import numpy as np
 import pytest
-import torch
 from PIL import Image
-from torch import nn
 
 import kedge
+from helpers import CLASSES, flat, images, labelled, network
 from kedge.adapters.pipeline import Pipeline
 from kedge.errors import InputError, NotReadyError
-from kedge.models import build
-from kedge.seeds import seeded
 
-IMAGES = torch.randint(0, 256, (80, 3, 8, 8), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
-CLASSES = ("ant", "bee", "cow")
+IMAGES = images(80)
 
 
 @pytest.fixture(scope="module")
 def detector():
-    with seeded(0):
-        net = kedge.anchor(build("compact", width=4, classes=3), init="fresh", seed=0)
-    train = kedge.ImageSet(IMAGES[:30], torch.arange(30) % 3, classes=CLASSES)
-    return kedge.AMP(net).fit(train).calibrate(IMAGES[30:])
+    return kedge.AMP(network("anchored", classes=3)).fit(labelled(30, classes=3)).calibrate(IMAGES[30:])
 
 
 @pytest.fixture(scope="module")
@@ -32,32 +25,32 @@ def photos():
 
 
 def test_one_image_gives_its_likeliest_classes_with_the_verdict_in_each(detector, photos):
-    found = kedge.pipeline(detector)(photos[0])
-    said = detector(photos[0])
-    order = np.argsort(-said.probability[0].numpy())
-    assert [each["label"] for each in found] == [CLASSES[k] for k in order]
-    assert [each["score"] for each in found] == pytest.approx(said.probability[0].numpy()[order].tolist())
-    assert found[0]["label"] == CLASSES[int(said.label[0])]
-    for each in found:
+    result = kedge.pipeline(detector)(photos[0])
+    detection = detector(photos[0])
+    order = np.argsort(-detection.probability[0].numpy())
+    assert [each["label"] for each in result] == [CLASSES[k] for k in order]
+    assert [each["score"] for each in result] == pytest.approx(detection.probability[0].numpy()[order].tolist())
+    assert result[0]["label"] == CLASSES[int(detection.label[0])]
+    for each in result:
         assert set(each) == {"label", "score", "ood_score", "p_value", "is_ood"}
-        assert (each["ood_score"], each["p_value"]) == (float(said.score[0]), float(said.p_value[0]))
-        assert each["is_ood"] is bool(said.is_ood[0])
-    assert json.loads(json.dumps(found)) == found
+        assert (each["ood_score"], each["p_value"]) == (float(detection.score[0]), float(detection.p_value[0]))
+        assert each["is_ood"] is bool(detection.is_ood[0])
+    assert json.loads(json.dumps(result)) == result
 
 
 def test_several_images_give_a_list_for_each(detector, photos, tmp_path):
     detect = kedge.pipeline(detector, top_k=1, batch_size=3)
     alone = [detect(photo) for photo in photos]
-    assert all(len(found) == 1 for found in alone)
+    assert all(len(result) == 1 for result in alone)
     paths = []
     for number, photo in enumerate(photos):
         paths.append(tmp_path / f"{number}.png")
         photo.save(paths[-1])
     assert detect(paths[2]) == detect(str(paths[2]))
     for given in (photos, tuple(photos), paths, IMAGES[:7], kedge.ImageSet(IMAGES[:7])):
-        found = detect(given)
-        assert [each[0]["label"] for each in found] == [each[0]["label"] for each in alone]
-        scores = [each[0]["ood_score"] for each in found]
+        result = detect(given)
+        assert [each[0]["label"] for each in result] == [each[0]["label"] for each in alone]
+        scores = [each[0]["ood_score"] for each in result]
         assert scores == pytest.approx([each[0]["ood_score"] for each in alone], rel=1e-4)
 
 
@@ -85,15 +78,14 @@ def test_a_pipeline_comes_from_a_file_a_folder_or_a_detector(detector, photos, t
 
 
 def test_classes_without_names_are_numbered_as_transformers_does(photos):
-    net = nn.Sequential(nn.Flatten(), nn.Linear(192, 7))
-    detector = kedge.MSP(net).fit(IMAGES[:9]).calibrate(IMAGES)
-    found = kedge.pipeline(detector)(photos[0])
+    detector = kedge.MSP(flat(classes=7)).fit(IMAGES[:9]).calibrate(IMAGES)
+    result = kedge.pipeline(detector)(photos[0])
     likeliest = detector(photos[0]).probability[0].argsort(descending=True)[:5]
-    assert [each["label"] for each in found] == [f"LABEL_{k}" for k in likeliest.tolist()]
+    assert [each["label"] for each in result] == [f"LABEL_{k}" for k in likeliest.tolist()]
 
 
 def test_it_needs_a_threshold_and_sensible_numbers(detector):
-    bare = kedge.MSP(nn.Sequential(nn.Flatten(), nn.Linear(192, 2))).fit(IMAGES[:9])
+    bare = kedge.MSP(flat()).fit(IMAGES[:9])
     with pytest.raises(NotReadyError, match="no threshold yet"):
         kedge.pipeline(bare)
     with pytest.raises(InputError, match="top_k must be a whole number of at least 1; got 0"):

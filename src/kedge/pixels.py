@@ -5,7 +5,7 @@ from torch import Tensor
 
 
 def to_unit(images: Tensor, dtype: torch.dtype | None = None) -> Tensor:
-    """Images in [0, 1]: uint8 divided by 255, as float32 or ``dtype``; floating point images are only cast to ``dtype``.
+    """Images in [0, 1]: uint8 divided by 255, as float32 or ``dtype``; floating point images are only cast to it.
 
     Example:
         >>> to_unit(torch.tensor([0, 51, 255], dtype=torch.uint8))

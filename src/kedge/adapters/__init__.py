@@ -1,4 +1,4 @@
-"""Adapters: kedge beside other libraries. `kedge.adapters.lightning`, which needs one, is imported by its own name."""
+"""Adapters to other libraries. `kedge.adapters.lightning`, which needs Lightning, is imported by its own name."""
 
 from kedge.adapters.peers import ForPytorchOOD, FromPytorchOOD, pytorch_ood
 

@@ -1,4 +1,4 @@
-"""A calibrated detector out of Lightning's Trainer."""
+"""A calibrated detector from Lightning's Trainer."""
 
 import os
 from collections.abc import Callable
@@ -23,20 +23,20 @@ LOGGED = "ood_auroc"
 
 
 class AnchorCallback(Callback):  # type: ignore[misc]  # mypy does not read Lightning
-    """Makes a detector of a module's anchored network when `Trainer.fit` ends, and watches it on the way.
+    """Fits and calibrates a detector on a module's anchored network when `Trainer.fit` ends.
 
-    The network gets its anchors, out of the training images, before training begins, so that ``validation_step`` can
-    evaluate it. Where there are out-of-distribution images, ``ood_auroc`` is logged after each validation: the AUROC of
-    the held-out images against them, which other callbacks can monitor.
+    The network gets its anchors from the training images before training begins, so that ``validation_step`` can
+    evaluate it. With out-of-distribution images, ``ood_auroc`` is logged after each validation: the AUROC of the
+    held-out images against them, which other callbacks can monitor.
 
     Args:
         train_set: The training images, in any form that `kedge.data.batches` takes.
         held_out: In-distribution images that are not trained on, for the threshold.
-        ood: Out-of-distribution images to watch; None for none. They choose nothing.
+        ood: Out-of-distribution images for ``ood_auroc``, which selects nothing; None for none.
         net: The name of the anchored network in the module, such as ``"net"``; by default the only one there is.
-        make: What makes a detector of a network.
+        make: Builds a detector from a network.
         alpha: The largest share of in-distribution images to flag.
-        path: Where to save the detector; None for nowhere.
+        path: File to save the detector to, or None.
 
     Attributes:
         detector: None until `fit` has ended.
@@ -85,22 +85,17 @@ class AnchorCallback(Callback):  # type: ignore[misc]  # mypy does not read Ligh
 
     def network(self, module: nn.Module) -> Anchored:
         """The anchored network of a module."""
-        found = {name: part for name, part in module.named_modules() if isinstance(part, Anchored)}
-        if self.net is not None:
-            if self.net not in found:
-                raise InputError(f"net must name an anchored network of the module: {_listed(found)}; got {self.net!r}")
-            return found[self.net]
-        if len(found) != 1:
+        networks = {name: part for name, part in module.named_modules() if isinstance(part, Anchored)}
+        names = ", ".join(map(repr, networks)) or "none"
+        if self.net is not None and self.net not in networks:
+            raise InputError(f"net must name an anchored network of the module: {names}; got {self.net!r}")
+        if self.net is None and len(networks) != 1:
             raise InputError(
-                f"the module must have one network made by kedge.anchor; it has {_listed(found)}: anchor its network, "
-                "or name the one to use as net="
+                f"the module must have one network made by kedge.anchor; it has {names}: anchor its network, or name "
+                "the one to use as net="
             )
-        return next(iter(found.values()))
+        return networks[self.net] if self.net is not None else next(iter(networks.values()))
 
-    @torch.inference_mode(False)  # Lightning validates in it, and what is fitted there could not be trained on
+    @torch.inference_mode(False)  # Lightning validates in it, and anchors set in it could not be trained with
     def _fitted(self, module: nn.Module) -> Detector:
         return self.make(self.network(module)).fit(self.train_set)
-
-
-def _listed(found: dict[str, Anchored]) -> str:
-    return ", ".join(repr(name) for name in found) or "none"

@@ -18,8 +18,8 @@ from kedge.detectors.base import passes
 from kedge.errors import InputError
 from kedge.seeds import seeded
 
-API = "pytorch_ood.api"  # looked up among the modules that are loaded, never imported
-GRADIENTS = "GradientDetector"  # the base of those of its detectors that need gradients to score
+API = "pytorch_ood.api"  # looked up among the loaded modules, never imported
+GRADIENTS = "GradientDetector"  # the base of pytorch-ood's detectors that need gradients to score
 BATCH = 256
 
 
@@ -28,15 +28,15 @@ def pytorch_ood(detector: Detector) -> "ForPytorchOOD": ...
 @overload
 def pytorch_ood(detector: Any, *, net: nn.Module | None = None) -> "FromPytorchOOD": ...
 def pytorch_ood(detector: Any, *, net: nn.Module | None = None) -> "ForPytorchOOD | FromPytorchOOD":
-    """Turn a kedge detector into one for pytorch-ood, or a pytorch-ood detector into one for kedge.
+    """Adapt a kedge detector to pytorch-ood, or a pytorch-ood detector to kedge.
 
-    In both libraries a larger score is further out of distribution, so scores pass as they are. Written for
-    pytorch-ood 0.4, which need not be installed to turn a kedge detector.
+    In both libraries a larger score is further out of distribution, so scores pass unchanged. Written for pytorch-ood
+    0.4, which need not be installed to adapt a kedge detector.
 
     Args:
-        detector: A detector of kedge: the result has `fit`, `predict` and whatever else pytorch-ood asks of a detector.
-            Or an instance of pytorch-ood's: the result is a kedge `Detector` with every verb but `save`.
-        net: For pytorch-ood detectors that know an encoder only: the network whose logits give the labels. By default
+        detector: A kedge detector: the result has `fit`, `predict` and the rest of pytorch-ood's protocol. Or an
+            instance of a pytorch-ood detector: the result is a kedge `Detector` with every verb but `save`.
+        net: For pytorch-ood detectors that have an encoder only: the network whose logits give the labels. By default
             the detector's own ``model``. It takes images in [0, 1], as a kedge `Classifier` or `Anchored` does.
 
     Example:
@@ -51,8 +51,8 @@ def pytorch_ood(detector: Any, *, net: nn.Module | None = None) -> "ForPytorchOO
             raise InputError(f"net must not be given: {type(detector).__name__} has a network of its own")
         return ForPytorchOOD(detector)
     if isinstance(detector, type) or not all(callable(getattr(detector, name, None)) for name in ("fit", "predict")):
-        came = f"the class {detector.__name__}" if isinstance(detector, type) else type(detector).__name__
-        raise InputError(f"detector must be an instance with fit and predict, of kedge or of pytorch-ood; got {came}")
+        kind = f"the class {detector.__name__}" if isinstance(detector, type) else type(detector).__name__
+        raise InputError(f"detector must be an instance with fit and predict, of kedge or of pytorch-ood; got {kind}")
     net = getattr(detector, "model", None) if net is None else net
     if not isinstance(net, nn.Module):
         raise InputError(
@@ -66,9 +66,9 @@ class ForPytorchOOD:
     """A kedge detector with the protocol of ``pytorch_ood.api.Detector``; made by `pytorch_ood`.
 
     `fit` takes loaders of (image, label) batches and leaves out images with negative labels, which are pytorch-ood's
-    outliers. A method that learns from held-out images, as `TemperatureScaling` does, does so in
-    ``.detector.calibrate``. A detector that is fitted already can predict straight away. pytorch-ood's benchmarks take
-    it where pytorch-ood was imported before it was made.
+    outliers. A method that learns from held-out images, such as `TemperatureScaling`, does so in
+    ``.detector.calibrate``. A detector that is fitted already can predict at once. pytorch-ood's benchmarks accept it
+    if pytorch-ood was imported before it was made.
 
     Attributes:
         detector: The kedge detector.
@@ -80,7 +80,7 @@ class ForPytorchOOD:
     def __init__(self, detector: Detector) -> None:
         self.detector = detector
         self.hyperparameter_space = {}
-        if API in sys.modules:  # its benchmarks ask for an instance of its own base class
+        if API in sys.modules:  # its benchmarks check for an instance of its own base class
             sys.modules[API].Detector.register(ForPytorchOOD)
 
     @property
@@ -90,7 +90,7 @@ class ForPytorchOOD:
 
     @property
     def device(self) -> torch.device:
-        """Where the network is."""
+        """The network's device."""
         return self.detector.net.mean.device
 
     def to(self, device: str | torch.device) -> Self:
@@ -100,8 +100,7 @@ class ForPytorchOOD:
 
     def fit(self, data_loader: Any) -> Self:
         """Fit the detector on batches (images in [0, 1], labels), leaving out images with negative labels."""
-        known = _Known(lambda: map(image_and_label, data_loader), "data_loader")
-        self.detector.fit(_loader(known))
+        self.detector.fit(_loader(lambda: map(image_and_label, data_loader), "data_loader"))
         return self
 
     def predict(self, x: Tensor) -> Tensor:
@@ -113,41 +112,30 @@ class ForPytorchOOD:
         return self.predict(x)
 
     def fit_features(self, x: Tensor, y: Tensor) -> Self:
-        """Fit on features, for methods that can."""
-        self._own("fit_features", "fit(data_loader)")(x, y)
-        return self
+        """Raise: a kedge detector reads the layers of its network itself."""
+        raise InputError(f"{type(self.detector).__name__} does not take features; call fit(data_loader)")
 
     def predict_features(self, x: Tensor) -> Tensor:
-        """Scores of features, for methods that can."""
-        scores: Tensor = self._own("predict_features", "predict(x)")(x)
-        return scores
+        """Raise: a kedge detector reads the layers of its network itself."""
+        raise InputError(f"{type(self.detector).__name__} does not take features; call predict(x)")
 
     def get_hyperparameters(self) -> dict[str, Any]:
-        """None: a kedge detector takes its choices when it is built."""
+        """None: a kedge detector gets its options when it is built."""
         return {}
 
     def set_hyperparameters(self, **values: Any) -> Self:
-        """Raise if a value is given: a kedge detector takes its choices when it is built."""
+        """Raise if a value is given: a kedge detector gets its options when it is built."""
         if values:
             kind = type(self.detector).__name__
             raise InputError(f"{kind} takes {sorted(values)} when it is built, not later; build another {kind}")
         return self
 
-    def _own(self, name: str, instead: str) -> Callable[..., Any]:
-        method = getattr(self.detector, name, None)
-        if not callable(method):
-            kind = type(self.detector).__name__
-            raise InputError(f"{kind} has no {name}: it reads the layers of its network itself; call {instead}")
-        found: Callable[..., Any] = method
-        return found
-
 
 class FromPytorchOOD(Detector):
     """A pytorch-ood detector behind kedge's verbs, all but `save`; made by `pytorch_ood`.
 
-    `fit` fits it where it says that it needs to be, on the training images with their labels. Whatever it draws from
-    torch's generator is drawn from the same seed for every batch, and the generator put back. Its scores are its own,
-    also where they depend on the batch.
+    `fit` fits it on the training images with their labels, if it requires that. It draws from torch's generator, seeded
+    alike for every batch and restored afterwards. Its scores may depend on the batch.
 
     Args:
         net: The network whose logits give the labels.
@@ -162,14 +150,14 @@ class FromPytorchOOD(Detector):
         self._needs_gradients = any(kind.__name__ == GRADIENTS for kind in type(peer).__mro__)
 
     def fit_method(self, train_set: Any, preprocess: Preprocess) -> None:
-        """Set the anchors of an anchored network that has none, then fit the detector where it needs it."""
+        """Set the anchors of an anchored network that has none, then fit the detector if it requires that."""
         super().fit_method(train_set, preprocess)
         if not getattr(self.peer, "requires_fit", False):
             return
 
         def inputs() -> Iterator[Batch]:
             for x, y in batches(train_set, preprocess, size=BATCH):
-                # pytorch-ood takes a negative label for an outlier; to kedge it means that there is none.
+                # pytorch-ood takes a negative label for an outlier; in kedge it means that there is none.
                 labels = torch.full((len(x),), -1) if y is None else y
                 yield self.as_input(x), labels.to(self.net.mean.device)
 
@@ -180,22 +168,21 @@ class FromPytorchOOD(Detector):
                 return sum(1 for _ in inputs())
 
         with torch.enable_grad(), seeded(0):
-            self.peer.fit(_loader(_Known(inputs, "train_set", count)))
+            self.peer.fit(_loader(inputs, "train_set", count))
 
     def outputs(self, x: Tensor) -> Outputs:
         """The network's logits, and the detector's scores."""
-        logits = self.net(x)
+        logits, kind = self.net(x), type(self.peer).__name__
         drawn = [(net, net.batches_seen) for net in self.anchored]
         parameters = [(parameter, parameter.grad) for parameter in self.net.parameters()]
         for parameter, _ in parameters:
-            parameter.grad = None  # a backward pass would add to what is there
+            parameter.grad = None  # a backward pass would add to existing gradients
         try:
             with torch.set_grad_enabled(self._needs_gradients), seeded(0):
                 score = torch.as_tensor(self.peer.predict(x)).detach().to(x.device)
         finally:
             for parameter, gradient in parameters:
                 parameter.grad = gradient
-        kind = type(self.peer).__name__
         if score.shape != (len(x),):
             raise InputError(f"{kind} must give one score per image, ({len(x)},); it gives {shape_of(score)}")
         if any(net.batches_seen != before for net, before in drawn):
@@ -203,13 +190,13 @@ class FromPytorchOOD(Detector):
                 net.batches_seen = before
             raise InputError(
                 f"{kind} puts the anchored network in training mode, where its anchors are drawn from the batch; use "
-                "it with a plain network, or a method of kedge's own"
+                "it with an unanchored network, or a method of kedge's own"
             )
         return Outputs(logits, score)
 
     @property
     def cost(self) -> Cost:
-        """A pass for the labels and one for the scores, two and back where they need gradients; it may take more."""
+        """A pass for the labels and one for the scores, two and a backward pass with gradients; it may take more."""
         once = passes(self.net)
         return Cost(3 * once, once) if self._needs_gradients else Cost(2 * once)
 
@@ -225,30 +212,27 @@ class FromPytorchOOD(Detector):
         )
 
 
-class _Known(IterableDataset[Batch]):
-    """Batches without the images whose labels are negative, as often as they are asked for."""
+class _Labelled(IterableDataset[Batch]):
+    """Batches without the images whose labels are negative; can be read several times."""
 
     def __init__(
-        self, read: Callable[[], Iterator[tuple[Any, Any]]], name: str, count: Callable[[], int] | None = None
+        self, read: Callable[[], Iterator[tuple[Any, Any]]], name: str, count: Callable[[], int] | None
     ) -> None:
         self._read, self._name, self._count = read, name, count
 
     def __iter__(self) -> Iterator[Any]:
         empty = True
         for x, y in self._read():
-            if y is None:
-                batch: Any = (x,)
-            elif not isinstance(y, Tensor) or y.shape != (len(x),):
+            if y is not None and (not isinstance(y, Tensor) or y.shape != (len(x),)):
                 raise InputError(f"{self._name} must give a label per image, ({len(x)},); it gives {shape_of(y)}")
-            else:
-                batch = (x[y >= 0], y[y >= 0])
+            batch: Any = (x,) if y is None else (x[y >= 0], y[y >= 0])
             if len(batch[0]):
                 empty = False
                 yield batch
         if empty:
             raise InputError(
-                f"{self._name} must hold images with labels of 0 and above; it holds none: a negative label is an "
-                "outlier's, which pytorch-ood's detectors leave out"
+                f"{self._name} must hold images with labels of 0 and above; it holds none: pytorch-ood's detectors "
+                "leave out images with negative labels, which are outliers"
             )
 
     def __len__(self) -> int:
@@ -257,6 +241,8 @@ class _Known(IterableDataset[Batch]):
         return self._count()
 
 
-def _loader(batches: _Known) -> DataLoader[Batch]:
-    """Batches as a data loader; its generator is its own, so that torch's is left alone."""
-    return DataLoader(batches, batch_size=None, generator=torch.Generator())
+def _loader(
+    read: Callable[[], Iterator[tuple[Any, Any]]], name: str, count: Callable[[], int] | None = None
+) -> DataLoader[Batch]:
+    """Batches as a data loader; with a generator of its own, so that torch's stays as it is."""
+    return DataLoader(_Labelled(read, name, count), batch_size=None, generator=torch.Generator())

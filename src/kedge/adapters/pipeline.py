@@ -1,4 +1,4 @@
-"""A detector as a call that gives plain data, in the shape of transformers' image-classification pipeline."""
+"""A detector as a call that returns plain data, in the format of transformers' image-classification pipeline."""
 
 import itertools
 import os
@@ -14,16 +14,16 @@ from kedge.detectors import Detector
 from kedge.errors import NotReadyError
 from kedge.hub import from_pretrained
 
-Found = list[dict[str, Any]]
+Prediction = list[dict[str, Any]]
 
 
 @dataclass(frozen=True)
 class Pipeline:
-    """Says of each image what it may be, and whether it is out of distribution; made by `pipeline`.
+    """Predicts the likeliest classes of each image and whether it is out of distribution; made by `pipeline`.
 
     Args:
-        detector: Calibrated.
-        top_k: Classes to name, the likeliest first; fewer where there are fewer.
+        detector: A calibrated detector.
+        top_k: Number of classes per image, the likeliest first; fewer if there are fewer.
         batch_size: Images at a time.
     """
 
@@ -37,8 +37,8 @@ class Pipeline:
         if self.detector.calibration is None:
             raise NotReadyError("the detector has no threshold yet: call calibrate(held_out) before it is a pipeline")
 
-    def __call__(self, images: Any) -> Found | list[Found] | Iterator[Found]:
-        """What is found in images.
+    def __call__(self, images: Any) -> Prediction | list[Prediction] | Iterator[Prediction]:
+        """Predictions of images.
 
         Args:
             images: A path or a PIL image; several, as a list or anything else that `kedge.data.batches` takes; or an
@@ -46,51 +46,47 @@ class Pipeline:
 
         Returns:
             For one image a list with a dictionary for each of the ``top_k`` likeliest classes: ``label`` (its name, or
-            ``LABEL_3`` where it has none) and ``score`` (its calibrated probability) as in transformers; and, the same
-            in all of them, ``ood_score`` (larger is further out of distribution), ``p_value`` and ``is_ood``. For
-            several images a list of such lists; for an iterator, an iterator of them.
+            ``LABEL_3`` if it has none) and ``score`` (its calibrated probability) as in transformers; and, the same in
+            all of them, ``ood_score`` (larger is further out of distribution), ``p_value`` and ``is_ood``. For several
+            images a list of such lists; for an iterator, an iterator of them.
         """
         if isinstance(images, (str, os.PathLike, Image.Image)):
-            return self._found([images])[0]
-        return self._stream(images) if isinstance(images, Iterator) else self._found(images)
+            return self._predict([images])[0]
+        return self._stream(images) if isinstance(images, Iterator) else self._predict(images)
 
-    def _stream(self, images: Iterator[Any]) -> Iterator[Found]:
+    def _stream(self, images: Iterator[Any]) -> Iterator[Prediction]:
         while chunk := list(itertools.islice(images, self.batch_size)):
-            yield from self._found(chunk)
+            yield from self._predict(chunk)
 
-    def _found(self, images: Any) -> list[Found]:
-        said = self.detector(images, batch_size=self.batch_size)
-        likely = said.probability.topk(min(self.top_k, said.probability.shape[1]), dim=1)
-        rows = zip(
-            likely.indices.tolist(),
-            likely.values.tolist(),
-            said.score.tolist(),
-            said.p_value.tolist(),
-            said.is_ood.tolist(),
-            strict=True,
-        )
+    def _predict(self, images: Any) -> list[Prediction]:
+        detection = self.detector(images, batch_size=self.batch_size)
+        likely = detection.probability.topk(min(self.top_k, detection.probability.shape[1]), dim=1)
+        names = dict(enumerate(self.detector.classes))
+        columns = (likely.indices, likely.values, detection.score, detection.p_value, detection.is_ood)
         return [
             [
-                {"label": self._name(k), "score": p, "ood_score": score, "p_value": p_value, "is_ood": is_ood}
-                for k, p in zip(numbers, probabilities, strict=True)
+                {
+                    "label": names.get(label, f"LABEL_{label}"),
+                    "score": probability,
+                    "ood_score": score,
+                    "p_value": p_value,
+                    "is_ood": is_ood,
+                }
+                for label, probability in zip(labels, probabilities, strict=True)
             ]
-            for numbers, probabilities, score, p_value, is_ood in rows
+            for labels, probabilities, score, p_value, is_ood in zip(*(c.tolist() for c in columns), strict=True)
         ]
-
-    def _name(self, number: int) -> str:
-        classes = self.detector.classes
-        return classes[number] if number < len(classes) else f"LABEL_{number}"
 
 
 def pipeline(
     detector: str | os.PathLike[str] | Detector, *, top_k: int = 5, batch_size: int = 64, model: nn.Module | None = None
 ) -> Pipeline:
-    """Make a detector a call that takes images and gives plain data, as transformers' pipelines do.
+    """A detector as a call that takes images and returns plain data, as transformers' pipelines do.
 
     Args:
-        detector: A calibrated detector, or what `kedge.from_pretrained` takes: the name of one that comes with kedge, a
-            file, a folder, or a repository on the hub.
-        top_k: Classes to name for each image.
+        detector: A calibrated detector, or an argument of `kedge.from_pretrained`: the name of one that comes with
+            kedge, a file, a folder, or a repository on the hub.
+        top_k: Number of classes per image.
         batch_size: Images at a time.
         model: For networks that are not kedge's own: the network, freshly built, as it was before anchoring.
 
@@ -102,5 +98,5 @@ def pipeline(
         >>> sorted(detect(Image.new("RGB", (2, 2)))[0])
         ['is_ood', 'label', 'ood_score', 'p_value', 'score']
     """
-    chosen = detector if isinstance(detector, Detector) else from_pretrained(detector, model=model)
-    return Pipeline(chosen, top_k, batch_size)
+    loaded = detector if isinstance(detector, Detector) else from_pretrained(detector, model=model)
+    return Pipeline(loaded, top_k, batch_size)

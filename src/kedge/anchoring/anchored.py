@@ -17,6 +17,7 @@ from kedge.checks import at_least, finite, one_of, shape_of
 from kedge.errors import InputError, NotReadyError
 from kedge.models.classifier import Classifier, evaluating, logits_of
 from kedge.models.features import read_features
+from kedge.pixels import to_unit
 from kedge.seeds import mix_seed, seeded
 from kedge.threads import last_cache
 
@@ -336,7 +337,7 @@ class Anchored(Classifier):
         self._growth = result.row_bytes / (one.numel() * one.element_size())
 
     def _in_unit_range(self, images: Tensor) -> Tensor:
-        return images.to(self.mean.dtype) / 255 if images.dtype == torch.uint8 else images
+        return to_unit(images, self.mean.dtype) if images.dtype == torch.uint8 else images
 
     def _check_images(self, x: Tensor) -> None:
         if not isinstance(x, Tensor) or not (x.is_floating_point() or x.dtype == torch.uint8):

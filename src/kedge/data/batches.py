@@ -17,6 +17,7 @@ from kedge.data.preprocess import Preprocess
 from kedge.data.reading import in_order
 from kedge.data.streamed import Files, StreamedSet
 from kedge.errors import InputError
+from kedge.pixels import to_unit
 
 Batch = tuple[Tensor, Tensor | None]
 
@@ -161,7 +162,7 @@ def image_and_label(item: Any) -> tuple[Any, Any]:
 def _stack(images: list[Tensor]) -> Tensor:
     """One batch; uint8 images among floating point ones are scaled, which torch.stack would not do."""
     if len({image.dtype for image in images}) > 1:
-        images = [image.double() / 255 if image.dtype == torch.uint8 else image for image in images]
+        images = [to_unit(image, torch.float64) if image.dtype == torch.uint8 else image for image in images]
     return torch.stack(images)
 
 

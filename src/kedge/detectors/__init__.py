@@ -3,9 +3,6 @@
 from kedge.detectors.amp import AMP
 from kedge.detectors.base import Calibration, Cost, Detection, Detector, Outputs
 from kedge.detectors.deup import DEUP
-from kedge.detectors.discrepancy import ClassifierDiscrepancy
-from kedge.detectors.duq import DUQ
-from kedge.detectors.ensemble import DeepEnsemble
 from kedge.detectors.features import FeatureDetector
 from kedge.detectors.gram import Gram
 from kedge.detectors.inference import for_inference, thread_copies
@@ -14,18 +11,20 @@ from kedge.detectors.load import load
 from kedge.detectors.logits import MSP, Energy, Entropy, KLUniform, MaxLogit
 from kedge.detectors.low_level_statistics import LowLevelStatistics
 from kedge.detectors.mahalanobis import Mahalanobis
-from kedge.detectors.mc_dropout import MCDropout
 from kedge.detectors.odin import ODIN
-from kedge.detectors.outlier_exposure import OutlierExposure
 from kedge.detectors.react import ReAct
 from kedge.detectors.registry import register, registered
 from kedge.detectors.rescoring import RescoringDetector
-from kedge.detectors.svi import SVI
-from kedge.detectors.svi_avuc import SVIAvUC
+from kedge.detectors.sampled import DeepEnsemble, MCDropout
 from kedge.detectors.temperature_scaling import TemperatureScaling
-from kedge.detectors.trained import TrainedDetector
+from kedge.detectors.trained.base import TrainedDetector
+from kedge.detectors.trained.discrepancy import ClassifierDiscrepancy
+from kedge.detectors.trained.duq import DUQ
+from kedge.detectors.trained.outlier_exposure import OutlierExposure
+from kedge.detectors.trained.svi import SVI
+from kedge.detectors.trained.svi_avuc import SVIAvUC
+from kedge.detectors.trained.udg import UDG
 from kedge.detectors.tta import TTA
-from kedge.detectors.udg import UDG
 from kedge.detectors.vim import ViM
 
 __all__ = [

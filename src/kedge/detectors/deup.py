@@ -23,14 +23,9 @@ from kedge.models.head import check_head, head_name
 
 
 def log_density(features: Tensor, gaussians: Gaussians, shares: Tensor) -> Tensor:
-    """The logarithm of the density of a mixture of class Gaussians, (B, D) -> (B,), in float64.
+    """The log-density of a mixture of class Gaussians with the classes' ``shares`` (C,): (B, D) -> (B,), in float64.
 
     Where the features do not vary in all directions, it is the density within those in which they do.
-
-    Args:
-        features: (B, D).
-        gaussians: One for each of C classes, with one covariance.
-        shares: The classes' shares of the training images, (C,).
 
     Example:
         >>> normal = Gaussians(torch.zeros(1), torch.ones(1, 1), torch.zeros(1, 1))
@@ -42,7 +37,7 @@ def log_density(features: Tensor, gaussians: Gaussians, shares: Tensor) -> Tenso
         for value in (gaussians.centre, gaussians.whitening, gaussians.means, shares)
     )
     white = (features.double() - centre) @ whitening  # (B, R)
-    # Without the matrix product, whose rounding depends on the size of the batch.
+    # Not by a matrix product, whose rounding depends on the size of the batch.
     distances: Tensor = torch.cdist(white, means, compute_mode="donot_use_mm_for_euclid_dist")  # (B, C)
     scales: Tensor = torch.linalg.vector_norm(whitening, dim=0)  # one over the deviation in each direction, (R,)
     volume = scales.log().sum() - len(scales) / 2 * math.log(2 * math.pi)
@@ -54,17 +49,17 @@ class DEUP(Detector):
     """Direct epistemic uncertainty prediction (Lahlou et al., TMLR 2023): a second network that predicts the error.
 
     A small regressor learns, from labelled images that the network was not trained on, how large the network's
-    cross-entropy is; it sees the log-density of the image's penultimate features under class Gaussians of the training
-    set, the entropy of the softmax and the energy, and for anchored networks also how far the anchors disagree. The
-    score is the predicted error; the paper subtracts the aleatoric part, which is taken as zero where images have one
-    label. Use it where the question is where the network will be wrong, and held-out labels are at hand: it has seen
-    errors of in-distribution images alone, so what is far from them is as wrong as the edge of what it saw. One forward
-    pass; `calibrate` fits the regressor on half of its images and the threshold on the other.
+    cross-entropy is. Its inputs are the log-density of the image's penultimate features under class Gaussians of the
+    training set, the entropy of the softmax and the energy, and for anchored networks also tau. The score is the
+    predicted error; the paper subtracts the aleatoric part, which is taken as zero where images have one label. Use it
+    to predict where the network will be wrong, if you have held-out labels: it learns errors of in-distribution images
+    alone, so its prediction far from them is that at their edge. Costs one forward pass; `calibrate` fits the regressor
+    on half of its images and the threshold on the other.
 
     Args:
-        net: A classifier, plain or anchored, that ends in a linear layer.
+        net: A classifier, anchored or not, that ends in a linear layer.
         hidden: Width of the regressor's hidden layer.
-        seed: Of the weights that its fit starts from.
+        seed: Seed of the weights that its fit starts from.
         head: The name of the network's last linear layer, where it is not the one registered last.
 
     Example:
@@ -87,30 +82,31 @@ class DEUP(Detector):
         self.predictor: ErrorPredictor | None = None
 
     def fit_method(self, train_set: Any, preprocess: Preprocess) -> None:
-        """Learn the density of the features, and forget a predictor that was fitted before."""
+        """Learn the density of the features, and drop a predictor that was fitted before."""
         super().fit_method(train_set, preprocess)
-        seen: ClassStatistics | None = None
+        statistics: ClassStatistics | None = None
         with evaluating(self.net), torch.no_grad():
             for x, y in self.inputs(train_set, preprocess):
                 logits, features, _ = self._read(x)
                 finite("features", features, "check the network's weights")
-                if seen is None:
+                if statistics is None:
                     check_head(self.net.network, self.head, logits, features)
-                    seen = ClassStatistics(logits.shape[1], features.shape[1], features.device)
+                    statistics = ClassStatistics(logits.shape[1], features.shape[1], features.device)
                 if y is None or bool((y < 0).any()):
                     raise InputError(
                         "train_set must have a label for each image, since DEUP learns the density of each class; pass "
                         "an ImageSet with labels or (image, label) pairs"
                     )
-                seen.add(features, _known(y, logits.shape[1]))
-        assert seen is not None
-        if float(seen.counts.max()) < 2:
+                statistics.add(features, _checked(y, logits.shape[1]))
+        assert statistics is not None
+        counts = statistics.counts
+        if float(counts.max()) < 2:
             raise InputError(
-                "train_set must have at least two images of a class, to see how images of one class vary; got "
-                f"{int(seen.counts.sum())} images of {int((seen.counts > 0).sum())} classes"
+                "train_set must have at least two images of a class, to measure how images of one class vary; got "
+                f"{int(counts.sum())} images of {int((counts > 0).sum())} classes"
             )
-        self.gaussians = seen.gaussians(self._rounding)
-        self.shares = seen.counts[seen.counts > 0] / seen.counts.sum()
+        self.gaussians = statistics.gaussians(self._rounding)
+        self.shares = counts[counts > 0] / counts.sum()
         self.predictor = None
 
     def fit_held_out(self, images: Tensor, labels: Tensor) -> None:
@@ -122,22 +118,22 @@ class DEUP(Detector):
         with torch.no_grad():
             for x, y in zip(images[known].split(256), labels[known].split(256), strict=True):
                 logits, phi = self.describe(self.as_input(x))
-                errors.append(F.cross_entropy(logits.double().cpu(), _known(y, logits.shape[1]), reduction="none"))
+                errors.append(F.cross_entropy(logits.double().cpu(), _checked(y, logits.shape[1]), reduction="none"))
                 features.append(phi.cpu())
         phi, error = torch.cat(features), torch.cat(errors)
         finite("the errors of held-out images", error, "the network gives NaN or infinite logits; check its weights")
         self.predictor = fit_predictor(phi, error, hidden=self.hidden, seed=self.seed, rounding=self._rounding)
 
     def describe(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Logits (B, C) of images, and what the predictor sees of them, (B, F), in float64."""
+        """Logits (B, C) of images, and the inputs of the predictor, (B, F), in float64."""
         assert self.gaussians is not None
         assert self.shares is not None
-        logits, features, hypotheses = self._read(x)
+        logits, features, per_anchor = self._read(x)
         exact = logits.double()
-        found = [log_density(features, self.gaussians, self.shares), scores.entropy(exact), scores.energy(exact)]
-        if hypotheses is not None:
-            found.append(scores.tau(hypotheses.double()))
-        return logits, torch.stack(found, dim=1)
+        phi = [log_density(features, self.gaussians, self.shares), scores.entropy(exact), scores.energy(exact)]
+        if per_anchor is not None:
+            phi.append(scores.tau(per_anchor.double()))
+        return logits, torch.stack(phi, dim=1)
 
     def outputs(self, x: Tensor) -> Outputs:
         """The network's logits and the predicted error."""
@@ -154,7 +150,7 @@ class DEUP(Detector):
         return {"hidden": self.hidden, "seed": self.seed, "head": self.head}
 
     def state(self) -> dict[str, Tensor]:
-        """The Gaussians with the classes' shares, and the predictor where there is one."""
+        """The Gaussians with the classes' shares, and the predictor if there is one."""
         if self.gaussians is None or self.shares is None:
             return {}
         state = {f"density.{name}": value for name, value in vars(self.gaussians).items()} | {"shares": self.shares}
@@ -163,7 +159,7 @@ class DEUP(Detector):
         return state
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
-        """Take them back."""
+        """Restore them."""
         self.gaussians = Gaussians(*(state[f"density.{name}"] for name in ("centre", "whitening", "means")))
         self.shares = state["shares"]
         if "predictor.first" in state:
@@ -176,19 +172,21 @@ class DEUP(Detector):
         return ROUNDING * torch.finfo(self.net.mean.dtype).eps
 
     def _read(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Logits (B, C), the head's input (B, D), and the hypotheses (K, B, C) of an anchored network."""
-        layer, hypotheses = self.head + INPUT, None
+        """Logits (B, C), the head's input (B, D), and the per-anchor logits (K, B, C) of an anchored network."""
+        layer, per_anchor = self.head + INPUT, None
         if isinstance(self.net, Anchored):
-            hypotheses, found = self.net.marginalise(x, [layer])
-            logits = hypotheses.mean(dim=0)
+            per_anchor, features = self.net.marginalise(x, [layer])
+            logits = per_anchor.mean(dim=0)
         else:
-            logits, found = self.net.features(x, [layer])
-        if found[layer].ndim != 2:
-            raise InputError(f"the head {self.head!r} must take a vector per image; it takes {shape_of(found[layer])}")
-        return logits, found[layer], hypotheses
+            logits, features = self.net.features(x, [layer])
+        if features[layer].ndim != 2:
+            raise InputError(
+                f"the head {self.head!r} must take a vector per image; it takes {shape_of(features[layer])}"
+            )
+        return logits, features[layer], per_anchor
 
 
-def _known(labels: Tensor, classes: int) -> Tensor:
+def _checked(labels: Tensor, classes: int) -> Tensor:
     """The labels, if the network has an output for each."""
     if int(labels.max()) >= classes:
         raise InputError(

@@ -1,4 +1,4 @@
-"""A small regressor from what is known of an image to the logarithm of the error to be expected on it."""
+"""A small regressor from features of an image to the logarithm of the expected error."""
 
 import math
 from dataclasses import dataclass
@@ -16,8 +16,8 @@ class ErrorPredictor:
     """A perceptron with one hidden layer on standardised features.
 
     Attributes:
-        features: Mean and deviation of each feature over the images that it was fitted to, (2, F).
-        errors: Mean and deviation of the logarithms of their errors, (2,).
+        features: Mean and standard deviation of each feature over the fitted images, (2, F).
+        errors: Mean and standard deviation of the logarithms of their errors, (2,).
         first: Weights of the hidden layer, its biases in the last row, (F + 1, H).
         last: Weights of the output, its bias last, (H + 1,).
     """
@@ -28,7 +28,7 @@ class ErrorPredictor:
     last: Tensor
 
     def __call__(self, features: Tensor) -> Tensor:
-        """The error to be expected, (N, F) -> (N,), in float64."""
+        """The expected error, (N, F) -> (N,), in float64."""
         moments, errors, first, last = (
             value.to(features.device, torch.float64) for value in (self.features, self.errors, self.first, self.last)
         )
@@ -37,26 +37,15 @@ class ErrorPredictor:
 
 
 def perceptron(z: Tensor, first: Tensor, last: Tensor) -> Tensor:
-    """A hidden layer of tanh and a linear output, (N, F) -> (N,).
-
-    It is bounded: far beyond what it was fitted to, it stays at what it says at the edge.
-
-    Example:
-        >>> perceptron(torch.tensor([[0.0], [1e9]]), torch.tensor([[1.0], [0.0]]), torch.tensor([3.0, 0.5]))
-        tensor([0.5000, 3.5000])
-    """
+    """A hidden layer of tanh and a linear output, (N, F) -> (N,); bounded far from the fitted images."""
     return _with_ones((_with_ones(z) @ first).tanh()) @ last
 
 
 def misfit(z: Tensor, target: Tensor, first: Tensor, last: Tensor) -> Tensor:
-    """What fitting makes least: the sum of the squared residuals and the penalty, for each image.
+    """The fitted loss: the sum of the squared residuals and the penalty, per image.
 
     Its minimum is the most likely fit under residuals of variance one and a standard normal prior of the weights, not
     of the biases.
-
-    Example:
-        >>> misfit(torch.zeros(4, 1), torch.ones(4), torch.tensor([[1.0], [0.0]]), torch.tensor([1.0, 0.0]))
-        tensor(1.5000)
     """
     residuals = perceptron(z, first, last) - target
     squares = first[:-1].square().sum() + last[:-1].square().sum()
@@ -82,7 +71,8 @@ def derivatives(z: Tensor, target: Tensor, first: Tensor, last: Tensor) -> tuple
     outer = rows.T @ (residuals[:, None] * slopes)  # (F + 1, H)
     hessian[:count, count:-1].view(inputs, hidden, hidden)[:, unit, unit] += outer
     hessian[count:-1, :count].view(hidden, inputs, hidden)[unit, :, unit] += outer.T
-    ridge = PENALTY * torch.cat([_all_but_last_row(first), _all_but_last_row(last)])  # (P,)
+    penalised = [torch.cat([torch.ones_like(w[:-1]), torch.zeros_like(w[-1:])]).flatten() for w in (first, last)]
+    ridge = PENALTY * torch.cat(penalised)  # (P,)
     gradient = jacobian.T @ residuals + ridge * torch.cat([first.flatten(), last])
     return 2 * gradient / len(z), 2 * (hessian + ridge.diag()) / len(z)
 
@@ -91,14 +81,14 @@ def fit_predictor(features: Tensor, errors: Tensor, *, hidden: int, seed: int, r
     """Fit an error predictor in float64.
 
     The logarithm of the error is fitted, as in DEUP's published code: errors span several powers of ten, and a mean
-    square of the errors themselves would be that of the few largest. Newton's method goes on until the gradient
-    vanishes, so that the predictor depends on the images alone and not on when it was stopped.
+    square of the errors themselves would be that of the few largest. Newton's method runs until the gradient vanishes,
+    so that the predictor depends on the images alone and not on when it was stopped.
 
     Args:
         features: (N, F).
         errors: (N,), not negative.
         hidden: Width of the hidden layer.
-        seed: Of the weights to start from.
+        seed: Seed of the starting weights.
         rounding: Features that vary by less than this, relative to their size, are taken as constant.
 
     Example:
@@ -110,17 +100,17 @@ def fit_predictor(features: Tensor, errors: Tensor, *, hidden: int, seed: int, r
     with torch.no_grad():
         phi, target = features.double(), errors.double().clamp_min(SMALLEST).log()
         mean, std = phi.mean(dim=0), phi.std(dim=0, correction=0)
-        # What never changes is left as it is, which gives its weights nothing to do but fall to zero.
+        # A constant feature is left as it is, so that the penalty takes its weights to zero.
         std = torch.where(std > rounding * phi.abs().amax(dim=0).clamp_min(1), std, 1.0)
-        middle, spread = target.mean(), target.std(correction=0)
-        spread = torch.where(spread > 0, spread, 1.0)
+        centre, scale = target.mean(), target.std(correction=0)
+        scale = torch.where(scale > 0, scale, 1.0)
         first, last = _start(phi.shape[1], hidden, seed)
-        first, last = newton((phi - mean) / std, (target - middle) / spread, first.to(phi), last.to(phi))
-        return ErrorPredictor(torch.stack([mean, std]), torch.stack([middle, spread]), first, last)
+        first, last = newton((phi - mean) / std, (target - centre) / scale, first.to(phi), last.to(phi))
+        return ErrorPredictor(torch.stack([mean, std]), torch.stack([centre, scale]), first, last)
 
 
 def newton(z: Tensor, target: Tensor, first: Tensor, last: Tensor) -> tuple[Tensor, Tensor]:
-    """Weights at which the misfit has a minimum, from the given ones downhill."""
+    """Weights at a minimum of the misfit, downhill from the given ones."""
     weights, damping = torch.cat([first.flatten(), last]), 1e-3
 
     def split(values: Tensor) -> tuple[Tensor, Tensor]:
@@ -133,7 +123,7 @@ def newton(z: Tensor, target: Tensor, first: Tensor, last: Tensor) -> tuple[Tens
             break
         curvature, directions = torch.linalg.eigh(hessian)
         slope = directions.T @ gradient
-        # Absolute curvatures lead away from saddle points, where plain Newton steps lead to them.
+        # Absolute curvatures lead away from saddle points, where ordinary Newton steps lead to them.
         while damping < 1e9:
             step = -directions @ (slope / (curvature.abs() + damping))
             ahead = misfit(z, target, *split(weights + step))
@@ -147,7 +137,7 @@ def newton(z: Tensor, target: Tensor, first: Tensor, last: Tensor) -> tuple[Tens
 
 
 def _start(features: int, hidden: int, seed: int) -> tuple[Tensor, Tensor]:
-    """Weights that keep the size of what goes in, and no biases."""
+    """Starting weights that keep the scale of their inputs, and no biases."""
     generator = torch.Generator().manual_seed(seed)
     first = torch.randn(features, hidden, generator=generator, dtype=torch.float64) / math.sqrt(features)
     last = torch.randn(hidden, generator=generator, dtype=torch.float64) / math.sqrt(hidden)
@@ -156,10 +146,3 @@ def _start(features: int, hidden: int, seed: int) -> tuple[Tensor, Tensor]:
 
 def _with_ones(rows: Tensor) -> Tensor:
     return torch.cat([rows, torch.ones_like(rows[:, :1])], dim=1)
-
-
-def _all_but_last_row(weights: Tensor) -> Tensor:
-    """Ones for weights, zeros for the biases in the last row, flattened."""
-    mask = torch.ones_like(weights)
-    mask[-1] = 0
-    return mask.flatten()

@@ -1,4 +1,7 @@
-"""Logistic regression on a few numbers per image."""
+"""Logistic regression on a few numbers per image.
+
+Own code instead of scikit-learn's: Mahalanobis is a core method without extras, and this is exact in float64.
+"""
 
 import torch
 import torch.nn.functional as F
@@ -8,10 +11,10 @@ PENALTY = 1.0  # on half the squared weights of standardised inputs; scikit-lear
 
 
 def logistic_regression(x: Tensor, y: Tensor, penalty: float = PENALTY) -> tuple[Tensor, Tensor]:
-    """Weights (L,) and bias () that make labels y in {0, 1} likely, by Newton's method in float64.
+    """Weights (L,) and bias () of the penalised logistic regression of labels y in {0, 1}, by Newton's method.
 
-    Columns are standardised inside and the weights of the standardised columns penalised: the sum of the log losses
-    plus ``penalty / 2`` times their squares is least. What comes back belongs to the columns as they were given.
+    Minimises the sum of the log losses plus ``penalty / 2`` times the squared weights of the standardised columns; the
+    weights returned are those of the columns as given.
 
     Example:
         >>> weights, bias = logistic_regression(torch.tensor([[0.0], [1.0], [9.0], [10.0]]), torch.tensor([0, 0, 1, 1]))

@@ -1,64 +1,112 @@
-"""Scores of several hypotheses of each image: dropout masks, members of an ensemble, draws of the weights."""
+"""Methods that average the softmax over several predictions: deep ensembles and Monte Carlo dropout."""
 
+import contextlib
+import threading
 from abc import abstractmethod
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from kedge import scores
-from kedge.checks import at_least, one_of
+from kedge.checks import at_least, one_of, shape_of
 from kedge.detectors.base import Cost, Detector, Outputs, passes
-from kedge.errors import InputError
-from kedge.models.classifier import evaluating
-from kedge.models.ensemble import log_mean_softmax
+from kedge.detectors.registry import register
+from kedge.errors import ArchitectureError, InputError
+from kedge.models.classifier import Classifier, evaluating
+from kedge.models.ensemble import Ensemble, log_mean_softmax
+from kedge.seeds import mix_seed
 
-# Of the hypotheses (M, B, C) and the logarithm of their mean softmax (B, C).
-SCORES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
-    "msp": lambda hypotheses, logits: scores.msp(logits),
-    "entropy": lambda hypotheses, logits: scores.entropy(logits),
-    "mutual_information": lambda hypotheses, logits: scores.mutual_information(hypotheses),
+CHANNELWISE = (nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)  # these drop whole channels
+UNSUPPORTED = (nn.AlphaDropout, nn.FeatureAlphaDropout)
+# A draw is set in the layers of the network, so only one thread may draw at a time.
+_DRAWING = threading.RLock()
+
+# By the sampled logits (M, B, C) and the logarithm of their mean softmax (B, C).
+SAMPLED_SCORES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "msp": lambda sampled, logits: scores.msp(logits),
+    "entropy": lambda sampled, logits: scores.entropy(logits),
+    "mutual_information": lambda sampled, logits: scores.mutual_information(sampled),
 }
 
 
 class SampledDetector(Detector):
-    """A detector that asks several networks, or one network several times, and takes the mean of their softmax.
+    """A detector that takes the mean softmax of several networks, or of several draws in one.
 
     Args:
         net: See `Detector`.
-        samples: How many hypotheses there are.
-        score: ``"msp"`` or ``"entropy"`` of the mean softmax, or the ``"mutual_information"`` of label and hypothesis,
-            which is large where hypotheses that are sure contradict each other.
+        samples: Number of predictions.
+        score: ``"msp"`` or ``"entropy"`` of the mean softmax, or the ``"mutual_information"`` of label and sample,
+            which is large where confident predictions contradict each other.
     """
 
     def __init__(self, net: nn.Module, *, samples: int, score: str) -> None:
         super().__init__(net)
         self.samples = at_least("samples", samples, 1)
-        self.score_by = one_of("score", score, tuple(SCORES))
+        self.score_by = one_of("score", score, tuple(SAMPLED_SCORES))
         if score == "mutual_information" and samples < 2:
-            raise InputError("the score 'mutual_information' needs at least two hypotheses, got 1; use 'entropy'")
+            raise InputError("the score 'mutual_information' needs at least two samples, got 1; use 'entropy'")
 
     @abstractmethod
     def sampled_logits(self, x: Tensor) -> Tensor:
-        """The logits of a batch under each hypothesis, (M, B, C)."""
+        """The logits of a batch in each sample, (M, B, C)."""
 
     def outputs(self, x: Tensor) -> Outputs:
         """The logarithm of the mean softmax, and the score."""
-        hypotheses = self.sampled_logits(x)  # (M, B, C)
-        logits = log_mean_softmax(hypotheses)  # (B, C)
-        return Outputs(logits, SCORES[self.score_by](hypotheses, logits))
+        sampled = self.sampled_logits(x)  # (M, B, C)
+        logits = log_mean_softmax(sampled)  # (B, C)
+        return Outputs(logits, SAMPLED_SCORES[self.score_by](sampled, logits))
+
+
+@register
+class DeepEnsemble(SampledDetector):
+    """Deep ensembles (Lakshminarayanan, Pritzel and Blundell, NeurIPS 2017): the mean softmax of several networks.
+
+    Networks trained from different seeds agree on images like those they were trained on and often differ elsewhere, so
+    their mean is less sure of what none of them has seen. It is usually more accurate and better calibrated than any
+    one of its members, and hard to beat where its cost is affordable: M networks take M times the training, the memory
+    and the forward passes of one. An ensemble of one with the score ``"msp"`` is MSP. An anchored member gives the mean
+    over its own anchors.
+
+    Args:
+        members: A list of networks, anchored or not, or an `Ensemble` of them.
+        score: ``"msp"`` or ``"entropy"`` of the mean softmax, or the ``"mutual_information"`` of label and member,
+            which needs at least two of them.
+
+    Example:
+        >>> members = [nn.Sequential(nn.Flatten(), nn.Linear(12, 2)) for _ in range(3)]
+        >>> detector = DeepEnsemble(members).fit(torch.rand(8, 3, 2, 2))
+        >>> detector.score(torch.rand(4, 3, 2, 2)).shape, detector.cost.forward
+        (torch.Size([4]), 3)
+    """
+
+    name = "ensemble"
+    net: Ensemble
+
+    def __init__(self, members: Sequence[nn.Module] | Ensemble, *, score: str = "msp") -> None:
+        net = members if isinstance(members, Ensemble) else Ensemble(members)
+        super().__init__(net, samples=len(net.members), score=score)
+
+    def sampled_logits(self, x: Tensor) -> Tensor:
+        """The logits of each member, (M, B, C)."""
+        with evaluating(self.net):
+            return self.net.members_logits(x)
+
+    def config(self) -> dict[str, Any]:
+        """The score."""
+        return {"score": self.score_by}
 
 
 class DrawnDetector(SampledDetector):
-    """A detector that draws something at random in a network, such as dropout masks, and asks it once for each draw.
+    """A detector that draws something at random in a network, such as dropout masks, once for each sample.
 
     Args:
         net: See `Detector`.
-        samples: Draws.
+        samples: Number of draws.
         score: See `SampledDetector`.
-        seed: Of the draws.
+        seed: Seed of the draws.
     """
 
     def __init__(self, net: nn.Module, *, samples: int = 10, score: str = "msp", seed: int = 0) -> None:
@@ -66,13 +114,13 @@ class DrawnDetector(SampledDetector):
         self.seed = seed
 
     @abstractmethod
-    def drawn(self, number: int) -> AbstractContextManager[None]:
-        """Put a draw into the network inside the block: the same for all images, and at every call."""
+    def drawn(self, number: int) -> contextlib.AbstractContextManager[None]:
+        """Set a draw in the network inside the block: the same for all images, and at every call."""
 
     def sampled_logits(self, x: Tensor) -> Tensor:
         """The logits of a batch under each draw, (M, B, C); for an anchored network, the means over its anchors."""
         logits = []
-        with evaluating(self.net):
+        with _DRAWING, evaluating(self.net):
             for number in range(self.samples):
                 with self.drawn(number):
                     logits.append(self.net(x))
@@ -86,3 +134,101 @@ class DrawnDetector(SampledDetector):
     def config(self) -> dict[str, Any]:
         """The samples, the score and the seed."""
         return {"samples": self.samples, "score": self.score_by, "seed": self.seed}
+
+
+@register
+class MCDropout(DrawnDetector):
+    """Monte Carlo dropout (Gal and Ghahramani, ICML 2016): the mean softmax with dropout left on.
+
+    Each pass goes through a sub-network in which other values are dropped; the sub-networks disagree where the training
+    images do not determine the prediction. Use it for a network that was trained with dropout anyway: it needs no other
+    training and no second network, though an ensemble is usually better. Costs as many forward passes as there are
+    samples. The masks of a pass are drawn once from a seed and shared by all images, so that scores repeat and do not
+    depend on the batch; everything else, including batch norm, stays in evaluation mode.
+
+    Args:
+        net: A network with `nn.Dropout` or `nn.Dropout1d` to `nn.Dropout3d` layers, anchored or not; an anchored one
+            gives the mean over its anchors in each pass. Dropout applied by a function, as in attention layers, stays
+            off.
+        samples: Number of passes.
+        score: ``"msp"`` or ``"entropy"`` of the mean softmax, or the ``"mutual_information"`` of label and mask, which
+            needs at least two passes.
+        seed: Seed of the masks.
+
+    Example:
+        >>> from kedge.models import build
+        >>> net = build("compact", width=4, classes=2, dropout=0.3)
+        >>> detector = MCDropout(net, score="mutual_information").fit(torch.rand(8, 3, 8, 8))
+        >>> detector.score(torch.rand(4, 3, 8, 8)).shape, detector.cost.forward
+        (torch.Size([4]), 10)
+    """
+
+    name = "mc_dropout"
+
+    def __init__(self, net: nn.Module, *, samples: int = 10, score: str = "msp", seed: int = 0) -> None:
+        super().__init__(net, samples=samples, score=score, seed=seed)
+        self.layers = _dropout_layers(self.net)
+
+    @contextlib.contextmanager
+    def drawn(self, number: int) -> Iterator[None]:
+        """Apply the masks of a pass inside the block."""
+        uses: Counter[int] = Counter()  # of each layer in the current forward; a layer may be called more than once
+        rows, ran = 0, False
+
+        def begin(_module: nn.Module, inputs: tuple[Any, ...]) -> None:
+            nonlocal rows
+            uses.clear()
+            rows = len(inputs[0])
+
+        def drop(layer: int, module: nn.Module, output: Tensor) -> Tensor:
+            nonlocal ran
+            if len(output) != rows:
+                raise ArchitectureError(
+                    f"the dropout layer {list(self.layers)[layer]!r} must get one row per image, so that all images "
+                    f"can share a mask; it gets {shape_of(output)} for {rows} images"
+                )
+            ran, use = True, uses[layer]
+            uses[layer] += 1
+            return output * _mask(module, output, mix_seed(self.seed, number, layer, *([use] if use else [])))
+
+        with contextlib.ExitStack() as hooks:
+            for root in (module for module in self.net.modules() if isinstance(module, Classifier)):
+                hooks.enter_context(root.network.register_forward_pre_hook(begin))
+            for layer, module in enumerate(self.layers.values()):
+                hook = module.register_forward_hook(lambda m, _, output, layer=layer: drop(layer, m, output))
+                hooks.enter_context(hook)
+            yield
+        if not ran:
+            raise InputError(
+                f"none of the dropout layers {list(self.layers)} runs in a forward pass, so every pass would be the "
+                "same; put one on the way from the image to the logits"
+            )
+
+
+def _dropout_layers(net: Classifier) -> dict[str, nn.Module]:
+    """The dropout layers that drop something, by their names."""
+    layers: dict[str, nn.Module] = {}
+    for name, module in net.named_modules():
+        if isinstance(module, UNSUPPORTED) and module.p > 0:
+            raise ArchitectureError(
+                f"the layer {name!r} is an {type(module).__name__}, which shifts values instead of dropping them; "
+                "MCDropout needs Dropout, Dropout1d, Dropout2d or Dropout3d layers"
+            )
+        if isinstance(module, nn.Dropout | nn.Dropout1d | nn.Dropout2d | nn.Dropout3d) and module.p > 0:
+            layers[name] = module
+    if not layers:
+        raise InputError(
+            "MCDropout needs a network with dropout layers of p above 0, and this one has none; build one with "
+            'kedge.models.build("wrn-40-2", dropout=0.3), or put nn.Dropout layers in your own, and train it'
+        )
+    return layers
+
+
+def _mask(module: nn.Module, values: Tensor, seed: int) -> Tensor:
+    """The factor on all rows, (1, ...): 0 with probability p, otherwise 1 / (1 - p)."""
+    p = float(module.p)  # type: ignore[arg-type]
+    channels = values.shape[1:2] + (1,) * (values.ndim - 2)
+    shape = (1, *(channels if isinstance(module, CHANNELWISE) else values.shape[1:]))
+    # On the CPU and in single precision whatever the network's, so that its masks are the same everywhere.
+    draws = torch.rand(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float32)
+    return (draws >= p).to(values) / (1 - p if p < 1 else 1)

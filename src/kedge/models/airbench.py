@@ -1,14 +1,12 @@
 """The network of the CIFAR-10 speed records for training on very little (K. Jordan, 2024), at any width."""
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.nn.utils import parametrize
 
-from kedge.checks import at_least
-from kedge.models.base import Network, Spec, conv3x3, share
+from kedge.models.base import Network, conv3x3, dropout_layer
 
 PATCH = 2  # pixels of a side of the patches that the first layer whitens
 PATCHES = 200_000  # to take their covariance of
@@ -30,22 +28,26 @@ class _Group(nn.Module):
 
 
 class Airbench(Network):
-    """Whitened patches, then three groups of two convolutions; ``airbench`` documents the arguments.
+    """Whitened patches, then three groups of two convolutions, for images of at least 9x9.
+
+    Train it by the recipe ``"airbench"``; `kedge.train` sets its first layer from the training images.
+
+    Args:
+        width: Channels of the first group; the other two have four times as many.
+        classes: Number of classes.
+        channels: Number of image channels.
+        dropout: Probability of dropping a value before the last layer, in training.
 
     Example:
-        >>> Airbench(width=8).feature_layers
-        ('group1', 'group2', 'group3', 'flatten')
+        >>> sum(p.numel() for p in Airbench(width=32).parameters())
+        498104
     """
 
     feature_layers: ClassVar[tuple[str, ...]] = ("group1", "group2", "group3", "flatten")
     whitened: Tensor
 
     def __init__(self, *, width: int = 64, classes: int = 10, channels: int = 3, dropout: float = 0.0) -> None:
-        super().__init__()
-        at_least("width", width, 1)
-        at_least("classes", classes, 2)
-        at_least("channels", channels, 1)
-        share("dropout", dropout)
+        super().__init__("airbench", width=width, classes=classes, channels=channels, dropout=dropout)
         self.channels, self.shrink = channels, (4 * width) ** -0.5
         self.stem = nn.Conv2d(channels, 2 * channels * PATCH**2, PATCH)
         nn.init.zeros_(self.stem.bias)  # type: ignore[arg-type]
@@ -54,77 +56,43 @@ class Airbench(Network):
         self.group2 = _Group(width, 4 * width)
         self.group3 = _Group(4 * width, 4 * width)
         self.flatten = nn.Flatten()
-        self.dropout = nn.Dropout(dropout) if dropout else nn.Identity()
+        self.dropout = dropout_layer(dropout)
         self.fc = nn.Linear(4 * width, classes, bias=False)
         nn.init.normal_(self.fc.weight, std=self.shrink)
         self.register_buffer("whitened", torch.tensor(False))
-        self.spec = Spec(
-            "airbench", {"width": width, "classes": classes, "channels": channels, "dropout": float(dropout)}
-        )
 
     def prepare(self, images: Tensor) -> None:
         """Set the first layer to whiten the patches of normalised training images (N, D, H, W), unless it does already.
 
-        Each direction of a patch's principal components, scaled to unit variance, and its negative become a filter. An
-        anchored first layer gets the same filters for both of its layers.
+        Each direction of a patch's principal components, scaled to unit variance, and its negative become a filter. All
+        parts of an anchored first layer get the same filters; where weights are Gaussian, the filters are the means.
         """
         if bool(self.whitened):
             return
         filters = whitening(images)
-        pair = [layer for name, layer in self.stem.named_children() if name in ("layer_x", "layer_c")]  # if anchored
         with torch.no_grad():
-            for layer in pair or [self.stem]:
-                drawn = parametrize.is_parametrized(layer, "weight")  # then the filters are the mean of what is drawn
-                weight: Any = layer.parametrizations.weight.original if drawn else layer.weight  # type: ignore[union-attr]
-                weight.copy_(filters.to(weight))
+            for name, weight in self.stem.named_parameters():
+                if name.rpartition(".")[2] in ("weight", "original"):  # the latter with torch's parametrizations
+                    weight.copy_(filters.repeat(1, weight.shape[1] // self.channels, 1, 1).to(weight))
             self.whitened.fill_(True)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the logits of a batch of images, (B, D, H, W) -> (B, C)."""
+        """Logits of a batch of images, (B, D, H, W) -> (B, C)."""
         x = self.group3(self.group2(self.group1(self.act(self.stem(x)))))  # (B, 4 width, about H/8, W/8)
-        # The maxima of all features add up to large logits, which would be sure of themselves from the first step on.
+        # The maxima of all features add up to large logits, which would saturate the softmax from the first step on.
         x = self.flatten(x.amax(dim=(2, 3), keepdim=True) * self.shrink)  # (B, 4 width)
         logits: Tensor = self.fc(self.dropout(x))
         return logits
 
 
 def whitening(images: Tensor) -> Tensor:
-    """Filters (2 P, D, 2, 2), P = 4 D, that give patches of images (N, D, H, W) uncorrelated values of unit variance.
-
-    Example:
-        >>> images = torch.randn(50, 1, 8, 8, generator=torch.Generator().manual_seed(0)).cumsum(dim=3)
-        >>> values = F.conv2d(images, whitening(images))[:, :4].transpose(0, 1).flatten(1)
-        >>> bool((values @ values.T / values.shape[1] - torch.eye(4)).abs().max() < 0.1)
-        True
-    """
+    """Filters (2 P, D, 2, 2), P = 4 D: patches of images (N, D, H, W) get uncorrelated values of unit variance."""
     patches = F.unfold(images, PATCH).transpose(1, 2).flatten(0, 1)  # (N * places, D * 4)
     patches = patches[:: max(1, len(patches) // PATCHES)].double()
     variances, directions = torch.linalg.eigh(patches.T @ patches / len(patches))
     scaled = directions.T.flip(0) / (variances.flip(0)[:, None] + RIDGE).sqrt()  # the strongest first
     filters = scaled.view(-1, images.shape[1], PATCH, PATCH)
     return torch.cat([filters, -filters]).to(images.dtype)
-
-
-def airbench(*, width: int = 64, classes: int = 10, channels: int = 3, dropout: float = 0.0) -> Airbench:
-    """Build the network, for images of at least 9x9; train it by the recipe of that name.
-
-    Args:
-        width: Channels of the first group; the other two have four times as many.
-        classes: Number of classes.
-        channels: Number of image channels.
-        dropout: Probability of dropping a value before the last layer, in training.
-
-    Returns:
-        A network with freshly drawn weights, whose first layer `kedge.train` sets from the training images.
-
-    Raises:
-        InputError: An argument is out of range.
-
-    Example:
-        >>> sum(p.numel() for p in airbench(width=32).parameters())
-        498104
-    """
-    return Airbench(width=width, classes=classes, channels=channels, dropout=dropout)
 
 
 def _conv(inputs: int, outputs: int) -> nn.Conv2d:

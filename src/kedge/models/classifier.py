@@ -1,6 +1,7 @@
 """Classifier: a network that takes images in [0, 1] and normalises them itself."""
 
 import contextlib
+import threading
 from collections.abc import Iterator, Sequence
 from typing import Any, Self
 
@@ -9,6 +10,12 @@ from torch import Tensor, nn
 
 from kedge.errors import InputError
 from kedge.models.features import read_features
+from kedge.pixels import to_unit
+
+# Networks that are in evaluation mode for a while: the modes of their modules before, and how many blocks are inside.
+_MODES: dict[nn.Module, list[tuple[nn.Module, bool]]] = {}
+_INSIDE: dict[nn.Module, int] = {}
+_MODES_LOCK = threading.Lock()
 
 
 class Classifier(nn.Module):
@@ -47,14 +54,7 @@ class Classifier(nn.Module):
             self.set_statistics(0.0 if mean is None else mean, 1.0 if std is None else std)
 
     def set_statistics(self, mean: float | Sequence[float] | Tensor, std: float | Sequence[float] | Tensor) -> None:
-        """Set the normalisation: one value, or one per channel.
-
-        Example:
-            >>> net = Classifier(nn.Flatten())
-            >>> net.set_statistics([0.5, 0.5, 0.5], [0.2, 0.2, 0.2])
-            >>> net.has_statistics
-            True
-        """
+        """Set the normalisation: one value, or one per channel."""
         dtype, device = self.mean.dtype, self.mean.device
         values = [torch.as_tensor(v, dtype=dtype, device=device).detach().flatten().clone() for v in (mean, std)]
         sizes = [v.numel() for v in values]
@@ -66,14 +66,9 @@ class Classifier(nn.Module):
         self.has_statistics = True
 
     def round_weights(self) -> Self:
-        """Round the weights, in place, to what half precision holds, so that a saved file is half as large.
+        """Round the weights, in place, to half precision, so that a saved file is half as large.
 
-        The network still computes in its own precision. For before `Detector.calibrate`: scores change a little.
-
-        Example:
-            >>> net = Classifier(nn.Linear(1, 1, bias=False)).round_weights()
-            >>> bool((net.network.weight == net.network.weight.half()).all())
-            True
+        The network still computes in its own precision. Call it before `Detector.calibrate`: scores change a little.
         """
         with torch.no_grad():
             for weight in self.parameters():
@@ -81,14 +76,9 @@ class Classifier(nn.Module):
         return self
 
     def normalise(self, x: Tensor) -> Tensor:
-        """Bring uint8 to [0, 1], subtract the mean and divide by the deviation.
-
-        Example:
-            >>> Classifier(nn.Flatten(), mean=0.5, std=0.5).normalise(torch.tensor([[0, 255]], dtype=torch.uint8))
-            tensor([[-1.,  1.]])
-        """
+        """Bring uint8 to [0, 1], subtract the mean and divide by the deviation."""
         if x.dtype == torch.uint8:
-            x = x.to(self.mean.dtype) / 255
+            x = to_unit(x, self.mean.dtype)
         for name, value in (("mean", self.mean), ("std", self.std)):
             if value.numel() > 1 and (x.ndim < 2 or x.shape[1] != value.numel()):
                 raise InputError(
@@ -101,38 +91,27 @@ class Classifier(nn.Module):
         return (x - self.mean.view(per_channel)) / self.std.view(per_channel)
 
     def as_input(self, x: Tensor) -> Tensor:
-        """A batch as the network takes it: on its device, in its precision, in [0, 1].
-
-        Example:
-            >>> Classifier(nn.Linear(2, 2)).as_input(torch.tensor([[0, 255]], dtype=torch.uint8))
-            tensor([[0., 1.]])
-        """
-        return x.to(self.mean) / 255 if x.dtype == torch.uint8 else x.to(self.mean)
+        """A batch as the network takes it: on its device, in its precision, in [0, 1]."""
+        return to_unit(x.to(self.mean.device), self.mean.dtype)
 
     def forward(self, x: Tensor, *, raw: bool = False) -> Any:
-        """Logits (B, C) of images (B, D, ...); ``raw`` gives whatever the network itself returns instead."""
+        """Logits (B, C) of images (B, D, ...); with ``raw`` the network's own output instead."""
         output = self.network(self.normalise(x))
         return output if raw else logits_of(output)
 
     def features(
         self, x: Tensor, layers: Sequence[str] = (), *, like: Tensor | None = None
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """Logits (B, C) and what the named layers of the network give, in one pass; see `read_features`.
+        """Logits (B, C) and the outputs of the named layers of the network, in one pass; see `read_features`.
 
         Args:
             x: Images (B, D, ...).
             layers: Names of layers inside ``network``; ``"fc:in"`` for the input of one.
             like: For networks whose anchors depend on the image: the images to choose anchors by, where ``x`` is a
                 perturbed version of them.
-
-        Example:
-            >>> net = Classifier(nn.Sequential(nn.Flatten(), nn.Linear(12, 2)))
-            >>> logits, features = net.features(torch.rand(4, 3, 2, 2), ["1:in"])
-            >>> features["1:in"].shape
-            torch.Size([4, 12])
         """
-        output, found = read_features(self.network, self.normalise(x), layers)
-        return logits_of(output), found
+        output, features = read_features(self.network, self.normalise(x), layers)
+        return logits_of(output), features
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any, **kwargs: Any) -> None:
         for name in self.flexible_buffers:
@@ -148,12 +127,7 @@ class Classifier(nn.Module):
 
 
 def logits_of(output: Any) -> Tensor:
-    """The logits in a network's output: a tensor, or the ``.logits`` of an output object.
-
-    Example:
-        >>> logits_of(torch.zeros(2, 10)).shape
-        torch.Size([2, 10])
-    """
+    """The logits in a network's output: a tensor, or the ``.logits`` of an output object."""
     logits = output if isinstance(output, Tensor) else getattr(output, "logits", None)
     if not isinstance(logits, Tensor) or logits.ndim != 2:
         came = tuple(logits.shape) if isinstance(logits, Tensor) else type(output).__name__
@@ -168,23 +142,24 @@ def logits_of(output: Any) -> Tensor:
 def evaluating(network: nn.Module) -> Iterator[None]:
     """Put a network in evaluation mode inside the block, and each of its modules back as it was afterwards.
 
-    A network already in evaluation mode is left alone, so single modules kept in training mode stay so.
-
-    Example:
-        >>> net = nn.Dropout()
-        >>> with evaluating(net):
-        ...     net.training
-        False
-        >>> net.training
-        True
+    A network already in evaluation mode is left alone, so single modules kept in training mode stay so. Of several
+    threads in such a block at once, the last one to leave puts the modules back.
     """
-    if not network.training:
-        yield
-        return
-    modes = [(module, module.training) for module in network.modules()]
+    with _MODES_LOCK:
+        if network.training and network not in _MODES:
+            _MODES[network] = [(module, module.training) for module in network.modules()]
+            _INSIDE[network] = 0
+            network.eval()
+        changed = network in _MODES
+        if changed:
+            _INSIDE[network] += 1
     try:
-        network.eval()
         yield
     finally:
-        for module, mode in modes:
-            module.training = mode
+        with _MODES_LOCK:
+            if changed:
+                _INSIDE[network] -= 1
+            if changed and _INSIDE[network] == 0:
+                del _INSIDE[network]
+                for module, mode in _MODES.pop(network):
+                    module.training = mode

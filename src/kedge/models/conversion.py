@@ -1,4 +1,4 @@
-"""Conversions: changes of a network that its method needs, recorded so that a saved network can be built again."""
+"""Conversions: changes of a network that a method needs, recorded so that a saved network can be built again."""
 
 import copy
 from collections.abc import Callable
@@ -10,13 +10,11 @@ from kedge.checks import one_of
 from kedge.models.classifier import Classifier
 
 Conversion = Callable[..., nn.Module]
-
-# By name; the methods enter their own where they are defined.
-CONVERSIONS: dict[str, Conversion] = {}
+CONVERSIONS: dict[str, Conversion] = {}  # by name; each method registers its own
 
 
 def conversion(name: str) -> Callable[[Conversion], Conversion]:
-    """Enter a function that changes a network in place, or returns another, under a name that files refer to.
+    """Decorator: register a function that changes a network in place, or returns another, under its name in files.
 
     Example:
         >>> @conversion("example")
@@ -27,21 +25,15 @@ def conversion(name: str) -> Callable[[Conversion], Conversion]:
         >>> del CONVERSIONS["example"]
     """
 
-    def enter(function: Conversion) -> Conversion:
+    def register(function: Conversion) -> Conversion:
         CONVERSIONS[name] = function
         return function
 
-    return enter
+    return register
 
 
 def convert(net: nn.Module, name: str, **arguments: Any) -> Any:
-    """Make a converted copy of a network, or of the one inside a `Classifier`; the original stays as it is.
-
-    Args:
-        net: The network.
-        name: Of a conversion.
-        **arguments: Of the conversion; plain data, since they go into files.
-    """
+    """A converted copy of a network, or of the one inside a `Classifier`; the arguments go into files as plain data."""
     copied = copy.deepcopy(net)
     if isinstance(copied, Classifier):
         copied.network = apply(copied.network, name, **arguments)
@@ -50,11 +42,11 @@ def convert(net: nn.Module, name: str, **arguments: Any) -> Any:
 
 
 def apply(network: nn.Module, name: str, **arguments: Any) -> nn.Module:
-    """Convert a network in place and note it down."""
-    done = list(getattr(network, "conversions", ()))
+    """Convert a network in place and record it in ``network.conversions``."""
+    before = getattr(network, "conversions", [])
     spec = getattr(network, "spec", None)
-    changed: Any = CONVERSIONS[one_of("conversion", name, tuple(CONVERSIONS))](network, **arguments)
-    changed.conversions = [*done, {"name": name, "arguments": arguments}]
+    converted: Any = CONVERSIONS[one_of("conversion", name, tuple(CONVERSIONS))](network, **arguments)
+    converted.conversions = [*before, {"name": name, "arguments": arguments}]
     if spec is not None:
-        changed.spec = spec
-    return changed  # type: ignore[no-any-return]
+        converted.spec = spec
+    return converted  # type: ignore[no-any-return]

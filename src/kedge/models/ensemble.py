@@ -12,15 +12,14 @@ from kedge.errors import InputError
 from kedge.models.classifier import Classifier
 
 
-def log_mean_softmax(hypotheses: Tensor) -> Tensor:
-    """The logarithm of the mean over hypotheses of their softmax: logits (M, B, C) -> (B, C).
+def log_mean_softmax(logits: Tensor) -> Tensor:
+    """The logarithm of the mean softmax over members or draws: logits (M, B, C) -> (B, C).
 
     Example:
-        >>> opposite = torch.tensor([[[9.0, -9.0]], [[-9.0, 9.0]]])
-        >>> log_mean_softmax(opposite).exp()
+        >>> log_mean_softmax(torch.tensor([[[9.0, -9.0]], [[-9.0, 9.0]]])).exp()
         tensor([[0.5000, 0.5000]])
     """
-    return hypotheses.log_softmax(dim=-1).logsumexp(dim=0) - math.log(len(hypotheses))
+    return logits.log_softmax(dim=-1).logsumexp(dim=0) - math.log(len(logits))
 
 
 class Ensemble(Classifier):
@@ -38,10 +37,9 @@ class Ensemble(Classifier):
     def __init__(self, members: Sequence[nn.Module] | nn.ModuleList) -> None:
         if not isinstance(members, list | tuple | nn.ModuleList):
             raise InputError(f"members must be a list of networks, got {type(members).__name__}")
-        if len(members) == 0:
-            raise InputError("members must be at least one network, got none")
-        if not all(isinstance(member, nn.Module) for member in members):
-            raise InputError(f"members must be networks, got {', '.join(type(member).__name__ for member in members)}")
+        if len(members) == 0 or not all(isinstance(member, nn.Module) for member in members):
+            kinds = ", ".join(type(member).__name__ for member in members) or "none"
+            raise InputError(f"members must be at least one network and nothing else, got {kinds}")
         super().__init__(nn.ModuleList(m if isinstance(m, Classifier) else Classifier(m) for m in members))
 
     @property
@@ -51,10 +49,7 @@ class Ensemble(Classifier):
 
     @property
     def record(self) -> dict[str, Any]:
-        """What was set, and the preprocessing that the members were trained with, where they agree on it.
-
-        How each member was trained is in its own record.
-        """
+        """What was set, and the members' preprocessing where they agree on it; their own records hold the rest."""
         trained = [m.record["preprocess"] for m in self.members if m.record.get("preprocess") is not None]
         agreed = bool(trained) and all(each == trained[0] for each in trained)
         return self._record | ({"preprocess": trained[0]} if agreed else {})
@@ -72,11 +67,11 @@ class Ensemble(Classifier):
 
     def forward(self, x: Tensor, *, raw: bool = False) -> Any:
         """The logarithm of the mean softmax, (B, C); ``raw`` gives the logits of each member instead."""
-        hypotheses = self.members_logits(x)
-        return hypotheses if raw else log_mean_softmax(hypotheses)
+        logits = self.members_logits(x)
+        return logits if raw else log_mean_softmax(logits)
 
     def features(
         self, x: Tensor, layers: Sequence[str] = (), *, like: Tensor | None = None
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """Not of an ensemble: its members have features of their own."""
+        """Raise: only the members have features."""
         raise InputError("an ensemble has no layers to read; use one of its members, or DeepEnsemble")

@@ -1,4 +1,4 @@
-"""Read what a network computes on its way: the outputs of named layers in one forward."""
+"""Outputs of named layers, read in one forward."""
 
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -16,15 +16,15 @@ INPUT = ":in"  # after a layer's name: what goes into it
 def read_features(net: nn.Module, x: Tensor, layers: Sequence[str] | None = None) -> tuple[Tensor, dict[str, Tensor]]:
     """Run ``net`` once and return its output together with the outputs of the named layers.
 
-    Training mode and grad mode stay as the caller set them. A gradient of the output with respect to a feature exists
-    where gradients are recorded: the features lie on the way to the output.
+    Training mode and grad mode stay as the caller set them. Where gradients are recorded, the output has a gradient
+    with respect to each feature.
 
     Args:
         net: Any network.
         x: A batch of images, (B, D, H, W).
         layers: Names of submodules, as in ``net.named_modules()``; ``"fc:in"`` reads the input of ``fc`` instead of its
-            output. A built-in network reads its ``feature_layers`` if none are given: its stages, then ``flatten``,
-            which gives the penultimate vector (the input of ``fc``).
+            output. A built-in network reads its ``feature_layers`` by default: its stages, then ``flatten``, which
+            gives the penultimate vector (the input of ``fc``).
 
     Returns:
         What ``net(x)`` returns, and a dictionary from name to output in the order of ``layers``.
@@ -35,21 +35,21 @@ def read_features(net: nn.Module, x: Tensor, layers: Sequence[str] | None = None
 
     Example:
         >>> import torch
-        >>> from kedge.models import compact
-        >>> logits, features = read_features(compact(width=8), torch.rand(2, 3, 32, 32))
+        >>> from kedge.models import build
+        >>> logits, features = read_features(build("compact", width=8), torch.rand(2, 3, 32, 32))
         >>> {name: tuple(feature.shape) for name, feature in features.items()}  # doctest: +NORMALIZE_WHITESPACE
         {'stage1': (2, 16, 16, 16), 'stage2': (2, 32, 8, 8), 'stage3': (2, 64, 4, 4), 'flatten': (2, 64)}
     """
     modules = _select(net, layers)
-    found: dict[str, Tensor] = {}
+    features: dict[str, Tensor] = {}
 
     def keep(name: str, value: Any) -> Tensor:
-        if name in found:
+        if name in features:
             raise InputError(f"layer {name!r} runs more than once in one forward; read a layer that runs once")
         if not isinstance(value, Tensor):
             verb = "takes" if name.endswith(INPUT) else "returns"
             raise InputError(f"layer {name!r} {verb} {shape_of(value)}, not a tensor; read a layer inside it")
-        found[name] = value
+        features[name] = value
         # The network goes on with a copy: a later in-place layer would overwrite what is kept here.
         return value.clone()
 
@@ -63,24 +63,23 @@ def read_features(net: nn.Module, x: Tensor, layers: Sequence[str] | None = None
             hooks.enter_context(hook(name, module))
         output = net(x)
 
-    idle = [name for name in modules if name not in found]
+    idle = [name for name in modules if name not in features]
     if idle:
         raise InputError(f"layers {idle} did not run in this forward; read layers that net(x) calls")
-    return output, {name: found[name] for name in modules}
+    return output, {name: features[name] for name in modules}
 
 
 def _select(net: nn.Module, layers: Sequence[str] | None) -> dict[str, nn.Module]:
-    known = {name: module for name, module in net.named_modules(remove_duplicate=False) if name}
-    if layers is None:
-        layers = getattr(net, "feature_layers", None)
+    modules = {name: module for name, module in net.named_modules(remove_duplicate=False) if name}
+    layers = getattr(net, "feature_layers", None) if layers is None else layers
     if layers is None:
         top = [name for name, _ in net.named_children()]
         raise InputError(f"layers must be given, since {type(net).__name__} has no feature_layers; try some of {top}")
     if isinstance(layers, str):
         raise InputError(f"layers must be a sequence of names; got {layers!r}, pass [{layers!r}]")
     for name in layers:
-        if str(name).removesuffix(INPUT) not in known:
-            near = get_close_matches(str(name), known, n=5)
-            hint = f"did you mean {near}?" if near else f"see net.named_modules(); it starts with {list(known)[:5]}"
+        if str(name).removesuffix(INPUT) not in modules:
+            near = get_close_matches(str(name), modules, n=5)
+            hint = f"did you mean {near}?" if near else f"see net.named_modules(); it starts with {list(modules)[:5]}"
             raise InputError(f"{type(net).__name__} has no layer {name!r}; {hint}")
-    return {name: known[name.removesuffix(INPUT)] for name in layers}
+    return {name: modules[name.removesuffix(INPUT)] for name in layers}

@@ -1,26 +1,36 @@
-"""The head of a network: the linear layer that turns the penultimate vector into the logits."""
+"""The head of a network: the linear layer that turns the penultimate vector into the logits, or what replaced it."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from kedge.errors import ArchitectureError, InputError
+from kedge.models.classifier import Classifier
+from kedge.models.ensemble import Ensemble
 from kedge.models.features import INPUT
+
+H = TypeVar("H", bound=nn.Module)
 
 
 @dataclass
 class HeadOutput:
-    """What a head with more than one output gives.
-
-    Attributes:
-        logits: (B, C), what a classifier reads.
-        extra: Further outputs, (B, ...), for the method that put the head in place.
-    """
+    """The output of a head with more than one: logits (B, C), and ``extra`` ones (B, ...) for the head's method."""
 
     logits: Tensor
     extra: tuple[Tensor, ...]
+
+
+def in_anchored_layer(name: str) -> bool:
+    """Whether a module of this name is one of an anchored layer's pair, ``layer_x`` and ``layer_c``, or inside it.
+
+    Example:
+        >>> in_anchored_layer("stem.layer_c"), in_anchored_layer("layer1.0")
+        (True, False)
+    """
+    return not {"layer_x", "layer_c"}.isdisjoint(name.split("."))
 
 
 def head_name(network: nn.Module, head: str | None = None) -> str:
@@ -30,30 +40,49 @@ def head_name(network: nn.Module, head: str | None = None) -> str:
         >>> head_name(nn.Sequential(nn.Flatten(), nn.Linear(12, 8), nn.ReLU(), nn.Linear(8, 2)))
         '3'
     """
-    linear: list[str] = [
-        name
-        for name, module in network.named_modules()
-        if isinstance(module, nn.Linear) and name and not name.endswith((".layer_x", ".layer_c"))  # an anchored pair
-    ]
-    if head is None:
-        if not linear:
-            raise ArchitectureError(
-                f"{type(network).__name__} has no linear layer inside it to be its head; wrap it in a module that ends "
-                "in one"
-            )
-        return linear[-1]
-    if head not in linear:
+    linear = [name for name, module in network.named_modules() if isinstance(module, nn.Linear) and name]
+    linear = [name for name in linear if not in_anchored_layer(name)]
+    if head is None and not linear:
+        raise ArchitectureError(
+            f"{type(network).__name__} has no linear layer inside it to be its head; pass a module that ends in one"
+        )
+    if head is not None and head not in linear:
         raise InputError(f"head must name a linear layer, one of {linear[-5:]}; got {head!r}")
-    return head
+    return linear[-1] if head is None else head
+
+
+def prepared_head(net: nn.Module, kind: type[H], method: str) -> tuple[str, H]:
+    """The name inside the network, and the head of a kind, that ``method.prepare`` put there; else an error."""
+    if isinstance(net, Classifier) and not isinstance(net, Ensemble):
+        for name, module in net.network.named_modules():
+            if isinstance(module, kind):
+                return name, module
+    lacks = "an ensemble" if isinstance(net, Ensemble) else "one without"
+    raise InputError(
+        f"net must be a network with a {kind.__name__}, got {lacks}: make it with {method}.prepare(net) and train it "
+        f"with loss={method}.loss()"
+    )
+
+
+def head_to_prepare(net: nn.Module, kind: type[nn.Module], head: str | None) -> tuple[str, nn.Linear]:
+    """The name and the linear layer that a method's ``prepare`` replaces by a head of a kind; raises if it has one."""
+    network = net.network if isinstance(net, Classifier) else net
+    if isinstance(net, Ensemble):
+        raise InputError("net must be one network, got an ensemble; prepare each of its members")
+    if any(isinstance(module, kind) for module in network.modules()):
+        raise InputError(f"net must not have a {kind.__name__} yet; it has one: train it as it is")
+    name = head_name(network, head)
+    layer = network.get_submodule(name)
+    assert isinstance(layer, nn.Linear)
+    return name, layer
 
 
 def check_head(network: nn.Module, head: str, logits: Tensor, features: Tensor) -> None:
-    """Raise if the logits are not what the head makes of its input: then another layer is the head, or none is."""
-    layer = network.get_submodule(head)
+    """Raise if the logits are not the head's output for its input: then another layer is the head, or none is."""
     with torch.no_grad():
-        again = layer(features)
+        again = network.get_submodule(head)(features)
     again, logits = again.logits if isinstance(again, HeadOutput) else again, logits.detach()
-    # A mean over anchors of what the head gives is not quite what it gives of their mean, by the precision's rounding.
+    # A mean over anchors of the head's outputs differs by rounding from its output for the mean of their features.
     close = max(1e-3, 10 * torch.finfo(logits.dtype).eps)
     largest = float(logits.abs().max())
     if again.shape != logits.shape or not torch.allclose(again, logits, rtol=close, atol=close * largest):

@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 from kedge.checks import at_least
 from kedge.errors import InputError
-from kedge.models.base import Network, Spec, conv3x3, kaiming, share
+from kedge.models.base import Network, conv3x3, dropout_layer, kaiming
 
 
 class _Block(nn.Module):
@@ -19,8 +19,7 @@ class _Block(nn.Module):
         self.conv1 = conv3x3(inputs, outputs, stride)
         self.bn2 = nn.BatchNorm2d(outputs)
         self.relu2 = nn.ReLU()
-        # nn.Dropout(0) would still draw a mask, which costs time and moves the random state.
-        self.dropout = nn.Dropout(dropout) if dropout else nn.Identity()
+        self.dropout = dropout_layer(dropout)
         self.conv2 = conv3x3(outputs, outputs)
         same_shape = inputs == outputs and stride == 1
         self.shortcut = None if same_shape else nn.Conv2d(inputs, outputs, 1, stride, bias=False)
@@ -33,26 +32,28 @@ class _Block(nn.Module):
 
 
 class WideResNet(Network):
-    """A pre-activation residual network of three groups; ``wrn`` documents the arguments.
+    """WRN-``depth``-``width``: a pre-activation residual network of three groups, for images of about 32x32.
+
+    Args:
+        depth: Number of layers, 6n + 4: n blocks in each of three groups.
+        width: Factor on the 16, 32 and 64 channels of the groups.
+        classes: Number of classes.
+        channels: Number of image channels.
+        dropout: Probability of dropping a value between a block's two convolutions, in training.
 
     Example:
-        >>> WideResNet(16, 2).feature_layers
-        ('group1', 'group2', 'group3', 'flatten')
+        >>> sum(p.numel() for p in WideResNet(40, 2).parameters())
+        2243546
     """
 
     feature_layers: ClassVar[tuple[str, ...]] = ("group1", "group2", "group3", "flatten")
 
     def __init__(self, depth: int, width: int, *, classes: int = 10, channels: int = 3, dropout: float = 0.0) -> None:
-        super().__init__()
-        at_least("depth", depth, 10)
-        at_least("width", width, 1)
-        at_least("classes", classes, 2)
-        at_least("channels", channels, 1)
-        blocks, rest = divmod(depth - 4, 6)
+        super().__init__("wrn", depth=depth, width=width, classes=classes, channels=channels, dropout=dropout)
+        blocks, rest = divmod(at_least("depth", depth, 10) - 4, 6)
         if rest:
-            near = (6 * blocks + 4, 6 * blocks + 10)
-            raise InputError(f"depth must be 6n + 4 (10, 16, 22, 28, 40, ...); got {depth}, try {near[0]} or {near[1]}")
-        share("dropout", dropout)
+            near = f"{depth - rest} or {depth - rest + 6}"
+            raise InputError(f"depth must be 6n + 4 (10, 16, 22, 28, 40, ...); got {depth}, try {near}")
 
         def group(inputs: int, outputs: int, stride: int) -> nn.Sequential:
             first = _Block(inputs, outputs, stride, dropout)
@@ -69,37 +70,10 @@ class WideResNet(Network):
         self.fc = nn.Linear(64 * width, classes)
         kaiming(self)
         nn.init.zeros_(self.fc.bias)
-        self.spec = Spec(
-            "wrn",
-            {"depth": depth, "width": width, "classes": classes, "channels": channels, "dropout": float(dropout)},
-        )
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the logits of a batch of images, (B, D, H, W) -> (B, C)."""
+        """Logits of a batch of images, (B, D, H, W) -> (B, C)."""
         x = self.group3(self.group2(self.group1(self.conv1(x))))  # (B, 64 width, H/4, W/4)
         x = self.flatten(self.pool(self.relu(self.bn(x))))  # (B, 64 width)
         logits: Tensor = self.fc(x)
         return logits
-
-
-def wrn(depth: int, width: int, *, classes: int = 10, channels: int = 3, dropout: float = 0.0) -> WideResNet:
-    """Build WRN-``depth``-``width``, for images of about 32x32.
-
-    Args:
-        depth: Number of layers, 6n + 4: n blocks in each of three groups.
-        width: Factor on the 16, 32 and 64 channels of the groups.
-        classes: Number of classes.
-        channels: Number of image channels.
-        dropout: Probability of dropping a value between a block's two convolutions, in training.
-
-    Returns:
-        A network with freshly drawn weights.
-
-    Raises:
-        InputError: An argument is out of range.
-
-    Example:
-        >>> sum(p.numel() for p in wrn(40, 2).parameters())
-        2243546
-    """
-    return WideResNet(depth, width, classes=classes, channels=channels, dropout=dropout)

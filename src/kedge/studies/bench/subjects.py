@@ -24,7 +24,7 @@ def detector_of(
     """AMP on a network by name with random weights, on which the time of a pass does not depend.
 
     Args:
-        network: One of `kedge.models.names`.
+        network: One of `kedge.models.model_names`.
         anchors: How many, 5 by default.
         side: Of its images, in pixels; by default 224 for networks that are made for ImageNet, and 32 for others.
         seed: Of the weights, and of the random images that the detector is fitted and calibrated on.

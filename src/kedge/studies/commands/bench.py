@@ -102,13 +102,13 @@ def bench(
 
 def _subject(name: str, width: int | None) -> Detector:
     """A detector from a file, or on a network by name."""
-    if Path(name).is_file() or name in shipped() or name not in models.names():
+    if Path(name).is_file() or name in shipped() or name not in models.model_names():
         if width is not None:
             raise InputError("width is for networks by name; a detector has its own: leave it out")
         if not Path(name).is_file() and name not in shipped():
             raise InputError(
                 f"subject must be a detector's file, one of {', '.join(shipped())}, or a network, one of "
-                f"{', '.join(models.names())}; got {name!r}"
+                f"{', '.join(models.model_names())}; got {name!r}"
             )
         return load(name)
     return detector_of(name, **({} if width is None else {"width": width}))

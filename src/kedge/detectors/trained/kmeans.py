@@ -1,4 +1,8 @@
-"""k-means: Lloyd's algorithm from seeded starting centres, in blocks of points so that memory stays small."""
+"""k-means: Lloyd's algorithm from seeded starting centres, in blocks of points so that memory stays small.
+
+Own code instead of scikit-learn's: it runs on the device of the training and repeats bit for bit with any number of
+threads; scikit-learn's sums depend on the order in which its threads end.
+"""
 
 import torch
 from torch import Tensor
@@ -12,17 +16,17 @@ BLOCK = 2**22  # distances held at a time
 def kmeans(
     points: Tensor, k: int, *, seed: int = 0, steps: int = 20, centres: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Sort points into k groups around k centres, each point in the group of the centre nearest to it.
+    """Assign points to k groups around k centres, each point to the nearest centre.
 
     A group that loses all its points takes the point that is furthest from its centre, of the groups with more than
     one. Where fewer than k points differ, some groups stay empty.
 
     Args:
         points: (N, d), N at least k.
-        k: Groups.
-        seed: Of the starting centres, which are drawn as k-means++ draws them.
-        steps: Centres are moved at most so often, and until no point changes its group.
-        centres: Starting centres of your own, (k, d).
+        k: Number of groups.
+        seed: Seed of the starting centres, drawn by k-means++.
+        steps: Largest number of steps; ends earlier if no point changes its group.
+        centres: Starting centres, (k, d), in place of drawn ones.
 
     Returns:
         The group of each point, (N,), and the centres, (k, d).
@@ -48,9 +52,14 @@ def kmeans(
         centres = centres.to(points) - middle
     groups = _nearest(points, centres)
     for _ in range(steps):
-        centres = _means(points, _fill(points, centres, groups), k)
-        before, groups = groups, _nearest(points, centres)
-        if groups.equal(before):
+        groups_before = groups
+        groups = _fill_empty(points, centres, groups)
+        sums = torch.zeros(centres.shape, dtype=torch.float64, device=points.device)
+        for rows, numbers in zip(points.split(2**16), groups.split(2**16), strict=True):
+            sums.index_add_(0, numbers, rows.double())
+        centres = (sums / torch.bincount(groups, minlength=k)[:, None]).to(points)
+        groups = _nearest(points, centres)
+        if groups.equal(groups_before):
             break
     return groups, centres + middle
 
@@ -63,15 +72,7 @@ def _nearest(points: Tensor, centres: Tensor) -> Tensor:
     return torch.cat([(lengths - 2 * part @ centres.T).argmin(dim=1) for part in parts])
 
 
-def _means(points: Tensor, groups: Tensor, k: int) -> Tensor:
-    """The mean of each group, (k, d); every group has a point."""
-    sums = torch.zeros(k, points.shape[1], dtype=torch.float64, device=points.device)
-    for part, numbers in zip(points.split(2**16), groups.split(2**16), strict=True):
-        sums.index_add_(0, numbers, part.double())
-    return (sums / torch.bincount(groups, minlength=k)[:, None]).to(points)
-
-
-def _fill(points: Tensor, centres: Tensor, groups: Tensor) -> Tensor:
+def _fill_empty(points: Tensor, centres: Tensor, groups: Tensor) -> Tensor:
     """The groups, each empty one given the furthest point that another can spare."""
     sizes = torch.bincount(groups, minlength=len(centres)).tolist()
     empty = [group for group, size in enumerate(sizes) if size == 0]
@@ -80,9 +81,9 @@ def _fill(points: Tensor, centres: Tensor, groups: Tensor) -> Tensor:
     filled, parts = groups.clone(), zip(points.split(2**16), groups.split(2**16), strict=True)
     distance = torch.cat([(part - centres[numbers]).square().sum(dim=1) for part, numbers in parts])
     for point in distance.argsort(descending=True, stable=True).tolist():
-        old = int(groups[point])
-        if sizes[old] > 1:
-            sizes[old] -= 1
+        group = int(groups[point])
+        if sizes[group] > 1:
+            sizes[group] -= 1
             filled[point] = empty.pop(0)
             if not empty:
                 break
@@ -103,6 +104,5 @@ def _plus_plus(points: Tensor, k: int, seed: int) -> Tensor:
         if float(reach[-1]) == 0:  # every point equals a centre: any will do
             chosen.append(int(draw * len(points)))
         else:
-            beyond = torch.searchsorted(reach, draw * reach[-1], right=True)
-            chosen.append(min(int(beyond), len(points) - 1))
+            chosen.append(min(int(torch.searchsorted(reach, draw * reach[-1], right=True)), len(points) - 1))
     return points[chosen]

@@ -1,6 +1,7 @@
 """SVI with accuracy-versus-uncertainty calibration."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -11,7 +12,7 @@ from kedge.anchoring import Anchored
 from kedge.checks import between
 from kedge.data import Preprocess
 from kedge.detectors.registry import register
-from kedge.detectors.svi import SVI, SVILoss
+from kedge.detectors.trained.svi import SVI, SVILoss
 from kedge.errors import InputError
 from kedge.models.classifier import Classifier
 from kedge.models.ensemble import log_mean_softmax
@@ -21,20 +22,19 @@ FLOOR = 1e-10  # of the denominator, where no image is accurate and certain or i
 
 
 def avuc(logits: Tensor, labels: Tensor, threshold: float) -> Tensor:
-    """How far certainty and accuracy fall apart: log(1 + (n_AU + n_IC) / (n_AC + n_IU)), with soft counts.
+    """The AvUC loss: log(1 + (n_AU + n_IC) / (n_AC + n_IU)), with soft counts.
 
-    An image counts as accurate (A) or inaccurate (I) by its label and as certain (C) or uncertain (U) by whether the
-    entropy u of its softmax stays within the threshold. With the largest probability p, it counts p where it is
-    accurate and 1 - p where not, times 1 - tanh(u) where it is certain and tanh(u) where not.
+    An image counts as accurate (A) or inaccurate (I) by its label, and as certain (C) if the entropy u of its softmax
+    is at most the threshold, uncertain (U) otherwise. With the largest probability p, it counts p if it is accurate and
+    1 - p if not, times 1 - tanh(u) if it is certain and tanh(u) if not.
 
     Args:
         logits: (B, C).
         labels: (B,).
-        threshold: Of the entropy, in nats.
+        threshold: Threshold of the entropy, in nats.
 
     Example:
-        >>> sure = torch.tensor([[20.0, 0.0]])
-        >>> avuc(sure, torch.tensor([0]), 0.5)
+        >>> avuc(torch.tensor([[20.0, 0.0]]), torch.tensor([0]), 0.5)
         tensor(0.)
     """
     confidence, predicted = logits.softmax(dim=1).max(dim=1)  # (B,), (B,)
@@ -46,6 +46,7 @@ def avuc(logits: Tensor, labels: Tensor, threshold: float) -> Tensor:
     return torch.log1p(counts[~good].sum() / counts[good].sum().clamp_min(FLOOR))
 
 
+@dataclass(eq=False)
 class AvUCLoss(SVILoss):
     """The bound of `SVILoss`, plus beta times `avuc` once the warm-up is over.
 
@@ -54,63 +55,60 @@ class AvUCLoss(SVILoss):
 
     Args:
         kl_weight: See `SVILoss`.
-        warmup: See there; here it must be above 0.
-        samples: See there.
+        warmup: See `SVILoss`; here it must be above 0.
+        samples: See `SVILoss`.
         beta: 3 in the paper.
     """
 
     name = "svi avuc"
 
-    def __init__(
-        self, kl_weight: float | None = None, warmup: float = 0.3, samples: int = 1, beta: float = 3.0
-    ) -> None:
-        super().__init__(kl_weight, between("warmup", warmup, 0, 1, open_ends=True), samples)
-        self.beta = between("beta", beta, 0, float("inf"))
-        self._forget()
+    beta: float = 3.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        between("warmup", self.warmup, 0, 1, open_ends=True)
+        between("beta", self.beta, 0, float("inf"))
+        self._reset()
 
     @property
     def threshold(self) -> float:
-        """What separates certain from uncertain entropies; where all predictions were right, or wrong, their mean."""
+        """Between certain and uncertain entropies; where all predictions were right, or wrong, their mean."""
         means = (self.sums / self.counts)[self.counts > 0]
         return float(means.mean())
 
     def check(self, net: Classifier) -> None:
-        """Raise if the network has no Gaussian weights, or if masked pairs are to be uncertain."""
+        """Raise if the network has no Gaussian weights, or if masked pairs have a uniform target."""
         super().check(net)
         if isinstance(net, Anchored) and net.options.mask > 0 and net.options.mask_target == "uniform":
             raise InputError(
-                "mask_target must be 'label' with this loss, which asks accurate predictions to be certain; got "
-                "'uniform', which asks masked pairs to be uncertain"
+                "mask_target must be 'label' with this loss, which makes accurate predictions certain; got 'uniform', "
+                "which makes masked pairs uncertain: anchor the network with mask_target='label'"
             )
 
     def begin_epoch(self, net: Classifier, data: Any, outliers: Any, preprocess: Preprocess, epoch: int) -> None:
-        """Forget another training."""
+        """Start measuring at the beginning of a training."""
         if epoch == 0:
-            self._forget()
+            self._reset()
 
     def loss(self, step: Step) -> StepLoss:
         """The loss of a step."""
-        bound, hypotheses = self.bound(step)
-        logits = log_mean_softmax(hypotheses)
+        bound, draws = self.bound(step)
+        logits = log_mean_softmax(draws)
         if step.done < self.warmup:
             self._measure(logits.detach(), step.y)
             return StepLoss(bound, logits)
         return StepLoss(bound + self.beta * avuc(logits, step.y, self.threshold), logits)
 
-    def config(self) -> dict[str, Any]:
-        """The arguments."""
-        return super().config() | {"beta": self.beta}
-
     def state(self) -> dict[str, Tensor]:
-        """What the threshold is made of."""
+        """The sums and counts behind the threshold."""
         return {"sums": self.sums, "counts": self.counts}
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
-        """Take back what the threshold is made of."""
+        """Restore the sums and counts."""
         self.sums, self.counts = state["sums"], state["counts"]
 
-    def _forget(self) -> None:
-        self.sums = torch.zeros(2, dtype=torch.float64)  # of the entropy of inaccurate and of accurate predictions
+    def _reset(self) -> None:
+        self.sums = torch.zeros(2, dtype=torch.float64)  # entropy of inaccurate and of accurate predictions
         self.counts = torch.zeros(2, dtype=torch.float64)
 
     def _measure(self, logits: Tensor, labels: Tensor) -> None:
@@ -127,33 +125,18 @@ class AvUCLoss(SVILoss):
 class SVIAvUC(SVI):
     """SVI with accuracy-versus-uncertainty calibration (Krishnan and Tickoo, NeurIPS 2020).
 
-    Trains the Gaussian weights of SVI with one term more, which rewards predictions that are right and certain or wrong
-    and uncertain, and punishes the other two. Use it in place of SVI where confidence is to follow accuracy, also on
+    Trains the Gaussian weights of SVI with one more term, which rewards predictions that are right and certain or wrong
+    and uncertain, and penalises the other two. Use it in place of SVI where confidence should follow accuracy, also on
     images that are corrupted or shifted. The threshold between certain and uncertain is measured over the warm-up,
     after which the term is switched on. Trains and scores at the cost of SVI, a forward pass for each draw of the
-    weights; a step of training takes one draw, as in the authors' code, unless ``loss(samples=...)`` asks for
-    more.
+    weights; a training step takes one draw, as in the authors' code, or ``loss(samples=...)``.
 
     Args:
         net: A network made by ``SVIAvUC.prepare`` and trained with ``SVIAvUC.loss()``.
-        samples: See `SVI`, as for the rest.
-        score: See there.
-        seed: See there.
-
-    Example:
-        >>> import kedge
-        >>> data = kedge.ImageSet(torch.randint(0, 256, (64, 1, 8, 8)).byte(), torch.arange(64) % 2)
-        >>> net = SVIAvUC.prepare(kedge.models.build("compact", width=4, classes=2, channels=1))
-        >>> net = kedge.train(net, data, kedge.training.recipe("demo", epochs=1), loss=SVIAvUC.loss())
-        >>> SVIAvUC(net, samples=4).fit(data).score(data).shape
-        torch.Size([64])
+        samples: See `SVI`.
+        score: See `SVI`.
+        seed: See `SVI`.
     """
 
     name = "svi_avuc"
-
-    @classmethod
-    def loss(
-        cls, *, kl_weight: float | None = None, warmup: float = 0.3, samples: int = 1, beta: float = 3.0
-    ) -> AvUCLoss:
-        """The bound of SVI, and accuracy against uncertainty; see `AvUCLoss`."""
-        return AvUCLoss(kl_weight, warmup, samples, beta)
+    loss = AvUCLoss
