@@ -19,7 +19,7 @@ from typing import Any
 import kedge
 from kedge.data import sources
 from kedge.detectors import Student, for_inference
-from kedge.evaluation import Summary
+from kedge.evaluation import SeedSummary
 from kedge.experimental import Distillation, set_apart, untrained
 from kedge.files import atomic
 from kedge.provenance import provenance
@@ -67,7 +67,7 @@ def main() -> None:
     apart = [each.name for each in ood if each.name == CHOSEN_WITH and len(ood) > 1]
     detectors = {"teacher": teacher, "student": student, **others}
     found = kedge.evaluate(detectors, test, ood, apart=apart, resamples=0)
-    summary = Summary({0: found})
+    summary = SeedSummary({0: found})
     for table in (summary.table(("accuracy", "auroc", "fpr95")), summary.by_set("auroc"), summary.by_set("fpr95")):
         print(table.markdown(), end="\n\n")
     labels = {name: result.detections[test.name].label for name, result in found.results.items()}
