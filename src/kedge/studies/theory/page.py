@@ -134,7 +134,7 @@ def _distance(study: NTKStudy) -> Html:
                 name,
                 f"{found.held_out[name][what]:.3f}",
                 *(f"{values[name][i]:.3f}" for i in shown),
-                Html("").join([f"{100 * found.separates[name][what]:.1f}", tag("small", span(found.spans[name][what]))]),
+                Html(f"{100 * found.separates[name][what]:.1f}") + tag("small", span(found.spans[name][what])),
             ]
             for name in names
         ]
