@@ -79,20 +79,6 @@ def test_pairs_are_places_among_the_sets():
     assert table.pairs() == [((0,), 1), ((0, 4), 3), ((0, 6), 5)]
 
 
-def test_progress_counts_every_set():
-    seen = []
-    evaluate(
-        {"up": calibrated()},
-        INSIDE,
-        [NEAR],
-        shifted=[DIM],
-        known_in={"near": KNOWN},
-        progress=lambda *p: seen.append(p),
-    )
-    assert [done for done, _ in seen] == [70, 110, 143, 168]
-    assert {total for _, total in seen} == {168}
-
-
 # Shifted images.
 
 
@@ -130,13 +116,6 @@ def test_where_nothing_is_accepted_there_is_no_accuracy_of_what_is():
     assert result.flagged["glare"] == 1
     assert result.shifted["glare"].accepted_accuracy is None
     assert result.shifted["glare"].accuracy == 1  # of equal channels the first is taken, and it is the label
-
-
-def test_shifted_images_change_no_other_number():
-    alone, beside = (evaluate({"up": calibrated()}, INSIDE, [NEAR], shifted=s).results["up"] for s in ([], [DIM]))
-    assert alone.shifted == {}
-    assert beside.metrics == alone.metrics
-    assert (beside.accuracy, beside.ece, beside.aurc) == (alone.accuracy, alone.ece, alone.aurc)
 
 
 def test_as_dict_is_plain_data_with_shifted_images():
@@ -391,12 +370,6 @@ def test_a_resample_joins_the_sets_that_are_in_distribution_together():
             outer = [scores[d][outside][i] for i in rows[outside]]
             for m, metric in enumerate(METRICS):
                 assert drawn[r, d, j, m] == pytest.approx(ORACLES[metric](inside, outer), abs=1e-12)
-
-
-def test_by_default_all_but_the_first_set_are_out_of_distribution():
-    scores = [[np.random.default_rng(place).normal(size=9) for place in range(3)]]
-    explicit = redraw(scores, resamples=4, seed=2, pairs=[((0,), 1), ((0,), 2)])
-    assert (redraw(scores, resamples=4, seed=2) == explicit).all()
 
 
 def hand_made(scores, *, known_in, shifted=()) -> Evaluation:

@@ -25,7 +25,7 @@ from kedge.evaluation.report import charts, figures, write_report
 from kedge.evaluation.report.charts import curve_section, flagging_threshold
 from kedge.evaluation.report.document import document
 from kedge.evaluation.report.gallery import SIDE, image_section, picture
-from kedge.evaluation.report.markup import tag
+from kedge.evaluation.report.markup import figure, section, table, tag
 from kedge.evaluation.report.tables import evaluation_finding, guaranteed
 from kedge.metrics import CLASSIFIER_METRICS, Predictions, detection_metrics, ece
 from kedge.metrics import DETECTION_METRICS as METRICS
@@ -826,12 +826,6 @@ def test_votes_are_of_the_anchors_that_each_image_draws():
         assert sum(map(int, re.findall(r"(\d+) \w+ \(", words.split("anchors: ")[1]))) == 3
 
 
-def test_without_a_detector_cards_tell_no_votes():
-    shown = cards(image_section(made(("amp",), resamples=0), "amp"))
-    assert len(shown) == 20
-    assert not any("anchors" in words for _, _, words in shown)
-
-
 # --- the frame --------------------------------------------------------------------------------------------------------
 
 
@@ -850,3 +844,13 @@ def test_a_document_links_to_the_sections_that_it_has():
     assert "It is 5\N{NO-BREAK SPACE}% of <all>." in "".join(read.words)
     assert "10\N{NO-BREAK SPACE}% more" in "".join(read.words)
     assert text.index('id="one"') < text.index('id="three"')
+
+
+def test_the_helpers_of_other_pages_escape_text_and_keep_markup():
+    heads, rows = ["<n>", tag("th", "m", scope="col")], [tag("tr", tag("th", EVIL, scope="row"), tag("td", "3"))]
+    inner = (figure(tag("img", src="#s", alt=EVIL), EVIL, tag("br"), "b"), table(EVIL, heads, rows, label="t"))
+    content = section("s", EVIL, *inner, figures.legend(["a & b"] * 8))
+    read = check(document("T", "F", [], [("s", "S", content)]))
+    assert read.text.count(EVIL) == 4
+    assert "a & b" in read.text
+    assert len(read.all("th")) == 3

@@ -69,6 +69,8 @@ def test_the_table_has_a_row_per_method_and_says_what_it_means_of(three):
     assert [row[0] for row in table.rows] == ["MSP", "Energy"]
     assert table.rows[0][1] == three.value("MSP", "auroc").words()
     assert "means over 2 OOD sets, mean ± deviation over 3 seeds" in table.caption
+    assert [len(part.heads) for part in three.tables(80)] == [7, 7]
+    assert [len(part.heads) for part in three.tables(200)] == [11]
     by_set = three.by_set("auroc")
     assert by_set.heads == ("method", "near", "far", "mean")
     assert by_set.rows[1][2] == three.value("Energy", "auroc", "far").words()

@@ -172,19 +172,19 @@ def _predictions(detector: Detector, detection: Detection, images: ImageSet) -> 
     if images.labels is None:
         return None, torch.zeros(len(images), dtype=torch.bool)
     labels = renumbered(images.labels, images.classes, detector.classes)
-    known = labels >= 0
-    if not bool(known.any()):
-        return None, known
+    covered = labels >= 0
+    if not bool(covered.any()):
+        return None, covered
     values = detection.label, detection.probability, detection.score, labels
-    return Predictions(*(value[known] for value in values)), known
+    return Predictions(*(value[covered] for value in values)), covered
 
 
 def _shifted(detector: Detector, detection: Detection, images: ImageSet) -> ShiftedResult:
-    predictions, known = _predictions(detector, detection, images)
+    predictions, covered = _predictions(detector, detection, images)
     if predictions is None:
         raise InputError(f"shifted must show classes that the detectors know; {images.name!r} has none of them")
     right = torch.as_tensor(predictions.label == predictions.truth)
-    accepted = right[~detection.is_ood[known]]
+    accepted = right[~detection.is_ood[covered]]
     return ShiftedResult(
         accuracy=float(right.double().mean()),
         accepted_accuracy=float(accepted.double().mean()) if len(accepted) else None,

@@ -125,8 +125,8 @@ class SeedSummary:
     def value(self, label: str, metric: str, ood: str | None = None) -> SeedValues | None:
         """A method's metric on one OOD set, or its mean over all; None if the test set has no labels."""
         values = [evaluation.results[label].value(metric, ood) for evaluation in self.evaluations.values()]
-        known = tuple(value for value in values if value is not None)
-        return SeedValues(known) if len(known) == len(values) else None
+        present = tuple(value for value in values if value is not None)
+        return SeedValues(present) if len(present) == len(values) else None
 
     def words(self, label: str, metric: str, ood: str | None = None) -> str:
         """`value` as tables show it; empty if there is none."""
