@@ -18,7 +18,7 @@ from typing import Any
 import kedge
 from kedge.data import sources
 from kedge.detectors import for_inference
-from kedge.evaluation import Summary
+from kedge.evaluation import SeedSummary
 from kedge.experimental import Distillation, Student, split_for, untrained_student
 from kedge.files import atomic
 from kedge.provenance import provenance
@@ -66,7 +66,7 @@ def main() -> None:
     apart = [each.name for each in ood if each.name == CHOSEN_WITH and len(ood) > 1]
     detectors = {"teacher": teacher, "student": student, **others}
     evaluation = kedge.evaluate(detectors, test, ood, apart=apart, resamples=0)
-    summary = Summary({0: evaluation})
+    summary = SeedSummary({0: evaluation})
     for table in (summary.table(("accuracy", "auroc", "fpr95")), summary.by_set("auroc"), summary.by_set("fpr95")):
         print(table.markdown(), end="\n\n")
     labels = {name: result.detections[test.name].label for name, result in evaluation.results.items()}

@@ -1,4 +1,4 @@
-"""Time kedge's detection metrics beside scikit-learn's, and the bootstrap intervals.
+"""Time kedge's detection metrics against scikit-learn's, and the bootstrap intervals.
 
 Run from the root of the repository, with the test extra installed:
 
@@ -6,7 +6,7 @@ Run from the root of the repository, with the test extra installed:
 
 The repetitions alternate, so that both sides meet the same load of the machine. scikit-learn computes two values
 (`roc_auc_score` and `average_precision_score`), kedge all six. Then, on ten million scores, every metric by itself
-beside what scikit-learn has for it (`roc_curve`, for those that it has not), all six at once, and with intervals. The
+against what scikit-learn has for it (`roc_curve`, for those that it has not), all six at once, and with intervals. The
 command fails if their values differ by 1e-9.
 """
 
@@ -75,7 +75,7 @@ def compare(n: int, repeats: int) -> dict[str, Any]:
     ours: list[float] = []
     theirs: list[float] = []
     for _ in range(repeats):
-        seconds, found = timed(lambda: detection_metrics(inside, outside))
+        seconds, result = timed(lambda: detection_metrics(inside, outside))
         ours.append(seconds)
         seconds, expected = timed(lambda: (roc_auc_score(truth, both), average_precision_score(truth, both)))
         theirs.append(seconds)
@@ -86,7 +86,7 @@ def compare(n: int, repeats: int) -> dict[str, Any]:
         "kedge": summary(ours),
         "sklearn": summary(theirs),
         "ratio": statistics.median(theirs) / statistics.median(ours),
-        "difference": max(abs(found[name].value - value) for name, value in expected.items()),
+        "difference": max(abs(result[name].value - value) for name, value in expected.items()),
     }
 
 
@@ -136,7 +136,7 @@ THEIRS: dict[str, Callable[[np.ndarray, np.ndarray], float]] = {
 
 
 def large(n: int, resamples: int = 1_000) -> dict[str, Any]:
-    """Time every metric once on n scores, half of them ID, beside scikit-learn.
+    """Time every metric once on n scores, half of them ID, against scikit-learn.
 
     Example:
         >>> large(1000, resamples=2)["difference"] < TOLERANCE
@@ -146,10 +146,10 @@ def large(n: int, resamples: int = 1_000) -> dict[str, Any]:
     truth, both = np.repeat([0, 1], n // 2), np.concatenate([inside, outside])
     by_metric, difference = {}, 0.0
     for name, theirs in THEIRS.items():
-        ours, found = timed(lambda name=name: getattr(metrics, name)(inside, outside))
+        ours, result = timed(lambda name=name: getattr(metrics, name)(inside, outside))
         seconds, expected = timed(lambda theirs=theirs: theirs(truth, both))
         by_metric[name] = {"kedge": ours, "sklearn": seconds}
-        difference = max(difference, abs(found - expected))
+        difference = max(difference, abs(result - expected))
     return {
         "scores": n,
         "by_metric": by_metric,
@@ -176,7 +176,7 @@ def main() -> int:
     Example:
         python benchmarks/metrics.py --scores 100000 --repeats 3
     """
-    parser = argparse.ArgumentParser(description="Time kedge's detection metrics beside scikit-learn's.")
+    parser = argparse.ArgumentParser(description="Time kedge's detection metrics against scikit-learn's.")
     parser.add_argument("--scores", type=int, default=1_000_000, help="ID scores, and as many OOD scores")
     parser.add_argument("--repeats", type=int, default=7, help="repetitions of each side")
     parser.add_argument(
@@ -196,19 +196,19 @@ def main() -> int:
     print(f"intervals, {boot['resamples']:,} resamples of {boot['scores']:,} + {boot['scores']:,} scores")
     print(line("kedge, six values", boot["kedge"]))
 
-    found = large(options.large) if options.large else None
-    if found:
-        print(f"{found['scores']:,} scores in all, once each; seconds")
-        for name, seconds in found["by_metric"].items():
+    result = large(options.large) if options.large else None
+    if result:
+        print(f"{result['scores']:,} scores in all, once each; seconds")
+        for name, seconds in result["by_metric"].items():
             print(f"{name:18} kedge {seconds['kedge']:7.2f}   sklearn {seconds['sklearn']:7.2f}")
-        print(f"{'all six':18} kedge {found['six']:7.2f}")
-        print(f"{'with intervals':18} kedge {found['with_intervals']:7.2f}   of {found['resamples']:,} resamples")
-        point["difference"] = max(point["difference"], found["difference"])
+        print(f"{'all six':18} kedge {result['six']:7.2f}")
+        print(f"{'with intervals':18} kedge {result['with_intervals']:7.2f}   of {result['resamples']:,} resamples")
+        point["difference"] = max(point["difference"], result["difference"])
 
     if options.json:
-        made = {"made with": provenance(), "sklearn": sklearn.__version__}
+        record = {"made with": provenance(), "sklearn": sklearn.__version__}
         options.json.write_text(
-            json.dumps({**made, "values": point, "intervals": boot, "large": found}, indent=2) + "\n"
+            json.dumps({**record, "values": point, "intervals": boot, "large": result}, indent=2) + "\n"
         )
     if point["difference"] > TOLERANCE:
         print(f"the values differ by more than {TOLERANCE}", file=sys.stderr)

@@ -3,18 +3,19 @@
 import pytest
 
 from kedge.detectors import Cost
-from kedge.evaluation import METRICS, Evaluation, Result
+from kedge.evaluation import Evaluation, EvaluationResult
 from kedge.evaluation.curve import Curve
+from kedge.metrics import DETECTION_METRICS as METRICS
 from kedge.metrics import Estimate
 
 
-def result(**auroc) -> Result:
+def result(**auroc) -> EvaluationResult:
     """A result with an AUROC by OOD set, and with an FPR95 that is what is left of it."""
     values = {
         ood: {metric: Estimate(1 - value if metric == "fpr95" else value) for metric in METRICS}
         for ood, value in auroc.items()
     }
-    return Result(values, None, None, None, {}, 1.0, Cost(forward=1), False, {})
+    return EvaluationResult(values, {}, {}, 1.0, Cost(forward=1), False, {})
 
 
 TABLE = Evaluation(

@@ -1,9 +1,8 @@
-"""Drift: ranks and p-values against SciPy and naive loops; the promises about false alarms, by simulation."""
+"""Drift: ranks and p-values against SciPy and naive loops; the guarantees about false alarms, by simulation."""
 
 import itertools
 import json
 import math
-from dataclasses import astuple
 
 import numpy as np
 import pytest
@@ -13,9 +12,9 @@ from hypothesis import strategies as st
 from scipy import stats
 from scipy.integrate import quad
 
-from kedge.drift import Bet, Comparison, Martingale, WindowTest, history
+from kedge.drift import Martingale, WindowTest, history
 from kedge.drift.martingale import JUMPS, first_shares, payoffs, play
-from kedge.drift.twosample import ENOUGH, MOST_SKEW, p_any, p_up, p_up_permuted, ranks
+from kedge.drift.twosample import ENOUGH, MOST_TIES, p_any, p_up, p_up_permuted, ranks
 from kedge.errors import InputError
 
 INF, NAN = math.inf, math.nan
@@ -78,7 +77,6 @@ def test_p_values_and_moments_are_those_of_all_orders(values):
         p = p_any(r.distance, r.n, r.m, r.ends)[0]
         assert p == pytest.approx(np.mean(distances >= r.distance[0]), rel=1e-9)
         assert r.deviation[0] == pytest.approx(wins.std())
-        assert r.skew[0] == pytest.approx(stats.skew(wins) if wins.std() else 0, abs=1e-9)
 
 
 @pytest.mark.parametrize(("n", "m"), [(20, 20), (100, 30), (97, 41)])
@@ -143,20 +141,23 @@ def test_permuted_p_values_are_valid(draws):
         assert np.mean(p <= level) >= level / 2
 
 
-def test_ties_that_skew_the_rank_sum_are_told_from_those_that_do_not():
+def test_ties_are_the_share_of_the_rank_variance_that_they_remove():
     rng = np.random.default_rng(0)
-    calibration, window = normal(rng, 1000), normal(rng, 100)
-    assert abs(one(window, calibration).skew[0]) < 1e-9
-    assert abs(one(np.round(window), np.round(calibration)).skew[0]) < MOST_SKEW
-    assert one(saturated(rng, 100), saturated(rng, 1000)).skew[0] > MOST_SKEW
+    for window, calibration in ((normal(rng, 100), normal(rng, 1000)), (saturated(rng, 30), saturated(rng, 50))):
+        pooled = np.append(window, calibration)
+        expected = 1 - stats.rankdata(pooled).var() / stats.rankdata(pooled, "ordinal").var()
+        assert one(window, calibration).ties[0] == pytest.approx(expected, abs=1e-12)
+    assert one(np.round(normal(rng, 100), 3), np.round(normal(rng, 1000), 3)).ties[0] < MOST_TIES
+    assert one(np.round(normal(rng, 100), 1), np.round(normal(rng, 1000), 1)).ties[0] > MOST_TIES
 
 
 # --- windows --------------------------------------------------------------------------------------------------------
 
 
-def test_each_comparison_is_scipys_of_that_window():
+@pytest.mark.parametrize("decimals", [1, 9])
+def test_each_comparison_is_scipys_of_that_window(decimals):
     rng = np.random.default_rng(0)
-    calibration, stream = np.round(normal(rng, 150), 1), np.round(normal(rng, 100), 1)
+    calibration, stream = np.round(normal(rng, 150), decimals), np.round(normal(rng, 100), decimals)
     compared = WindowTest(calibration, window=30, every=7, horizon=100).update(stream)
     assert [c.index for c in compared] == [29, 36, 43, 50, 57, 64, 71, 78, 85, 92, 99]
     for c in compared:
@@ -164,15 +165,34 @@ def test_each_comparison_is_scipys_of_that_window():
         up = stats.mannwhitneyu(window, calibration, alternative="greater", method="asymptotic")
         assert c.ks == pytest.approx(stats.ks_2samp(window, calibration).statistic)
         assert c.auroc == pytest.approx(up.statistic / (30 * 150))
-        assert c.p_up == pytest.approx(up.pvalue)
+        tolerance = 1e-6 if decimals == 9 else 3 / math.sqrt(ENOUGH)  # permutations
+        assert c.p_up == pytest.approx(up.pvalue, rel=tolerance)
         assert c.p == min(c.p_any, c.p_up)
 
 
-def test_where_ties_skew_the_rank_sum_the_p_value_is_that_of_permutations():
-    calibration = np.array([0.0] * 97 + [1.0] * 3)
-    (compared,) = WindowTest(calibration, window=20, horizon=20).update([0.0] * 17 + [1.0] * 3)
-    exact = stats.hypergeom.sf(2, 120, 6, 20)  # 3 of the 6 ones; the normal tail is a tenth of it
-    assert compared.p_up == pytest.approx(exact, rel=3 / math.sqrt(ENOUGH))
+def test_with_few_values_the_p_value_is_that_of_permutations():
+    """Of -1, 0 and 1: skewed, symmetric in large steps, and symmetric with heavy tails. The normal tail is too thin."""
+    for low, zero, high, up in ((0, 97, 3, 3), (0, 50, 50, 16), (40, 1120, 40, 3)):
+        calibration = np.repeat([-1.0, 0.0, 1.0], [low, zero, high])
+        window = np.repeat([0.0, 1.0], [20 - up, up])
+        (compared,) = WindowTest(calibration, window=20, horizon=20).update(window)
+        counts = [(a, b) for a in range(21) for b in range(21 - a) if b - a >= up]
+        sizes = [low, zero + 20 - up, high + up]
+        exact = sum(stats.multivariate_hypergeom.pmf([a, 20 - a - b, b], sizes, 20) for a, b in counts)
+        assert compared.p_up == pytest.approx(exact, rel=3 / math.sqrt(ENOUGH))
+        r = one(window, calibration)
+        assert p_up(r.wins, r.deviation, r.n, r.m)[0] < 0.65 * exact
+
+
+def test_p_values_of_few_valued_scores_are_valid():
+    """Over all orders of the same scores; the normal tail reaches this level of 2.6 % in 4.2 % of them."""
+    pooled, runs, small = np.repeat([0.0, 1.0], 60), 4000, 0
+    r = one(np.repeat([0.0, 1.0], [6, 14]), np.repeat([0.0, 1.0], [54, 46]))
+    level = float(p_up(r.wins, r.deviation, r.n, r.m)[0]) + 1e-9
+    for run in range(runs):
+        scores = np.random.default_rng(run).permutation(pooled)
+        small += WindowTest(scores[20:], window=20, horizon=20, seed=run).update(scores[:20])[0].p_up <= level
+    assert small / runs <= level + 3 * standard_error(level, runs)
 
 
 def test_permutations_are_as_many_as_asked_for_at_most():
@@ -202,8 +222,10 @@ def test_the_alarm_is_raised_by_the_first_small_p_value_and_stays():
     assert test.alarm
 
 
-@pytest.mark.parametrize(("draw", "n", "least"), [(normal, 200, 0.4), (rounded, 200, 0.2), (normal, 40, 0.1)])
-def test_any_false_alarm_over_the_horizon_has_chance_alpha(draw, n, least):
+@pytest.mark.parametrize(
+    ("draw", "n", "least"), [(normal, 200, 0.4), (rounded, 200, 0.2), (saturated, 100, 0.1), (normal, 40, 0.1)]
+)
+def test_any_false_alarm_over_the_horizon_has_probability_alpha(draw, n, least):
     alpha, horizon, runs = 0.2, 400, 150
     alarms = 0
     for run in range(runs):
@@ -215,17 +237,6 @@ def test_any_false_alarm_over_the_horizon_has_chance_alpha(draw, n, least):
     assert alarms / runs >= least * alpha  # the bound is not idle, though it is looser for few calibration scores
 
 
-def test_skewed_ties_raise_no_more_false_alarms():
-    alpha, runs = 0.3, 100
-    alarms = 0
-    for run in range(runs):
-        rng = np.random.default_rng(run)
-        test = WindowTest(saturated(rng, 100), window=40, every=20, horizon=200, alpha=alpha)
-        assert test.update(saturated(rng, 200))
-        alarms += test.alarm
-    assert alarms / runs <= alpha + 3 * standard_error(alpha, runs)
-
-
 def test_windows_notice_a_shift_of_one_deviation_within_75_images():
     delays = []
     for run in range(30):
@@ -235,17 +246,6 @@ def test_windows_notice_a_shift_of_one_deviation_within_75_images():
         delays.append(INF if test.since is None else test.since - 199)
     assert np.mean(np.array(delays) <= 75) >= 0.95
     assert min(delays) > 0
-
-
-def test_only_the_distance_notices_scores_that_narrow_or_fall():
-    rng = np.random.default_rng(0)
-    calibration = normal(rng, 500)
-    for drifted in (normal(rng, 100) / 4, normal(rng, 100) - 1):
-        (compared,) = WindowTest(calibration).update(drifted)
-        assert compared.alarm
-        assert compared.p_up > 0.1
-    (compared,) = WindowTest(calibration).update(normal(rng, 100) + 0.75)
-    assert compared.p_up < compared.p_any  # and a shift upwards is what the rank sum is for
 
 
 # --- the martingale -------------------------------------------------------------------------------------------------
@@ -293,7 +293,7 @@ def test_p_values_are_uniform_and_independent(draw):
         assert stats.chisquare(cells.ravel()).pvalue > 0.001  # 1/16 each: uniform and independent at once
 
 
-def test_p_values_against_one_fixed_calibration_set_would_cry_wolf():
+def test_p_values_against_one_fixed_calibration_set_would_raise_false_alarms():
     """Why the past is part of the comparison: the fixed set's accidents look like drift, the longer the surer."""
     runs, level, rejected = 100, 0.05, np.zeros(2)
     for run in range(runs):
@@ -308,7 +308,7 @@ def test_p_values_against_one_fixed_calibration_set_would_cry_wolf():
     assert growing <= level + 3 * standard_error(level, runs)
 
 
-def test_the_wealth_ever_reaches_1_over_alpha_with_chance_alpha():
+def test_the_wealth_ever_reaches_1_over_alpha_with_probability_alpha():
     games, rounds = 1500, 1000
     rng = np.random.default_rng(0)
     shares, log_wealth, highest = np.stack([first_shares()] * games), np.zeros(games), np.zeros(games)
@@ -324,7 +324,7 @@ def test_the_wealth_ever_reaches_1_over_alpha_with_chance_alpha():
 
 @pytest.mark.parametrize("bounded", [False, True])
 @pytest.mark.parametrize("draw", [normal, saturated])
-def test_a_stream_without_drift_rarely_raises_the_alarm(draw, bounded):
+def test_a_stream_without_drift_raises_the_alarm_with_probability_alpha(draw, bounded):
     alpha, runs, alarms = 0.2, 80, 0
     for run in range(runs):
         rng = np.random.default_rng([run, 2])
@@ -360,21 +360,13 @@ def test_with_a_bound_it_is_the_martingale_of_distances_in_half_precision():
     for scale, place in ((1e-7, 0.0), (1e-3, 0.9), (1.0, -3.0), (1e3, 0.0)):
         calibration, stream = place + scale * normal(rng, 200), place + scale * normal(rng, 100)
         bounded = Martingale(calibration, bounded=True)
-        centre = bounded._past.centre
-        rest = calibration[calibration != centre]
+        center = bounded._past.center
+        rest = calibration[calibration != center]
         assert len(rest) == 199
-        exact = Martingale((rest - centre).astype(np.float16))
-        assert bounded.update(stream) == exact.update((stream - centre).astype(np.float16))
+        exact = Martingale((rest - center).astype(np.float16))
+        assert bounded.update(stream) == exact.update((stream - center).astype(np.float16))
     beyond = Martingale([0.0, 0.0], bounded=True).update([1e9, 1e300, 1e5])
     assert beyond == Martingale([0.0]).update([65_504.0] * 3)  # where half precision ends all tie
-
-
-def test_with_a_bound_drift_is_noticed_at_any_scale_and_place():
-    for scale, place in ((1e-4, 1.0), (1.0, 0.0), (10.0, 1000.0)):
-        rng = np.random.default_rng(0)
-        martingale = Martingale(place + scale * normal(rng, 500), bounded=True)
-        martingale.update(place + scale * (1 + normal(rng, 100)))
-        assert martingale.since < 60
 
 
 def test_with_a_bound_p_values_are_uniform_and_independent_from_the_first_on():
@@ -451,14 +443,6 @@ def test_a_saved_state_goes_on_as_if_nothing_had_happened(at):
         assert restored.state() == whole.state()
 
 
-def test_states_are_plain_data():
-    rng = np.random.default_rng(0)
-    (compared,), (bet, *_) = WindowTest(range(30)).update(normal(rng, 100)), Martingale([1]).update([2])
-    assert [type(v) for v in astuple(compared)] == [int, float, float, float, float, bool]
-    assert [type(v) for v in astuple(bet)] == [int, float, float, bool]
-    assert (type(compared), type(bet)) == (Comparison, Bet)
-
-
 def test_equal_scores_are_no_drift():
     test, martingale = WindowTest(np.ones(50)), Martingale(np.ones(50))
     for c in test.update(np.ones(300)):
@@ -487,11 +471,10 @@ def test_history_is_both_instruments():
     assert history(stream, calibration, window=40, horizon=1000).threshold == 0.01 / 2 / 97
 
 
-@pytest.mark.parametrize("length", [0, 1, 99])
-def test_a_stream_shorter_than_the_window_is_not_tested(length):
-    h = history(np.zeros(length), np.zeros(30))
-    assert (len(h.log_wealth), len(h.windows), h.window_since, h.wealth_since) == (length, 0, None, None)
-    assert h.windows.dtype == np.int64
+def test_a_stream_shorter_than_the_window_is_not_tested():
+    for length in (0, 1, 99):
+        h = history(np.zeros(length), np.zeros(30))
+        assert (len(h.log_wealth), len(h.windows), h.window_since, h.wealth_since) == (length, 0, None, None)
 
 
 def test_tensors_lists_and_whole_numbers_are_scores():
@@ -504,11 +487,11 @@ def test_tensors_lists_and_whole_numbers_are_scores():
 
 def test_the_callers_arrays_are_left_alone():
     calibration, stream = np.arange(30.0)[::-1].copy(), np.arange(25.0)
-    test, twin = (WindowTest(calibration, window=20, every=1, horizon=100) for _ in range(2))
+    test, copy = (WindowTest(calibration, window=20, every=1, horizon=100) for _ in range(2))
     test.update(stream)
-    twin.update(stream)
+    copy.update(stream)
     stream[:] = 99
-    assert test.update(1) == twin.update(1)
+    assert test.update(1) == copy.update(1)
     assert calibration[0] == 29
 
 
@@ -573,10 +556,3 @@ def test_a_foreign_state_is_refused():
         WindowTest.restore(test.state() | {"recent": [NAN]})
     with pytest.raises(InputError, match="start anew"):
         Martingale.restore(martingale.state() | {"shares": [[1.0]]})
-
-
-def test_scores_that_fill_no_window_cost_no_comparison(monkeypatch):
-    test = WindowTest(np.arange(100.0), window=20, every=20, horizon=100)
-    monkeypatch.setattr(test, "_compare", lambda *_: pytest.fail("no test is due"))
-    for score in range(19):
-        assert test.update([float(score)]) == []

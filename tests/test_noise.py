@@ -10,8 +10,9 @@ import torch
 import kedge
 from kedge.detectors import Cost, Detection
 from kedge.errors import InputError
-from kedge.evaluation import METRICS, Evaluation, Result, Summary
-from kedge.evaluation.noise import noise, noise_table
+from kedge.evaluation import Evaluation, EvaluationResult, SeedSummary
+from kedge.evaluation.noise import noise_parts, noise_table
+from kedge.metrics import DETECTION_METRICS as METRICS
 from kedge.metrics import Estimate
 from test_metrics import ORACLES
 
@@ -25,7 +26,7 @@ def scores(seed, sizes) -> dict[str, list[float]]:
     return {name: rng.normal(SHIFTS[name], 1, n).round(1).tolist() for name, n in sizes.items()}
 
 
-def result(auroc, by_set) -> Result:
+def result(auroc, by_set) -> EvaluationResult:
     """A result with a given mean AUROC, and an FPR95 of twice what is missing; only the scores are anything else."""
     values = {}
     for ood, step in (("near", -0.02), ("far", 0.02)):
@@ -34,10 +35,10 @@ def result(auroc, by_set) -> Result:
     for name, each in by_set.items():
         score, logits = torch.tensor(each, dtype=torch.float64), torch.zeros(len(each), 2)
         said[name] = Detection(logits.argmax(dim=1), logits, logits.softmax(dim=1), None, score, score, score > 0)
-    return Result(values, None, None, None, {}, 1.0, Cost(forward=1), False, said)
+    return EvaluationResult(values, {}, {}, 1.0, Cost(forward=1), False, said)
 
 
-def summary(*trainings, sizes=SIZES) -> Summary:
+def summary(*trainings, sizes=SIZES) -> SeedSummary:
     """One evaluation for each training: AUROCs by label."""
     evaluations = {}
     for seed, aurocs in enumerate(trainings):
@@ -50,7 +51,7 @@ def summary(*trainings, sizes=SIZES) -> Summary:
         }
         known = {"near": "of near"} if "of near" in sizes else {}
         evaluations[seed] = Evaluation(results, sets, "inside", 0, ("other light",), known)
-    return Summary(evaluations)
+    return SeedSummary(evaluations)
 
 
 TWO = summary(
@@ -61,7 +62,7 @@ DRAWS = ("AMP, seed 1", "AMP, seed 2")
 
 
 def test_the_parts_by_hand():
-    found = noise(TWO, "AMP", DRAWS, resamples=2)
+    found = noise_parts(TWO, "AMP", DRAWS, resamples=2)
     assert found.mean == pytest.approx(0.88)  # of 0.92 and 0.84
     assert found.anchors == pytest.approx(math.sqrt((0.0004 + 0.0016) / 2))  # variances of either training's draws
     # The means are 0.08 apart: a variance of 0.0032, of which a third of the anchors' is theirs.
@@ -69,7 +70,7 @@ def test_the_parts_by_hand():
 
 
 def test_the_parts_are_those_of_the_metric_asked_for():
-    found = noise(TWO, "AMP", DRAWS, "fpr95", resamples=2)  # twice what is missing: twice the deviations
+    found = noise_parts(TWO, "AMP", DRAWS, "fpr95", resamples=2)  # twice what is missing: twice the deviations
     assert found.mean == pytest.approx(0.24)
     assert found.anchors == pytest.approx(2 * math.sqrt(0.001))
     assert found.trainings == pytest.approx(2 * math.sqrt(0.0032 - 0.001 / 3))
@@ -77,7 +78,7 @@ def test_the_parts_are_those_of_the_metric_asked_for():
 
 def test_three_trainings_by_hand():
     three = summary({"A": 0.6, "B": 0.8}, {"A": 0.8, "B": 0.8}, {"A": 0.9, "B": 0.7})
-    found = noise(three, "A", ("B",), resamples=2)
+    found = noise_parts(three, "A", ("B",), resamples=2)
     within = (0.02 + 0 + 0.02) / 3
     assert found.mean == pytest.approx((0.7 + 0.8 + 0.8) / 3)
     assert found.anchors == pytest.approx(math.sqrt(within))
@@ -85,13 +86,13 @@ def test_three_trainings_by_hand():
 
 
 def test_where_the_anchors_explain_all_nothing_is_left_for_the_training():
-    found = noise(summary({"A": 0.8, "B": 0.9}, {"A": 0.9, "B": 0.8}), "A", ("B",), resamples=2)
+    found = noise_parts(summary({"A": 0.8, "B": 0.9}, {"A": 0.9, "B": 0.8}), "A", ("B",), resamples=2)
     assert found.anchors == pytest.approx(math.sqrt(0.005))
     assert found.trainings == 0
 
 
 def test_without_other_draws_the_training_has_the_whole_deviation():
-    found = noise(TWO, "MSP", (), resamples=2)
+    found = noise_parts(TWO, "MSP", (), resamples=2)
     assert found.anchors is None
     assert found.trainings == pytest.approx(statistics.stdev([0.9, 0.8]))
     assert found.mean == pytest.approx(0.85)
@@ -99,10 +100,10 @@ def test_without_other_draws_the_training_has_the_whole_deviation():
 
 def test_one_training_says_nothing_of_others():
     one = summary({"AMP": 0.9, "again": 0.7})
-    found = noise(one, "AMP", ("again",), resamples=2)
+    found = noise_parts(one, "AMP", ("again",), resamples=2)
     assert found.trainings is None
     assert found.anchors == pytest.approx(math.sqrt(0.02))
-    alone = noise(one, "AMP", (), resamples=2)
+    alone = noise_parts(one, "AMP", (), resamples=2)
     assert (alone.anchors, alone.trainings) == (None, None)
     assert alone.mean == pytest.approx(0.9)
 
@@ -117,7 +118,7 @@ def test_images_are_redrawn_as_in_a_loop(metric):
         redrawn = {name: [by_set[name][i] for i in rng.integers(n, size=n)] for name, n in SIZES.items()}
         near = ORACLES[metric](redrawn["inside"] + redrawn["of near"], redrawn["near"])
         means.append((near + ORACLES[metric](redrawn["inside"], redrawn["far"])) / 2)
-    found = noise(TWO, "AMP", DRAWS, metric, resamples=12)
+    found = noise_parts(TWO, "AMP", DRAWS, metric, resamples=12)
     assert found.images == pytest.approx(statistics.stdev(means))
 
 
@@ -131,15 +132,15 @@ def test_the_noise_of_the_images_is_as_wide_as_delongs_standard_error_says():
     ]
     shared = (wins[0].mean(axis=0) + wins[1].mean(axis=0)) / 2  # an ID image counts in both sets
     error = shared.var(ddof=1) / 200 + sum(w.mean(axis=1).var(ddof=1) / len(w) / 4 for w in wins)
-    found = noise(summary({"AMP": 0.9}, sizes=sizes), "AMP", ())
+    found = noise_parts(summary({"AMP": 0.9}, sizes=sizes), "AMP", ())
     assert found.images / math.sqrt(error) == pytest.approx(1, abs=0.15)
 
 
 def test_methods_that_are_not_there_are_named():
     with pytest.raises(InputError, match=r"must be methods of the summary; got ODIN$"):
-        noise(TWO, "ODIN", ())
+        noise_parts(TWO, "ODIN", ())
     with pytest.raises(InputError, match=r"must be methods of the summary; got AMP, seed 7, Gram$"):
-        noise(TWO, "AMP", ("AMP, seed 1", "AMP, seed 7", "Gram"))
+        noise_parts(TWO, "AMP", ("AMP, seed 1", "AMP, seed 7", "Gram"))
 
 
 def test_the_table_has_two_rows_for_each_method():
@@ -154,7 +155,7 @@ def test_the_table_has_two_rows_for_each_method():
     assert table.rows[0][2:5] == ("88.00", "3.16", "5.35")  # the roots of 0.001 and of 0.0032 less a third of that
     assert table.rows[1][2:5] == ("24.00", "6.32", "10.71")
     assert table.rows[2][2:5] == ("85.00", "", "7.07")  # 10 over root two
-    assert table.rows[0][5] == f"{100 * noise(TWO, 'AMP', DRAWS, resamples=12).images:.2f}"
+    assert table.rows[0][5] == f"{100 * noise_parts(TWO, 'AMP', DRAWS, resamples=12).images:.2f}"
     assert "over 2 trainings" in table.caption
     assert noise_table(summary({"AMP": 0.9}), {"AMP": ()}, resamples=2).rows[0][3:5] == ("", "")
     assert noise_table(TWO, {}).rows == ()

@@ -13,7 +13,7 @@ from kedge.data.preprocess import FILTERS
 from kedge.data.sources.catalogue import SOURCES
 from kedge.detectors.registry import DETECTORS
 from kedge.errors import InputError
-from kedge.evaluation import METRICS
+from kedge.metrics import DETECTION_METRICS
 from kedge.studies.paper import AVERAGE, reported, tables
 
 EVERY = reported()
@@ -307,7 +307,7 @@ def test_methods_that_learn_from_outliers_are_marked():
 def test_networks_and_metrics_have_kedge_s_names():
     assert {r.network for r in EVERY} == {"wrn-40-2", "resnet18-cifar", "resnet34-cifar", "resnet50"}
     assert {r.network for r in EVERY} <= set(models.model_names())
-    assert {r.metric for r in EVERY} <= {*METRICS, "tnr95", "accuracy"}
+    assert {r.metric for r in EVERY} <= {*DETECTION_METRICS, "tnr95", "accuracy"}
     assert {r.metric for r in EVERY if r.ood_set is None} == {"accuracy"}
 
 

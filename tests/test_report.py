@@ -18,18 +18,17 @@ from torch import nn
 from kedge import AMP, Detection, ImageSet, anchor, calibration
 from kedge.detectors import Cost
 from kedge.errors import InputError, NotReadyError
-from kedge.evaluation import METRICS, Evaluation, Result, Shifted
+from kedge.evaluation import Evaluation, EvaluationResult, ShiftedResult
 from kedge.evaluation.curve import Curve
 from kedge.evaluation.paired import best_beyond_noise, difference, redraw, winner
 from kedge.evaluation.report import charts, figures, write_report
-from kedge.evaluation.report.charts import threshold
-from kedge.evaluation.report.curves import curves
+from kedge.evaluation.report.charts import curve_section, flagging_threshold
 from kedge.evaluation.report.document import document
-from kedge.evaluation.report.gallery import SIDE, galleries, picture
-from kedge.evaluation.report.markup import tag
-from kedge.evaluation.report.shifted import shifted
-from kedge.evaluation.report.tables import finding, promised
-from kedge.metrics import accuracy, aurc, detection_metrics, ece
+from kedge.evaluation.report.gallery import SIDE, image_section, picture
+from kedge.evaluation.report.markup import figure, section, table, tag
+from kedge.evaluation.report.tables import evaluation_finding, guaranteed
+from kedge.metrics import CLASSIFIER_METRICS, Predictions, detection_metrics, ece
+from kedge.metrics import DETECTION_METRICS as METRICS
 
 EVIL = "<script>alert(1)</script>"
 VOID = {"br", "img", "meta"}
@@ -91,13 +90,12 @@ def made(
 
 def result(said, true=None, resamples=0):
     inside = said["inside"]
-    return Result(
+    predictions = Predictions(inside.label, inside.probability, inside.score, true)
+    return EvaluationResult(
         metrics={
             s: detection_metrics(inside.score, d.score, resamples=resamples) for s, d in said.items() if s != "inside"
         },
-        accuracy=None if true is None else accuracy(inside.label, true),
-        ece=None if true is None else ece(inside.probability, true),
-        aurc=None if true is None else aurc(inside.score, inside.label == true),
+        classifier={} if true is None else {name: metric(predictions) for name, metric in CLASSIFIER_METRICS.items()},
         flagged={s: float(d.is_ood.double().mean()) for s, d in said.items()},
         milliseconds=0.5,
         cost=Cost(forward=1),
@@ -201,7 +199,7 @@ def test_a_whole_report_is_sound_and_shows_everything(tmp_path):
     evaluation = made()
     text = written(tmp_path, evaluation, detector=amp_detector(), record=record, intro="One.\n\nTwo.")
     read = check(text)
-    headings = [f"{h}-heading" for h in ("summary", "sets", "scores", "roc", "temperature", "reliability", "images")]
+    headings = [f"{h}-heading" for h in ("summary", "sets", "scores", "roc", "tau", "reliability", "images")]
     headings += ["anchors-heading", "reading-heading", "record-heading"]
     assert [attrs["id"] for attrs in read.all("h2")] == headings
     drawn = [attrs for attrs in read.all("svg") if "role" in attrs]
@@ -213,7 +211,7 @@ def test_a_whole_report_is_sound_and_shows_everything(tmp_path):
         assert f"{100 * estimate.value:.1f} {100 * estimate.low:.1f} to {100 * estimate.high:.1f}" in read.text
     assert evaluation.sets["far"].checksum in read.text
     best = best_beyond_noise(evaluation, resamples=FEWER)
-    assert finding(evaluation, best).replace("\N{NO-BREAK SPACE}", " ") in read.text
+    assert evaluation_finding(evaluation, best).replace("\N{NO-BREAK SPACE}", " ") in read.text
     assert "from 60 paired resamples of the same images" in read.text
 
 
@@ -245,8 +243,8 @@ CASES = {
     "one image each, two channels": {"sizes": (1, 1), "shape": (2, 6, 6), "oods": ("only",)},
     "few images, no class names": {"sizes": (5, 3), "classes": (), "detectors": ("only",)},
     "many sets": {"oods": tuple(f"set {i}" for i in range(8)), "detectors": ("only",)} | PLAIN,
-    "nothing flagged": {"alpha": 0.999, "oods": ("only",)} | PLAIN,
-    "much flagged": {"alpha": 0.01, "oods": ("only",)} | PLAIN,
+    "nothing flagged": {"alpha": 0.001, "oods": ("only",)} | PLAIN,
+    "much flagged": {"alpha": 0.99, "oods": ("only",)} | PLAIN,
 }
 
 
@@ -256,7 +254,7 @@ def test_degenerate_evaluations_make_sound_reports(tmp_path, case):
     read = check(written(tmp_path, evaluation))
     ids = {attrs["id"] for attrs in read.all("section")}
     assert ("reliability" in ids) == CASES[case].get("labels", True)
-    assert ("temperature" in ids) == CASES[case].get("temperatures", True)
+    assert ("tau" in ids) == CASES[case].get("temperatures", True)
     assert "anchors" not in ids
     assert "No record was given." in read.text
     assert "nan" not in read.text.lower().split()
@@ -313,7 +311,7 @@ def test_the_paired_bootstrap_is_that_of_the_definition():
         for d, j, metric in itertools.product(range(3), range(2), ("auroc", "fpr95", "dtacc")):
             inside = [scores[d][0][i] for i in rows[0]]
             outside = [scores[d][j + 1][i] for i in rows[j + 1]]
-            assert drawn[r, d, j, METRICS.index(metric)] == pytest.approx(naive(metric, inside, outside))
+            assert drawn[r, d, j, list(METRICS).index(metric)] == pytest.approx(naive(metric, inside, outside))
 
 
 def test_a_winner_leads_each_other_beyond_noise():
@@ -360,7 +358,7 @@ def test_a_clearly_better_detector_is_marked(tmp_path):
 
 def test_ood_is_explained_once_and_never_in_the_name_of_a_set():
     evaluation = dataclasses.replace(made(oods=("tiny (OpenOOD)", "near", "far")), apart=("tiny (OpenOOD)",))
-    text = finding(evaluation, best_beyond_noise(evaluation))
+    text = evaluation_finding(evaluation, best_beyond_noise(evaluation))
     assert "over 2 out-of-distribution (OOD) sets (tiny (OpenOOD) apart)" in text
 
 
@@ -368,7 +366,7 @@ def test_with_few_images_nothing_is_marked():
     evaluation = made(sizes=(80, 5), noise=2.0)
     best = best_beyond_noise(evaluation)
     assert (best.overall, best.by_set, best.enough) == ({}, {}, False)
-    assert "too few images to tell" in finding(evaluation, best)
+    assert "too few images" in evaluation_finding(evaluation, best)
 
 
 def test_the_difference_of_two_detectors_has_the_interval_of_the_paired_bootstrap():
@@ -419,12 +417,12 @@ def test_the_promise_and_the_threshold_are_read_off_the_detections():
     calibrated = torch.randn(199).sort().values
     said = {n: detection(torch.linspace(-4, 4, 400), calibrated, alpha=0.1) for n in ("inside", "near")}
     one = result(said)
-    assert promised(one) == pytest.approx(20 / 200)
-    true = calibration.threshold(calibrated, 0.9)
-    assert threshold(one) == pytest.approx(true, abs=8 / 399)
+    assert guaranteed(one) == pytest.approx(20 / 200)
+    true = calibration.threshold(calibrated, 0.1)
+    assert flagging_threshold(one) == pytest.approx(true, abs=8 / 399)
     none = result({n: detection(torch.zeros(5), torch.zeros(30)) for n in ("inside", "near")})
-    assert promised(none) is None
-    assert threshold(none) is None
+    assert guaranteed(none) is None
+    assert flagging_threshold(none) is None
 
 
 def test_anchors_predict_what_the_network_says(tmp_path):
@@ -437,7 +435,7 @@ def test_anchors_predict_what_the_network_says(tmp_path):
     said = evaluation.results["amp"].detections[row[1]]
     image = evaluation.sets[row[1]].images[int(said.score.argmin())][None] / 255
     hypotheses = detector.net.per_anchor_logits(image)[:, 0]
-    expected = (torch.cat([hypotheses, hypotheses.mean(dim=0)[None]]) / detector.calibration.tau).softmax(dim=1)
+    expected = (torch.cat([hypotheses, hypotheses.mean(dim=0)[None]]) / detector.calibration.temperature).softmax(dim=1)
     names = ("ant", "bee", "cow")
     assert shown == [(names[int(p.argmax())], f"{100 * float(p.max().detach()):.0f}") for p in expected]
 
@@ -540,7 +538,7 @@ def test_curves_and_shifted_images_have_sections_only_where_there_are_some(tmp_p
     links = [attrs["href"] for attrs in check(written(tmp_path, evaluation, curves=[nothing])).all("a")]
     assert "#curves" not in links
     assert "#shifted" not in links
-    both = moved(evaluation, "turned", Shifted(0.5, 0.75, 0.3))
+    both = moved(evaluation, "turned", ShiftedResult(0.5, 0.75, 0.3))
     something = Curve("Here", "K", {"it": {1: ("first", None), 2: ("second", None)}})
     read = check(written(tmp_path, both, curves=[nothing, something]))
     links = [attrs["href"] for attrs in read.all("a")]
@@ -548,15 +546,16 @@ def test_curves_and_shifted_images_have_sections_only_where_there_are_some(tmp_p
     assert [attrs["id"] for attrs in read.all("section")] == [link[1:] for link in links]
     assert "Here" in read.text
     assert "Gone" not in read.text
-    assert curves(evaluation, []) is curves(evaluation, [nothing]) is shifted(evaluation) is None
+    assert curve_section(evaluation, []) is curve_section(evaluation, [nothing]) is None
 
 
 def test_shifted_images_are_told_in_percent(tmp_path):
-    evaluation = moved(made(resamples=0), "turned", Shifted(0.625, 0.9, 0.1234))
-    evaluation = moved(evaluation, "blurred", Shifted(0.25, None, 0.75), count=12)
+    evaluation = moved(made(resamples=0), "turned", ShiftedResult(0.625, 0.9, 0.1234))
+    evaluation = moved(evaluation, "blurred", ShiftedResult(0.25, None, 0.75), count=12)
     results = dict(evaluation.results)
     results["second"] = dataclasses.replace(results["second"], uses_outliers=True)
-    text = shifted(dataclasses.replace(evaluation, results=results))
+    page = written(tmp_path, dataclasses.replace(evaluation, results=results))
+    text = re.search(r'<section id="shifted".*?</section>', page, re.DOTALL)[0]
     flagged = [[f"{100 * results[d].flagged[s]:.1f}" for d in results] for s in ("turned", "blurred")]
     head = ["Detector", "accuracy", "flagged", "accuracy of accepted", "AURC"]
     assert rows(text) == [
@@ -580,7 +579,7 @@ def test_a_curve_s_text_alternative_holds_its_numbers():
         Curve("Effect of K", "anchors", {"AMP": {10: ("b", None), 2.5: ("a", None)}, "other": {7: ("c", "near")}}),
         Curve("Strength", "severity", {"AMP": {1: ("a", "far"), 2: ("gone", "far")}}, metric="fpr95"),
     ]
-    text = curves(evaluation, asked)
+    text = curve_section(evaluation, asked)
     first, second = labels_of(text)
 
     def percent(label, metric, *oods):
@@ -604,19 +603,19 @@ def test_a_curve_s_text_alternative_holds_its_numbers():
 )
 def test_every_metric_can_be_drawn_along_a_number(metric):
     evaluation = made(resamples=0)
-    (label,) = labels_of(curves(evaluation, [Curve("C", "K", {"s": {1: ("first", "near")}}, metric)]))
+    (label,) = labels_of(curve_section(evaluation, [Curve("C", "K", {"s": {1: ("first", "near")}}, metric)]))
     assert f"{100 * evaluation.results['first'].metrics['near'][metric].value:.1f} % at 1" in label
 
 
 def test_points_of_a_curve_stand_as_ticks():
     series = {"s": {1: ("a", None), 3: ("b", None)}, "t": {20: ("a", "far")}}
-    text = curves(made(("a", "b"), resamples=0), [Curve("C", "K", series)])
+    text = curve_section(made(("a", "b"), resamples=0), [Curve("C", "K", series)])
     assert {"1", "3", "20", "K", "AUROC, %"} <= set(re.findall(r"<text[^>]*>([^<]*)</text>", text))
 
 
 def test_names_in_the_new_sections_are_escaped(tmp_path):
     evaluation = made((EVIL, "b"), ("near",), resamples=0, classes=(EVIL, "</td>", "&lt;"))
-    evaluation = moved(evaluation, f"moved {EVIL}", Shifted(0.5, 0.5, 0.5))
+    evaluation = moved(evaluation, f"moved {EVIL}", ShiftedResult(0.5, 0.5, 0.5))
     evil = Curve(f"title {EVIL}", f"axis {EVIL}", {f"series {EVIL}": {1: (EVIL, None), 2: ("b", "near")}})
     read = check(
         written(tmp_path, evaluation, curves=[evil], leads=("b", EVIL), detector=trained_on_labels(), title="T")
@@ -649,7 +648,7 @@ def quantiles(values):
 
 def test_the_scores_of_every_lead_are_drawn_with_their_numbers():
     evaluation = made(("first", "second", "third"), resamples=0)
-    text = charts.scores(evaluation, ("third", "first"))
+    text = charts.score_section(evaluation, ("third", "first"))
     assert re.findall(r"<h3>(.*?)</h3>", text) == ["third", "first"]
     drawn = iter(labels_of(text))
     for lead in ("third", "first"):
@@ -661,7 +660,7 @@ def test_the_scores_of_every_lead_are_drawn_with_their_numbers():
             auroc = 100 * one.metrics[ood]["auroc"].value
             assert label.endswith(f"{100 * one.flagged[ood]:.1f} % flagged, AUROC {auroc:.1f} %.")
     assert next(drawn, None) is None
-    alone = charts.scores(evaluation, ("second",))
+    alone = charts.score_section(evaluation, ("second",))
     assert "Scores of second" in alone
     assert "<h3>" not in alone
 
@@ -681,7 +680,7 @@ def cards(text):
 def test_the_galleries_show_the_mistakes_of_the_first_lead():
     evaluation = made(("first", "second"), noise=3.0, resamples=0)
     for lead in ("first", "second"):
-        shown = [(name, number) for name, number, _ in cards(galleries(evaluation, lead))]
+        shown = [(name, number) for name, number, _ in cards(image_section(evaluation, lead))]
         said = {name: d.score.tolist() for name, d in evaluation.results[lead].detections.items()}
         expected = [("inside", i) for i in sorted(range(60), key=lambda i: -said["inside"][i])[:12]]
         for ood in ("near", "far"):
@@ -692,12 +691,12 @@ def test_the_galleries_show_the_mistakes_of_the_first_lead():
 def test_known_images_are_on_the_in_distribution_side_of_their_set(monkeypatch):
     strange = torch.linspace(50, 60, 25)  # far beyond all other scores
     evaluation = known(made(("first", "second"), resamples=0), "near", "near, known", strange)
-    near, far = labels_of(charts.scores(evaluation, ("first",)))
+    near, far = labels_of(charts.score_section(evaluation, ("first",)))
     said = evaluation.results["first"].detections
     inside = said["inside"].score.double().tolist()
     assert quantiles(inside + strange.double().tolist()) in near
     assert quantiles(inside) in far
-    by_set, by_detector = labels_of(charts.roc_curves(evaluation, ("first",)))
+    by_set, by_detector = labels_of(charts.roc_section(evaluation, ("first",)))
     area = np.mean(
         [(o > i) + (o == i) / 2 for o in said["near"].score.tolist() for i in inside + strange.double().tolist()]
     )
@@ -705,7 +704,7 @@ def test_known_images_are_on_the_in_distribution_side_of_their_set(monkeypatch):
     assert by_detector.startswith("ROC curves on near, one per detector.")  # the hardest, because of them
     drawn = []
     monkeypatch.setattr(figures, "roc", lambda name, pairs, *, label: drawn.append(pairs) or tag("svg"))
-    charts.roc_curves(evaluation, ("first",))
+    charts.roc_section(evaluation, ("first",))
     assert [[len(side) for side in pair] for pair in drawn[0]] == [[60 + 25, 40], [60, 40]]
     assert [[len(side) for side in pair] for pair in drawn[1]] == [[60 + 25, 40], [60 + 25, 40]]
 
@@ -732,7 +731,7 @@ def many(n=8):
 def test_of_many_detectors_six_have_their_roc_curve_drawn_leads_among_them():
     evaluation = many()
     leads = (MANY[7], MANY[6])
-    text = charts.roc_curves(evaluation, leads)
+    text = charts.roc_section(evaluation, leads)
     by_set, by_detector = labels_of(text)
     area = {d: {ood: m["auroc"].value for ood, m in r.metrics.items()} for d, r in evaluation.results.items()}
     hardest = min(("near", "far"), key=lambda ood: sum(by[ood] for by in area.values()))
@@ -746,16 +745,16 @@ def test_of_many_detectors_six_have_their_roc_curve_drawn_leads_among_them():
 
 
 def test_up_to_six_detectors_are_all_drawn():
-    text = charts.roc_curves(many(6), (MANY[0],))
+    text = charts.roc_section(many(6), (MANY[0],))
     assert "Each detector on the hardest set" in text
     assert "The best" not in text
     assert all(name in labels_of(text)[1] for name in MANY[:6])
-    assert len(labels_of(charts.roc_curves(many(1), (MANY[0],)))) == 1  # nothing to compare
+    assert len(labels_of(charts.roc_section(many(1), (MANY[0],)))) == 1  # nothing to compare
 
 
 def test_of_many_classifiers_six_have_their_reliability_drawn_leads_first():
     evaluation = many()
-    text = charts.reliability(evaluation, (MANY[7],))
+    text = charts.reliability_section(evaluation, (MANY[7],))
     drawn = labels_of(text)
     assert [re.search(r"detector \w", label)[0] for label in drawn] == [MANY[7], *MANY[:5]]
     assert "Shown are 6 of 8 classifiers, leads first." in text
@@ -766,7 +765,7 @@ def test_of_many_classifiers_six_have_their_reliability_drawn_leads_first():
         right = sum(int(a == b) for a, b in zip(said.label.tolist(), labels.tolist(), strict=True)) / 60
         assert f"mean confidence {100 * sure:.1f} %, accuracy {100 * right:.1f} %" in label
         assert f"ECE {100 * ece(said.probability, labels):.1f} %" in label
-    assert "Shown are" not in charts.reliability(many(6), (MANY[0],))
+    assert "Shown are" not in charts.reliability_section(many(6), (MANY[0],))
 
 
 def test_detectors_of_one_classifier_share_its_diagram():
@@ -776,7 +775,7 @@ def test_detectors_of_one_classifier_share_its_diagram():
     for label, r in evaluation.results.items():
         inside = dataclasses.replace(r.detections["inside"], probability=one)
         results[label] = dataclasses.replace(r, detections={**r.detections, "inside": inside})
-    text = charts.reliability(dataclasses.replace(evaluation, results=results), (MANY[0],))
+    text = charts.reliability_section(dataclasses.replace(evaluation, results=results), (MANY[0],))
     (label,) = labels_of(text)
     assert ", ".join(MANY) in label
     assert "Shown are" not in text
@@ -799,7 +798,7 @@ def test_cards_tell_the_votes_of_the_anchors():
     temperature = detector.calibration.temperature
     assert abs(temperature - 1) > 0.1
     names, divided = ("ant", "bee", "cow"), 0
-    shown = cards(galleries(evaluation, "amp", detector))
+    shown = cards(image_section(evaluation, "amp", detector))
     assert len(shown) == 12 + 4 + 4
     for name, number, words in shown:
         (line,) = re.findall(r"anchors: (.*)", words)
@@ -823,14 +822,8 @@ def test_cards_tell_the_votes_of_the_anchors():
 
 def test_votes_are_of_the_anchors_that_each_image_draws():
     detector = trained_on_labels(variant="authors", k=3, pool=20)
-    for _, _, words in cards(galleries(made(("amp",), ("only",), **PLAIN), "amp", detector)):
+    for _, _, words in cards(image_section(made(("amp",), ("only",), **PLAIN), "amp", detector)):
         assert sum(map(int, re.findall(r"(\d+) \w+ \(", words.split("anchors: ")[1]))) == 3
-
-
-def test_without_a_detector_cards_tell_no_votes():
-    shown = cards(galleries(made(("amp",), resamples=0), "amp"))
-    assert len(shown) == 20
-    assert not any("anchors" in words for _, _, words in shown)
 
 
 # --- the frame --------------------------------------------------------------------------------------------------------
@@ -851,3 +844,13 @@ def test_a_document_links_to_the_sections_that_it_has():
     assert "It is 5\N{NO-BREAK SPACE}% of <all>." in "".join(read.words)
     assert "10\N{NO-BREAK SPACE}% more" in "".join(read.words)
     assert text.index('id="one"') < text.index('id="three"')
+
+
+def test_the_helpers_of_other_pages_escape_text_and_keep_markup():
+    heads, rows = ["<n>", tag("th", "m", scope="col")], [tag("tr", tag("th", EVIL, scope="row"), tag("td", "3"))]
+    inner = (figure(tag("img", src="#s", alt=EVIL), EVIL, tag("br"), "b"), table(EVIL, heads, rows, label="t"))
+    content = section("s", EVIL, *inner, figures.legend(["a & b"] * 8))
+    read = check(document("T", "F", [], [("s", "S", content)]))
+    assert read.text.count(EVIL) == 4
+    assert "a & b" in read.text
+    assert len(read.all("th")) == 3

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 import kedge
 from kedge.cli import app
 from kedge.errors import NotReadyError
-from kedge.evaluation import Summary, evaluate
+from kedge.evaluation import SeedSummary, evaluate
 from kedge.studies import STUDIES, MethodPlan, NetworkPlan, PaperTable, Protocol, Setting, Suite, sets
 from kedge.studies.ablation import ANCHORS, CUMULATIVE
 from kedge.studies.beside import beside_paper, row
@@ -175,7 +175,7 @@ def one_table(names, labels):
     renamed = [kedge.ImageSet(s.images, name=name) for s, name in zip(data.ood, names, strict=True)]
     net = kedge.models.build("compact", width=4, classes=4)
     detectors = {label: kedge.MSP(net).fit(data.train).calibrate(data.held_out) for label in labels}
-    return Summary({0: evaluate(detectors, data.test, renamed)})
+    return SeedSummary({0: evaluate(detectors, data.test, renamed)})
 
 
 def declared(labels, table):

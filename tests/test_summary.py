@@ -10,7 +10,7 @@ from rich.console import Console
 
 import kedge
 from kedge.errors import InputError
-from kedge.evaluation import Spread, Summary, Table, evaluate
+from kedge.evaluation import SeedSummary, SeedValues, TextTable, evaluate
 
 
 def images(n, name, seed) -> kedge.ImageSet:
@@ -29,8 +29,8 @@ def evaluation(seed, kinds=(kedge.MSP, kedge.Energy), labelled=True) -> kedge.ev
 
 
 @pytest.fixture(scope="module")
-def three() -> Summary:
-    return Summary({seed: evaluation(seed) for seed in (0, 1, 2)})
+def three() -> SeedSummary:
+    return SeedSummary({seed: evaluation(seed) for seed in (0, 1, 2)})
 
 
 def test_means_and_deviations_are_over_the_seeds(three):
@@ -51,14 +51,14 @@ def test_means_and_deviations_are_over_the_seeds(three):
 
 
 def test_one_seed_has_no_deviation():
-    one = Summary({0: evaluation(0)})
+    one = SeedSummary({0: evaluation(0)})
     assert one.value("MSP", "auroc").deviation is None
     assert "±" not in one.table().markdown()
     assert "seeds" not in one.table().caption
 
 
 def test_without_labels_there_is_no_accuracy():
-    one = Summary({0: evaluation(0, labelled=False)})
+    one = SeedSummary({0: evaluation(0, labelled=False)})
     assert one.value("MSP", "accuracy") is None
     assert one.table(("accuracy", "auroc")).rows[0][1] == ""
 
@@ -69,6 +69,8 @@ def test_the_table_has_a_row_per_method_and_says_what_it_means_of(three):
     assert [row[0] for row in table.rows] == ["MSP", "Energy"]
     assert table.rows[0][1] == three.value("MSP", "auroc").words()
     assert "means over 2 OOD sets, mean ± deviation over 3 seeds" in table.caption
+    assert [len(part.heads) for part in three.tables(80)] == [7, 7]
+    assert [len(part.heads) for part in three.tables(200)] == [11]
     by_set = three.by_set("auroc")
     assert by_set.heads == ("method", "near", "far", "mean")
     assert by_set.rows[1][2] == three.value("Energy", "auroc", "far").words()
@@ -77,19 +79,19 @@ def test_the_table_has_a_row_per_method_and_says_what_it_means_of(three):
 def test_a_star_marks_what_learned_from_outliers(three):
     first = three.first
     results = {name: dataclasses.replace(r, uses_outliers=name == "MSP") for name, r in first.results.items()}
-    starred = Summary({0: dataclasses.replace(first, results=results)})
+    starred = SeedSummary({0: dataclasses.replace(first, results=results)})
     assert [row[0] for row in starred.table().rows] == ["MSP *", "Energy"]
     assert [row[0] for row in starred.by_set("auroc").rows] == ["MSP *", "Energy"]
 
 
 def test_evaluations_must_be_comparable(three):
     with pytest.raises(InputError, match="at least one"):
-        Summary({})
+        SeedSummary({})
     with pytest.raises(InputError, match="the same methods; those of seed 1 differ"):
-        Summary({0: evaluation(0), 1: evaluation(1, kinds=(kedge.MSP,))})
+        SeedSummary({0: evaluation(0), 1: evaluation(1, kinds=(kedge.MSP,))})
     other = dataclasses.replace(three.first, id_name="near")
     with pytest.raises(InputError, match="sets of the same names; those of seed 1 differ"):
-        Summary({0: three.first, 1: other})
+        SeedSummary({0: three.first, 1: other})
 
 
 def test_plain_data_goes_through_json(three):
@@ -99,11 +101,13 @@ def test_plain_data_goes_through_json(three):
 
 
 def test_a_spread_is_in_percent():
-    assert Spread((0.1234,)).words() == "12.3"
-    assert Spread((0.1, 0.3)).words() == "20.0 ± 14.1"  # the deviation of two values is their difference over root two
+    assert SeedValues((0.1234,)).words() == "12.3"
+    assert (
+        SeedValues((0.1, 0.3)).words() == "20.0 ± 14.1"
+    )  # the deviation of two values is their difference over root two
 
 
-TABLE = Table("a & b: 50 % of [x]", ("method", "AUROC ↑"), (("A_1 | B", "1.0 ± 0.1"), ("[bold]C", "2.0")))
+TABLE = TextTable("a & b: 50 % of [x]", ("method", "AUROC ↑"), (("A_1 | B", "1.0 ± 0.1"), ("[bold]C", "2.0")))
 
 
 def test_markdown_escapes_what_would_break_the_table():
@@ -133,6 +137,6 @@ def test_a_narrow_terminal_wraps_labels_and_cuts_no_number():
     rows = (("a method with a name that is as long as this", "88.3 ± 0.3", "57.6"), ("short", "1.0", "2.0"))
     console = Console(width=40, record=True)
     with console.capture() as captured:
-        console.print(Table("", ("method", "a set of images, validation", "mean"), rows).terminal())
+        console.print(TextTable("", ("method", "a set of images, validation", "mean"), rows).terminal())
     assert "…" not in captured.get()
     assert all(word in captured.get() for row in rows for cell in row for word in cell.split())

@@ -1,4 +1,4 @@
-"""``kedge evaluate``: how well saved detectors tell images apart."""
+"""``kedge evaluate``: how well saved detectors separate ID from OOD images."""
 
 import json
 import sys
@@ -16,7 +16,7 @@ from kedge.data import sources
 from kedge.data.sources.entry import Images
 from kedge.detectors import AMP, load
 from kedge.errors import InputError
-from kedge.evaluation import Summary
+from kedge.evaluation import SeedSummary
 from kedge.evaluation import evaluate as evaluate_detectors
 from kedge.evaluation.report import write_report
 from kedge.evaluation.report.figures import require
@@ -26,22 +26,22 @@ from kedge.provenance import provenance
 
 def evaluate(
     files: Annotated[
-        list[Path], typer.Argument(help="Calibrated detectors that kedge saved, or names of those that it ships.")
+        list[Path], typer.Argument(help="Files of calibrated detectors, or names of those that kedge ships.")
     ],
-    test: Annotated[str, typer.Option(help="In-distribution test images: a name, folder:PATH, npz:PATH.")],
-    ood: Annotated[list[str], typer.Option(help="Out-of-distribution images, in the same way; may be repeated.")],
+    test: Annotated[str, typer.Option(help="In-distribution test images: a name, folder:PATH or npz:PATH.")],
+    ood: Annotated[list[str], typer.Option(help="Out-of-distribution images, given like --test; may be repeated.")],
     controls: Annotated[
-        bool, typer.Option("--controls", help="Add AMP, and students of it, with temperatures permuted.")
+        bool, typer.Option("--controls", help="Add a row with tau permuted across images for AMP and its students.")
     ] = False,
-    resamples: Annotated[int, typer.Option(min=0, help="Of the bootstrap for intervals; 0 for none.")] = 1000,
-    seed: Annotated[int, typer.Option(help="Of the bootstrap.")] = 0,
+    resamples: Annotated[int, typer.Option(min=0, help="Bootstrap resamples for intervals; 0 for none.")] = 1000,
+    seed: Annotated[int, typer.Option(help="Random seed of the bootstrap and the permutation.")] = 0,
     report: Annotated[Path | None, typer.Option(help="Write an HTML report here.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead, for programs.")] = False,
-    data_dir: Annotated[Path | None, typer.Option(help="Where data sets are; KEDGE_DATA by default.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")] = False,
+    data_dir: Annotated[Path | None, typer.Option(help="Folder of data sets; KEDGE_DATA by default.")] = None,
 ) -> None:
-    """Measure how well detectors tell in-distribution from out-of-distribution images.
+    """Measure how well detectors separate in-distribution from out-of-distribution images.
 
-    Test sets that hold images which a detector was made with are refused.
+    Test sets that contain images used to build or calibrate a detector are refused.
 
     For example:
 
@@ -56,12 +56,10 @@ def evaluate(
     detectors = {file.stem if len({f.stem for f in files}) == len(files) else str(file): load(file) for file in files}
     if len(detectors) != len(files):
         raise InputError(f"files must be different detectors; got {', '.join(map(str, files))}")
-    sets = _apart([(name, sources.load_dataset(name, data_dir=data_dir)) for name in (test, *ood)])
-    with Progress(
-        TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn(), console=console
-    ) as bars:  # fmt: skip
+    sets = _distinct([(name, sources.load_dataset(name, data_dir=data_dir)) for name in (test, *ood)])
+    with Progress(TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn(), console=console) as bars:
         task = bars.add_task("scoring")
-        found = evaluate_detectors(
+        evaluation = evaluate_detectors(
             detectors,
             sets[0],
             sets[1:],
@@ -71,27 +69,27 @@ def evaluate(
             progress=lambda done, total: bars.update(task, completed=done, total=total),
         )
     if as_json:
-        typer.echo(json.dumps(found.as_dict(), indent=1))
+        typer.echo(json.dumps(evaluation.as_dict(), indent=1))
     else:
-        for table in Summary({seed: found}).tables(console.width):
+        for table in SeedSummary({seed: evaluation}).tables(console.width):
             console.print(table.terminal())
     if report is not None:
         lead = next(iter(detectors.values()))
         record = {"command": " ".join(["kedge", *sys.argv[1:]]), "made with": provenance()}
         written = write_report(
             report,
-            found,
-            title=f"{found.id_name} and what is not",
+            evaluation,
+            title=f"{evaluation.id_name} and OOD sets",
             detector=lead if isinstance(lead, AMP) else None,
             record=record,
         )
         console.print(f"report    [bold]{escape(str(written))}[/]", highlight=False)
 
 
-def _apart(given: list[tuple[str, Images]]) -> list[Images]:
-    """The sets; those of one name are called as they were given: folder:known/test is then known/test."""
-    count = Counter(found.name for _, found in given)
+def _distinct(given: list[tuple[str, Images]]) -> list[Images]:
+    """The sets; those of equal names are named as they were given: folder:known/test becomes known/test."""
+    count = Counter(images.name for _, images in given)
     return [
-        found if count[found.name] == 1 else replace(found, name=name.partition(":")[2] or name)
-        for name, found in given
+        images if count[images.name] == 1 else replace(images, name=name.partition(":")[2] or name)
+        for name, images in given
     ]

@@ -4,31 +4,19 @@ from collections.abc import Iterable, Mapping
 from typing import Any, TypeAlias
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
-from torch import Tensor
+from numpy.typing import NDArray
 
 from kedge.checks import shape_of
 from kedge.errors import InputError
+from kedge.metrics.arrays import Numbers as Numbers
+from kedge.metrics.arrays import as_array
 
-Numbers: TypeAlias = ArrayLike | Tensor
 Floats: TypeAlias = NDArray[np.float64]
 
 
 def as_scores(name: str, values: Numbers, fewest: int = 0) -> Floats:
-    """One finite score per image in float64; a single number is one image.
-
-    Example:
-        >>> as_scores("scores", [1, 2]), as_scores("scores", 0.5)
-        (array([1., 2.]), array([0.5]))
-    """
-    if isinstance(values, Tensor):
-        values = values.detach().cpu().double().numpy()
-    try:
-        array = np.atleast_1d(np.asarray(values))
-    except ValueError as error:
-        raise InputError(f"{name} must be (N,), one score per image; got lists of unequal length: {error}") from error
-    if array.dtype.kind not in "biuf":
-        raise InputError(f"{name} must hold real numbers, got dtype {array.dtype}; convert them to float")
+    """Return one finite score per image in float64; a single number is one image."""
+    array = np.atleast_1d(as_array(name, values))
     if array.ndim != 1:
         raise InputError(f"{name} must be (N,), one score per image, got {shape_of(array)}; pass scores.reshape(-1)")
     array = array.astype(np.float64, copy=False)
@@ -44,16 +32,10 @@ def as_scores(name: str, values: Numbers, fewest: int = 0) -> Floats:
     return array
 
 
-def known_state(state: Mapping[str, Any], keys: Iterable[str]) -> Mapping[str, Any]:
-    """Return a saved state if it holds exactly these keys.
-
-    Example:
-        >>> known_state({"seed": 0}, ["seed"])
-        {'seed': 0}
-    """
-    if missing := set(keys) ^ set(state):
+def check_state(state: Mapping[str, Any], keys: Iterable[str]) -> None:
+    """Raise unless a saved state holds exactly these keys."""
+    if wrong := set(keys) ^ set(state):
         raise InputError(
-            f"state must be what state() of the same class returned; got one in which {', '.join(sorted(missing))} "
+            f"state must be what state() of the same class returned; {', '.join(sorted(wrong))} "
             "is missing or unknown: save it with this version of kedge"
         )
-    return state

@@ -1,19 +1,24 @@
-"""A conformal test martingale: money that can only be won if the scores drift."""
+"""A conformal test martingale: its wealth grows only if the scores drift."""
 
 import math
+from array import array
+from bisect import bisect_left, bisect_right
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
 import numpy as np
+from numpy.typing import NDArray
 
 from kedge.checks import at_least, between
-from kedge.drift.arrays import Floats, Numbers, as_scores, known_state
-from kedge.drift.past import Everything, Grid
+from kedge.drift.arrays import Floats, Numbers, as_scores, check_state
 from kedge.errors import InputError
 
-# How often money moves from one bet to another. A drift after t images costs about log(1 / J) + J t of log-wealth until
-# its bet has money again, so small rates suit late drifts, and large ones early drifts; a quarter starts with each.
+CELLS = 1 << 16
+LARGEST = 65_504.0  # of float16
+# The rate J at which wealth moves from one bet to another. A drift after t images costs about log(1 / J) + J t of
+# log-wealth until its bet has wealth again, so small rates suit late drifts, and large ones early drifts; a quarter of
+# the wealth starts with each.
 JUMPS = np.array([[1e-2], [1e-3], [1e-4], [1e-5]])
 
 
@@ -35,7 +40,7 @@ class Bet:
 
 
 def payoffs(p: Floats) -> Floats:
-    """What one unit on each bet becomes: densities on [0, 1], so that no bet gains on average if p is uniform.
+    """The payoff of one unit on each bet: densities on [0, 1], so that no bet gains on average if p is uniform.
 
     Example:
         >>> payoffs(np.array([0.25]))  # no bet; larger, far larger and smaller scores; narrower and wider spread
@@ -50,8 +55,8 @@ def payoffs(p: Floats) -> Floats:
 def play(shares: Floats, p: Floats) -> tuple[Floats, Floats]:
     """Play one round of one game, shares (jumps, bets) and p (), or of G games at once, (G, jumps, bets) and (G,).
 
-    The simple jumper of Vovk et al. (2021), with more bets and a mixture of jump rates: the money on each bet becomes
-    its payoff, then a part J of it is spread evenly over all bets.
+    The simple jumper of Vovk et al. (2021), with more bets and a mixture of jump rates: the wealth on each bet is
+    multiplied by its payoff, then a part J of it is spread evenly over all bets.
 
     Returns:
         The new shares of the wealth, which sum to 1, and the factor by which the wealth grew.
@@ -64,30 +69,97 @@ def play(shares: Floats, p: Floats) -> tuple[Floats, Floats]:
 
 
 def first_shares() -> Floats:
-    """The money before the first round: as much on each bet, at each jump rate."""
+    """The shares before the first round: equal on each bet, at each jump rate."""
     bets = payoffs(np.ones(1)).shape[-1]
     return np.full((len(JUMPS), bets), 1 / (len(JUMPS) * bets))
+
+
+def float16_cells(numbers: Floats) -> NDArray[np.int64]:
+    """The rank of each number's float16 among all of them; numbers beyond 65,504 share the outermost one.
+
+    Example:
+        >>> float16_cells(np.array([-1.0, -0.0, 0.0, 1e-7, 1.0])).tolist()
+        [17407, 32768, 32768, 32770, 48128]
+    """
+    half = np.clip(numbers, -LARGEST, LARGEST).astype(np.float16) + np.float16(0)  # turns -0 into 0
+    bits = half.view(np.uint16).astype(np.int64)
+    return np.where(bits < CELLS // 2, bits + CELLS // 2, CELLS - 1 - bits)
+
+
+class SortedPast:
+    """All scores so far, 8 bytes each, in order."""
+
+    def __init__(self, scores: Floats) -> None:
+        self._scores = array("d", np.sort(scores).tolist())
+
+    def add(self, score: float) -> tuple[int, int, int]:
+        """Add a score; return the number above it, the number equal to it (with itself), and the total."""
+        low, high = bisect_left(self._scores, score), bisect_right(self._scores, score)
+        self._scores.insert(high, score)
+        size = len(self._scores)
+        return size - 1 - high, high - low + 1, size
+
+    def state(self) -> list[float]:
+        """The scores, as plain data."""
+        return self._scores.tolist()
+
+
+class GridPast:
+    """Counts of scores by `float16_cells`, in constant memory and time; scores of one cell count as equal.
+
+    The cells are finest around one score, drawn at random, which is then no part of the past: a grid derived from
+    scores of the past would treat them differently from future ones.
+
+    Args:
+        scores: The first scores, at least one.
+        seed: Random seed of the draw.
+    """
+
+    def __init__(self, scores: Floats, seed: int) -> None:
+        drawn = np.random.default_rng([seed, 1]).integers(len(scores))
+        self.center = float(scores[drawn])
+        self._counts = np.bincount(float16_cells(np.delete(scores, drawn) - self.center), minlength=CELLS)
+        self._size = len(scores) - 1
+
+    def add(self, score: float) -> tuple[int, int, int]:
+        """See `SortedPast.add`."""
+        cell = int(float16_cells(np.array(score - self.center)))
+        self._counts[cell] += 1
+        self._size += 1
+        return int(self._counts[cell + 1 :].sum()), int(self._counts[cell]), self._size
+
+    def state(self) -> list[Any]:
+        """The center, the cells that are not empty, and their counts, as plain data."""
+        (used,) = np.nonzero(self._counts)
+        return [self.center, used.tolist(), self._counts[used].tolist()]
+
+    def restore(self, state: list[Any]) -> None:
+        """Continue from what `state` returned."""
+        self.center, used, counts = state
+        self._counts[:] = 0
+        self._counts[used] = counts
+        self._size = sum(counts)
 
 
 class Martingale:
     """Bets on every score of a stream against exchangeability with all scores before it.
 
     The smoothed conformal p-value of a score is its rank, with ties broken at random, among calibration scores and
-    earlier stream scores together. Without drift these p-values are independent and uniform exactly, for any
+    earlier stream scores together. Without drift these p-values are exactly independent and uniform, for any
     distribution and with any ties; against a fixed calibration set they would share its accidents, and a long stream
-    would be sure to look like drift. Bets on them win nothing on average, so by Ville's inequality the wealth ever
-    reaches ``1 / alpha`` with chance at most ``alpha``, however long the stream.
+    would always look like drift. Bets on them win nothing on average, so by Ville's inequality the wealth ever
+    reaches ``1 / alpha`` with probability at most ``alpha``, however long the stream.
 
-    All scores are kept, 8 bytes each, in order. A past cut to its newest scores would break the promise: earlier
-    p-values tell how the scores that are kept compare with those that left, so the next p-value is not independent of
-    them. With ``bounded`` scores, the calibration's too, are rounded and counted, in half a megabyte: to float16, less
-    one calibration score that is drawn at random and left out. The promise is the same, since it holds with any ties.
-    The past comes to hold the drifted scores too, so a drift is noticed while it is new or not at all.
+    All scores are kept, 8 bytes each. A past cut to its newest scores would break the guarantee: earlier p-values
+    depend on how the kept scores compare with the dropped ones, so the next p-value is not independent of them. With
+    ``bounded`` all scores are rounded to float16, relative to one calibration score that is drawn at random and left
+    out, and counted in half a megabyte. The guarantee is the same, since it holds with any ties. The past comes to
+    hold the drifted scores too, so a drift is noticed while it is new or not at all.
 
     Args:
         calibration: One score per held-out in-distribution image.
-        alpha: Chance of ever raising a false alarm.
-        seed: Of the smoothing.
+        alpha: Probability of ever raising a false alarm.
+        seed: Random seed of the smoothing.
         bounded: Whether memory, and the time for a score, must not grow with the stream.
 
     Example:
@@ -101,8 +173,8 @@ class Martingale:
     """
 
     def __init__(self, calibration: Numbers, *, alpha: float = 0.01, seed: int = 0, bounded: bool = False) -> None:
-        known = as_scores("calibration", calibration, fewest=1)
-        self._past = Grid(known, seed) if bounded else Everything(known)
+        scores = as_scores("calibration", calibration, fewest=1)
+        self._past = GridPast(scores, seed) if bounded else SortedPast(scores)
         self.alpha = between("alpha", alpha, 0, 1, open_ends=True)
         self.seed = at_least("seed", seed, 0)
         self.seen = 0
@@ -130,12 +202,12 @@ class Martingale:
         return Bet(self.seen - 1, p, self.log_wealth, self.alarm)
 
     def _p_value(self, score: float) -> float:
-        """Smoothed p-value among the past, of which the score is a part from now on."""
+        """Smoothed p-value of a score among the past, which it joins."""
         above, ties, size = self._past.add(score)
-        return (above + ties * (1 - self._rng.random())) / size  # in (0, 1]: p = 0 would pay without end
+        return (above + ties * (1 - self._rng.random())) / size  # in (0, 1]: p = 0 would pay infinitely much
 
     def state(self) -> dict[str, Any]:
-        """Everything, as plain data for JSON; `restore` goes on from it as if nothing had happened.
+        """Everything, as plain data for JSON; `restore` continues from it.
 
         Example:
             >>> martingale = Martingale([1, 2, 3])
@@ -143,24 +215,17 @@ class Martingale:
             >>> Martingale.restore(martingale.state()).update([9]) == martingale.update([9])
             True
         """
-        return {
-            "past": self._past.state(),
-            "bounded": isinstance(self._past, Grid),
-            "alpha": self.alpha,
-            "seed": self.seed,
-            "seen": self.seen,
-            "since": self.since,
-            "log_wealth": self.log_wealth,
-            "shares": self._shares.tolist(),
-        }
+        bounded = isinstance(self._past, GridPast)
+        values = {name: getattr(self, name) for name in _VALUES}
+        return {"past": self._past.state(), "bounded": bounded, **values, "shares": self._shares.tolist()}
 
     @classmethod
     def restore(cls, state: Mapping[str, Any]) -> Self:
         """Make a martingale from what `state` returned."""
-        known_state(state, ["past", "bounded", "alpha", "seed", "seen", "since", "log_wealth", "shares"])
+        check_state(state, ["past", "bounded", *_VALUES, "shares"])
         bounded = state["bounded"]
         martingale = cls([0.0] if bounded else state["past"], alpha=state["alpha"], seed=state["seed"], bounded=bounded)
-        if isinstance(martingale._past, Grid):
+        if isinstance(martingale._past, GridPast):
             martingale._past.restore(state["past"])
         martingale.seen, martingale.since, martingale.log_wealth = state["seen"], state["since"], state["log_wealth"]
         martingale._shares = np.array(state["shares"])
@@ -171,3 +236,6 @@ class Martingale:
             )
         martingale._rng.bit_generator.advance(martingale.seen)  # type: ignore[attr-defined]  # one draw per score
         return martingale
+
+
+_VALUES = ("alpha", "seed", "seen", "since", "log_wealth")

@@ -1,4 +1,4 @@
-"""Both instruments over a whole array of scores, for a plot."""
+"""Both tests over a whole array of scores, for a plot."""
 
 from dataclasses import dataclass
 
@@ -11,8 +11,8 @@ from kedge.drift.window import WindowTest
 
 
 @dataclass(frozen=True)
-class History:
-    """What `Martingale` and `WindowTest` made of a stream of H images and T windows.
+class DriftHistory:
+    """`Martingale` and `WindowTest` over a stream of H images and T windows.
 
     Attributes:
         log_wealth: Of the martingale after each image, (H,).
@@ -46,19 +46,19 @@ def history(
     horizon: int | None = None,
     alpha: float = 0.01,
     seed: int = 0,
-) -> History:
-    """Run a `Martingale` and a `WindowTest` over the scores of a stream, in the order they came.
+) -> DriftHistory:
+    """Run a `Martingale` and a `WindowTest` over the scores of a stream, in order.
 
-    Each of the two raises a false alarm with chance at most ``alpha``, so either does with at most twice that.
+    Each of the two raises a false alarm with probability at most ``alpha``, so either does with at most twice that.
 
     Args:
         scores: One score per image of the stream.
         calibration: One score per held-out in-distribution image, at least 20.
         window: Number of newest scores that are tested.
-        every: Images from one test to the next; a quarter of the window if not given.
-        horizon: Images over which the promise of the windows holds; the whole array if not given.
-        alpha: Chance of a false alarm, for each.
-        seed: Of all randomness.
+        every: Images from one test to the next; a quarter of the window by default.
+        horizon: Images over which the guarantee of the windows holds; the whole array by default.
+        alpha: Probability of a false alarm, for each.
+        seed: Random seed.
 
     Example:
         >>> rng = np.random.default_rng(0)
@@ -68,17 +68,11 @@ def history(
         ((500,), (47,), 336, 329)
     """
     stream = as_scores("scores", scores)
-    test = WindowTest(
-        calibration,
-        window=window,
-        every=every,
-        horizon=max(len(stream), window) if horizon is None else horizon,
-        alpha=alpha,
-        seed=seed,
-    )
+    horizon = max(len(stream), window) if horizon is None else horizon
+    test = WindowTest(calibration, window=window, every=every, horizon=horizon, alpha=alpha, seed=seed)
     martingale = Martingale(calibration, alpha=alpha, seed=seed)
     bets, compared = martingale.update(stream), test.update(stream)
-    return History(
+    return DriftHistory(
         log_wealth=np.array([bet.log_wealth for bet in bets]),
         p_values=np.array([bet.p_value for bet in bets]),
         wealth_since=martingale.since,

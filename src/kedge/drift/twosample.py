@@ -1,7 +1,7 @@
 """Two-sample tests of windows of scores against calibration scores: p-values for finite samples, with ties.
 
 Letters: T windows of m scores each, n calibration scores, N = n + m. Under the null hypothesis all orders of the N
-scores are equally likely; every p-value here is a share of those orders, given the values that came, ties included.
+scores are equally likely; every p-value here is a share of those orders, given the values, ties included.
 """
 
 import math
@@ -15,13 +15,13 @@ from kedge.drift.arrays import Floats
 
 Ints: TypeAlias = NDArray[np.int64]
 
-MOST_SKEW = 0.02  # beyond this skewness of the rank sum its normal tail is off by over a fifth at p = 1e-5
-ENOUGH = 50  # permutations that reach the observed sum, after which the p-value is known well enough
+MOST_TIES = 1e-4  # share of the rank variance lost to ties, from which on the normal tail is no longer safe
+ENOUGH = 50  # permutations that reach the observed sum, after which the p-value is precise enough
 
 
 @dataclass(frozen=True)
 class Ranks:
-    """What ranks tell about T windows, each pooled with the same calibration scores.
+    """Rank statistics of T windows, each pooled with the same calibration scores.
 
     Attributes:
         n: Number of calibration scores.
@@ -29,7 +29,7 @@ class Ranks:
         distance: Kolmogorov-Smirnov distance of the two distribution functions, times n m: a whole number.
         wins: Mann-Whitney statistic: pairs in which the window's score is larger, ties one half.
         deviation: Standard deviation of ``wins`` over all orders, given the ties.
-        skew: Skewness of ``wins`` over all orders, given the ties; 0 without ties.
+        ties: Share of the variance of the ranks that ties remove: 0 without ties, 1 if all scores are equal.
         ends: Whether a place of the pooled scores, in rising order, is the last of its ties.
     """
 
@@ -38,7 +38,7 @@ class Ranks:
     distance: Ints  # (T,)
     wins: Floats  # (T,)
     deviation: Floats  # (T,)
-    skew: Floats  # (T,)
+    ties: Floats  # (T,)
     ends: NDArray[np.bool_]  # (T, N)
 
     @property
@@ -48,7 +48,7 @@ class Ranks:
 
     @property
     def auroc(self) -> Floats:
-        """Chance that a score of the window is above a calibration score; a tie counts one half."""
+        """Probability that a score of the window is above a calibration score; a tie counts one half."""
         return self.wins / (self.n * self.m)
 
 
@@ -67,24 +67,20 @@ def ranks(windows: Floats, calibration: Floats) -> Ranks:
     pooled = np.take_along_axis(pooled, order, axis=1)
     ends = np.ones((T, N), dtype=np.bool_)
     ends[:, :-1] = pooled[:, 1:] != pooled[:, :-1]
-    ours = np.cumsum(order >= n, axis=1)  # scores of the window among the first 1, 2, ..., N
-    gaps = np.abs(N * ours - m * np.arange(1, N + 1))  # n m times the distance, for i = ours and j = place - i
+    in_window = np.cumsum(order >= n, axis=1)  # scores of the window among the first 1, 2, ..., N
+    gaps = np.abs(N * in_window - m * np.arange(1, N + 1))  # n m times the distance
     twice = np.searchsorted(calibration, windows, "left") + np.searchsorted(calibration, windows, "right")
 
     row, last = np.nonzero(ends)
     size = np.diff(row * N + last, prepend=-1)  # of each group of ties; the last place of a row always ends one
-    centred = last - (size - 1) / 2 - (N - 1) / 2  # mid-rank less its mean
-    second, third = (np.bincount(row, size * centred**power, minlength=T) / N for power in (2, 3))
-    deviation = np.sqrt(second * m * n / (N - 1))
-    with np.errstate(invalid="ignore"):  # all scores equal: nothing to be skewed
-        skew = third / second**1.5 * (N - 2 * m) / (N - 2) * math.sqrt((N - 1) / (m * n))
+    ties = np.bincount(row, size.astype(np.float64) ** 3 - size, minlength=T) / (N**3 - N)
     return Ranks(
         n=n,
         m=m,
         distance=np.where(ends, gaps, 0).max(axis=1),
         wins=twice.sum(axis=1) / 2,
-        deviation=deviation,
-        skew=np.nan_to_num(skew),
+        deviation=np.sqrt(np.maximum(1 - ties, 0) * m * n * (N + 1) / 12),
+        ties=ties,
         ends=ends,
     )
 
@@ -92,8 +88,8 @@ def ranks(windows: Floats, calibration: Floats) -> Ranks:
 def p_any(distance: Ints, n: int, m: int, ends: NDArray[np.bool_] | None = None) -> Floats:
     """Exact p-value of each Kolmogorov-Smirnov distance: the share of orders whose distance is at least as large.
 
-    Walks through the pooled scores in rising order and keeps the chance that i of those passed belong to the window and
-    the distance was never reached; it can be reached only where a group of ties ends.
+    Walks through the pooled scores in rising order and keeps the probability that i of those passed belong to the
+    window and the distance was never reached; it can be reached only where a group of ties ends.
 
     Example:
         >>> p_any(np.array([4]), n=2, m=2)  # both below or both above: 2 of 6 orders
@@ -104,23 +100,24 @@ def p_any(distance: Ints, n: int, m: int, ends: NDArray[np.bool_] | None = None)
     at[:, 0] = 1
     reached = np.zeros_like(at)
     for d in range(1, N + 1):  # scores passed
-        ours = at * ((m - i) / (N - d + 1))  # the next one belongs to the window
-        at -= ours
-        at[:, 1:] += ours[:, :-1]
+        next_in_window = at * ((m - i) / (N - d + 1))
+        at -= next_in_window
+        at[:, 1:] += next_in_window[:, :-1]
         if ends is None or ends[:, d - 1].any():
             far = np.abs(N * i - m * d) >= distance[:, None]
             arrived = at * (far if ends is None else far & ends[:, d - 1, None])
             reached += arrived
             at -= arrived
     p: Floats = reached.sum(axis=1)
-    return np.minimum(p, 1.0)  # a sum of chances may round above 1
+    return np.minimum(p, 1.0)  # a sum of probabilities may round above 1
 
 
 def p_up(wins: Floats, deviation: Floats, n: int, m: int) -> Floats:
-    """One-sided normal p-value of Mann-Whitney statistics, with continuity correction; 1 where all scores are equal.
+    """One-sided normal p-value of Mann-Whitney statistics, with continuity correction; 1 if all scores are equal.
 
-    Without ties the tail of the rank sum is thinner than the normal one, so these err on the safe side; ties can turn
-    that around by their skewness (`MOST_SKEW`).
+    Without ties the tail of the rank sum is thinner than the normal one, so that these are conservative. With ties
+    the sum takes fewer values, in larger steps than the correction assumes, and may be skewed or heavy-tailed; beyond
+    `MOST_TIES` use `p_up_permuted`.
 
     Example:
         >>> p_up(np.array([5100.0]), np.array([409.3]), 100, 100).round(4)

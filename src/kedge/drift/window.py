@@ -1,4 +1,4 @@
-"""The newest scores of a stream against the calibration scores, tested again and again."""
+"""The newest scores of a stream, tested against the calibration scores at regular intervals."""
 
 import math
 from collections.abc import Mapping
@@ -8,11 +8,11 @@ from typing import Any, Self
 import numpy as np
 
 from kedge.checks import at_least, between
-from kedge.drift.arrays import Floats, Numbers, as_scores, known_state
-from kedge.drift.twosample import MOST_SKEW, Ints, p_any, p_up, p_up_permuted, ranks
+from kedge.drift.arrays import Floats, Numbers, as_scores, check_state
+from kedge.drift.twosample import MOST_TIES, Ints, p_any, p_up, p_up_permuted, ranks
 from kedge.errors import InputError
 
-FEWEST = 20  # scores on either side: from here on the normal tail of the rank sum is on the safe side
+FEWEST = 20  # scores on either side, from which on the normal tail of the rank sum is conservative
 TOGETHER = 64  # windows ranked at once: bounds the memory of a long batch
 
 
@@ -23,10 +23,10 @@ class Comparison:
     Attributes:
         index: The window's last image, counted from 0 in the stream.
         ks: Largest distance of the two distribution functions (Kolmogorov-Smirnov).
-        auroc: Chance that a score of the window is above a calibration score (Mann-Whitney); a tie counts one half.
+        auroc: Probability that a score of the window is above a calibration score (Mann-Whitney); ties count one half.
         p_any: P-value of ``ks``, for a change of any kind: exact.
-        p_up: One-sided p-value of ``auroc``, for a shift upwards: normal, or by permutations where ties skew it (after
-            an alarm by fewer of them, down to 1e-4).
+        p_up: One-sided p-value of ``auroc``, for a shift upwards: normal, or by permutations if there are many ties
+            (fewer permutations after an alarm, so that it stays above 1e-4).
         alarm: Whether an alarm has been raised by now, by this window or one before.
     """
 
@@ -47,13 +47,13 @@ class WindowTest:
     """Tests the last ``window`` scores of a stream against calibration scores, anew after ``every`` images.
 
     Each test is a Kolmogorov-Smirnov test, for any change, and a Mann-Whitney test, for a shift upwards. The alarm is
-    raised by a p-value of at most ``threshold = alpha / (2 * tests)``, so the chance of any false alarm in a stretch of
+    raised by a p-value of at most ``threshold = alpha / (2 * tests)``, so the probability of any false alarm within
     ``horizon`` images is at most ``alpha``, on average over calibration sets. The tests are far from independent: they
-    share the calibration scores, windows overlap, and both statistics see the same ranks. The union bound holds for any
-    dependence and any ties, and at p-values this small it wastes little unless the calibration set is as small as the
-    window (tests/test_drift.py measures how much). ``p_any`` is exact. ``p_up`` is normal, corrected for ties, and on
-    the safe side without them; where ties skew it, it comes from seeded permutations, at most ``draws``: with a
-    threshold below ``1 / draws``, only ``p_any`` raises the alarm then.
+    share the calibration scores, windows overlap, and both statistics use the same ranks. The union bound holds for
+    any dependence, and at p-values this small it loses little power unless the calibration set is as small as the
+    window (tests/test_drift.py measures how much). ``p_any`` is exact. ``p_up`` is normal and conservative while ties
+    are rare; otherwise, as for scores with fewer than about 100 values, it comes from seeded permutations, at most
+    ``draws``: with a threshold below ``1 / draws``, only ``p_any`` raises the alarm then.
 
     A window notices shifts; a change of the spread alone moves the distance little and takes larger windows, or the
     `Martingale`.
@@ -61,11 +61,11 @@ class WindowTest:
     Args:
         calibration: One score per held-out in-distribution image, at least 20.
         window: Number of newest scores that are tested, at least 20.
-        every: Images from one test to the next; a quarter of the window if not given.
-        horizon: Images over which the promise holds.
-        alpha: Chance of any false alarm over the horizon.
-        draws: Permutations at most, which bound the time of a test.
-        seed: Of permutations.
+        every: Images from one test to the next; a quarter of the window by default.
+        horizon: Images over which the guarantee holds.
+        alpha: Probability of any false alarm over the horizon.
+        draws: Largest number of permutations, which bounds the time of a test.
+        seed: Random seed of the permutations.
 
     Example:
         >>> rng = np.random.default_rng(0)
@@ -121,29 +121,29 @@ class WindowTest:
 
     def update(self, scores: Numbers) -> list[Comparison]:
         """Take the next scores, one or many, and return the comparisons that came due."""
-        known = np.concatenate([self._recent, as_scores("scores", scores)])
-        first = self.seen - len(self._recent)  # the image of known[0]; windows start at multiples of `every`
-        starts = np.arange(-first % self.every, len(known) - self.window + 1, self.every)
-        compared = []
+        pool = np.concatenate([self._recent, as_scores("scores", scores)])
+        first = self.seen - len(self._recent)  # the image of pool[0]; windows start at multiples of `every`
+        starts = np.arange(-first % self.every, len(pool) - self.window + 1, self.every)
+        comparisons = []
         for part in np.split(starts, range(TOGETHER, len(starts), TOGETHER)) if len(starts) else ():
-            compared += self._compare(known[part[:, None] + np.arange(self.window)], first + part + self.window - 1)
-        self.seen = first + len(known)
-        self._recent = known[max(0, len(known) - self.window + 1) :]  # every window to come ends in a new score
-        return compared
+            comparisons += self._compare(pool[part[:, None] + np.arange(self.window)], first + part + self.window - 1)
+        self.seen = first + len(pool)
+        self._recent = pool[max(0, len(pool) - self.window + 1) :]  # every window to come ends in a new score
+        return comparisons
 
     def _compare(self, windows: Floats, indices: Ints) -> list[Comparison]:
         """Compare windows (T, m) whose last images have these indices."""
         r = ranks(windows, self._calibration)
         any_change, up = p_any(r.distance, r.n, r.m, r.ends), p_up(r.wins, r.deviation, r.n, r.m)
-        compared = []
+        comparisons = []
         for t, index in enumerate(indices.tolist()):
-            if abs(r.skew[t]) > MOST_SKEW:
+            if MOST_TIES < r.ties[t] < 1:
                 up[t] = self._permuted(windows[t], index)
             if self.since is None and min(any_change[t], up[t]) <= self.threshold:
                 self.since = index
             numbers = {"ks": r.ks[t], "auroc": r.auroc[t], "p_any": any_change[t], "p_up": up[t]}
-            compared.append(Comparison(index, alarm=self.alarm, **{k: float(v) for k, v in numbers.items()}))
-        return compared
+            comparisons.append(Comparison(index, alarm=self.alarm, **{k: float(v) for k, v in numbers.items()}))
+        return comparisons
 
     def _permuted(self, window: Floats, index: int) -> float:
         """P-value by permutations; before an alarm there are enough of them to raise one."""
@@ -152,15 +152,7 @@ class WindowTest:
         return p_up_permuted(window, self._calibration, draws, rng)
 
     def state(self) -> dict[str, Any]:
-        """Everything, as plain data for JSON; `restore` goes on from it as if nothing had happened.
-
-        Example:
-            >>> test = WindowTest(np.arange(50.0), window=20, every=1, horizon=100)
-            >>> _ = test.update(np.arange(30.0))
-            >>> twin = WindowTest.restore(test.state())
-            >>> twin.update(31.0) == test.update(31.0)
-            True
-        """
+        """Everything, as plain data for JSON; `restore` continues from it."""
         return {
             "calibration": self._calibration.tolist(),
             **{name: getattr(self, name) for name in _SETTINGS},
@@ -172,7 +164,7 @@ class WindowTest:
     @classmethod
     def restore(cls, state: Mapping[str, Any]) -> Self:
         """Make a test from what `state` returned."""
-        known_state(state, ["calibration", *_SETTINGS, "seen", "since", "recent"])
+        check_state(state, ["calibration", *_SETTINGS, "seen", "since", "recent"])
         test = cls(state["calibration"], **{name: state[name] for name in _SETTINGS})
         test.seen, test.since = state["seen"], state["since"]
         test._recent = as_scores("recent", state["recent"])

@@ -1,20 +1,18 @@
-"""Evaluation: detectors side by side, over seeds, and which of them leads beyond noise."""
+"""Evaluation: detectors compared on the same images, over seeds, and which of them leads beyond noise."""
 
 from kedge.evaluation.core import evaluate
 from kedge.evaluation.paired import Best, best_beyond_noise, difference
-from kedge.evaluation.result import METRICS, Evaluation, Result, Shifted
-from kedge.evaluation.summary import Spread, Summary
-from kedge.evaluation.table import Table
+from kedge.evaluation.result import Evaluation, EvaluationResult, ShiftedResult
+from kedge.evaluation.summary import SeedSummary, SeedValues, TextTable
 
 __all__ = [
-    "METRICS",
     "Best",
     "Evaluation",
-    "Result",
-    "Shifted",
-    "Spread",
-    "Summary",
-    "Table",
+    "EvaluationResult",
+    "SeedSummary",
+    "SeedValues",
+    "ShiftedResult",
+    "TextTable",
     "best_beyond_noise",
     "difference",
     "evaluate",

@@ -1,4 +1,4 @@
-"""How much of a difference is noise: of the anchors drawn, of the training, of the images tested on."""
+"""How much of a difference is noise: of the anchors drawn, of the training, of the test images."""
 
 import statistics
 from collections.abc import Mapping, Sequence
@@ -7,12 +7,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from kedge.errors import InputError
-from kedge.evaluation.paired import redraw
-from kedge.evaluation.result import METRICS, Evaluation
-from kedge.evaluation.summary import HEADS, Summary
-from kedge.evaluation.table import Table
+from kedge.evaluation.paired import redrawn_results
+from kedge.evaluation.result import Evaluation
+from kedge.evaluation.summary import SeedSummary, TextTable
+from kedge.metrics import DETECTION_METRICS, METRICS
 
-SHOWN = ("auroc", "fpr95")
 RESAMPLES = 200
 
 
@@ -23,7 +22,7 @@ class Noise:
     Attributes:
         mean: Over trainings and draws of anchors.
         anchors: Over draws of anchors for the same network, or None without other draws.
-        trainings: Over trainings, less what the anchors contribute to it; None for one training.
+        trainings: Over trainings, less the contribution of the anchors; None for one training.
         images: Over redrawn test images, of the first training.
     """
 
@@ -33,21 +32,20 @@ class Noise:
     images: float
 
 
-def noise(
-    summary: Summary, label: str, draws: Sequence[str], metric: str = "auroc", *, resamples: int = RESAMPLES
+def noise_parts(
+    summary: SeedSummary, label: str, draws: Sequence[str], metric: str = "auroc", *, resamples: int = RESAMPLES
 ) -> Noise:
-    """Take the noise of a method apart.
+    """Split the noise of a method into its parts.
 
     Args:
         summary: Of one or more trainings.
         label: The method.
         draws: Labels of the same method on the same networks with other anchors.
-        metric: Of detection.
-        resamples: Of the bootstrap over images.
+        metric: A detection metric.
+        resamples: Number of bootstrap resamples of the images.
     """
     labels = [label, *draws]
-    unknown = [each for each in labels if each not in summary.first.results]
-    if unknown:
+    if unknown := [each for each in labels if each not in summary.first.results]:
         raise InputError(f"label and draws must be methods of the summary; got {', '.join(unknown)}")
     values = [  # by training, then by draw
         [evaluation.results[each].mean(metric) for each in labels] for evaluation in summary.evaluations.values()
@@ -56,9 +54,8 @@ def noise(
     within = statistics.fmean(statistics.variance(row) for row in values) if draws else None
     trainings = None
     if len(values) > 1:
-        # A mean over D draws still varies by a D-th of the anchors' variance: that much is not the training's.
-        own = statistics.variance(means) - (within or 0.0) / len(labels)
-        trainings = max(own, 0.0) ** 0.5
+        # A mean over D draws still varies by a D-th of the anchors' variance, which the training does not cause.
+        trainings = max(statistics.variance(means) - (within or 0.0) / len(labels), 0.0) ** 0.5
     return Noise(
         statistics.fmean(means),
         None if within is None else within**0.5,
@@ -67,26 +64,24 @@ def noise(
     )
 
 
-def noise_table(summary: Summary, draws: Mapping[str, Sequence[str]], *, resamples: int = RESAMPLES) -> Table:
+def noise_table(summary: SeedSummary, draws: Mapping[str, Sequence[str]], *, resamples: int = RESAMPLES) -> TextTable:
     """Two rows, of AUROC and FPR95, for each method with other draws of its anchors."""
     rows = []
     for label, others in draws.items():
-        for metric in SHOWN:
-            found = noise(summary, label, others, metric, resamples=resamples)
-            parts = (found.mean, found.anchors, found.trainings, found.images)
-            cells = ("" if part is None else f"{100 * part:.2f}" for part in parts)
-            rows.append((label, HEADS[metric], *cells))
+        for metric in ("auroc", "fpr95"):
+            noise = noise_parts(summary, label, others, metric, resamples=resamples)
+            parts = (noise.mean, noise.anchors, noise.trainings, noise.images)
+            cells = ("" if part is None else METRICS[metric].text(part, 2) for part in parts)
+            rows.append((label, METRICS[metric].head, *cells))
     number = len(summary.evaluations)
     trained = f"over {number} trainings" if number > 1 else "over trainings (none for one)"
     caption = (
         f"Noise of the mean over {summary.first.over}, in points: its standard deviation over draws of the anchors, "
         f"{trained}, and over redrawn test images."
     )
-    return Table(caption, ("method", "metric", "mean", "± anchors", "± training", "± images"), tuple(rows))
+    return TextTable(caption, ("method", "metric", "mean", "± anchors", "± training", "± images"), tuple(rows))
 
 
 def _over_images(evaluation: Evaluation, label: str, metric: str, resamples: int) -> float:
-    said, pairs = evaluation.results[label].detections, evaluation.pairs()
-    scores = [[said[name].score.double().numpy() for name in evaluation.sets]]
-    drawn = redraw(scores, resamples=resamples, pairs=pairs)[:, 0, :, METRICS.index(metric)]  # (resamples, OOD sets)
+    drawn = redrawn_results(evaluation, [label], resamples, seed=0)[:, 0, :, list(DETECTION_METRICS).index(metric)]
     return float(np.std(drawn[:, evaluation.averaged].mean(axis=1), ddof=1))

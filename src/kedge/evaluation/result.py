@@ -1,4 +1,4 @@
-"""What an evaluation found: results by detector, on one in-distribution set and several others."""
+"""The outcome of an evaluation: results by detector, on one in-distribution set and several others."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -9,18 +9,16 @@ from torch import Tensor
 
 from kedge.data import ImageSet
 from kedge.detectors import Cost, Detection
-from kedge.metrics import Estimate
-
-METRICS = ("auroc", "fpr95", "aupr_in", "aupr_out", "dtacc", "fpr95_ood")
+from kedge.metrics import CLASSIFIER_METRICS, DETECTION_METRICS, Estimate
 
 
 @dataclass(frozen=True)
-class Shifted:
-    """What a detector makes of known classes in other conditions, where to accept what it gets right is no error.
+class ShiftedResult:
+    """A detector on known classes in other conditions, where accepting a correct prediction is no error.
 
     Attributes:
         accuracy: Of all images.
-        accepted_accuracy: Of those that the threshold accepts, or None where it accepts none.
+        accepted_accuracy: Of the accepted images, or None if there are none.
         aurc: Area under the risk-coverage curve.
     """
 
@@ -30,56 +28,75 @@ class Shifted:
 
 
 @dataclass(frozen=True)
-class Result:
+class EvaluationResult:
     """One detector's results.
 
     Attributes:
-        metrics: By OOD set, then by metric.
-        accuracy: On the in-distribution test set, or None without labels.
-        ece: Expected calibration error there, of the calibrated probabilities.
-        aurc: Area under the risk-coverage curve there: whether the score also tells when the classifier errs.
+        metrics: By OOD set, then by detection metric.
+        classifier: By metric of the classifier, on the in-distribution test set; empty without labels.
         flagged: Share of each set that the threshold flags, the in-distribution set among them.
         milliseconds: Wall time per image.
         cost: Passes through the network per image.
         uses_outliers: Whether network or method learned from outliers; the tables mark it with a star.
-        detections: What the detector said of each set.
+        detections: The detector's output on each set.
         shifted: By set of known classes in other conditions.
         apart: OOD sets that the mean leaves out.
     """
 
     metrics: dict[str, dict[str, Estimate]]
-    accuracy: float | None
-    ece: float | None
-    aurc: float | None
+    classifier: dict[str, float]
     flagged: dict[str, float]
     milliseconds: float
     cost: Cost
     uses_outliers: bool
     detections: dict[str, Detection] = field(repr=False)
-    shifted: dict[str, Shifted] = field(default_factory=dict)
+    shifted: dict[str, ShiftedResult] = field(default_factory=dict)
     apart: tuple[str, ...] = ()
 
+    def value(self, metric: str, ood: str | None = None) -> float | None:
+        """Any metric, see `detection_value`; None for one that needs labels if there are none."""
+        return self.classifier.get(metric) if metric in CLASSIFIER_METRICS else self.detection_value(metric, ood)
+
+    def detection_value(self, metric: str, ood: str | None = None) -> float:
+        """A detection metric on one OOD set, or its mean over all."""
+        return self.mean(metric) if ood is None else self.metrics[ood][metric].value
+
     def mean(self, metric: str) -> float:
-        """The mean of a metric over the OOD sets, less those apart."""
+        """The mean of a detection metric over the OOD sets, without those apart."""
         values = [by_metric[metric].value for ood, by_metric in self.metrics.items() if ood not in self.apart]
         return sum(values) / len(values)
+
+    @property
+    def accuracy(self) -> float | None:
+        """Accuracy on the in-distribution test set, or None without labels."""
+        return self.classifier.get("accuracy")
+
+    @property
+    def ece(self) -> float | None:
+        """Expected calibration error there, of the calibrated probabilities."""
+        return self.classifier.get("ece")
+
+    @property
+    def aurc(self) -> float | None:
+        """Area under the risk-coverage curve there: whether the score also tells when the classifier errs."""
+        return self.classifier.get("aurc")
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Results by detector, and the sets they were measured on, the in-distribution set first.
+    """Results by detector, and the sets that they were measured on.
 
     Attributes:
         results: By detector.
         sets: By name, the in-distribution set first.
         id_name: The name of that set.
-        resamples: Of the bootstrap.
+        resamples: Number of bootstrap resamples.
         shifted_names: The sets of known classes in other conditions.
         known_in: By OOD set, the set of images from its source that count as in distribution against it.
-        apart: OOD sets that stand by themselves and are in no mean.
+        apart: OOD sets that are in no mean.
     """
 
-    results: dict[str, Result]
+    results: dict[str, EvaluationResult]
     sets: dict[str, ImageSet]
     id_name: str
     resamples: int
@@ -88,32 +105,28 @@ class Evaluation:
     apart: tuple[str, ...] = ()
 
     @property
+    def ood_names(self) -> tuple[str, ...]:
+        """The names of the OOD sets, in the order given."""
+        others = {self.id_name, *self.shifted_names, *self.known_in.values()}
+        return tuple(name for name in self.sets if name not in others)
+
+    @property
     def averaged(self) -> tuple[int, ...]:
         """The places in ``ood_names`` of the sets that means are taken over."""
         return tuple(place for place, name in enumerate(self.ood_names) if name not in self.apart)
 
     @property
     def over(self) -> str:
-        """What means are over, in words."""
+        """The sets that means are taken over, in words."""
         places = self.averaged
         words = f"{len(places)} OOD sets" if len(places) > 1 else self.ood_names[places[0]]
         return words + (f" ({', '.join(self.apart)} apart)" if self.apart else "")
 
-    @property
-    def ood_names(self) -> tuple[str, ...]:
-        """The names of the OOD sets, in the order given."""
-        others = {self.id_name, *self.shifted_names, *self.known_in.values()}
-        return tuple(name for name in self.sets if name not in others)
-
     def pairs(self) -> list[tuple[tuple[int, ...], int]]:
-        """For each OOD set, the places in ``sets`` of those that are in distribution beside it, and its own place."""
+        """For each OOD set, the places in ``sets`` of those that are in distribution against it, and its own place."""
         place = {name: number for number, name in enumerate(self.sets)}
-        names = [
-            (self.id_name, self.known_in[ood]) if ood in self.known_in else (self.id_name,) for ood in self.ood_names
-        ]
-        return [
-            (tuple(place[s] for s in inside), place[ood]) for inside, ood in zip(names, self.ood_names, strict=True)
-        ]
+        inside = [(self.id_name, *filter(None, [self.known_in.get(ood)])) for ood in self.ood_names]
+        return [(tuple(map(place.__getitem__, s)), place[ood]) for s, ood in zip(inside, self.ood_names, strict=True)]
 
     def inside(self, label: str, ood: str) -> Tensor:
         """The scores of the in-distribution images that an OOD set is held against, (N,)."""
@@ -130,15 +143,13 @@ class Evaluation:
             "apart": list(self.apart),
             "results": {
                 name: {
-                    "accuracy": result.accuracy,
-                    "ece": result.ece,
-                    "aurc": result.aurc,
+                    **{metric: result.value(metric) for metric in CLASSIFIER_METRICS},
                     "milliseconds_per_image": result.milliseconds,
                     "passes_per_image": vars(result.cost),
                     "uses_outliers": result.uses_outliers,
                     "flagged": result.flagged,
                     "shifted": {name: vars(shifted) for name, shifted in result.shifted.items()},
-                    "mean": {metric: result.mean(metric) for metric in METRICS},
+                    "mean": {metric: result.mean(metric) for metric in DETECTION_METRICS},
                     "metrics": {
                         ood: {metric: vars(estimate) for metric, estimate in by_metric.items()}
                         for ood, by_metric in result.metrics.items()
@@ -150,6 +161,6 @@ class Evaluation:
 
 
 def inside_scores(detections: Mapping[str, Detection], id_name: str, known: str | None) -> Tensor:
-    """The scores of the in-distribution set, and of the known images in an OOD set's source."""
+    """The scores of the in-distribution set, and of the known images from an OOD set's source."""
     scores = detections[id_name].score
     return scores if known is None else torch.cat([scores, detections[known].score])

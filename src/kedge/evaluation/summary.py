@@ -1,36 +1,76 @@
-"""Several evaluations of the same methods, one for each seed: their means and deviations."""
+"""Evaluations of the same methods over several seeds: means and deviations, as tables of text."""
 
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from kedge.errors import InputError
-from kedge.evaluation.result import Evaluation, Result
-from kedge.evaluation.table import Table
+from rich import box
+from rich.markup import escape
+from rich.table import Table
 
-HEADS = {
-    "accuracy": "accuracy ↑",
-    "auroc": "AUROC ↑",
-    "fpr95": "FPR95 ↓",
-    "aupr_in": "AUPR-in ↑",
-    "aupr_out": "AUPR-out ↑",
-    "dtacc": "DTACC ↑",
-    "fpr95_ood": "FPR95 (OOD) ↓",
-    "ece": "ECE ↓",
-    "aurc": "AURC ↓",
-}
-SHOWN = ("accuracy", "auroc", "fpr95", "dtacc", "aupr_in", "aupr_out", "ece", "aurc")
+from kedge.errors import InputError
+from kedge.evaluation.result import Evaluation, EvaluationResult
+from kedge.metrics import METRICS
+
+SHOWN = tuple(name for name, metric in METRICS.items() if metric.shown)
 WIDE = 130  # columns of a terminal that shows all of them side by side
-OF_CLASSIFIER = ("accuracy", "ece", "aurc")
+STAR = "* learned from outliers."
+_LATEX = {
+    "\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_", "{": r"\{", "}": r"\}",
+    "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "↑": r"$\uparrow$", "↓": r"$\downarrow$", "±": r"$\pm$",
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
-class Spread:
-    """A value by seed, as a share; its mean, and its deviation (unbiased) where there are several.
+class TextTable:
+    """A table of text, whose first column names the row, in several formats.
 
     Example:
-        >>> Spread((0.5, 0.75, 1.0)).words()
+        >>> print(TextTable("In percent.", ("method", "AUROC"), (("AMP", "98.5"),)).markdown())
+        | method | AUROC |
+        |---|---:|
+        | AMP | 98.5 |
+        <BLANKLINE>
+        In percent.
+    """
+
+    caption: str
+    heads: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+
+    def markdown(self) -> str:
+        """A Markdown table with the caption below."""
+        lines = [f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in r)} |" for r in (self.heads, *self.rows)]
+        lines.insert(1, "|---" + "|---:" * (len(self.heads) - 1) + "|")
+        return "\n".join([*lines, "", self.caption])
+
+    def latex(self) -> str:
+        """A LaTeX table for the package booktabs."""
+        escaped = [[_latex(cell) for cell in row] for row in (self.heads, *self.rows)]
+        head, *body = [" & ".join(row) + r" \\" for row in escaped]
+        columns = "l" + "r" * (len(self.heads) - 1)
+        begin = [r"\begin{table}", rf"\caption{{{_latex(self.caption)}}}", rf"\begin{{tabular}}{{{columns}}}"]
+        end = [r"\bottomrule", r"\end{tabular}", r"\end{table}"]
+        return "\n".join([*begin, r"\toprule", head, r"\midrule", *body, *end])
+
+    def terminal(self) -> Table:
+        """For `rich.console.Console.print`; a narrow terminal wraps labels and heads, and cuts no number."""
+        table = Table(box=box.SIMPLE_HEAD, caption=escape(self.caption))
+        for number, (head, *cells) in enumerate(zip(self.heads, *self.rows, strict=True)):
+            least = max((len(word) for cell in cells for word in cell.split()), default=0)
+            table.add_column(escape(head), justify="right" if number else "left", min_width=least)
+        for row in self.rows:
+            table.add_row(*map(escape, row))
+        return table
+
+
+@dataclass(frozen=True)
+class SeedValues:
+    """A metric by seed: its mean, and its deviation (unbiased) if there are several seeds.
+
+    Example:
+        >>> SeedValues((0.5, 0.75, 1.0)).words()
         '75.0 ± 25.0'
     """
 
@@ -46,13 +86,14 @@ class Spread:
         """Over the seeds, or None for one."""
         return statistics.stdev(self.values) if len(self.values) > 1 else None
 
-    def words(self) -> str:
-        """In percent."""
-        return f"{100 * self.mean:.1f}" + ("" if self.deviation is None else f" ± {100 * self.deviation:.1f}")
+    def words(self, metric: str = "auroc") -> str:
+        """Mean and deviation as tables show this metric: in percent unless `kedge.metrics.METRICS` has it otherwise."""
+        text = METRICS[metric].text
+        return text(self.mean) + ("" if self.deviation is None else f" ± {text(self.deviation)}")
 
 
 @dataclass(frozen=True)
-class Summary:
+class SeedSummary:
     """Evaluations by seed, of the same methods on sets of the same names.
 
     Example:
@@ -60,7 +101,7 @@ class Summary:
         >>> noise = lambda name: kedge.ImageSet(torch.randint(0, 256, (40, 3, 4, 4)).byte(), torch.arange(40) % 2, name)
         >>> net = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(48, 2))
         >>> msp = kedge.MSP(net).fit(noise("train")).calibrate(noise("held out"))
-        >>> summary = Summary({0: kedge.evaluate({"MSP": msp}, noise("test"), [noise("other")])})
+        >>> summary = SeedSummary({0: kedge.evaluate({"MSP": msp}, noise("test"), [noise("other")])})
         >>> summary.table(("auroc",)).heads
         ('method', 'AUROC ↑', 'passes', 'ms')
     """
@@ -70,15 +111,10 @@ class Summary:
     def __post_init__(self) -> None:
         if not self.evaluations:
             raise InputError("evaluations must hold at least one, by its seed; got none")
-        first = self.first
         for seed, evaluation in self.evaluations.items():
-            if (evaluation.id_name, evaluation.ood_names, evaluation.apart) != (
-                first.id_name,
-                first.ood_names,
-                first.apart,
-            ):
+            if any(getattr(evaluation, f) != getattr(self.first, f) for f in ("id_name", "ood_names", "apart")):
                 raise InputError(f"evaluations must be on sets of the same names; those of seed {seed} differ")
-            if list(evaluation.results) != list(first.results):
+            if list(evaluation.results) != list(self.first.results):
                 raise InputError(f"evaluations must be of the same methods; those of seed {seed} differ")
 
     @property
@@ -86,43 +122,45 @@ class Summary:
         """The evaluation of the first seed."""
         return next(iter(self.evaluations.values()))
 
-    def value(self, label: str, metric: str, ood: str | None = None) -> Spread | None:
-        """A method's metric on one OOD set, or its mean over all; None where the test set has no labels."""
-        values = [_value(evaluation.results[label], metric, ood) for evaluation in self.evaluations.values()]
-        known = tuple(value for value in values if value is not None)
-        return Spread(known) if len(known) == len(values) else None
+    def value(self, label: str, metric: str, ood: str | None = None) -> SeedValues | None:
+        """A method's metric on one OOD set, or its mean over all; None if the test set has no labels."""
+        values = [evaluation.results[label].value(metric, ood) for evaluation in self.evaluations.values()]
+        present = tuple(value for value in values if value is not None)
+        return SeedValues(present) if len(present) == len(values) else None
 
-    def table(self, metrics: Sequence[str] = SHOWN) -> Table:
+    def words(self, label: str, metric: str, ood: str | None = None) -> str:
+        """`value` as tables show it; empty if there is none."""
+        values = self.value(label, metric, ood)
+        return "" if values is None else values.words(metric)
+
+    def table(self, metrics: Sequence[str] = SHOWN) -> TextTable:
         """One row per method: means over the OOD sets, and the cost."""
         rows = []
         for label, result in self.first.results.items():
-            cells = [words(self.value(label, metric)) for metric in metrics]
-            times = [e.results[label].milliseconds for e in self.evaluations.values()]
-            rows.append((starred(label, result), *cells, passes(result), f"{statistics.fmean(times):.2f}"))
+            cells = [self.words(label, metric) for metric in metrics]
+            ms = statistics.fmean(e.results[label].milliseconds for e in self.evaluations.values())
+            rows.append((starred(label, result), *cells, passes_text(result), f"{ms:.2f}"))
         caption = (
             f"In distribution: {self.first.id_name}. In %, means over {self.first.over}{self._seeds()}. {self._star()}"
             "passes: through the network for one image, forward + backward; ms: for one image, on this machine."
         )
-        return Table(caption, ("method", *(HEADS[metric] for metric in metrics), "passes", "ms"), tuple(rows))
+        heads = ("method", *(METRICS[metric].head for metric in metrics), "passes", "ms")
+        return TextTable(caption, heads, tuple(rows))
 
-    def tables(self, columns: int) -> tuple[Table, ...]:
-        """`table` for a terminal of so many columns: in two where it is too narrow for all metrics side by side."""
+    def tables(self, columns: int) -> tuple[TextTable, ...]:
+        """`table` for a terminal of that many columns: in two parts if it is too narrow for all metrics."""
         halves = (SHOWN,) if columns >= WIDE else (SHOWN[:4], SHOWN[4:])
         return tuple(map(self.table, halves))
 
-    def by_set(self, metric: str) -> Table:
+    def by_set(self, metric: str) -> TextTable:
         """One row per method, one column per OOD set, and their mean."""
-        rows = [
-            (
-                starred(label, result),
-                *(words(self.value(label, metric, ood)) for ood in self.first.ood_names),
-                words(self.value(label, metric)),
-            )
+        rows = tuple(
+            (starred(label, result), *(self.words(label, metric, ood) for ood in (*self.first.ood_names, None)))
             for label, result in self.first.results.items()
-        ]
-        caption = f"{HEADS[metric]} in %, in distribution: {self.first.id_name}{self._seeds()}. {self._star()}"
+        )
+        caption = f"{METRICS[metric].head} in %, in distribution: {self.first.id_name}{self._seeds()}. {self._star()}"
         caption += f"Mean over {self.first.over}."
-        return Table(caption, ("method", *self.first.ood_names, "mean"), tuple(rows))
+        return TextTable(caption, ("method", *self.first.ood_names, "mean"), rows)
 
     def as_dict(self) -> dict[str, Any]:
         """Everything but images and single scores, as plain data for JSON."""
@@ -130,9 +168,9 @@ class Summary:
             "seeds": {str(seed): evaluation.as_dict() for seed, evaluation in self.evaluations.items()},
             "summary": {
                 label: {
-                    metric: {"mean": spread.mean, "deviation": spread.deviation, "values": list(spread.values)}
-                    for metric in HEADS
-                    if (spread := self.value(label, metric)) is not None
+                    metric: {"mean": values.mean, "deviation": values.deviation, "values": list(values.values)}
+                    for metric in METRICS
+                    if (values := self.value(label, metric)) is not None
                 }
                 for label in self.first.results
             },
@@ -146,27 +184,16 @@ class Summary:
         return f", mean ± deviation over {number} seeds" if number > 1 else ""
 
 
-STAR = "* learned from outliers."
-
-
-def starred(label: str, result: Result) -> str:
-    """A method's label, with a star where it learned from outliers."""
+def starred(label: str, result: EvaluationResult) -> str:
+    """A method's label, with a star if it learned from outliers."""
     return f"{label.rstrip('* ')} *" if result.uses_outliers else label
 
 
-def words(spread: Spread | None) -> str:
-    """A spread in percent, or nothing."""
-    return "" if spread is None else spread.words()
-
-
-def _value(result: Result, metric: str, ood: str | None) -> float | None:
-    if metric in OF_CLASSIFIER:
-        value: float | None = getattr(result, metric)
-        return value
-    return result.mean(metric) if ood is None else result.metrics[ood][metric].value
-
-
-def passes(result: Result) -> str:
+def passes_text(result: EvaluationResult) -> str:
     """The passes through the network for one image, forward + backward."""
     cost = result.cost
     return f"{cost.forward} + {cost.backward}" if cost.backward else str(cost.forward)
+
+
+def _latex(text: str) -> str:
+    return "".join(_LATEX.get(character, character) for character in text)

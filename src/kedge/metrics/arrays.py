@@ -1,4 +1,4 @@
-"""Lists, arrays and tensors as NumPy arrays, checked."""
+"""Lists, arrays and tensors as checked NumPy arrays."""
 
 from typing import Any, TypeAlias
 
@@ -14,7 +14,7 @@ Numbers: TypeAlias = ArrayLike | Tensor
 
 
 def as_array(name: str, values: Numbers) -> NDArray[Any]:
-    """Take a list, array or tensor (of any device, with or without gradient) as a NumPy array of real numbers."""
+    """Convert a list, array or tensor (any device, with or without gradient) to a NumPy array of real numbers."""
     if isinstance(values, Tensor):
         values = values.detach().cpu()
         values = values.float() if values.dtype == torch.bfloat16 else values  # NumPy has no bfloat16
@@ -34,31 +34,28 @@ def no_nan(name: str, array: NDArray[Any]) -> NDArray[Any]:
     return array
 
 
-def sorted_scores(name: str, values: Numbers) -> NDArray[Any]:
-    """One score per image, in rising order; at least one, none NaN."""
+def score_per_image(name: str, values: Numbers) -> NDArray[Any]:
+    """Return one score per image, (N,) with N at least 1, without NaN."""
     array = as_array(name, values)
     if array.ndim != 1:
         raise InputError(f"{name} must be (N,), one score per image, got {shape_of(array)}; pass scores.reshape(-1)")
     if array.size == 0:
         raise InputError(f"{name} must hold at least one score, got none; check that its data set is not empty")
-    array = np.sort(array)
-    if array[-1] != array[-1]:  # a sort puts NaN last, so this one place tells
-        no_nan(name, array)
-    return array
+    return no_nan(name, array)
 
 
-def whole(name: str, array: NDArray[Any]) -> NDArray[Any]:
-    """Return the array if it holds one whole number per image."""
-    if array.ndim != 1 or array.size == 0:
-        raise InputError(f"{name} must be (N,) with N at least 1, got {shape_of(array)}; pass one class per image")
-    if array.dtype.kind not in "iu":
-        raise InputError(f"{name} must be whole class numbers, got dtype {array.dtype}; convert it to int64")
-    return array
+def class_per_image(name: str, values: NDArray[Any]) -> NDArray[Any]:
+    """Return the array if it holds one class number per image, (N,) with N at least 1."""
+    if values.ndim != 1 or values.size == 0:
+        raise InputError(f"{name} must be (N,) with N at least 1, got {shape_of(values)}; pass one class per image")
+    if values.dtype.kind not in "iu":
+        raise InputError(f"{name} must be whole class numbers, got dtype {values.dtype}; convert it to int64")
+    return values
 
 
-def class_numbers(labels: Numbers, n: int, classes: int | None = None) -> NDArray[Any]:
-    """One class per prediction, below ``classes`` where their number is known."""
-    array = whole("labels", as_array("labels", labels))
+def labels_of(labels: Numbers, n: int, classes: int | None = None) -> NDArray[Any]:
+    """Return one label for each of n predictions, below ``classes`` if their number is known."""
+    array = class_per_image("labels", as_array("labels", labels))
     if len(array) != n:
         raise InputError(f"labels must have one entry per prediction, ({n},), got {shape_of(array)}; pair them up")
     if classes is not None and not 0 <= array.min() <= array.max() < classes:

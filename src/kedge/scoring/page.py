@@ -8,9 +8,8 @@ from kedge.data.preprocess import in_mode
 from kedge.errors import KedgeError
 from kedge.evaluation.report import figures
 from kedge.evaluation.report.document import document
-from kedge.evaluation.report.gallery import SIDE, number, picture
-from kedge.evaluation.report.markup import Html, figure, join, section, table, tag
-from kedge.evaluation.report.tables import percent
+from kedge.evaluation.report.gallery import SIDE, picture
+from kedge.evaluation.report.markup import Html, figure, number, percent, section, table, tag
 from kedge.scoring.inputs import open_named
 from kedge.scoring.summary import Summary
 
@@ -69,7 +68,7 @@ def _contact_sheet(summary: Summary, column: str | None) -> Html:
             f"score {number(row['score'])}, p {number(row['p_value'], 2)}",
             "flagged" if row["is_ood"] else "accepted",
         )
-        cards.append(figure(_thumbnail(row["path"], column), join(words, tag("br"))))
+        cards.append(figure(_thumbnail(row["path"], column), tag("br").join(words)))
     note = tag("p", "The images with the highest scores, the highest first.")
     return section("suspicious", "The most suspicious images", note, tag("div", *cards, class_="gallery"))
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from kedge.data import ImageSet
 from kedge.detectors import AMP, Detector
 from kedge.evaluation.report.figures import edges
-from kedge.evaluation.report.gallery import hypotheses
+from kedge.evaluation.report.gallery import per_anchor_probabilities
 
 SHOWN = 12  # anchors at most
 EXAMPLES = 3  # anchors that can be tried
@@ -49,7 +49,7 @@ def by_anchor(detector: Detector, image: Tensor) -> list[dict[str, Any]]:
     """The class that each anchor predicts for an image (D, H, W), and its probability; empty without anchors."""
     if not isinstance(detector, AMP) or image.dtype != torch.uint8:
         return []
-    probability, label = hypotheses(detector, ImageSet(image[None])).max(dim=1)
+    probability, label = per_anchor_probabilities(detector, ImageSet(image[None])).max(dim=1)
     names = detector.classes
     return [
         {"label": k, "name": names[k] if k < len(names) else None, "probability": p}

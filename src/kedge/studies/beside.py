@@ -1,14 +1,15 @@
 """kedge's numbers beside the paper's."""
 
-from kedge.evaluation import Summary, Table
-from kedge.evaluation.summary import HEADS, starred, words
+from kedge.evaluation import SeedSummary, TextTable
+from kedge.evaluation.summary import starred
+from kedge.metrics import METRICS
 from kedge.studies.paper import AVERAGE, Reported, reported
 from kedge.studies.plan import Suite
 
 NOTHING = ""
 
 
-def beside_paper(summary: Summary, suite: Suite, metric: str) -> Table:
+def beside_paper(summary: SeedSummary, suite: Suite, metric: str) -> TextTable:
     """One row per method, one column per OOD set: kedge's value, and the paper's in brackets where it has the cell.
 
     The paper's mean is over its own sets, so it stands beside kedge's only where all of them are here.
@@ -25,15 +26,15 @@ def beside_paper(summary: Summary, suite: Suite, metric: str) -> Table:
     for label, result in summary.first.results.items():
         method = suite.methods[label].paper
         cells = [
-            _both(words(summary.value(label, metric, ood)), known.get((method, ood)) if method else None)
+            _both(summary.words(label, metric, ood), known.get((method, ood)) if method else None)
             for ood in oods
         ]
         theirs = known.get((method, AVERAGE)) if method and whole else None
-        rows.append((starred(label, result), *cells, _both(words(summary.value(label, metric)), theirs)))
-    caption = f"{HEADS[metric]} in %, in distribution: {summary.first.id_name}."
+        rows.append((starred(label, result), *cells, _both(summary.words(label, metric), theirs)))
+    caption = f"{METRICS[metric].head} in %, in distribution: {summary.first.id_name}."
     if suite.paper is not None:
         caption += f" In brackets the paper's Table {suite.paper.table} where it has the same cell; ? a printed slip."
-    return Table(caption, ("method", *oods, "mean"), tuple(rows))
+    return TextTable(caption, ("method", *oods, "mean"), tuple(rows))
 
 
 def _cells(suite: Suite, metric: str) -> dict[tuple[str, str], Reported]:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kedge.detectors import AMP
-from kedge.evaluation import Evaluation, Summary, Table
+from kedge.evaluation import Evaluation, SeedSummary, TextTable
 from kedge.evaluation.noise import noise_table
 from kedge.evaluation.protocol import redrawn
 from kedge.evaluation.report import write_report
@@ -26,8 +26,8 @@ class Published:
         reports: The HTML files, by seed.
     """
 
-    summary: Summary
-    tables: tuple[Table, ...]
+    summary: SeedSummary
+    tables: tuple[TextTable, ...]
     reports: tuple[Path, ...]
 
 
@@ -45,7 +45,7 @@ def publish(run: SuiteRun, evaluations: Mapping[int, Evaluation], *, command: st
         evaluations = {
             seed: redrawn(table, ood_ratio=ratio, draws=draws, seed=seed) for seed, table in evaluations.items()
         }
-    summary = Summary(evaluations)
+    summary = SeedSummary(evaluations)
     missing = dict(run.data(next(iter(evaluations))).missing)
     trainings = run.trainings()
     hours = sum(each["seconds"] or 0.0 for each in trainings.values()) / 3600
@@ -61,7 +61,7 @@ def publish(run: SuiteRun, evaluations: Mapping[int, Evaluation], *, command: st
         tables.append(noise_table(summary, suite.draws))
     with atomic(folder / "metrics.json") as temporary:
         temporary.write_text(json.dumps({"record": record, **summary.as_dict()}, indent=1))
-    for name, written in (("tables.md", Table.markdown), ("tables.tex", Table.latex)):
+    for name, written in (("tables.md", TextTable.markdown), ("tables.tex", TextTable.latex)):
         with atomic(folder / name) as temporary:
             temporary.write_text("\n\n".join(map(written, (summary.table(), *tables))) + "\n", encoding="utf-8")
     reports = []

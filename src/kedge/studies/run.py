@@ -15,7 +15,7 @@ from kedge.anchoring import Anchored, anchor
 from kedge.data import ImageSet, Preprocess, StreamedSet
 from kedge.detectors import AMP, Cost, Detection, Detector
 from kedge.errors import FileFormatError, InputError, NotReadyError
-from kedge.evaluation import Evaluation, Result, Shifted, evaluate
+from kedge.evaluation import Evaluation, EvaluationResult, ShiftedResult, evaluate
 from kedge.evaluation.core import PERMUTED
 from kedge.files import atomic
 from kedge.io import artifact
@@ -79,7 +79,7 @@ class SuiteRun:
         results = {label: replace(result, apart=apart) for label, result in results.items()}
         return Evaluation(results, data.tested, data.test.name, self.suite.resamples, shifted, known, apart)
 
-    def _cell(self, label: str, data: SuiteData, seed: int) -> Result:
+    def _cell(self, label: str, data: SuiteData, seed: int) -> EvaluationResult:
         path = self.directory / f"seed-{seed}" / "cells" / f"{_file_name(label)}.cell"
         identity = self._identity(label, data, seed)
         if path.exists():
@@ -219,7 +219,7 @@ class SuiteRun:
 
 
 def write_cell(
-    path: Path, result: Result, identity: Mapping[str, Any], trainings: Mapping[str, Mapping[str, Any]]
+    path: Path, result: EvaluationResult, identity: Mapping[str, Any], trainings: Mapping[str, Mapping[str, Any]]
 ) -> None:
     """Write a result with its single scores to one file, whole or not at all, and without them to a small JSON file."""
     tensors = {
@@ -234,9 +234,7 @@ def write_cell(
         "sets": list(result.detections),
         "result": {
             "metrics": {ood: {m: vars(e) for m, e in by.items()} for ood, by in result.metrics.items()},
-            "accuracy": result.accuracy,
-            "ece": result.ece,
-            "aurc": result.aurc,
+            "classifier": result.classifier,
             "flagged": result.flagged,
             "shifted": {name: vars(shifted) for name, shifted in result.shifted.items()},
             "milliseconds": result.milliseconds,
@@ -250,7 +248,7 @@ def write_cell(
         temporary.write_text(json.dumps(header, indent=1))
 
 
-def read_cell(path: Path, identity: Mapping[str, Any]) -> Result:
+def read_cell(path: Path, identity: Mapping[str, Any]) -> EvaluationResult:
     """Read a finished cell; one that was made of other networks or images is an error that says so."""
     header, tensors = artifact.read(path)
     if "cell" not in header:
@@ -264,9 +262,9 @@ def read_cell(path: Path, identity: Mapping[str, Any]) -> Result:
     kept = header["result"]
     kept["metrics"] = {ood: {m: Estimate(**e) for m, e in by.items()} for ood, by in kept["metrics"].items()}
     kept["cost"] = Cost(**kept["cost"])
-    kept["shifted"] = {name: Shifted(**values) for name, values in kept["shifted"].items()}
+    kept["shifted"] = {name: ShiftedResult(**values) for name, values in kept["shifted"].items()}
     detections = {name: _detection(artifact.part(tensors, f"{n}.")) for n, name in enumerate(header["sets"])}
-    return Result(**kept, detections=detections)
+    return EvaluationResult(**kept, detections=detections)
 
 
 def _detection(tensors: Mapping[str, Tensor]) -> Detection:

@@ -1,23 +1,104 @@
-"""The sections with figures: scores, ROC curves, temperatures and reliability, with the words around them."""
+"""The sections with figures: curves, scores, ROC curves, tau and reliability, with the words around them."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from kedge.evaluation import Evaluation, Result
+from kedge.evaluation import Evaluation, EvaluationResult
+from kedge.evaluation.curve import Curve
 from kedge.evaluation.report import figures
 from kedge.evaluation.report.figures import Array
-from kedge.evaluation.report.markup import Html, figure, section, tag
-from kedge.evaluation.report.tables import percent
-from kedge.metrics import ece
+from kedge.evaluation.report.markup import Html, percent, render_template
+from kedge.metrics import METRICS, ece
 
-MOST = 6  # curves or diagrams beside each other
+MOST = 6  # curves or diagrams side by side
 
 
-def threshold(result: Result) -> float | None:
-    """A threshold that tells flagged scores from accepted ones; None if all are, or none is."""
+@dataclass(frozen=True)
+class Drawing:
+    """A figure with its title, its caption, and the names of its curves for the legend."""
+
+    picture: Html
+    title: str = ""
+    caption: str = ""
+    names: Sequence[str] = ()
+
+
+@dataclass(frozen=True)
+class Group:
+    """Drawings side by side, with an optional heading and note."""
+
+    drawings: Sequence[Drawing]
+    heading: str = ""
+    note: str = ""
+
+
+def figure_section(
+    identifier: str, heading: str, words: str, *groups: Group, layout: str = "panels", id_name: str = ""
+) -> Html:
+    """A section of figures.
+
+    Args:
+        identifier: The target of links.
+        heading: The heading.
+        words: A paragraph below it.
+        groups: The figures.
+        layout: ``"panels"`` (small), ``"pair"`` (two in a row) or ``"wide"``.
+        id_name: The in-distribution set, for the legend of histograms.
+    """
+    return render_template(
+        "figures.html", id=identifier, heading=heading, words=words, groups=groups, layout=layout, id_name=id_name
+    )
+
+
+def curve_section(evaluation: Evaluation, curves: Sequence[Curve]) -> Html | None:
+    """Curves along a number, such as that of the anchors; None if none has a point."""
+    drawings = []
+    for i, curve in enumerate(curves):
+        values = curve.values(evaluation)
+        if not values:
+            continue
+        metric = METRICS[curve.metric]
+        lines = [(np.array(list(points)), np.array(list(points.values()))) for points in values.values()]
+        listed = "; ".join(
+            f"{name}: {', '.join(f'{percent(y)} % at {x:g}' for x, y in points.items())}"
+            for name, points in values.items()
+        )
+        label = f"{metric.label} by {curve.axis}. {listed}."
+        picture = figures.lines(f"curve-{i}", lines, axis=curve.axis, value=metric.label, label=label)
+        over = "" if all(ood for points in curve.series.values() for _, ood in points.values()) else ", mean over sets"
+        caption = f"{metric.label}{over}; {metric.better} is better"
+        drawings.append(Drawing(picture, curve.title, caption, list(values)))
+    return figure_section("curves", "Curves", "", Group(drawings), layout="pair") if drawings else None
+
+
+def score_section(evaluation: Evaluation, leads: Sequence[str]) -> Html:
+    """Histograms of the scores, one panel per OOD set."""
+    id_name, oods, groups = evaluation.id_name, evaluation.ood_names, []
+    for i, lead in enumerate(leads):
+        result = evaluation.results[lead]
+        inside = {ood: _array(evaluation.inside(lead, ood)) for ood in oods}
+        outside = {ood: _array(result.detections[ood].score) for ood in oods}
+        captions = {
+            ood: f"{percent(result.flagged[ood])} % flagged, AUROC {percent(result.metrics[ood]['auroc'].value)} %"
+            for ood in oods
+        }
+        panels = _panels(f"scores-{i}", id_name, inside, outside, "score", captions, flagging_threshold(result))
+        share = f"The threshold flags {percent(result.flagged[id_name])} % of {id_name}."
+        groups.append(Group(panels, lead if len(leads) > 1 else "", share))
+    words = (
+        "Further right is further out. The dashed line is the threshold: it flags everything beyond it. Each panel is "
+        "scaled to its own highest bar; the first and the last bar include everything beyond them."
+    )
+    heading = f"Scores of {leads[0]}" if len(leads) == 1 else "Scores"
+    return figure_section("scores", heading, words, *groups, id_name=id_name)
+
+
+def flagging_threshold(result: EvaluationResult) -> float | None:
+    """A threshold between flagged and accepted scores; None if all are flagged, or none is."""
     scores = torch.cat([d.score.double() for d in result.detections.values()])
     flagged = torch.cat([d.is_ood for d in result.detections.values()])
     if not 0 < int(flagged.sum()) < len(flagged):
@@ -25,56 +106,26 @@ def threshold(result: Result) -> float | None:
     return (float(scores[~flagged].max()) + float(scores[flagged].min())) / 2
 
 
-def scores(evaluation: Evaluation, leads: Sequence[str]) -> Html:
-    """Histograms of the scores, one panel per OOD set."""
-    id_name, parts = evaluation.id_name, []
-    for number, lead in enumerate(leads):
-        result = evaluation.results[lead]
-        inside = {ood: _array(evaluation.inside(lead, ood)) for ood in evaluation.ood_names}
-        outside = {ood: _array(result.detections[ood].score) for ood in evaluation.ood_names}
-        captions = {
-            name: f"{percent(result.flagged[name])} % flagged, AUROC {percent(result.metrics[name]['auroc'].value)} %"
-            for name in evaluation.ood_names
-        }
-        share = f"The threshold flags {percent(result.flagged[id_name])} % of {id_name}."
-        parts += [tag("h3", lead)] if len(leads) > 1 else []
-        parts.append(tag("p", share))
-        parts.append(_panels(f"scores-{number}", id_name, inside, outside, "score", captions, threshold(result)))
-    words = (
-        "Further right is further out. The dashed line is the threshold: it flags what lies beyond it. Each panel is "
-        "scaled to its own highest bar; the first and the last bar hold what lies beyond them."
-    )
-    heading = f"Scores of {leads[0]}" if len(leads) == 1 else "Scores"
-    return section("scores", heading, tag("p", words), _sides(id_name), *parts)
-
-
-def temperatures(evaluation: Evaluation, leads: Sequence[str]) -> Html | None:
-    """Histograms of the temperature, of the first detector that has one, leads before others; None if none has."""
+def tau_section(evaluation: Evaluation, leads: Sequence[str]) -> Html | None:
+    """Histograms of tau, of the first detector that has one, leads before others; None if none has."""
     names = dict.fromkeys([*leads, *evaluation.results])
     have = (n for n in names if all(d.tau is not None for d in evaluation.results[n].detections.values()))
     name = next(have, None)
     if name is None:
         return None
-    said = evaluation.results[name].detections
-    values = {s: _array(d.tau) for s, d in said.items() if d.tau is not None}
-    inside = values[evaluation.id_name]
-    outside = {ood: values[ood] for ood in evaluation.ood_names}
+    detections = evaluation.results[name].detections
+    values = {s: _array(d.tau) for s, d in detections.items() if d.tau is not None}
+    inside, outside = values[evaluation.id_name], {ood: values[ood] for ood in evaluation.ood_names}
     captions = {
         ood: f"median {float(np.median(there)):.3g}, in distribution {float(np.median(inside)):.3g}"
         for ood, there in outside.items()
     }
-    return section(
-        "temperature",
-        f"Temperature of {name}",
-        tag("p", "How far the anchors disagree about an image; further right is more disagreement."),
-        _sides(evaluation.id_name),
-        _panels(
-            "temperature", evaluation.id_name, dict.fromkeys(outside, inside), outside, "temperature", captions, None
-        ),
-    )
+    panels = _panels("tau", evaluation.id_name, dict.fromkeys(outside, inside), outside, "tau", captions, None)
+    words = "How far the predictions with different anchors disagree about an image; further right is more."
+    return figure_section("tau", f"Tau of {name}", words, Group(panels), id_name=evaluation.id_name)
 
 
-def roc_curves(evaluation: Evaluation, leads: Sequence[str]) -> Html:
+def roc_section(evaluation: Evaluation, leads: Sequence[str]) -> Html:
     """The first lead on each OOD set, and the leads and the best detectors on the hardest set."""
     lead, oods, every = leads[0], evaluation.ood_names, list(evaluation.results)
 
@@ -91,36 +142,26 @@ def roc_curves(evaluation: Evaluation, leads: Sequence[str]) -> Html:
         chosen = list(dict.fromkeys([*leads, *best]))[:MOST]
         names = [name for name in every if name in chosen]
     by_set = "; ".join(f"{ood} {percent(area(lead, ood))} %" for ood in oods)
-    drawn = [
-        figure(
-            figures.roc(
-                "roc-sets",
-                [pair(lead, ood) for ood in oods],
-                label=f"ROC curves of {lead}, one per OOD set. AUROC: {by_set}.",
-            ),
-            tag("strong", f"{lead} on each OOD set"),
-            figures.legend(oods),
-        )
-    ]
+    label = f"ROC curves of {lead}, one per OOD set. AUROC: {by_set}."
+    picture = figures.roc("roc-sets", [pair(lead, ood) for ood in oods], label=label)
+    drawings = [Drawing(picture, f"{lead} on each OOD set", names=oods)]
     if len(names) > 1:
         by_detector = "; ".join(f"{name} {percent(area(name, hardest))} %" for name in names)
-        curves = figures.roc(
-            "roc-detectors",
-            [pair(name, hardest) for name in names],
-            label=f"ROC curves on {hardest}, one per detector. AUROC: {by_detector}.",
-        )
+        label = f"ROC curves on {hardest}, one per detector. AUROC: {by_detector}."
+        picture = figures.roc("roc-detectors", [pair(name, hardest) for name in names], label=label)
         which = f"the hardest set, {hardest}" if len(oods) > 1 else hardest
         who = "Each detector" if names == every else f"The best {len(names)} of {len(every)} detectors, leads included,"
-        drawn.append(figure(curves, tag("strong", f"{who} on {which}"), figures.legend(names)))
+        drawings.append(Drawing(picture, f"{who} on {which}", names=names))
     words = (
-        "Every threshold is a point: how many ID images it flags, on a logarithmic axis, and how many OOD images. "
-        "Higher is better. At the dotted line 5 % of the ID images are flagged; from the curve up to the top is FPR95."
+        "Every threshold is a point: the share of ID images that it flags, on a logarithmic axis, and the share of OOD "
+        "images. Higher is better. At the dotted line 5 % of the ID images are flagged; the distance from the curve to "
+        "the top is FPR95."
     )
-    return section("roc", "ROC curves", tag("p", words), tag("div", *drawn, class_="pair"))
+    return figure_section("roc", "ROC curves", words, Group(drawings), layout="pair")
 
 
-def reliability(evaluation: Evaluation, leads: Sequence[str]) -> Html | None:
-    """One diagram for each network, since detectors share them: those with equal probabilities; None without labels."""
+def reliability_section(evaluation: Evaluation, leads: Sequence[str]) -> Html | None:
+    """One diagram per classifier: detectors with equal probabilities share one. None without labels."""
     labels = evaluation.sets[evaluation.id_name].labels
     if labels is None:
         return None
@@ -132,23 +173,24 @@ def reliability(evaluation: Evaluation, leads: Sequence[str]) -> Html | None:
             groups.append(([name], probability))
         else:
             same.append(name)
-    groups.sort(key=lambda group: not set(leads) & set(group[0]))  # leads first, otherwise as they are
-    drawn = []
+    groups.sort(key=lambda group: not set(leads) & set(group[0]))  # leads first, otherwise in order
+    drawings = []
     for i, (members, probability) in enumerate(groups[:MOST]):
         right, sure = probability.argmax(dim=1) == labels, _array(probability.amax(dim=1))
-        gap = percent(ece(probability, labels))
-        said = f"mean confidence {percent(float(sure.mean()))} %, accuracy {percent(float(right.double().mean()))} %"
-        picture = figures.reliability(
-            f"reliability-{i}", sure, right.numpy(), label=f"Reliability of {', '.join(members)}: {said}, ECE {gap} %."
+        numbers = (
+            f"mean confidence {percent(float(sure.mean()))} %, accuracy {percent(float(right.double().mean()))} %, "
+            f"ECE {percent(ece(probability, labels))} %"
         )
-        drawn.append(figure(picture, tag("strong", ", ".join(members)), tag("br"), f"{said}, ECE {gap} %"))
+        label = f"Reliability of {', '.join(members)}: {numbers}."
+        picture = figures.reliability_diagram(f"reliability-{i}", sure, right.numpy(), label=label)
+        drawings.append(Drawing(picture, ", ".join(members), numbers))
     words = (
-        "Of the predictions with a given confidence, how many are right? On the dotted line confidence can be taken "
-        "at its word; below it the classifier is too sure. A larger dot holds more images; bars are 95 % intervals."
+        "The share of correct predictions by their confidence. On the dotted line they are equal; below it the "
+        "classifier is overconfident. A larger dot stands for more images; bars are 95 % intervals."
     )
     if len(groups) > MOST:
         words += f" Shown are {MOST} of {len(groups)} classifiers, leads first."
-    return section("reliability", "Reliability", tag("p", words), tag("div", *drawn, class_="panels"))
+    return figure_section("reliability", "Reliability", words, Group(drawings))
 
 
 def _panels(
@@ -159,33 +201,20 @@ def _panels(
     axis: str,
     captions: dict[str, str],
     threshold: float | None,
-) -> Html:
+) -> list[Drawing]:
     bins = figures.edges([*insides.values(), *outsides.values()])
-    drawn = []
+    drawings = []
     for i, (ood, outside) in enumerate(outsides.items()):
-        label = (
-            f"Histograms of the {axis}. {_summary(id_name, insides[ood])}; {_summary(ood, outside)}. {captions[ood]}."
-        )
-        picture = figures.histograms(
-            f"{kind}-{i}", insides[ood], outside, bins, axis=axis, label=label, threshold=threshold
-        )
-        drawn.append(figure(picture, tag("strong", ood), tag("br"), captions[ood]))
-    return tag("div", *drawn, class_="panels")
+        inside = insides[ood]
+        label = f"Histograms of {axis}. {_quantiles(id_name, inside)}; {_quantiles(ood, outside)}. {captions[ood]}."
+        picture = figures.histograms(f"{kind}-{i}", inside, outside, bins, axis=axis, label=label, threshold=threshold)
+        drawings.append(Drawing(picture, ood, captions[ood]))
+    return drawings
 
 
-def _summary(name: str, values: Array) -> str:
+def _quantiles(name: str, values: Array) -> str:
     low, middle, high = np.quantile(values, [0.05, 0.5, 0.95])
     return f"{name}: median {middle:.3g}, 90 % from {low:.3g} to {high:.3g}"
-
-
-def _sides(id_name: str) -> Html:
-    def swatch(colour: str) -> Html:
-        style = f"fill: var({colour}); fill-opacity: 0.35; stroke: var({colour})"
-        box = tag("path", d="M0 0 H14 V10 H0 Z", style=style)
-        return tag("svg", box, width="14", height="10", viewBox="0 0 14 10", aria_hidden="true")
-
-    inside = tag("li", swatch("--id"), tag("span", f"in distribution: {id_name}"))
-    return tag("ul", inside, tag("li", swatch("--ood"), tag("span", "the OOD set of the panel")), class_="legend")
 
 
 def _array(values: Tensor) -> Array:

@@ -1,6 +1,7 @@
-"""Figures: matplotlib's SVG, made small, without ids that clash, and coloured by the page's style sheet.
+"""Figures: matplotlib's SVG, reduced, without ids that clash, and colored by the page's style sheet.
 
-No text that comes from data enters a figure: names stand in the page around it, where they wrap and are escaped.
+Text that comes from data never enters a figure: names stand in the page around it, where they wrap and are escaped.
+Every figure takes a name, unique on its page, and a label that describes it in words for screen readers.
 """
 
 import io
@@ -13,18 +14,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kedge.checks import needs
-from kedge.evaluation.report.markup import Html, tag
-from kedge.evaluation.report.style import SERIES
+from kedge.evaluation.report.markup import DASHES, SERIES, Html, tag
+from kedge.evaluation.report.markup import legend as legend
 from kedge.metrics import roc_curve
 
 Array = NDArray[Any]
 
+# Improbable colors stand for those of the page, so that a figure follows its light and dark theme.
 INK, ID, OOD = "#0a0b00", "#0a0b01", "#0a0b02"
 CURVES = tuple(f"#0a0c{i:02}" for i in range(1, SERIES + 1))
-DASHES = ("", "5,2", "1.5,1.5", "6,2,1.5,2")  # beside the colour, for those who see few colours
-# Colours that nobody would choose stand for those of the page, so that a figure follows its light and dark theme.
 VARIABLES = {INK: "currentColor", ID: "var(--id)", OOD: "var(--ood)"}
-VARIABLES |= {colour: f"var(--s{i})" for i, colour in enumerate(CURVES, start=1)}
+VARIABLES |= {color: f"var(--s{i})" for i, color in enumerate(CURVES, start=1)}
 
 POINTS = 2_000  # of a line: more than the eye can tell apart
 BINS = 15  # of confidence, as in kedge.metrics.ece
@@ -41,13 +41,13 @@ SETTINGS = {
 
 
 def require() -> Any:
-    """The matplotlib module; where it is missing, an error that says how to get it."""
+    """The matplotlib module, or an error that says how to install it."""
     modules = [needs(name, "report", "the report") for name in ("matplotlib", "matplotlib.figure", "matplotlib.style")]
     return modules[0]
 
 
 def edges(sets: Sequence[Array]) -> Array:
-    """Bins that hold all but the outermost half percent of each set at either end; fewer where a set is small.
+    """Bins that hold all but the outermost half percent of each set at either end; fewer if a set is small.
 
     Example:
         >>> edges([np.linspace(0, 1, 1001)])[[0, -1]]
@@ -65,23 +65,13 @@ def edges(sets: Sequence[Array]) -> Array:
 def histograms(
     name: str, inside: Array, outside: Array, edges: Array, *, axis: str, label: str, threshold: float | None = None
 ) -> Html:
-    """Two histograms on each other, each as shares of its own images; values beyond the ends count in the last bins.
-
-    Args:
-        name: Of the figure, different from all others of the page.
-        inside: Values of the in-distribution images.
-        outside: Values of the out-of-distribution images.
-        edges: Of the bins.
-        axis: What the values are.
-        label: The figure in words.
-        threshold: Marked, where it is given.
-    """
+    """Overlaid histograms of ID and OOD values, each as shares; values beyond the edges count in the outer bins."""
 
     def draw(axes: Any) -> None:
-        for values, colour in ((inside, ID), (outside, OOD)):
+        for values, color in ((inside, ID), (outside, OOD)):
             counts, _ = np.histogram(np.clip(values, edges[0], edges[-1]), edges)
-            axes.stairs(counts / len(values), edges, fill=True, color=colour, alpha=0.28, linewidth=0)
-            axes.stairs(counts / len(values), edges, color=colour, linewidth=1.1)
+            axes.stairs(counts / len(values), edges, fill=True, color=color, alpha=0.28, linewidth=0)
+            axes.stairs(counts / len(values), edges, color=color, linewidth=1.1)
         axes.set_xlim(edges[0], edges[-1])
         axes.set_ylim(bottom=0)
         axes.set_yticks([])
@@ -94,10 +84,7 @@ def histograms(
 
 
 def roc(name: str, pairs: Sequence[tuple[Array, Array]], *, label: str) -> Html:
-    """ROC curves of (in-distribution, out-of-distribution) scores, in the colours of `legend`.
-
-    The share of ID images flagged is on a logarithmic axis, because nobody sets a threshold that flags half of them.
-    """
+    """ROC curves of (ID, OOD) scores, with a logarithmic axis: no useful threshold flags half of the ID images."""
     rarest = max(len(inside) for inside, _ in pairs)
     exponent = min(max(math.floor(-math.log10(rarest)), -3), -1)
     shares = np.logspace(exponent, 0, 60 * -exponent + 1)
@@ -106,10 +93,7 @@ def roc(name: str, pairs: Sequence[tuple[Array, Array]], *, label: str) -> Html:
         axes.axvline(0.05, color=INK, linewidth=0.7, dashes=(1, 2))
         for i, (inside, outside) in enumerate(pairs):
             flagged_id, flagged_ood = roc_curve(inside, outside)
-            height = flagged_ood[np.searchsorted(flagged_id, shares, side="right") - 1]
-            dashes = DASHES[i % len(DASHES)]
-            style = (0, tuple(map(float, dashes.split(",")))) if dashes else "solid"
-            axes.plot(shares, height, color=CURVES[i % SERIES], linestyle=style)
+            axes.plot(shares, flagged_ood[np.searchsorted(flagged_id, shares, side="right") - 1], **_look(i))
         ticks = [t for t in (0.001, 0.01, 0.05, 0.1, 1) if t >= shares[0]]
         axes.set_xscale("log")
         axes.set_xticks(ticks, [f"{100 * t:g} %" for t in ticks])
@@ -121,22 +105,12 @@ def roc(name: str, pairs: Sequence[tuple[Array, Array]], *, label: str) -> Html:
 
 
 def lines(name: str, series: Sequence[tuple[Array, Array]], *, axis: str, value: str, label: str) -> Html:
-    """Shares along a number, in the colours of `legend`; the numbers stand as ticks.
-
-    Args:
-        name: Of the figure, different from all others of the page.
-        series: Numbers and shares of each line.
-        axis: What the numbers are.
-        value: What the shares are.
-        label: The figure in words.
-    """
+    """Lines of shares along numbers, which are the ticks of the axis."""
     ticks = sorted({float(x) for xs, _ in series for x in xs})
 
     def draw(axes: Any) -> None:
         for i, (xs, ys) in enumerate(series):
-            dashes = DASHES[i % len(DASHES)]
-            style = (0, tuple(map(float, dashes.split(",")))) if dashes else "solid"
-            axes.plot(xs, 100 * ys, color=CURVES[i % SERIES], linestyle=style, marker="o", markersize=3.5)
+            axes.plot(xs, 100 * ys, marker="o", markersize=3.5, **_look(i))
         if ticks[0] > 0 and ticks[-1] / ticks[0] >= 8:
             axes.set_xscale("log")
         axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
@@ -150,16 +124,7 @@ def lines(name: str, series: Sequence[tuple[Array, Array]], *, axis: str, value:
 def trace(
     name: str, series: Sequence[tuple[Array, Array]], *, limit: float, since: int | None, value: str, label: str
 ) -> Html:
-    """Values over a stream of images, in the colours of `legend`, with the limit that raises an alarm.
-
-    Args:
-        name: Of the figure, different from all others of the page.
-        series: Image numbers and values of each line; more than `POINTS` are thinned out.
-        limit: Drawn across.
-        since: The image at which the alarm was raised, marked where there is one.
-        value: What the values are.
-        label: The figure in words.
-    """
+    """Values over a stream, (image numbers, values) per line, with the limit and the image that raised an alarm."""
 
     def draw(axes: Any) -> None:
         axes.axhline(limit, color=INK, linewidth=0.7, dashes=(4, 2))
@@ -174,52 +139,29 @@ def trace(
     return render(name, (7.2, 2.6), (0.1, 0.19, 0.98, 0.96), label, draw)
 
 
-def reliability(name: str, confidence: Array, right: Array, *, label: str) -> Html:
-    """How often predictions are right against how sure they are; bars span the 95 % interval of each bin's share.
-
-    Args:
-        name: Of the figure, different from all others of the page.
-        confidence: The largest probability of each image, (N,).
-        right: Whether each prediction is right, (N,).
-        label: The figure in words.
-    """
+def reliability_diagram(name: str, confidence: Array, right: Array, *, label: str) -> Html:
+    """Share of correct predictions by confidence, from (N,) each; bars are the 95 % interval of each bin's share."""
     place = np.searchsorted(np.arange(1, BINS) / BINS, confidence)
     used = np.unique(place)
     count = np.array([np.count_nonzero(place == b) for b in used])
     sure = np.array([confidence[place == b].mean() for b in used])
     share = np.array([right[place == b].mean() for b in used])
-    low, high = _wilson(share, count)
-
-    def draw(axes: Any) -> None:
-        axes.plot([0, 1], [0, 1], color=INK, linewidth=0.7, dashes=(1, 2))
-        axes.vlines(sure, low, high, color=ID, linewidth=1.1)
-        axes.scatter(sure, share, s=12 + 130 * count / count.sum(), color=ID, linewidths=0, zorder=3, clip_on=False)
-        ticks, names = np.linspace(0, 1, 6), [f"{t} %" for t in range(0, 101, 20)]
-        axes.set_xticks(ticks, names)
-        axes.set_yticks(ticks, names)
-        axes.set(xlim=(0, 1), ylim=(0, 1), xlabel="confidence", ylabel="right predictions")
-
-    return render(name, (3.7, 3.2), (0.18, 0.15, 0.93, 0.95), label, draw)
-
-
-def legend(names: Sequence[str]) -> Html:
-    """The names of the curves of `roc`, in order, each with a piece of its line."""
-
-    def sample(i: int) -> Html:
-        dashes = f"; stroke-dasharray: {DASHES[i % len(DASHES)]}" if DASHES[i % len(DASHES)] else ""
-        line = tag("path", d="M0 5 H30", style=f"stroke: var(--s{i % SERIES + 1}); stroke-width: 2; fill: none{dashes}")
-        return tag("svg", line, width="30", height="10", viewBox="0 0 30 10", aria_hidden="true")
-
-    return tag("ul", *(tag("li", sample(i), tag("span", name)) for i, name in enumerate(names)), class_="legend")
-
-
-def _wilson(share: Array, count: Array) -> tuple[Array, Array]:
-    """The 95 % score interval of a share of ``count`` images; unlike the usual one it is right for few images."""
+    # Wilson's score interval: unlike the normal one it holds for few images.
     z = 1.96
     middle = share + z**2 / (2 * count)
     half = z * np.sqrt(share * (1 - share) / count + z**2 / (4 * count**2))
     scale = 1 + z**2 / count
-    return (middle - half) / scale, (middle + half) / scale
+
+    def draw(axes: Any) -> None:
+        axes.plot([0, 1], [0, 1], color=INK, linewidth=0.7, dashes=(1, 2))
+        axes.vlines(sure, (middle - half) / scale, (middle + half) / scale, color=ID, linewidth=1.1)
+        axes.scatter(sure, share, s=12 + 130 * count / count.sum(), color=ID, linewidths=0, zorder=3, clip_on=False)
+        ticks, names = np.linspace(0, 1, 6), [f"{t} %" for t in range(0, 101, 20)]
+        axes.set_xticks(ticks, names)
+        axes.set_yticks(ticks, names)
+        axes.set(xlim=(0, 1), ylim=(0, 1), xlabel="confidence", ylabel="correct predictions")
+
+    return render(name, (3.7, 3.2), (0.18, 0.15, 0.93, 0.95), label, draw)
 
 
 def render(
@@ -229,13 +171,13 @@ def render(
     label: str,
     draw: Callable[[Any], None],
 ) -> Html:
-    """A figure as SVG in a page's own colours.
+    """A figure as SVG in the page's own colors.
 
     Args:
         name: Of the figure, different from the others on the page.
         inches: Width and height.
         box: Left, bottom, right and top of the axes, as shares of the figure.
-        label: What the figure shows, for those who cannot see it.
+        label: A description for screen readers.
         draw: Draws on the axes.
     """
     matplotlib = require()
@@ -250,6 +192,13 @@ def render(
     return _tidy(target.getvalue(), label)
 
 
+def _look(i: int) -> dict[str, Any]:
+    """Color and dashes of the i-th curve, as in the legend."""
+    dashes = DASHES[i % len(DASHES)]
+    style = (0, tuple(map(float, dashes.split(",")))) if dashes else "solid"
+    return {"color": CURVES[i % SERIES], "linestyle": style}
+
+
 def _tidy(svg: str, label: str) -> Html:
     """The SVG element alone, themed, described, and a third of its size."""
     head, body = svg[svg.index("<svg") : svg.rindex("</svg>")].split(">", 1)
@@ -258,13 +207,13 @@ def _tidy(svg: str, label: str) -> Html:
     body = body.replace("xlink:href", "href")
     referred = set(re.findall(r'(?:url\(|href=")#([^")]+)', body))
     body = re.sub(r' id="([^"]*)"', lambda m: m[0] if m[1] in referred else "", body)
-    body = re.sub(r"font: ([\d.]+px)[^;\"]*", r"font-size: \1", body)  # older matplotlib writes the font so
+    body = re.sub(r"font: ([\d.]+px)[^;\"]*", r"font-size: \1", body)  # as older versions of matplotlib write it
     body = re.sub(r"font-family: [^;\"]*;? ?", "", body)
     body = re.sub(r' transform="rotate\(-?0 [^)]*\)"', "", body)
     body = re.sub(r"<[^>]*>", lambda m: re.sub(r"\d+\.\d{2,}", _rounded, m[0]), body)  # not the labels of ticks
     body = re.sub(r"\s+", " ", body).replace("> <", "><").replace("<defs></defs>", "")
-    for colour, variable in VARIABLES.items():
-        body = body.replace(colour, variable)
+    for color, variable in VARIABLES.items():
+        body = body.replace(color, variable)
     return tag("svg", Html(body.strip()), role="img", aria_label=label, viewBox=view)
 
 

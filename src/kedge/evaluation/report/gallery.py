@@ -1,7 +1,8 @@
-"""Images in the report: thumbnails inside the file, and the galleries of a detector's worst mistakes."""
+"""Images in the report: thumbnails inside the file, galleries of the worst errors, and predictions by anchor."""
 
 import base64
 import io
+from typing import Any
 
 import torch
 from PIL import Image
@@ -11,19 +12,20 @@ from kedge.data import ImageSet, batches
 from kedge.detectors import AMP, Detection
 from kedge.errors import NotReadyError
 from kedge.evaluation import Evaluation
-from kedge.evaluation.report.markup import Html, figure, join, section, tag
+from kedge.evaluation.report.markup import NOTHING, Html, number, render_template, tag
 from kedge.models.classifier import evaluating
 
-SIDE = 96  # pixels of a thumbnail's longer side at most; a report of large photographs stays small
+SIDE = 96  # pixels of a thumbnail's longer side at most, so that a report of large photographs stays small
 ALARMS, MISSES_PER_SET = 12, 4
+ANCHORS = 12  # shown at most: as many as fit side by side
 
 
-def picture(image: Tensor, alt: str) -> Html:
-    """An image (D, H, W), uint8 or in [0, 1], as a PNG inside the page; unless D is 1 or 3, its mean over channels.
+def png_address(image: Tensor) -> str:
+    """An image (D, H, W), uint8 or in [0, 1], as a data: address; unless D is 1 or 3, its mean over channels.
 
     Example:
-        >>> picture(torch.zeros(1, 8, 8, dtype=torch.uint8), "black")[:42]
-        '<img src="data:image/png;base64,iVBORw0KGg'
+        >>> png_address(torch.zeros(1, 8, 8, dtype=torch.uint8))[:32]
+        'data:image/png;base64,iVBORw0KGg'
     """
     pixels = image.detach().cpu()
     if pixels.dtype != torch.uint8:
@@ -35,72 +37,15 @@ def picture(image: Tensor, alt: str) -> Html:
     drawn.thumbnail((SIDE, SIDE), Image.Resampling.BOX)
     target = io.BytesIO()
     drawn.save(target, format="png", optimize=True)
-    return tag("img", src="data:image/png;base64," + base64.b64encode(target.getvalue()).decode(), alt=alt)
+    return "data:image/png;base64," + base64.b64encode(target.getvalue()).decode()
 
 
-def class_name(classes: tuple[str, ...], index: int) -> str:
-    """The name of a class, or its number where it has no name.
-
-    Example:
-        >>> class_name(("cat", "dog"), 1), class_name((), 1)
-        ('dog', 'class 1')
-    """
-    return classes[index] if index < len(classes) else f"class {index}"
+def picture(image: Tensor, alt: str) -> Html:
+    """An image (D, H, W) as a thumbnail inside the page."""
+    return tag("img", src=png_address(image), alt=alt)
 
 
-def number(value: float, digits: int = 3) -> str:
-    """A number to a few digits, its last zeros kept, with a true minus sign.
-
-    Example:
-        >>> number(2.5), number(1234.5), number(0.0025, 2)
-        ('2.50', '1234', '0.0025')
-    """
-    text = f"{value:.0f}" if abs(value) >= 10**digits else f"{value:#.{digits}g}".rstrip(".")
-    return text.replace("-", "\N{MINUS SIGN}")
-
-
-def verdict(is_ood: bool) -> str:
-    """What the threshold decided."""
-    return "flagged" if is_ood else "accepted"
-
-
-def galleries(evaluation: Evaluation, lead: str, detector: AMP | None = None) -> Html:
-    """The in-distribution images that score highest and the OOD images that score lowest.
-
-    Args:
-        evaluation: What was measured.
-        lead: The detector whose mistakes are shown.
-        detector: That detector, where it has anchors: the cards then tell what each of them predicts.
-    """
-    said, id_name = evaluation.results[lead].detections, evaluation.id_name
-    inside = said[id_name]
-    alarms = inside.score.argsort(descending=True, stable=True)[:ALARMS].tolist()
-    flagged, n = int(inside.is_ood.sum()), len(inside)
-    missed = {name: int((~said[name].is_ood).sum()) for name in evaluation.ood_names}
-    misses = [
-        _card(evaluation, said[name], name, i, detector)
-        for name in evaluation.ood_names
-        for i in said[name].score.argsort(stable=True)[:MISSES_PER_SET].tolist()
-    ]
-    total = sum(len(said[name]) for name in evaluation.ood_names)
-    return section(
-        "images",
-        "The hardest images",
-        tag("p", f"Where {lead} errs most, or comes closest to it. p is the conformal p-value of a score."),
-        tag("h3", "False alarms"),
-        tag("p", f"The highest scores in {id_name}; {flagged} of its {n} images are flagged.", class_="note"),
-        tag("div", *(_card(evaluation, inside, id_name, i, detector) for i in alarms), class_="gallery"),
-        tag("h3", "Misses"),
-        tag(
-            "p",
-            f"The lowest scores in each OOD set; {sum(missed.values())} of {total} OOD images are accepted.",
-            class_="note",
-        ),
-        tag("div", *misses, class_="gallery"),
-    )
-
-
-def hypotheses(detector: AMP, one: ImageSet) -> Tensor:
+def per_anchor_probabilities(detector: AMP, one: ImageSet) -> Tensor:
     """Calibrated probabilities of one image under each anchor, (K, C)."""
     if detector.preprocess is None or detector.calibration is None:
         raise NotReadyError("the detector has no anchors to show: call fit(train_set) and calibrate(held_out) first")
@@ -110,27 +55,124 @@ def hypotheses(detector: AMP, one: ImageSet) -> Tensor:
     return (logits / detector.calibration.temperature).softmax(dim=-1).cpu()
 
 
-def _votes(detector: AMP, one: ImageSet, classes: tuple[str, ...]) -> str:
-    """What the anchors predict, the most common class first, each with its mean probability under those anchors."""
-    probability, label = hypotheses(detector, one).max(dim=1)
-    votes = {int(each): probability[label == each] for each in label.unique()}
-    order = sorted(votes, key=lambda each: (-len(votes[each]), each))
-    return "anchors: " + ", ".join(
-        f"{len(votes[each])} {class_name(classes, each)} ({100 * float(votes[each].mean()):.0f} %)" for each in order
+def image_section(evaluation: Evaluation, lead: str, detector: AMP | None = None) -> Html:
+    """The in-distribution images that score highest and the OOD images that score lowest.
+
+    Args:
+        evaluation: The results.
+        lead: The detector whose errors are shown.
+        detector: That detector, if it has anchors: the cards then show the votes of the anchors.
+    """
+    detections = evaluation.results[lead].detections
+    inside, oods = detections[evaluation.id_name], evaluation.ood_names
+    alarms = inside.score.argsort(descending=True, stable=True)[:ALARMS].tolist()
+    misses = {name: detections[name].score.argsort(stable=True)[:MISSES_PER_SET].tolist() for name in oods}
+    return render_template(
+        "images.html",
+        lead=lead,
+        id_name=evaluation.id_name,
+        flagged=int(inside.is_ood.sum()),
+        images=len(inside),
+        alarms=[_card(evaluation, inside, evaluation.id_name, i, detector) for i in alarms],
+        missed=sum(int((~detections[name].is_ood).sum()) for name in oods),
+        total=sum(len(detections[name]) for name in oods),
+        misses=[_card(evaluation, detections[name], name, i, detector) for name in oods for i in misses[name]],
     )
 
 
-def _card(evaluation: Evaluation, said: Detection, name: str, index: int, detector: AMP | None) -> Html:
-    images = evaluation.sets[name]
-    classes = evaluation.sets[evaluation.id_name].classes
-    label = class_name(classes, int(said.label[index]))
-    predicted = f"predicted {label}"
+def anchor_section(detector: AMP, evaluation: Evaluation, lead: str) -> Html:
+    """The anchors as thumbnails, and the prediction under each for a typical and an extreme image of either side.
+
+    Args:
+        detector: Fitted and calibrated; the one of the first result.
+        evaluation: Whose images are shown.
+        lead: The name of that result.
+    """
+    anchors, per_image = detector.net.anchors, detector.net.per_image
+    if anchors is None or detector.calibration is None:
+        raise NotReadyError("the detector has no anchors to show: call fit(train_set) and calibrate(held_out) first")
+    total = len(anchors)
+    which = f"Each image draws {per_image} of {total}" if per_image else f"All images share its {total} anchors"
+    columns = min(per_image or total, ANCHORS)
+    return render_template(
+        "anchors.html",
+        lead=lead,
+        which=which + (f", of which {ANCHORS} are shown" if total > ANCHORS else ""),
+        per_image=per_image,
+        thumbs=[png_address(image) for image in anchors[:ANCHORS]],
+        columns=columns,
+        rows=[_anchor_row(detector, evaluation, columns, *example) for example in _examples(evaluation, lead)],
+    )
+
+
+def _examples(evaluation: Evaluation, lead: str) -> list[tuple[str, str, int]]:
+    """Images to show: (description, set, place in the set)."""
+    detections = evaluation.results[lead].detections
+    inside = detections[evaluation.id_name].score.argsort(stable=True)
+    places = [(name, i) for name in evaluation.ood_names for i in range(len(detections[name]))]
+    outside = torch.cat([detections[name].score for name in evaluation.ood_names]).argsort(stable=True)
+    return [
+        ("typical ID image", evaluation.id_name, int(inside[len(inside) // 2])),
+        ("highest ID score", evaluation.id_name, int(inside[-1])),
+        ("lowest OOD score", *places[int(outside[0])]),
+        ("typical OOD image", *places[int(outside[len(outside) // 2])]),
+    ]
+
+
+def _anchor_row(
+    detector: AMP, evaluation: Evaluation, columns: int, what: str, name: str, index: int
+) -> dict[str, Any]:
+    classes = detector.classes or evaluation.sets[evaluation.id_name].classes
+    one = evaluation.sets[name].subset([index])
+    detection = detector(one)
+    agreed = int(detection.label[0])
+    probabilities = [*per_anchor_probabilities(detector, one)[:columns], detection.probability[0]]
+    votes = [
+        {
+            "name": _class_name(classes, int(p.argmax())),
+            "agrees": int(p.argmax()) == agreed,
+            "percent": f"{100 * float(p.max()):.0f}",
+        }
+        for p in probabilities
+    ]
+    return {
+        "source": png_address(one.images[0]),
+        "alt": f"Image {index} of {name}",
+        "what": f"{what}, {name}",
+        "votes": votes,
+        "tau": NOTHING if detection.tau is None else number(float(detection.tau[0])),
+        "score": number(float(detection.score[0])),
+        "verdict": _verdict(bool(detection.is_ood[0])),
+    }
+
+
+def _card(evaluation: Evaluation, detection: Detection, name: str, index: int, detector: AMP | None) -> dict[str, Any]:
+    images, classes = evaluation.sets[name], evaluation.sets[evaluation.id_name].classes
+    predicted = f"predicted {_class_name(classes, int(detection.label[index]))}"
     alt = f"Image {index} of {name}, {predicted}"
     if images.labels is not None and name == evaluation.id_name:  # an OOD set numbers its classes in its own way
-        true = int(images.labels[index])
-        predicted += ", rightly" if true == int(said.label[index]) else f", truly {class_name(classes, true)}"
-    measured = f"score {number(float(said.score[index]))}, p {number(float(said.p_value[index]), 2)}"
-    lines = [tag("strong", name), predicted, measured, verdict(bool(said.is_ood[index]))]
+        truth = int(images.labels[index])
+        predicted += ", correct" if truth == int(detection.label[index]) else f", true {_class_name(classes, truth)}"
+    measured = f"score {number(float(detection.score[index]))}, p {number(float(detection.p_value[index]), 2)}"
+    lines = [predicted, measured, _verdict(bool(detection.is_ood[index]))]
     if detector is not None:
         lines.append(_votes(detector, images.subset([index]), detector.classes or classes))
-    return figure(picture(images.images[index], alt), join(lines, tag("br")))
+    return {"source": png_address(images.images[index]), "alt": alt, "set": name, "lines": lines}
+
+
+def _votes(detector: AMP, one: ImageSet, classes: tuple[str, ...]) -> str:
+    """The classes predicted by the anchors, the most common first, each with its mean probability."""
+    probability, label = per_anchor_probabilities(detector, one).max(dim=1)
+    votes = {int(each): probability[label == each] for each in label.unique()}
+    order = sorted(votes, key=lambda each: (-len(votes[each]), each))
+    return "anchors: " + ", ".join(
+        f"{len(votes[each])} {_class_name(classes, each)} ({100 * float(votes[each].mean()):.0f} %)" for each in order
+    )
+
+
+def _class_name(classes: tuple[str, ...], index: int) -> str:
+    return classes[index] if index < len(classes) else f"class {index}"
+
+
+def _verdict(is_ood: bool) -> str:
+    return "flagged" if is_ood else "accepted"

@@ -1,81 +1,129 @@
-"""Markup that cannot forget to escape: text is escaped wherever it enters, `Html` stands as it is."""
+"""Jinja templates, with autoescape: text is escaped wherever it enters, and `Html` stands as it is.
 
-from collections.abc import Iterable
-from html import escape
+`render_template` renders a file of ``templates/``. `section`, `figure` and `table` are the macros of macros.html for
+pages that are put together in Python, and `tag` is a single element.
+"""
 
-VOID = ("br", "img", "meta")  # elements without an end tag
-NOTHING = "\N{EN DASH}"  # where a table has no value
+import json
+from collections.abc import Iterable, Mapping
+from functools import cache
+from typing import Any
 
+# torch depends on Jinja, so it is there without the extra "report".
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
 
-class Html(str):
-    """Text that is markup already."""
+from kedge.metrics import METRICS, Metric
 
-    __slots__ = ()
-
-
-def tag(name: str, /, *children: str, **attributes: str | None) -> Html:
-    """One element. Plain text and attribute values are escaped; `Html` children are not.
-
-    Attribute names may end in an underscore (``class_``), and underscores within them become hyphens. An attribute
-    that is None is left out.
-
-    Example:
-        >>> tag("p", "a < b ", tag("em", "c"), class_="note", aria_label='"d"')
-        '<p class="note" aria-label="&quot;d&quot;">a &lt; b <em>c</em></p>'
-    """
-    pairs = ((key.rstrip("_").replace("_", "-"), value) for key, value in attributes.items() if value is not None)
-    head = "".join(f' {key}="{escape(value)}"' for key, value in pairs)
-    return Html(f"<{name}{head}>" if name in VOID else f"<{name}{head}>{join(children)}</{name}>")
+Html = Markup  # text that is markup already
+NOTHING = "\N{EN DASH}"  # in a table cell without a value
+SERIES = 6  # colors for curves, --s1 to --s6 in style.css: chosen for color-blind readers, in light and in dark
+DASHES = ("", "5,2", "1.5,1.5", "6,2,1.5,2")  # distinguish curves without color
+LONG = 300  # characters of a line of the record that is not folded
 
 
-def join(parts: Iterable[str], separator: str = "") -> Html:
-    """Parts in a row, each escaped unless it is `Html`.
+def percent(value: float | None) -> str:
+    """A share in percent to one decimal, without the sign; a dash for None.
 
     Example:
-        >>> join(["<", tag("br"), ">"])
-        '&lt;<br>&gt;'
+        >>> percent(0.98765)
+        '98.8'
     """
-    return Html(separator.join(part if isinstance(part, Html) else escape(part) for part in parts))
+    return NOTHING if value is None else f"{100 * value:.1f}"
+
+
+def number(value: float, digits: int = 3) -> str:
+    """A number to a few digits, with its trailing zeros and a true minus sign.
+
+    Example:
+        >>> number(2.5), number(1234.5), number(0.0025, 2)
+        ('2.50', '1234', '0.0025')
+    """
+    text = f"{value:.0f}" if abs(value) >= 10**digits else f"{value:#.{digits}g}".rstrip(".")
+    return text.replace("-", "\N{MINUS SIGN}")
+
+
+def render_template(name: str, **context: Any) -> Html:
+    """Render a file of ``templates/``."""
+    return Html(_environment().get_template(name).render(context))
+
+
+def tag(name: str, /, *children: str, **attributes: str) -> Html:
+    """One element; children and attribute values are escaped unless they are `Html`.
+
+    Attribute names may end in an underscore (``class_``), and underscores within them become hyphens.
+
+    Example:
+        >>> str(tag("p", "a < b ", tag("em", "c"), class_="note", aria_label='"d"'))
+        '<p class="note" aria-label="&#34;d&#34;">a &lt; b <em>c</em></p>'
+    """
+    pairs = ((key.rstrip("_").replace("_", "-"), value) for key, value in attributes.items())
+    head = Html(f"<{name}") + Html("").join(Html(' {}="{}"').format(*pair) for pair in pairs) + Html(">")
+    return head if name in ("br", "img") else head + Html("").join(children) + Html(f"</{name}>")
 
 
 def section(identifier: str, heading: str, *children: str) -> Html:
-    """A section of the page with its heading, which links can point at.
-
-    Example:
-        >>> section("roc", "ROC curves", tag("p", "..."))
-        '<section id="roc" aria-labelledby="roc-heading"><h2 id="roc-heading">ROC curves</h2><p>...</p></section>'
-    """
-    title = tag("h2", heading, id=f"{identifier}-heading")
-    return tag("section", title, *children, id=identifier, aria_labelledby=f"{identifier}-heading")
+    """A section of the page with its heading, which links can point at."""
+    return _macro("section", identifier, heading, Html("\n").join(children))
 
 
 def figure(picture: Html, *caption: str) -> Html:
-    """A picture and the words below it.
-
-    Example:
-        >>> figure(tag("img", alt="a dot"), "A dot.")
-        '<figure><img alt="a dot"><figcaption>A dot.</figcaption></figure>'
-    """
-    return tag("figure", picture, tag("figcaption", *caption))
+    """A picture and its caption."""
+    return _macro("figure", picture, Html("").join(caption))
 
 
-def table(caption: str, head: Iterable[Html], rows: Iterable[Html], *, label: str) -> Html:
-    """A table that scrolls within itself where the page is narrow.
+def table(caption: str, head: Iterable[str], rows: Iterable[Html], *, label: str) -> Html:
+    """A table that scrolls within itself on a narrow page.
 
     Args:
-        caption: What it shows; may be `Html`.
-        head: The cells of its head.
+        caption: The caption; may be `Html`.
+        head: The cells of its head: text, or ``<th>`` elements.
         rows: Its rows, ``<tr>`` each.
-        label: Names the scrolling region to those who do not see it.
-
-    Example:
-        >>> table("Sizes", [tag("th", "n", scope="col")], [tag("tr", tag("td", "3"))], label="Sizes")[-56:]
-        '</thead><tbody><tr><td>3</td></tr></tbody></table></div>'
+        label: Names the scrolling region for screen readers.
     """
-    inner = tag(
-        "table",
-        tag("caption", tag("span", caption)),
-        tag("thead", tag("tr", *head)),
-        tag("tbody", join(rows, "\n")),
+    return _macro("table", caption, list(head), Html("\n").join(rows), label)
+
+
+def legend(names: Iterable[str]) -> Html:
+    """The names of curves, in order, each with a piece of its line."""
+    return _macro("legend", list(names))
+
+
+def _macro(name: str, *arguments: Any) -> Html:
+    macro = getattr(_environment().get_template("macros.html").module, name)
+    return Html(macro(*arguments))
+
+
+@cache
+def _environment() -> Environment:
+    environment = Environment(
+        loader=PackageLoader("kedge.evaluation.report"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
     )
-    return tag("div", inner, class_="scroll", role="region", tabindex="0", aria_label=label)
+    environment.globals |= {"SERIES": SERIES, "DASHES": DASHES, "METRICS": METRICS}
+    environment.filters |= {
+        "percent": percent,
+        "images": lambda n: f"{n} image" if n == 1 else f"{n} images",
+        "unbroken": lambda words: words.replace(" %", "\N{NO-BREAK SPACE}%"),
+        "shown": _shown,
+        "one_line": _one_line,
+        "plain_json": lambda value: json.dumps(value, indent=2, default=str, ensure_ascii=False),
+    }
+    return environment
+
+
+def _shown(metric: Metric, value: float | None) -> str:
+    return NOTHING if value is None else metric.text(value)
+
+
+def _one_line(value: Any) -> str | None:
+    """A value of the record on one line; None if it is nested or too long."""
+    if not isinstance(value, (Mapping, list, tuple)):
+        return str(value)
+    items = list(value.values()) if isinstance(value, Mapping) else list(value)
+    heads = [f"{key}: " for key in value] if isinstance(value, Mapping) else [""] * len(items)
+    line = ", ".join(f"{head}{item}" for head, item in zip(heads, items, strict=True))
+    return None if len(line) > LONG or any(isinstance(item, (Mapping, list, tuple)) for item in items) else line

@@ -7,9 +7,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kedge.evaluation.report.figures import CURVES, DASHES, ID, INK, OOD, render
-from kedge.evaluation.report.markup import Html, tag
-from kedge.evaluation.report.style import SERIES
+from kedge.evaluation.report.figures import CURVES, ID, INK, OOD, render
+from kedge.evaluation.report.markup import DASHES, SERIES, Html, tag
 from kedge.studies.theory.approximation import Approximation
 from kedge.studies.theory.disagreement import Disagreement
 from kedge.studies.theory.study import NTKStudy, Spectra

@@ -6,7 +6,7 @@ from typing import Any
 
 from kedge.evaluation.report import figures
 from kedge.evaluation.report.document import document
-from kedge.evaluation.report.markup import Html, figure, join, section, table, tag
+from kedge.evaluation.report.markup import Html, figure, section, table, tag
 from kedge.studies.theory import figures as draw
 from kedge.studies.theory.approximation import COSINE
 from kedge.studies.theory.disagreement import PER_ANCHOR, trained_with
@@ -134,7 +134,7 @@ def _distance(study: NTKStudy) -> Html:
                 name,
                 f"{found.held_out[name][what]:.3f}",
                 *(f"{values[name][i]:.3f}" for i in shown),
-                join([f"{100 * found.separates[name][what]:.1f}", tag("small", span(found.spans[name][what]))]),
+                Html(f"{100 * found.separates[name][what]:.1f}") + tag("small", span(found.spans[name][what])),
             ]
             for name in names
         ]
