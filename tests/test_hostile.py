@@ -37,8 +37,8 @@ from kedge.scoring.rows import read_rows
 from kedge.seeds import seeded
 from kedge.serving import Settings, create_app
 from kedge.serving.bodies import Refused, from_form, from_json
-from kedge.serving.decode import FORMATS, decode
-from kedge.serving.protocol import impatient
+from kedge.serving.bodies import FORMATS, decode
+from kedge.serving.guard import impatient
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # Pillow's, of what it finds in damaged files
 
@@ -417,7 +417,7 @@ def score_shard(detector, shard):
 
 
 def check_rows(rows, names):
-    assert [row["path"] for row in rows] == list(names)
+    assert [row["name"] for row in rows] == list(names)
     for row in rows:
         assert (row["error"] is None) == (row["score"] is not None)
         assert row["error"] is None or "object at 0x" not in row["error"]
@@ -508,7 +508,7 @@ def test_a_name_that_is_no_text_is_told_as_well_as_it_can_be(detector, tmp_path,
     (Path(os.fsdecode(os.fsencode(folder) + b"/caf\xe9.png"))).write_bytes(SEEDS["png"])
     out = score_files(tmp_path / "detector.kedge", [str(folder)], tmp_path / f"rows.{kind}")
     (row,) = read_rows(out, kind)
-    assert row["path"].endswith("caf\\xe9.png")
+    assert row["name"].endswith("caf\\xe9.png")
     assert row["score"] is not None
 
 

@@ -1,4 +1,4 @@
-"""A pipeline: plain data in the shape of transformers' image classification, with the verdict of a detector in it."""
+"""A pipeline: one row for each of the likeliest classes of an image, with the verdict of the detector in it."""
 
 import json
 
@@ -35,13 +35,12 @@ def test_one_image_gives_its_likeliest_classes_with_the_verdict_in_each(detector
     found = kedge.pipeline(detector)(photos[0])
     said = detector(photos[0])
     order = np.argsort(-said.probability[0].numpy())
-    assert [each["label"] for each in found] == [CLASSES[k] for k in order]
-    assert [each["score"] for each in found] == pytest.approx(said.probability[0].numpy()[order].tolist())
-    assert found[0]["label"] == CLASSES[int(said.label[0])]
+    assert [(each["label"], each["class"]) for each in found] == [(k, CLASSES[k]) for k in order]
+    assert [each["probability"] for each in found] == pytest.approx(said.probability[0].numpy()[order].tolist())
+    (row,) = said.to_rows(CLASSES)
+    assert found[0] == row | {"probability": pytest.approx(row["probability"])}
     for each in found:
-        assert set(each) == {"label", "score", "ood_score", "p_value", "is_ood"}
-        assert (each["ood_score"], each["p_value"]) == (float(said.score[0]), float(said.p_value[0]))
-        assert each["is_ood"] is bool(said.is_ood[0])
+        assert {key: each[key] for key in ("name", "tau", "score", "p_value", "is_ood")}.items() <= row.items()
     assert json.loads(json.dumps(found)) == found
 
 
@@ -57,8 +56,8 @@ def test_several_images_give_a_list_for_each(detector, photos, tmp_path):
     for given in (photos, tuple(photos), paths, IMAGES[:7], kedge.ImageSet(IMAGES[:7])):
         found = detect(given)
         assert [each[0]["label"] for each in found] == [each[0]["label"] for each in alone]
-        scores = [each[0]["ood_score"] for each in found]
-        assert scores == pytest.approx([each[0]["ood_score"] for each in alone], rel=1e-4)
+        scores = [each[0]["score"] for each in found]
+        assert scores == pytest.approx([each[0]["score"] for each in alone], rel=1e-4)
 
 
 def test_an_iterator_is_read_as_its_results_are(detector, photos):
@@ -84,12 +83,12 @@ def test_a_pipeline_comes_from_a_file_a_folder_or_a_detector(detector, photos, t
         assert kedge.pipeline(given)(photos[1]) == kedge.pipeline(detector)(photos[1])
 
 
-def test_classes_without_names_are_numbered_as_transformers_does(photos):
+def test_classes_without_names_have_their_number(photos):
     net = nn.Sequential(nn.Flatten(), nn.Linear(192, 7))
     detector = kedge.MSP(net).fit(IMAGES[:9]).calibrate(IMAGES)
     found = kedge.pipeline(detector)(photos[0])
     likeliest = detector(photos[0]).probability[0].argsort(descending=True)[:5]
-    assert [each["label"] for each in found] == [f"LABEL_{k}" for k in likeliest.tolist()]
+    assert [(each["label"], each["class"]) for each in found] == [(k, None) for k in likeliest.tolist()]
 
 
 def test_it_needs_a_threshold_and_sensible_numbers(detector):

@@ -230,8 +230,8 @@ def test_two_workers_write_what_one_process_writes_and_go_on_where_it_was(home, 
     )  # fmt: skip
     assert (tmp_path / "out.jsonl").read_bytes() == (tmp_path / "whole.jsonl").read_bytes()
     rows = list(read_rows("out.jsonl"))
-    assert len({row["path"] for row in rows}) == len(rows) == IMAGES
-    assert [row["path"] for row in rows if row["error"]] == ["photos/30-broken.png"]
+    assert len({row["name"] for row in rows}) == len(rows) == IMAGES
+    assert [row["name"] for row in rows if row["error"]] == ["photos/30-broken.png"]
     assert reports[0] == (20, IMAGES)
     assert reports[-1] == (IMAGES, IMAGES)
     assert len(reports) == 1 + 9  # 41 images in shards of five, as each is done
@@ -260,7 +260,7 @@ def test_a_worker_that_is_killed_in_mid_write_costs_no_image(home, cluster, tmp_
     assert int(marker.read_text()) != os.getpid()
     assert (tmp_path / "out.csv").read_bytes() == (tmp_path / "whole.csv").read_bytes()
     assert rows == whole
-    assert len({row["path"] for row in rows}) == IMAGES
+    assert len({row["name"] for row in rows}) == IMAGES
     assert reports[-1] == (IMAGES, IMAGES)
 
 

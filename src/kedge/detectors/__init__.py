@@ -1,7 +1,8 @@
 """Detectors: AMP and the methods beside it, all behind the same verbs."""
 
 from kedge.detectors.amp import AMP
-from kedge.detectors.base import Calibration, Cost, Detection, Detector, Outputs
+from kedge.detectors.base import Calibration, Cost, Detector, Outputs
+from kedge.detectors.detection import Detection
 from kedge.detectors.deup import DEUP
 from kedge.detectors.discrepancy import ClassifierDiscrepancy
 from kedge.detectors.duq import DUQ

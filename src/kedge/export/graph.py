@@ -10,14 +10,14 @@ from torch import Tensor, nn
 from kedge.anchoring import Anchored
 from kedge.anchoring.stem import Stem
 from kedge.anchoring.tta import view
-from kedge.detectors import AMP, Detector, Outputs, RescoringDetector, TemperatureScaling
+from kedge.detectors import AMP, Detector, Outputs, TemperatureScaling
 from kedge.detectors.inference import reads_logits_alone
 from kedge.detectors.logits import LogitDetector
 from kedge.errors import InputError
 from kedge.experimental.student import Student
 from kedge.models.classifier import Classifier, logits_of
 
-OUTPUTS = ("label", "probability", "score", "temperature", "p_value", "is_ood")
+OUTPUTS = ("label", "probability", "score", "tau", "p_value", "is_ood")
 
 
 class FoldedStem(nn.Module):
@@ -90,9 +90,9 @@ class Graph(nn.Module):
     @property
     def names(self) -> tuple[str, ...]:
         """Of the outputs; those behind the last of `OUTPUTS` are none of the file, but have their names there."""
-        has_temperature = isinstance(self._detector[0], RescoringDetector)
+        has_tau = self._detector[0].has_tau
         inside = ("logits",) if self.which is None else ("logits", "hypotheses")
-        return (*(name for name in OUTPUTS if has_temperature or name != "temperature"), *inside)
+        return (*(name for name in OUTPUTS if has_tau or name != "tau"), *inside)
 
     def forward(self, images: Tensor, known: Tensor | None = None) -> tuple[Tensor, ...]:
         """The verdict on a batch; ``known`` are the hypotheses of the anchors before these, (B, K', C)."""
