@@ -99,7 +99,10 @@ def test_a_row_for_each_image_equals_the_detector_s_result(home, tmp_path, kind,
 @pytest.mark.parametrize("kind", ["parquet", "csv", "jsonl"])
 def test_rows_of_older_files_are_read_with_the_keys_of_today(tmp_path, kind):
     old = {"path": "a.png", "label": "cat", "probability": 0.5, "score": 2.0, "temperature": 1.5, "p_value": 0.25}
-    rows = [old | {"is_ood": True, "error": None}, old | {"path": "b.png", "label": "7", "is_ood": False, "error": None}]
+    rows = [
+        old | {"is_ood": True, "error": None},
+        old | {"path": "b.png", "label": "7", "is_ood": False, "error": None},
+    ]
     rows.append(dict.fromkeys(rows[0]) | {"path": "c.png", "error": "broken"})
     file = tmp_path / f"old.{kind}"
     if kind == "parquet":
@@ -314,7 +317,9 @@ def test_the_last_step_of_a_job_is_repeated_if_it_was_cut(home, tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["out.csv"]
 
 
-def test_a_job_that_is_stopped_while_it_assembles_its_shards_leaves_nothing_next_to_its_folder(home, tmp_path, monkeypatch):
+def test_a_job_that_is_stopped_while_it_assembles_its_shards_leaves_nothing_next_to_its_folder(
+    home, tmp_path, monkeypatch
+):
     with monkeypatch.context() as patch:
         patch.setattr(job, "read_rows", stop)
         with pytest.raises(Stopped):
@@ -418,7 +423,9 @@ def test_a_few_images_are_printed(home):
     command = ["score", "--detector", home / "detector.kedge", home / "photos/0/03.png"]
     printed = run_cli(*command, home / "photos/0/broken.jpg")
     assert printed.exit_code == 0, printed.output
-    assert re.search(r"03\.png: (ant|bee|cow) \(\d+%\), .*distribution, p .*\n.*broken\.jpg: ", printed.output, re.I | re.S)
+    assert re.search(
+        r"03\.png: (ant|bee|cow) \(\d+%\), .*distribution, p .*\n.*broken\.jpg: ", printed.output, re.I | re.S
+    )
     assert list(json.loads(run_cli(*command, "--json").stdout)) == KEYS
     assert run_cli(*command, "--format", "csv").exit_code == 0
 

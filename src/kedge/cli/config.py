@@ -55,7 +55,9 @@ def _checked(path: Path, tables: dict[str, Any], commands: Any) -> dict[str, Any
         }
         values = {key.replace("-", "_"): value for key, value in options.items()}
         if unknown := [key for key in values if key not in parameters]:
-            raise InputError(f"{path}: {name} has the options {', '.join(sorted(parameters))}; got {', '.join(unknown)}")
+            raise InputError(
+                f"{path}: {name} has the options {', '.join(sorted(parameters))}; got {', '.join(unknown)}"
+            )
         for key, value in values.items():
             if getattr(parameters[key], "multiple", False) and not isinstance(value, list):
                 raise InputError(f"{path}: {key} of {name} must be a list; got {value!r}: write {key} = [{value!r}]")

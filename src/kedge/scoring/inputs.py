@@ -70,7 +70,10 @@ class Reader:
         if self._next != (shard.source, shard.column, first):
             self._values = ParquetImages(shard.source).values(shard.column, first)
         self._next = None
-        for row, value in zip(shard.items, islice(self._values, count), strict=True):
+        for row in shard.items:
+            value = next(self._values, StopIteration)
+            if value is StopIteration:
+                raise FileFormatError(f"{shard.source} cannot be read as a parquet file: it has too few rows")
             if isinstance(value, dict):  # as Hugging Face's datasets store images
                 value = value.get("bytes") or value.get("path")
             if not isinstance(value, (str, bytes)):
