@@ -430,7 +430,10 @@ def test_an_edited_header_is_refused(changes, tmp_path):
 def test_a_newer_version_says_so(version, tmp_path):
     tiny(tmp_path / "a")
     edited(tmp_path / "a", version=version)
-    with pytest.raises(FileFormatError, match=rf"has format version {version}; this kedge reads up to {artifact.FORMAT_VERSION}: install"):
+    with pytest.raises(
+        FileFormatError,
+        match=rf"has format version {version}; this kedge reads up to {artifact.FORMAT_VERSION}: install",
+    ):
         kedge.load(tmp_path / "a", model=mlp())
 
 

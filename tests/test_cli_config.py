@@ -106,7 +106,9 @@ def test_no_help_text_is_a_fragment():
         for each in getattr(command, "commands", {}).values():
             yield from texts(each)
 
-    own = [typer.main.get_command(app) for app in map(only, (cli.calibrate, cli.export, cli.info, cli.score, cli.serve))]
+    own = [
+        typer.main.get_command(app) for app in map(only, (cli.calibrate, cli.export, cli.info, cli.score, cli.serve))
+    ]
     assert not [text for command in own for text in texts(command) if text.startswith(("Of ", "In "))]
 
 

@@ -229,7 +229,12 @@ def test_floating_point_images_are_scored_as_the_8_bits_that_they_are(home, test
 
 
 def test_an_output_has_its_own_name_where_an_engine_knows_several():
-    assert runtime._names([{"label"}, {"div_2", "score"}, {"score", "tau"}, {"other"}]) == ("label", "score", "tau", "other")
+    assert runtime._names([{"label"}, {"div_2", "score"}, {"score", "tau"}, {"other"}]) == (
+        "label",
+        "score",
+        "tau",
+        "other",
+    )
 
 
 @needs_openvino

@@ -228,7 +228,7 @@ def test_what_is_wrong_is_named_and_nothing_is_left_of_the_job(home, tmp_path):
         with pytest.raises(error, match=words):
             scored(home, sources, out, **options)
         assert sorted(path.name for path in tmp_path.iterdir()) == before
-    with pytest.raises(InputError, match="none.kedge must be a saved detector"):
+    with pytest.raises(InputError, match=r"none\.kedge must be a saved detector"):
         score_files(tmp_path / "none.kedge", photos, new)
     kedge.AMP(network("anchored")).fit(images()).save(home / "bare.kedge")
     with pytest.raises(NotReadyError, match="has no threshold yet; run kedge calibrate"):
@@ -354,7 +354,7 @@ def test_a_lock_in_a_folder_that_was_removed_meanwhile_does_not_count(home, tmp_
         shutil.rmtree(parts, ignore_errors=True)  # by the process that held it
 
     monkeypatch.setattr(fcntl, "flock", late)
-    with pytest.raises(InputError, match="another process|out must be writable"):
+    with pytest.raises(InputError, match=r"another process|out must be writable"):
         scored(home, [home / "photos"], tmp_path / "out.csv")
 
 

@@ -102,8 +102,8 @@ def _check_options(
         raise InputError(f"{stray} must come with --int8, which is missing: add it, or leave {stray} out")
     if calibrate is None and (int8 is not None or early_exit):
         raise InputError(
-            f"{'--early-exit' if int8 is None else '--int8'} must come with --calibrate, since it changes the scores and "
-            "the old threshold does not hold: name in-distribution images that were not trained on"
+            f"{'--early-exit' if int8 is None else '--int8'} must come with --calibrate, since it changes the scores "
+            "and the old threshold does not hold: name in-distribution images that were not trained on"
         )
     if calibrate is not None and int8 is None and not early_exit:
         raise InputError("--calibrate is for --int8 and --early-exit; for a new threshold alone, run `kedge calibrate`")

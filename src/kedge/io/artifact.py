@@ -67,7 +67,7 @@ def read_header(path: str | os.PathLike[str]) -> dict[str, Any]:
 
 
 def read_tensor(path: str | os.PathLike[str], name: str) -> Tensor:
-    """One tensor of a file, not checked; for tensors in double precision or of whole numbers, which are never packed."""
+    """One tensor of a file, not checked; for tensors in double precision, which are never packed."""
     with _opened(path) as (_, opened):
         tensor: Tensor = opened.get_tensor(name)
         return tensor

@@ -69,7 +69,7 @@ class Job:
         return self.folder / f"part-{number:08}.{self.kind}"
 
     def identity(self) -> dict[str, Any]:
-        """What an unfinished job must have in common with this one to be resumed; the detector must have a threshold."""
+        """What an unfinished job must share with this one to be resumed; the detector must have a threshold."""
         header = read_header(self.detector)
         if not header.get("calibration"):
             raise NotReadyError(f"{self.detector} has no threshold yet; run kedge calibrate on it first")

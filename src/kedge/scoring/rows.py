@@ -102,11 +102,10 @@ def _with_current_keys(raw: Any, kind: str) -> dict[str, Any]:
     if missing := [name for name in columns if name not in raw]:
         raise ValueError(f"the column {missing[0]} is missing")
     if old:
-        label = str(raw["label"] or "")
-        number, name = (label, None) if label.isdecimal() else (None, raw["label"])
-        if kind != "csv" and number is not None:
-            number = int(number)
-        raw = raw | {"name": raw["path"], "tau": raw["temperature"], "label": number, "class": name}
+        label: Any = raw["label"] or None
+        numbered = label is not None and label.isdecimal()
+        label, name = (label if kind == "csv" else int(label), None) if numbered else (None, label)
+        raw = raw | {"name": raw["path"], "tau": raw["temperature"], "label": label, "class": name}
     return {name: (_parsed if kind == "csv" else _checked)(name, raw[name], of) for name, of in COLUMNS.items()}
 
 

@@ -100,7 +100,7 @@ def _problem(code: int, detail: str, headers: dict[str, str] | None = None) -> R
 
 
 def impatient(seconds: float) -> type[asyncio.Protocol]:
-    """uvicorn's protocol, for its option ``http``, with a time limit on everything between two requests.
+    """The protocol of uvicorn, for its option ``http``, with a time limit on everything between two requests.
 
     uvicorn itself waits for ever for the head of a request. A connection is closed after this many seconds without a
     request in progress: none came, its head arrives in drops, or bytes arrive that belong to no request, such as the
