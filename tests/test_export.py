@@ -15,10 +15,11 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file
 from torch import nn
-from typer.testing import CliRunner
 
+import helpers
 import kedge
-from kedge.cli import app
+from helpers import images
+from helpers import run_cli as run
 from kedge.data.digits import digits
 from kedge.errors import ArchitectureError, FileFormatError, InputError, KedgeError, KedgeWarning, NotReadyError
 from kedge.export import Difference, OnnxDetector, compare, export_onnx, quantise, recalibrate, runtime
@@ -36,12 +37,11 @@ needs_openvino = pytest.mark.skipif(find_spec("openvino") is None, reason="openv
 
 
 def pixels(n, channels=3, side=32, seed=0):
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randint(0, 256, (n, channels, side, side), generator=generator, dtype=torch.uint8)
+    return images(n, channels, side, seed)
 
 
 def labelled(n, channels=3, side=32, seed=0):
-    return kedge.ImageSet(pixels(n, channels, side, seed), torch.arange(n) % 3, classes=("ant", "bee", "cow"))
+    return helpers.labelled(n, 3, channels=channels, side=side, seed=seed)
 
 
 def network(name, channels=3, **options):
@@ -562,10 +562,6 @@ def test_another_engine_than_the_file_was_calibrated_for_is_a_warning(home, held
 # --- the command ----------------------------------------------------------------------------------------------------
 
 
-def run(*arguments):
-    return CliRunner(env={"COLUMNS": "160"}).invoke(app, [str(argument) for argument in arguments])
-
-
 def test_the_command_exports_quantises_and_says_how_well(home, tmp_path):
     sets = ["--int8", f"npz:{home / 'train.npz'}", "--calibrate", f"npz:{home / 'held.npz'}"]
     done = run("export", home / "digits.kedge", "-o", tmp_path / "a.onnx", *sets)
@@ -662,7 +658,7 @@ def test_an_opset_that_cannot_be_written_is_refused(tmp_path, opset):
     detector = calibrated(kedge.MSP(network("compact")))
     with pytest.raises(InputError, match=r"opset must be a whole number .*; got"):
         export_onnx(detector, tmp_path / "a.onnx", opset=opset)
-    done = CliRunner(env={"COLUMNS": "160"}).invoke(app, ["export", "cifar10", "-o", "a.onnx", "--opset", str(opset)])
+    done = run("export", "cifar10", "-o", "a.onnx", "--opset", opset)
     assert done.exit_code == 2
     assert "Invalid value for '--opset'" in done.output
 

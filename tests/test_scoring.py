@@ -498,3 +498,8 @@ def test_a_thumbnail_of_16_bits_is_as_bright_as_the_image(tmp_path):
     Image.fromarray(np.full((8, 8), 257 * 90, np.uint16)).save(tmp_path / "a.png")
     shown = re.search(r"base64,([^\"]+)", str(_thumbnail(str(tmp_path / "a.png"), None)))[1]
     assert Image.open(io.BytesIO(base64.b64decode(shown))).convert("L").getextrema() == (90, 90)
+
+
+def test_the_package_imports_on_systems_without_fcntl():
+    code = "import sys; sys.modules['fcntl'] = None; import kedge.scoring, kedge.cli"
+    subprocess.run([sys.executable, "-W", "ignore", "-c", code], check=True)
