@@ -38,7 +38,7 @@ from kedge.files import atomic
 from kedge.provenance import processor, provenance
 from kedge.scoring import RayEngine, plan, score_files
 from kedge.scoring.inputs import Reader
-from kedge.scoring.job import BATCH, Job, Scorer
+from kedge.scoring.job import BATCH, score_shards
 from kedge.studies.bench import detector_of
 from kedge.threads import use_threads
 
@@ -160,10 +160,8 @@ class Busy:
 
 def waits_in_job(home: Path) -> float:
     """In what `kedge score` does once it has read the detector."""
-    job = Job(home / "detector.kedge", (), home / "waiting.jsonl", "jsonl", batch=BATCH)
-    job.folder.mkdir(exist_ok=True)
-    scorer = Scorer(job)
-    return Busy(scorer.detector).waits(lambda: list(scorer.all_of(enumerate(plan([home / "images"])))))
+    detector = for_inference(kedge.load(home / "detector.kedge"))
+    return Busy(detector).waits(lambda: list(score_shards(detector, enumerate(plan([home / "images"])), batch=BATCH)))
 
 
 def waits_in_score(home: Path, kind: str) -> float:

@@ -38,7 +38,7 @@ import kedge
 from kedge.detectors import for_inference, thread_copies
 from kedge.files import atomic
 from kedge.provenance import provenance
-from kedge.serving.decode import decode
+from kedge.serving.bodies import decode
 from kedge.serving.settings import Settings
 from kedge.studies.bench import detector_of
 

@@ -1,10 +1,13 @@
 """Images, sets and networks that tests share. Import from here: ``from helpers import images, labelled, network``."""
 
 import copy
+import io
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
+from PIL import Image
 from torch import Tensor, nn
 
 import kedge
@@ -144,3 +147,31 @@ def stop_at(step: int):
             raise StopError
 
     return stop
+
+
+def small_amp(classes: int = 3, side: int = 12, k: int = 3) -> kedge.AMP:
+    """A calibrated AMP on an untrained network."""
+    train = labelled(60, classes, side=side)
+    return kedge.AMP(network("anchored", classes=classes), k=k).fit(train).calibrate(images(50, side=side, seed=1))
+
+
+def picture(seed: int = 0, size: tuple[int, int] = (12, 12), mode: str = "RGB") -> Image.Image:
+    """Noise as a PIL image."""
+    pixels = np.random.default_rng(seed).integers(0, 256, (size[1], size[0], 3), np.uint8)
+    return Image.fromarray(pixels).convert(mode)
+
+
+def encoded(image: Image.Image, kind: str = "PNG", **options: Any) -> bytes:
+    """A PIL image as the bytes of a file."""
+    target = io.BytesIO()
+    image.save(target, kind, **options)
+    return target.getvalue()
+
+
+def run_cli(*arguments: Any, columns: int = 160, **env: str) -> Any:
+    """The result of a command, with ``exit_code``, ``output`` and ``exception``."""
+    from typer.testing import CliRunner
+
+    from kedge.cli import app
+
+    return CliRunner(env={"COLUMNS": str(columns)} | env).invoke(app, [str(argument) for argument in arguments])

@@ -39,13 +39,13 @@ def folder(tmp_path_factory):
 
 
 def write(path, scores, errors=()):
-    rows = [dict.fromkeys(COLUMNS) | {"path": str(i), "score": float(s)} for i, s in enumerate(scores)]
-    rows += [dict.fromkeys(COLUMNS) | {"path": name, "error": "is broken"} for name in errors]
+    rows = [dict.fromkeys(COLUMNS) | {"name": str(i), "score": float(s)} for i, s in enumerate(scores)]
+    rows += [dict.fromkeys(COLUMNS) | {"name": name, "error": "is broken"} for name in errors]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
 def line(**values):
-    return json.dumps(dict.fromkeys(COLUMNS) | {"path": "a.png"} | values).encode()
+    return json.dumps(dict.fromkeys(COLUMNS) | {"name": "a.png"} | values).encode()
 
 
 def watched(*arguments):
@@ -106,12 +106,12 @@ def test_rows_of_a_name_that_does_not_tell_their_format(folder, tmp_path):
     [
         ("none.csv", None, InputError, r"rows must be a file that can be read; .*none\.csv cannot: No such file"),
         ("none.parquet", None, InputError, r"rows must be a file that can be read; .*none\.parquet cannot"),
-        ("other.csv", b"a,b\n1,2\n", FileFormatError, r"other\.csv must be csv as kedge score .*: the column path is"),
-        ("empty.csv", b"", FileFormatError, "the column path is missing"),
-        ("bad.csv", HEAD + b"a.png,cat,much,1,1,1,True,\n", FileFormatError, "could not convert string to float"),
-        ("bad.jsonl", b'{"path": "a.png"\n', FileFormatError, r"bad\.jsonl must be jsonl as kedge score writes it"),
-        ("list.jsonl", b"[1, 2]\n", FileFormatError, "the column path is missing"),
-        ("other.jsonl", b'{"path": "a.png"}\n', FileFormatError, "the column label is missing"),
+        ("other.csv", b"a,b\n1,2\n", FileFormatError, r"other\.csv must be csv as kedge score .*: the column name is"),
+        ("empty.csv", b"", FileFormatError, "the column name is missing"),
+        ("bad.csv", HEAD + b"a.png,0,cat,much,1,1,1,True,\n", FileFormatError, "could not convert string to float"),
+        ("bad.jsonl", b'{"name": "a.png"\n', FileFormatError, r"bad\.jsonl must be jsonl as kedge score writes it"),
+        ("list.jsonl", b"[1, 2]\n", FileFormatError, "the column name is missing"),
+        ("other.jsonl", b'{"name": "a.png"}\n', FileFormatError, "the column label is missing"),
         ("text.jsonl", line(score="much"), FileFormatError, "score must be of type float, got 'much'"),
         ("flag.jsonl", line(score=True), FileFormatError, "score must be of type float, got True"),
         ("empty.jsonl", line(score=None), FileFormatError, r"the row of a\.png has neither a score nor an error"),

@@ -13,11 +13,13 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from safetensors.torch import load_file
 from torch import nn
-from typer.testing import CliRunner
 
+import helpers
 import kedge
-from kedge.cli import app
+from helpers import images
+from helpers import run_cli as run
 from kedge.data.digits import digits
 from kedge.errors import ArchitectureError, FileFormatError, InputError, KedgeError, KedgeWarning, NotReadyError
 from kedge.export import Difference, OnnxDetector, compare, export_onnx, quantise, recalibrate, runtime
@@ -35,12 +37,11 @@ needs_openvino = pytest.mark.skipif(find_spec("openvino") is None, reason="openv
 
 
 def pixels(n, channels=3, side=32, seed=0):
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randint(0, 256, (n, channels, side, side), generator=generator, dtype=torch.uint8)
+    return images(n, channels, side, seed)
 
 
 def labelled(n, channels=3, side=32, seed=0):
-    return kedge.ImageSet(pixels(n, channels, side, seed), torch.arange(n) % 3, classes=("ant", "bee", "cow"))
+    return helpers.labelled(n, 3, channels=channels, side=side, seed=seed)
 
 
 def network(name, channels=3, **options):
@@ -70,8 +71,8 @@ def assert_says_the_same(detector, path, images):
     """Labels, decisions and all numbers, for several sizes of a batch."""
     session = session_of(path)
     names = [output.name for output in session.get_outputs()]
-    expected = ["label", "probability", "score", "temperature", "p_value", "is_ood"]
-    assert names == [name for name in expected if name != "temperature" or isinstance(detector, kedge.AMP)]
+    expected = ["label", "probability", "score", "tau", "p_value", "is_ood"]
+    assert names == [name for name in expected if name != "tau" or detector.has_tau]
     for n in (1, 3, 17):
         said = detector(images[:n])
         found = dict(zip(names, session.run(None, {"images": images[:n].numpy()}), strict=True))
@@ -84,7 +85,7 @@ def assert_says_the_same(detector, path, images):
         np.testing.assert_allclose(found["score"], said.score, rtol=0, atol=close)
         np.testing.assert_allclose(found["probability"], said.probability.amax(dim=1), rtol=1e-4)
         if said.tau is not None:
-            np.testing.assert_allclose(found["temperature"], said.tau, rtol=1e-4, atol=1e-6)
+            np.testing.assert_allclose(found["tau"], said.tau, rtol=1e-4, atol=1e-6)
 
 
 @pytest.fixture(scope="module")
@@ -163,9 +164,9 @@ class Several(nn.Module):
 @pytest.mark.filterwarnings("ignore::FutureWarning")  # inside torch
 def test_every_score_and_option_is_an_operation_of_onnx(tmp_path):
     net = kedge.anchor(nn.Sequential(nn.Flatten(), nn.Linear(12, 3)), init="fresh")
-    scores = ("amp", "msp", "max_logit", "entropy", "energy", "temperature", "mutual_information")
+    scores = ("kl_uniform", "msp", "max_logit", "entropy", "energy", "tau", "mutual_information")
     options = [{"score": score} for score in scores] + [{"rescale": rule} for rule in ("exp", "plain", "none")]
-    detectors = [kedge.AMP(net, **chosen) for chosen in (*options, {"tau": "mean"}, {"temperature": "global"})]
+    detectors = [kedge.AMP(net, **chosen) for chosen in (*options, {"tau": "mean"}, {"shared_tau": True})]
     detectors[-1].global_tau = 0.7
     detectors += [kedge.AMP(net, score=lambda logits: logits.std(dim=1))]
     detectors += [kind(net) for kind in (kedge.MSP, kedge.MaxLogit, kedge.Entropy, kedge.Energy)]
@@ -193,7 +194,7 @@ def test_what_is_exported_is_the_detector(make):
     found, said = said_by_the_graph(detector, images), detector(images)
     torch.testing.assert_close(found["logits"], said.logits)
     torch.testing.assert_close(found["score"], said.score)
-    assert "temperature" not in found
+    assert "tau" not in found
 
 
 def test_a_network_may_read_the_number_of_its_images():
@@ -228,10 +229,10 @@ def test_floating_point_images_are_scored_as_the_8_bits_that_they_are(home, test
 
 
 def test_an_output_has_its_own_name_where_an_engine_knows_several():
-    assert runtime._names([{"label"}, {"div_2", "score"}, {"score", "temperature"}, {"other"}]) == (
+    assert runtime._names([{"label"}, {"div_2", "score"}, {"score", "tau"}, {"other"}]) == (
         "label",
         "score",
-        "temperature",
+        "tau",
         "other",
     )
 
@@ -268,7 +269,7 @@ def test_calibration_scores_that_tie_with_an_image_count(home, test_set, tmp_pat
     score = OnnxDetector(home / "digits.onnx")(image)["score"]
     model = exported.read_model(home / "digits.onnx")
     known = torch.from_numpy(score).repeat(19)
-    exported.write_calibration(model, known, threshold=float(score[0]), temperature=1.0, alpha=0.05, confidence=None)
+    exported.write_calibration(model, known, threshold=float(score[0]), temperature=1.0, alpha=0.05, delta=None)
     exported.write_model(model, tmp_path / "tied.onnx")
     found = OnnxDetector(tmp_path / "tied.onnx")(image)
     assert (found["p_value"][0], found["is_ood"][0]) == (1.0, False)
@@ -285,7 +286,7 @@ def test_scores_beyond_float32_are_refused(home):
     model = exported.read_model(home / "digits.onnx")
     scores = torch.tensor([0.1], dtype=torch.float64)
     with pytest.raises(InputError, match="float32"):
-        exported.write_calibration(model, scores, threshold=0.1, temperature=1.0, alpha=0.5, confidence=None)
+        exported.write_calibration(model, scores, threshold=0.1, temperature=1.0, alpha=0.5, delta=None)
 
 
 # --- the file -------------------------------------------------------------------------------------------------------
@@ -296,7 +297,7 @@ def test_the_metadata_tells_what_the_file_is(home, detector):
     assert told["kedge.method"] == "amp"
     assert json.loads(told["kedge.classes"]) == list("0123456789")
     assert float(told["kedge.threshold"]) == detector.calibration.threshold
-    assert (told["kedge.tpr"], told["kedge.confidence"], told["kedge.calibration_images"]) == ("0.95", "null", "500")
+    assert (told["kedge.alpha"], told["kedge.delta"], told["kedge.calibration_images"]) == ("0.05", "null", "500")
     rule = json.loads(told["kedge.preprocess"])
     assert (rule["shape"], rule["resize"], rule["fit"]) == ([1, 28, 28], "bicubic", "crop")
     assert "bicubic" in rule["words"]
@@ -351,6 +352,24 @@ def test_the_ten_lines_of_the_docs_are_those_of_the_example():
     (block,) = (part for part in text.split("```python\n")[1:] if part.startswith("session = "))
     body = "".join(f"    {line}\n" for line in block.split("\n```")[0].splitlines())
     assert body in EXAMPLE.read_text()
+
+
+def test_files_of_older_versions_give_their_results_under_the_names_of_today():
+    folder = Path(__file__).parent / "legacy"
+    expected = json.loads((folder / "expected.json").read_text())
+    images = load_file(folder / "images.safetensors")["test"]
+    for name in ("amp", "msp", "amp-auto"):
+        detector = OnnxDetector(folder / f"{name}.onnx", threads=1)
+        assert exported.guarantee_of(detector.metadata) == (0.05, None)
+        assert ("tau" in detector.outputs) == (name != "msp")
+        outputs = detector(images)
+        if name == "amp-auto":  # its decisions are those of its own calibration
+            continue
+        for key, value in expected[name].items():
+            if key in ("is_ood", "p_value", "score", "tau") and value is not None:
+                np.testing.assert_allclose(outputs[key], value, rtol=1e-5, atol=1e-5)
+    recalibrated = exported.read_model(folder / "amp.onnx")
+    assert "kedge.tpr" not in exported.metadata(recalibrated)
 
 
 # --- errors ---------------------------------------------------------------------------------------------------------
@@ -445,11 +464,11 @@ def test_other_files_are_refused(home, tmp_path):
     ],
 )
 def test_damaged_metadata_is_told(key, value):
-    told = {"preprocess": exported.rule(kedge.Preprocess((3, 4, 4))), "alpha": "0.9", "delta": "null"}
-    exported.check_metadata({f"kedge.{name}": text for name, text in told.items()}, "a.onnx")
+    told = {"preprocess": exported.rule(kedge.Preprocess((3, 4, 4))), "alpha": "0.1", "delta": "null"}
+    exported.checked_metadata({f"kedge.{name}": text for name, text in told.items()}, "a.onnx")
     damaged = {f"kedge.{name}": text for name, text in (told | {key: value}).items() if text is not None}
-    with pytest.raises(FileFormatError, match=r"a\.onnx must say .*; its metadata is damaged: .*kedge export"):
-        exported.check_metadata(damaged, "a.onnx")
+    with pytest.raises(FileFormatError, match=r"a\.onnx must describe .*; its metadata is damaged: .*kedge export"):
+        exported.checked_metadata(damaged, "a.onnx")
 
 
 # --- 8 bits ---------------------------------------------------------------------------------------------------------
@@ -495,7 +514,7 @@ def test_recalibration_fits_the_temperature_where_there_are_labels(home, held, t
     recalibrate(home / "digits.onnx", wrong, out=tmp_path / "unsure.onnx", alpha=0.2)
     assert temperature(tmp_path / "unsure.onnx") > 2 * temperature(home / "digits.onnx")
     found = OnnxDetector(tmp_path / "unsure.onnx")
-    assert found.metadata["kedge.tpr"] == "0.8"
+    assert found.metadata["kedge.alpha"] == "0.2"
     assert 0.15 < found(held)["is_ood"].mean() <= 0.2
     recalibrate(tmp_path / "unsure.onnx", held.images)
     assert temperature(tmp_path / "unsure.onnx") > 2 * temperature(home / "digits.onnx")
@@ -504,11 +523,11 @@ def test_recalibration_fits_the_temperature_where_there_are_labels(home, held, t
 def test_recalibration_keeps_of_the_promise_what_is_not_given(home, held, tmp_path):
     def promised(**given):
         recalibrate(home / "digits.onnx", held, out=tmp_path / "a.onnx", **given)
-        return exported.promise_of(OnnxDetector(tmp_path / "a.onnx").metadata)
+        return exported.guarantee_of(OnnxDetector(tmp_path / "a.onnx").metadata)
 
-    assert promised() == (0.95, None)
-    assert promised(delta=0.1) == (0.95, 0.9)
-    assert promised(alpha=0.2) == (0.8, None)
+    assert promised() == (0.05, None)
+    assert promised(delta=0.1) == (0.05, 0.1)
+    assert promised(alpha=0.2) == (0.2, None)
 
 
 def test_a_network_without_a_middle_is_not_quantised(tmp_path):
@@ -517,7 +536,7 @@ def test_a_network_without_a_middle_is_not_quantised(tmp_path):
     tensors = [onnx.helper.make_tensor_value_info(name, float32, [None, None]) for name in ("x", "w", "logits")]
     model = onnx.helper.make_model(onnx.helper.make_graph(nodes, "linear", tensors[:2], tensors[2:]))
     rule = exported.rule(kedge.Preprocess((3, 4, 4)))
-    exported.set_metadata(model, {"kedge.preprocess": rule, "kedge.tpr": "0.9", "kedge.confidence": "null"})
+    exported.set_metadata(model, {"kedge.preprocess": rule, "kedge.alpha": "0.1", "kedge.delta": "null"})
     exported.write_model(model, tmp_path / "a.onnx")
     with pytest.raises(InputError, match="between its first and its last"):
         quantise(tmp_path / "a.onnx", tmp_path / "b.onnx", train, train)
@@ -541,10 +560,6 @@ def test_another_engine_than_the_file_was_calibrated_for_is_a_warning(home, held
 
 
 # --- the command ----------------------------------------------------------------------------------------------------
-
-
-def run(*arguments):
-    return CliRunner(env={"COLUMNS": "160"}).invoke(app, [str(argument) for argument in arguments])
 
 
 def test_the_command_exports_quantises_and_says_how_well(home, tmp_path):
@@ -578,7 +593,7 @@ def test_a_file_that_differs_is_not_kept(home, detector, tmp_path, monkeypatch):
     monkeypatch.setattr(command, "compare", lambda *_: Difference(largest=0.1, scale=1.0, verdicts=0))
     monkeypatch.setattr(command, "export_onnx", lambda detector, path, **_: path.write_bytes(b"x"))
     done = run("export", home / "digits.kedge", "-o", tmp_path / "a.onnx")
-    with pytest.raises(KedgeError, match="does not say what the detector says"):
+    with pytest.raises(KedgeError, match="differs from the detector"):
         raise done.exception
     assert list(tmp_path.iterdir()) == []
     assert run("export", home / "digits.kedge", "-o", tmp_path / "a.onnx", "--no-check").exit_code == 0
@@ -612,7 +627,7 @@ def test_the_check_sees_what_is_no_number_another_label_or_another_decision(name
         (["--engine", "openvino"], "--engine must come with --int8"),
         (["--int8-split", "train", "--engine", "openvino"], "--int8-split, --engine must"),
         (["--calibrate-split", "test"], "--calibrate-split must come with --calibrate"),
-        (["--auto"], "--auto must come with --calibrate"),
+        (["--early-exit"], "--early-exit must come with --calibrate"),
         (["--int8", "folder:a", "--calibrate", "folder:b", "--engine", "abacus"], "engine must be one of"),
         (["--int8", "folder:a"], "old threshold does not hold"),
         (["--calibrate", "folder:a"], "kedge calibrate"),
@@ -643,7 +658,7 @@ def test_an_opset_that_cannot_be_written_is_refused(tmp_path, opset):
     detector = calibrated(kedge.MSP(network("compact")))
     with pytest.raises(InputError, match=r"opset must be a whole number .*; got"):
         export_onnx(detector, tmp_path / "a.onnx", opset=opset)
-    done = CliRunner(env={"COLUMNS": "160"}).invoke(app, ["export", "cifar10", "-o", "a.onnx", "--opset", str(opset)])
+    done = run("export", "cifar10", "-o", "a.onnx", "--opset", opset)
     assert done.exit_code == 2
     assert "Invalid value for '--opset'" in done.output
 

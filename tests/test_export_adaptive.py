@@ -74,7 +74,7 @@ def test_the_file_says_what_the_detector_says_and_asks_as_often(home, detector, 
     np.testing.assert_array_equal(found["label"], said.label)
     np.testing.assert_array_equal(found["is_ood"], said.is_ood)
     np.testing.assert_allclose(found["score"], said.score, atol=1e-4 * float(said.score.abs().max()))
-    np.testing.assert_allclose(found["temperature"], said.tau, rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(found["tau"], said.tau, rtol=1e-4, atol=1e-6)
     np.testing.assert_allclose(found["probability"], said.probability.amax(dim=1), rtol=1e-4)
     assert compare(detector, home / "auto.onnx").is_close
 
@@ -168,19 +168,20 @@ def test_the_command_makes_such_a_file_of_any_amp_detector(net, parts, tmp_path)
     for name, images in (("train", train), ("held", held)):
         np.savez(tmp_path / f"{name}.npz", x=images.images[:, 0].numpy(), y=images.labels.numpy())
     sets = ["--int8", f"npz:{tmp_path}/train.npz", "--calibrate", f"npz:{tmp_path}/held.npz"]
-    command = ["export", str(tmp_path / "whole.kedge"), "-o", str(tmp_path / "auto.onnx"), "--auto"]
+    command = ["export", str(tmp_path / "whole.kedge"), "-o", str(tmp_path / "auto.onnx"), "--early-exit"]
     for options in (sets[2:], sets):
         done = CliRunner().invoke(app, [*command, *options])
         assert done.exit_code == 0, done.output
         found = OnnxDetector(tmp_path / "auto.onnx")
-        assert (found.metadata["kedge.tpr"], json.loads(found.metadata["kedge.options"])["anchors"]) == ("0.9", "auto")
+        assert found.metadata["kedge.alpha"] == "0.1"
+        assert json.loads(found.metadata["kedge.options"])["anchors"] == "auto"
         assert 2 <= found(test)["passes"].mean() < 4
     twin = whole.twin(held)
     assert torch.equal(twin.net.anchors, whole.net.anchors)
     assert twin.calibration.alpha == 0.1
     kedge.MSP(copy.deepcopy(net)).fit(train).calibrate(held).save(tmp_path / "msp.kedge")
     refused = CliRunner().invoke(app, ["export", str(tmp_path / "msp.kedge"), *command[2:], *sets])
-    with pytest.raises(InputError, match="--auto is for AMP"):
+    with pytest.raises(InputError, match="--early-exit is for AMP"):
         raise refused.exception
 
 

@@ -1,4 +1,4 @@
-"""A pipeline: plain data in the shape of transformers' image classification, with the verdict of a detector in it."""
+"""A pipeline: one row for each of the likeliest classes of an image, with the verdict of the detector in it."""
 
 import json
 
@@ -25,17 +25,16 @@ def photos():
 
 
 def test_one_image_gives_its_likeliest_classes_with_the_verdict_in_each(detector, photos):
-    result = kedge.pipeline(detector)(photos[0])
-    detection = detector(photos[0])
-    order = np.argsort(-detection.probability[0].numpy())
-    assert [each["label"] for each in result] == [CLASSES[k] for k in order]
-    assert [each["score"] for each in result] == pytest.approx(detection.probability[0].numpy()[order].tolist())
-    assert result[0]["label"] == CLASSES[int(detection.label[0])]
-    for each in result:
-        assert set(each) == {"label", "score", "ood_score", "p_value", "is_ood"}
-        assert (each["ood_score"], each["p_value"]) == (float(detection.score[0]), float(detection.p_value[0]))
-        assert each["is_ood"] is bool(detection.is_ood[0])
-    assert json.loads(json.dumps(result)) == result
+    found = kedge.pipeline(detector)(photos[0])
+    said = detector(photos[0])
+    order = np.argsort(-said.probability[0].numpy())
+    assert [(each["label"], each["class"]) for each in found] == [(k, CLASSES[k]) for k in order]
+    assert [each["probability"] for each in found] == pytest.approx(said.probability[0].numpy()[order].tolist())
+    (row,) = said.to_rows(CLASSES)
+    assert found[0] == row | {"probability": pytest.approx(row["probability"])}
+    for each in found:
+        assert {key: each[key] for key in ("name", "tau", "score", "p_value", "is_ood")}.items() <= row.items()
+    assert json.loads(json.dumps(found)) == found
 
 
 def test_several_images_give_a_list_for_each(detector, photos, tmp_path):
@@ -48,10 +47,10 @@ def test_several_images_give_a_list_for_each(detector, photos, tmp_path):
         photo.save(paths[-1])
     assert detect(paths[2]) == detect(str(paths[2]))
     for given in (photos, tuple(photos), paths, IMAGES[:7], kedge.ImageSet(IMAGES[:7])):
-        result = detect(given)
-        assert [each[0]["label"] for each in result] == [each[0]["label"] for each in alone]
-        scores = [each[0]["ood_score"] for each in result]
-        assert scores == pytest.approx([each[0]["ood_score"] for each in alone], rel=1e-4)
+        found = detect(given)
+        assert [each[0]["label"] for each in found] == [each[0]["label"] for each in alone]
+        scores = [each[0]["score"] for each in found]
+        assert scores == pytest.approx([each[0]["score"] for each in alone], rel=1e-4)
 
 
 def test_an_iterator_is_read_as_its_results_are(detector, photos):
@@ -77,11 +76,12 @@ def test_a_pipeline_comes_from_a_file_a_folder_or_a_detector(detector, photos, t
         assert kedge.pipeline(given)(photos[1]) == kedge.pipeline(detector)(photos[1])
 
 
-def test_classes_without_names_are_numbered_as_transformers_does(photos):
-    detector = kedge.MSP(flat(classes=7)).fit(IMAGES[:9]).calibrate(IMAGES)
-    result = kedge.pipeline(detector)(photos[0])
+def test_classes_without_names_have_their_number(photos):
+    net = nn.Sequential(nn.Flatten(), nn.Linear(192, 7))
+    detector = kedge.MSP(net).fit(IMAGES[:9]).calibrate(IMAGES)
+    found = kedge.pipeline(detector)(photos[0])
     likeliest = detector(photos[0]).probability[0].argsort(descending=True)[:5]
-    assert [each["label"] for each in result] == [f"LABEL_{k}" for k in likeliest.tolist()]
+    assert [(each["label"], each["class"]) for each in found] == [(k, None) for k in likeliest.tolist()]
 
 
 def test_it_needs_a_threshold_and_sensible_numbers(detector):

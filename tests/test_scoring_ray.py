@@ -9,18 +9,13 @@ import sys
 
 import numpy as np
 import pytest
-import torch
-from PIL import Image
-from typer.testing import CliRunner
 
 import kedge
-from kedge.cli import app
+from helpers import picture, run_cli, small_amp
 from kedge.errors import FileFormatError, InputError, KedgeError, NotReadyError
 from kedge.files import atomic
-from kedge.models import build
 from kedge.scoring import Job, RayEngine, ray_engine, read_rows, score_files
 from kedge.scoring.ray_engine import TRIES, Worker
-from kedge.seeds import seeded
 
 SHARD = 5
 IMAGES = 61  # one of them broken
@@ -35,13 +30,9 @@ def home(tmp_path_factory):
     home = tmp_path_factory.mktemp("ray")
     (home / "photos").mkdir()
     for number in range(60):
-        pixels = np.random.default_rng(number).integers(0, 256, (12, 12, 3), np.uint8)
-        Image.fromarray(pixels).save(home / "photos" / f"{number:02}.png")
+        picture(number).save(home / "photos" / f"{number:02}.png")
     (home / "photos" / "30-broken.png").write_bytes(b"no image")
-    with seeded(0):
-        net = kedge.anchor(build("compact", width=4, classes=3), init="fresh", seed=0)
-        train = kedge.ImageSet(torch.randint(0, 256, (40, 3, 12, 12), dtype=torch.uint8), torch.arange(40) % 3)
-        kedge.AMP(net, k=3).fit(train).calibrate(torch.rand(50, 3, 12, 12)).save(home / "detector.kedge")
+    small_amp().save(home / "detector.kedge")
     return home
 
 
@@ -74,7 +65,7 @@ def test_without_ray_the_error_names_the_extra(home, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(NotReadyError, match=r"needs ray, which is missing: pip install 'kedge\[ray\]'"):
         scored(home, tmp_path / "out.csv", RayEngine())
-    done = run(
+    done = run_cli(
         "score", "--detector", home / "detector.kedge", home / "photos", "-o", tmp_path / "b.csv", "--engine", "ray"
     )
     assert isinstance(done.exception, NotReadyError)
@@ -86,21 +77,21 @@ def test_options_are_checked(home):
         RayEngine(parallel=0)
     base = ["score", "--detector", home / "detector.kedge", home / "photos"]
     for options, message in [
-        (["--engine", "spark"], "engine must be one of 'local', 'ray'; got 'spark'"),
-        (["--parallel", 2], "parallel is for Ray, but the engine is 'local'"),
-        (["--ray-address", "auto"], "ray-address is for Ray, but the engine is 'local'"),
+        (["--engine", "spark"], "--engine must be one of 'local', 'ray'; got 'spark'"),
+        (["--parallel", 2], "--parallel is for --engine ray"),
+        (["--ray-address", "auto"], "--ray-address is for --engine ray"),
     ]:
-        assert message in str(run(*base, *options).exception)
+        assert message in str(run_cli(*base, *options).exception)
 
 
 def tasks(job, *numbers):
-    places = job.places()
-    return {"number": np.array(numbers), "place": np.array([places[number] for number in numbers])}
+    offsets = job.offsets()
+    return {"number": np.array(numbers), "offset": np.array([offsets[number] for number in numbers])}
 
 
-def test_the_plan_gives_a_shard_by_its_place(home, tmp_path):
+def test_the_plan_gives_a_shard_by_its_offset(home, tmp_path):
     job = begun(home, tmp_path / "out.csv")
-    assert [job.shard_at(place) for place in job.places()] == list(job.shards())
+    assert [job.shard_at(offset) for offset in job.offsets()] == list(job.shards())
 
 
 def test_a_worker_scores_what_has_no_rows_yet_and_loads_its_detector_once(home, tmp_path, monkeypatch):
@@ -124,18 +115,18 @@ def test_a_worker_scores_what_has_no_rows_yet_and_loads_its_detector_once(home, 
 def test_a_worker_on_a_machine_that_does_not_share_the_files_says_so(home, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     job = begun(home, tmp_path / "out.csv")
-    said = Worker(job, str(tmp_path), [str(home / "photos/00.png"), "/not/mounted.png"])(tasks(job, 0))
-    assert said["kind"] == ["NotReadyError"]
-    assert "/not/mounted.png must be seen by all machines of the cluster" in said["error"][0]
+    result = Worker(job, str(tmp_path), [str(home / "photos/00.png"), "/not/mounted.png"])(tasks(job, 0))
+    assert result["kind"] == ["NotReadyError"]
+    assert "/not/mounted.png must be visible to all machines of the cluster" in result["error"][0]
     assert not job.part(0).exists()
     head = json.loads((job.folder / "job.json").read_text())
     head["identity"]["detector"] = "of another file"
     (job.folder / "job.json").write_text(json.dumps(head))
-    said = Worker(job, str(tmp_path), [])(tasks(job, 0))
-    assert "detector must be the same file on all machines" in said["error"][0]
+    result = Worker(job, str(tmp_path), [])(tasks(job, 0))
+    assert "detector must be the same file on all machines" in result["error"][0]
     batch = tasks(job, 0)
     shutil.rmtree(job.folder)
-    assert "plan.jsonl must be seen by all machines" in Worker(job, str(tmp_path), [])(batch)["error"][0]
+    assert "plan.jsonl must be visible to all machines" in Worker(job, str(tmp_path), [])(batch)["error"][0]
 
 
 def test_a_shard_that_kills_its_workers_is_given_up(home, tmp_path, monkeypatch):
@@ -145,26 +136,22 @@ def test_a_shard_that_kills_its_workers_is_given_up(home, tmp_path, monkeypatch)
     (job.folder / "try-00000002").write_bytes(b"." * TRIES)
     worker = Worker(job, str(tmp_path), [])
     assert worker(tasks(job, 1))["error"] == [""]
-    said = worker(tasks(job, 2))["error"][0]
-    assert said.startswith(f"{TRIES} workers were killed while they scored the images from ")
-    assert "photos/10.png to " in said
+    message = worker(tasks(job, 2))["error"][0]
+    assert message.startswith(f"{TRIES} workers were killed while they scored the images from ")
+    assert "photos/10.png to " in message
 
 
 def test_what_fails_in_a_worker_is_told_with_its_trace(home, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     job = begun(home, tmp_path / "out.csv")
 
-    def broken(job):
+    def broken(path):
         raise RuntimeError("no kernel for this")
 
-    monkeypatch.setattr(ray_engine, "Scorer", broken)
-    said = Worker(job, str(tmp_path), [])(tasks(job, 0))
-    assert said["error"][0].startswith("RuntimeError: no kernel for this; on ")
-    assert "in broken" in said["trace"][0]
-
-
-def run(*arguments):
-    return CliRunner(env={"COLUMNS": "200"}).invoke(app, [str(argument) for argument in arguments])
+    monkeypatch.setattr(ray_engine, "load", broken)
+    result = Worker(job, str(tmp_path), [])(tasks(job, 0))
+    assert result["error"][0].startswith("RuntimeError: no kernel for this; on ")
+    assert "in broken" in result["trace"][0]
 
 
 # --- in a cluster ---------------------------------------------------------------------------------------------------
@@ -202,7 +189,7 @@ def test_the_command_starts_a_cluster_and_ends_it_and_prints_nothing_of_its_own(
     whole = scored(home, tmp_path / "whole.parquet")
     out = tmp_path / "out.parquet"
     command = ["score", "--detector", home / "detector.kedge", home / "photos", "-o", out, "--shard", SHARD, "--json"]
-    done = run(*command, "--no-summary", "--engine", "ray", "--ray-address", "local", "--parallel", 1)
+    done = run_cli(*command, "--no-summary", "--engine", "ray", "--ray-address", "local", "--parallel", 1)
     assert done.exit_code == 0, done.output
     assert json.loads(done.stdout)["images"] == IMAGES
     assert list(read_rows(out)) == whole
@@ -230,8 +217,8 @@ def test_two_workers_write_what_one_process_writes_and_go_on_where_it_was(home, 
     )  # fmt: skip
     assert (tmp_path / "out.jsonl").read_bytes() == (tmp_path / "whole.jsonl").read_bytes()
     rows = list(read_rows("out.jsonl"))
-    assert len({row["path"] for row in rows}) == len(rows) == IMAGES
-    assert [row["path"] for row in rows if row["error"]] == ["photos/30-broken.png"]
+    assert len({row["name"] for row in rows}) == len(rows) == IMAGES
+    assert [row["name"] for row in rows if row["error"]] == ["photos/30-broken.png"]
     assert reports[0] == (20, IMAGES)
     assert reports[-1] == (IMAGES, IMAGES)
     assert len(reports) == 1 + 9  # 41 images in shards of five, as each is done
@@ -243,13 +230,13 @@ def test_a_worker_that_is_killed_in_mid_write_costs_no_image(home, cluster, tmp_
     marker = tmp_path / "killed"
 
     class Mortal(Worker):
-        def _score(self, scorer, number, place):
+        def _score(self, detector, number, offset):
             if number == 4 and not marker.exists():
                 marker.write_text(str(os.getpid()))
                 with atomic(self.job.part(number)) as temporary:
-                    temporary.write_text("path,label\nhalf a ro")
+                    temporary.write_text("name,label\nhalf a ro")
                     os.kill(os.getpid(), signal.SIGKILL)
-            return super()._score(scorer, number, place)
+            return super()._score(detector, number, offset)
 
     monkeypatch.setattr(ray_engine, "Worker", Mortal)
     whole = scored(home, tmp_path / "whole.csv")
@@ -260,7 +247,7 @@ def test_a_worker_that_is_killed_in_mid_write_costs_no_image(home, cluster, tmp_
     assert int(marker.read_text()) != os.getpid()
     assert (tmp_path / "out.csv").read_bytes() == (tmp_path / "whole.csv").read_bytes()
     assert rows == whole
-    assert len({row["path"] for row in rows}) == IMAGES
+    assert len({row["name"] for row in rows}) == IMAGES
     assert reports[-1] == (IMAGES, IMAGES)
 
 

@@ -1,8 +1,13 @@
-"""Detectors on the Hugging Face hub: a repository holds ``detector.kedge`` and a model card."""
+"""Detectors on the Hugging Face hub: a repository holds ``detector.kedge`` and a model card.
+
+huggingface_hub's mixin is a base class, which an optional dependency cannot be; `HfApi` does the transfers.
+"""
 
 import os
 import re
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -18,7 +23,6 @@ from kedge.io.facts import facts
 
 FILE = "detector.kedge"
 CARD = "README.md"
-PREFIX = "hf://"
 _CARD = """---
 library_name: kedge
 pipeline_tag: image-classification
@@ -30,13 +34,13 @@ tags:
 
 # {name}
 
-An image classifier that says when an image is unlike what it has learned: a detector of out-of-distribution images,
-made with kedge {kedge}. {promise} A larger score is further out of distribution.
+An image classifier that flags images unlike its training data: a detector of out-of-distribution images, made with
+kedge {kedge}. {guarantee} A larger score means further out of distribution.
 
 ```python
 import kedge
 
-detector = kedge.from_pretrained("{repo_id}"{own}){needs}
+detector = kedge.from_pretrained("{repo_id}"{model})
 d = detector("photo.jpg")  # d.label d.probability d.score d.p_value d.is_ood
 ```
 
@@ -44,21 +48,18 @@ d = detector("photo.jpg")  # d.label d.probability d.score d.p_value d.is_ood
 |---|---|
 {rows}
 """
-_REPOSITORY = re.compile(r"[\w.-]+/[\w.-]+(?<!\.kedge)")  # a path that is mistyped is not looked for elsewhere
-_LEFT_OUT = ("numbers", "bytes", "commit", "options")  # of a card: for `kedge info`
+_REPOSITORY = re.compile(r"[\w.-]+/[\w.-]+(?<!\.kedge)")  # a mistyped path is not looked up on the hub
+_NOT_IN_CARD = ("numbers", "bytes", "commit", "options")
 
 
 def push_to_hub(detector: Detector, repo_id: str, *, token: str | None = None, private: bool = False) -> str:
-    """Upload a detector and a model card; the repository is made where there is none.
-
-    Both files are written over in one commit. What the card says is read out of the detector: edit it on the hub, or
-    push other files beside it with huggingface_hub.
+    """Upload a detector and a model card in one commit; the repository is created if there is none.
 
     Args:
-        detector: Fitted; a threshold makes it useful to others.
+        detector: Fitted; calibrate it to make it useful to others.
         repo_id: The repository, as ``"owner/name"``.
-        token: Of the hub; by default the one that huggingface_hub keeps.
-        private: Whether a repository that is made is private.
+        token: Access token of the hub; by default the one that huggingface_hub has stored.
+        private: Whether a new repository is private.
 
     Returns:
         The address of the repository.
@@ -67,34 +68,22 @@ def push_to_hub(detector: Detector, repo_id: str, *, token: str | None = None, p
         >>> push_to_hub(kedge.load("cifar10"), "me/cifar10-anchored")  # doctest: +SKIP
         'https://.../me/cifar10-anchored'
     """
-    name, hub = _repository(repo_id), _hub()
+    name = _repository(repo_id)
     with tempfile.TemporaryDirectory() as folder:
         save_pretrained(detector, folder, repo_id=name)
-        try:
-            api = hub.HfApi(token=token)
-            made = api.create_repo(name, private=private, exist_ok=True)
+        with _api(token, f"{name} could not be written to the hub") as api:
+            address = api.create_repo(name, private=private, exist_ok=True)
             api.upload_folder(repo_id=name, folder_path=folder, commit_message=f"{detector.name} detector")
-        except Exception as error:  # the library's own errors are many, and change with its versions
-            raise NotReadyError(f"{name} could not be written to the hub: {_first_line(error)}") from error
-    return str(made)
+    return str(address)
 
 
 def save_pretrained(detector: Detector, folder: str | os.PathLike[str], *, repo_id: str = "owner/name") -> None:
-    """Write into a folder what `push_to_hub` uploads: the detector, and its model card.
+    """Write what `push_to_hub` uploads into a folder: the detector and its model card.
 
     Args:
         detector: Fitted.
-        folder: Made where it is missing.
-        repo_id: For the card: where the detector will be found.
-
-    Example:
-        >>> import torch
-        >>> from kedge import MSP
-        >>> net = nn.Sequential(nn.Flatten(), nn.Linear(12, 2))
-        >>> folder = tempfile.mkdtemp()
-        >>> save_pretrained(MSP(net).fit(torch.rand(8, 3, 2, 2)), folder)
-        >>> sorted(os.listdir(folder))
-        ['README.md', 'detector.kedge']
+        folder: Created if it is missing.
+        repo_id: The repository that the card names.
     """
     detector.save(Path(folder) / FILE)
     with atomic(Path(folder) / CARD) as temporary:
@@ -108,13 +97,13 @@ def from_pretrained(
     token: str | None = None,
     model: nn.Module | None = None,
 ) -> Detector:
-    """Load a detector from the hub, from a folder, or as `kedge.load` does. Loading never runs code of it.
+    """Load a detector from the hub, from a folder, or as `kedge.load` does. No code from it is run.
 
     Args:
-        name_or_folder: ``"owner/name"`` or ``"hf://owner/name"`` on the hub; a folder with ``detector.kedge`` in it; a
-            detector's file; or the name of a detector that comes with kedge. Such a folder or file goes first.
-        revision: On the hub: a branch, tag or commit.
-        token: Of the hub, for a private repository; by default the one that huggingface_hub keeps.
+        name_or_folder: ``"owner/name"`` or ``"hf://owner/name"`` on the hub; a folder that holds ``detector.kedge``; a
+            detector's file; or the name of a detector that comes with kedge. Files and folders take precedence.
+        revision: A branch, tag or commit on the hub.
+        token: Access token of the hub for a private repository; by default the one that huggingface_hub has stored.
         model: For networks that are not kedge's own: the network, freshly built, as it was before anchoring.
 
     Example:
@@ -124,75 +113,65 @@ def from_pretrained(
     path = inside if inside.is_file() else artifact.locate(name_or_folder)
     if path.is_dir():
         raise InputError(f"name_or_folder must hold {FILE}; the folder {name_or_folder} does not")
-    if path.is_file():
-        if revision is not None:
-            raise InputError(f"revision is of repositories on the hub; {name_or_folder} is on this machine")
-        return load(path, model=model)
-    return load(_fetch(_repository(name_or_folder), revision, token), model=model)
+    if not path.is_file():
+        name = _repository(name_or_folder)
+        with _api(token, f"{name} could not be read from the hub") as api:
+            path = Path(api.hf_hub_download(repo_id=name, filename=FILE, revision=revision))
+    elif revision is not None:
+        raise InputError(f"revision is only for repositories on the hub; {name_or_folder} is a local file")
+    return load(path, model=model)
 
 
 def model_card(file: str | os.PathLike[str], repo_id: str) -> str:
-    """The model card of a saved detector, as Markdown with the hub's own fields at its head.
-
-    Args:
-        file: The detector.
-        repo_id: Where it will be found.
-    """
-    known = facts(file)
+    """The model card of a saved detector, as Markdown with the hub's metadata at the top."""
+    described = facts(file)
     rows = [
         f"| {name.replace('_', ' ')} | {_cell(value)} |"
-        for name, value in known.items()
-        if value not in (None, "", []) and name not in _LEFT_OUT
+        for name, value in described.items()
+        if value not in (None, "", []) and name not in _NOT_IN_CARD
     ]
-    own = "" if known["arguments"] is not None else ", model=network"
-    needs = "" if not own else "  # network: freshly built, as it was before anchoring"
+    own = described["arguments"] is not None  # one of kedge's networks, which kedge builds itself
     return _CARD.format(
         name=repo_id.rpartition("/")[2],
         repo_id=repo_id,
-        own=own,
-        needs=needs,
-        promise=_promise(known),
-        kedge=known["kedge"],
+        model="" if own else ", model=network",
+        guarantee=_guarantee(described) if own else f"{_guarantee(described)} `network` is the network, freshly built.",
+        kedge=described["kedge"],
         rows="\n".join(rows),
     )
 
 
-def _promise(known: dict[str, Any]) -> str:
-    if known["accepts"] is None:
+def _guarantee(described: dict[str, Any]) -> str:
+    alpha, delta, images = (described[name] for name in ("alpha", "delta", "calibration_images"))
+    if alpha is None:
         return "It has no threshold yet: call `calibrate` with in-distribution images that it was not trained on."
-    flagged = f"A fresh in-distribution image is flagged with probability at most {100 * (1 - known['accepts']):.3g} %"
-    if known["delta"] is None:
-        return f"{flagged}, on average over draws of the {known['calibration_images']} images of its calibration."
-    return f"{flagged}, with delta {100 * known['delta']:g} % in its {known['calibration_images']} images."
+    flagged = f"A fresh in-distribution image is flagged with probability at most {100 * alpha:.3g} %"
+    if delta is None:
+        return f"{flagged}, on average over draws of the {images} calibration images."
+    return f"{flagged}, for all but {100 * delta:g} % of the draws of the {images} calibration images."
 
 
-def _fetch(name: str, revision: str | None, token: str | None) -> str:
-    hub = _hub()
+@contextmanager
+def _api(token: str | None, failure: str) -> Iterator[Any]:
+    """The hub's API; whatever fails inside the block is told in one line."""
+    hub = needs("huggingface_hub", "hub", "the hub")
     try:
-        api = hub.HfApi(token=token, library_name="kedge", library_version=version("kedge"))
-        return str(api.hf_hub_download(repo_id=name, filename=FILE, revision=revision))
-    except Exception as error:  # the library's own errors are many, and change with its versions
-        raise NotReadyError(f"{name} could not be read from the hub: {_first_line(error)}") from error
+        yield hub.HfApi(token=token, library_name="kedge", library_version=version("kedge"))
+    except Exception as error:  # huggingface_hub has many kinds of errors, which change with its versions
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise NotReadyError(f"{failure}: {reason}") from error
 
 
 def _repository(given: str | os.PathLike[str]) -> str:
-    name = str(given).removeprefix(PREFIX)
+    name = str(given).removeprefix("hf://")
     if not _REPOSITORY.fullmatch(name):
         raise InputError(
-            f"a detector must be a repository of the hub as owner/name, a folder with {FILE}, a file that is there, or "
-            f"one that comes with kedge ({', '.join(artifact.shipped()) or 'none here'}); got {str(given)!r}"
+            f"a detector must be a repository on the hub as owner/name, a folder with {FILE}, an existing file, or one "
+            f"that comes with kedge ({', '.join(artifact.shipped()) or 'none here'}); got {str(given)!r}"
         )
     return name
-
-
-def _hub() -> Any:
-    return needs("huggingface_hub", "hub", "the hub")
 
 
 def _cell(value: Any) -> str:
     words = ", ".join(map(str, value)) if isinstance(value, list) else str(value)
     return re.sub(r"\s+", " ", words).replace("|", r"\|")
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -50,12 +50,12 @@ def test_an_image_is_tried_and_explained(address, visit, width, dark, tmp_path):
     seen = visit(address, width=width, dark=dark)
     page = seen.page
     page.wait_for_selector("#examples button")
-    assert "It knows: red, green, blue" in page.inner_text("#about")
+    assert "Classes: red, green, blue" in page.inner_text("#about")
     page.click("#examples button >> nth=0")
     page.wait_for_selector("#result:not([hidden])")
     assert page.inner_text("#verdict")
     assert page.inner_text("#prediction").endswith("%)")
-    assert page.locator("#hypotheses li").count() == 5
+    assert page.locator("#by-anchor li").count() == 5
     assert "threshold" in page.get_attribute("#plot", "aria-label")
     assert page.evaluate("document.documentElement.scrollWidth") <= width
     Image.new("RGB", (40, 30), "white").save(tmp_path / "white.png")

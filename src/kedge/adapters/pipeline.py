@@ -45,10 +45,9 @@ class Pipeline:
                 iterator of images, which is read as its results are.
 
         Returns:
-            For one image a list with a dictionary for each of the ``top_k`` likeliest classes: ``label`` (its name, or
-            ``LABEL_3`` if it has none) and ``score`` (its calibrated probability) as in transformers; and, the same in
-            all of them, ``ood_score`` (larger is further out of distribution), ``p_value`` and ``is_ood``. For several
-            images a list of such lists; for an iterator, an iterator of them.
+            For one image a row, with the keys of `Detection.to_rows`, for each of the ``top_k`` likeliest classes:
+            ``label``, ``class`` and ``probability`` are that class's, the other values are the same in all of them. For
+            several images a list of such lists; for an iterator, an iterator of them.
         """
         if isinstance(images, (str, os.PathLike, Image.Image)):
             return self._predict([images])[0]
@@ -61,20 +60,13 @@ class Pipeline:
     def _predict(self, images: Any) -> list[Prediction]:
         detection = self.detector(images, batch_size=self.batch_size)
         likely = detection.probability.topk(min(self.top_k, detection.probability.shape[1]), dim=1)
-        names = dict(enumerate(self.detector.classes))
-        columns = (likely.indices, likely.values, detection.score, detection.p_value, detection.is_ood)
+        labels, probabilities, classes = likely.indices.tolist(), likely.values.tolist(), self.detector.classes
         return [
             [
-                {
-                    "label": names.get(label, f"LABEL_{label}"),
-                    "score": probability,
-                    "ood_score": score,
-                    "p_value": p_value,
-                    "is_ood": is_ood,
-                }
-                for label, probability in zip(labels, probabilities, strict=True)
+                row | {"label": k, "class": classes[k] if k < len(classes) else None, "probability": p}
+                for k, p in zip(*candidates, strict=True)
             ]
-            for labels, probabilities, score, p_value, is_ood in zip(*(c.tolist() for c in columns), strict=True)
+            for row, *candidates in zip(detection.to_rows(classes), labels, probabilities, strict=True)
         ]
 
 
@@ -96,7 +88,7 @@ def pipeline(
         >>> net = nn.Sequential(nn.Flatten(), nn.Linear(12, 2))
         >>> detect = pipeline(MSP(net).fit(torch.rand(8, 3, 2, 2)).calibrate(torch.rand(20, 3, 2, 2)), top_k=1)
         >>> sorted(detect(Image.new("RGB", (2, 2)))[0])
-        ['is_ood', 'label', 'ood_score', 'p_value', 'score']
+        ['class', 'is_ood', 'label', 'name', 'p_value', 'probability', 'score', 'tau']
     """
     loaded = detector if isinstance(detector, Detector) else from_pretrained(detector, model=model)
     return Pipeline(loaded, top_k, batch_size)

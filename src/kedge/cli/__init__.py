@@ -1,5 +1,6 @@
 """The command line."""
 
+import re
 import sys
 import warnings
 from collections.abc import Iterator
@@ -11,10 +12,11 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 from rich.markup import escape
+from typer.core import TyperGroup
 
 from kedge import __version__
 from kedge.cli.calibrate import calibrate
-from kedge.cli.config import read_config
+from kedge.cli.config import flags, read_config
 from kedge.cli.data import data
 from kedge.cli.distill import distill
 from kedge.cli.evaluate import evaluate
@@ -24,27 +26,53 @@ from kedge.cli.score import score
 from kedge.cli.serve import serve
 from kedge.cli.train import train
 from kedge.cli.watch import watch
-from kedge.errors import KedgeError, KedgeWarning
+from kedge.errors import InputError, KedgeError, KedgeWarning
+
+
+class Commands(TyperGroup):
+    """The commands; their errors name the option to change rather than the Python argument."""
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run a command."""
+        try:
+            return super().invoke(ctx)
+        except KedgeError as error:
+            name, *rest = re.split(r"(?= must )", str(error), maxsplit=1)
+            flag = flags(self.commands[ctx.invoked_subcommand]).get(name)
+            if flag is None or not rest:
+                raise
+            raise type(error)(flag + rest[0]) from error
+
 
 app = typer.Typer(
     name="kedge",
+    cls=Commands,
     help="Image classifiers that know when they are out of their depth.",
     no_args_is_help=True,
     pretty_exceptions_show_locals=False,
     rich_markup_mode="rich",
 )
-app.command()(train)
-app.command()(calibrate)
-app.command()(evaluate)
-app.command()(info)
-app.command()(distill)
-app.command()(export)
-app.command()(score)
-app.command()(serve)
-app.command()(watch)
+for command in (train, calibrate, evaluate, info, distill, export, score, serve, watch):
+    app.command()(command)
 app.add_typer(data, name="data")
-for plugin in entry_points(group="kedge.commands"):  # kedge's own studies, and whatever another package adds
-    app.command(plugin.name)(plugin.load())
+
+
+def add_plugins(app: typer.Typer) -> None:
+    """Add the commands of the entry points ``kedge.commands``: kedge's own studies, and those of other packages.
+
+    One that cannot be loaded is reported in a line and left out.
+    """
+    taken = {info.name or getattr(info.callback, "__name__", "") for info in app.registered_commands} | {"data"}
+    for plugin in entry_points(group="kedge.commands"):
+        try:
+            if plugin.name in taken:
+                raise InputError("kedge has a command of this name")
+            function, probe = plugin.load(), typer.Typer()
+            probe.command()(function)
+            typer.main.get_command(probe)  # fails if the function's parameters cannot be options
+            app.command(plugin.name)(function)
+        except Exception as error:
+            _report("warning", "yellow", f"the command {plugin.name} ({plugin.value}) cannot be loaded: {error}")
 
 
 @app.callback(invoke_without_command=True)
@@ -59,32 +87,39 @@ def _options(
     if version:
         Console().print(__version__, highlight=False)
         raise typer.Exit
-    context.with_resource(_told_warnings())
+    context.with_resource(_warnings_in_a_line())
     if config is not None:
         context.default_map = read_config(config, context.command)
 
 
 @contextmanager
-def _told_warnings() -> Iterator[None]:
-    """Tell kedge's warnings in a line each, as its errors are told."""
+def _warnings_in_a_line() -> Iterator[None]:
+    """Print kedge's warnings as one line each, like its errors."""
     with warnings.catch_warnings():
         warnings.simplefilter("default", KedgeWarning)
-        others = warnings.showwarning
+        default = warnings.showwarning
 
         def show(message: Warning | str, category: type[Warning], *place: Any, **more: Any) -> None:
             if issubclass(category, KedgeWarning):
-                Console(stderr=True).print(f"[bold yellow]warning:[/] {escape(str(message))}", highlight=False)
+                _report("warning", "yellow", str(message))
             else:
-                others(message, category, *place, **more)
+                default(message, category, *place, **more)
 
         warnings.showwarning = show
         yield
 
 
+def _report(kind: str, color: str, message: str) -> None:
+    Console(stderr=True).print(f"[bold {color}]{kind}:[/] {escape(message)}", highlight=False)
+
+
+add_plugins(app)
+
+
 def main() -> None:
-    """Run a command; an error that kedge foresaw is told in one line, with exit code 2."""
+    """Run a command; an error that kedge raises on purpose is printed in one line, with exit code 2."""
     try:
         app()
     except KedgeError as error:
-        Console(stderr=True).print(f"[bold red]error:[/] {escape(str(error))}", highlight=False)
+        _report("error", "red", str(error))
         sys.exit(2)

@@ -1,4 +1,4 @@
-"""Options out of a file: what stands in it need not be typed."""
+"""Options from a TOML file."""
 
 import tomllib
 from pathlib import Path
@@ -7,48 +7,59 @@ from typing import Any
 from kedge.errors import InputError
 
 
+def flags(command: Any) -> dict[str, str]:
+    """The options of a command as they are typed (``--data-dir``), by the names of their parameters (``data_dir``)."""
+    return {
+        name: flag
+        for parameter in getattr(command, "params", ())
+        for flag in parameter.opts
+        if flag.startswith("--")
+        for name in (parameter.name, flag.removeprefix("--").replace("-", "_"))  # they may differ: kind of --format
+    }
+
+
 def read_config(path: Path, commands: Any) -> dict[str, Any]:
     """The options of a TOML file by command, checked against the options that the commands have.
 
     Args:
-        path: A file with a table for each command, such as ``[train]``, and in it options by their long names, with
+        path: A file with one table per command, such as ``[train]``, which holds options by their long names, with
             hyphens or underscores.
         commands: The command line: a group, with its commands by name.
     """
     try:
         with path.open("rb") as file:
-            written = tomllib.load(file)
+            tables = tomllib.load(file)
     except OSError as error:
-        raise InputError(f"config must be a file that can be read; {path} cannot: {error.strerror}") from error
+        raise InputError(f"--config must be a readable file; {path} is not: {error.strerror}") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise InputError(f"config must be TOML; {path} is not: {error}") from error
-    return _checked(path, written, commands)
+        raise InputError(f"--config must be TOML; {path} is not: {error}") from error
+    return _checked(path, tables, commands)
 
 
-def _checked(path: Path, written: dict[str, Any], commands: Any) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for name, options in written.items():
+def _checked(path: Path, tables: dict[str, Any], commands: Any) -> dict[str, Any]:
+    checked: dict[str, Any] = {}
+    for name, options in tables.items():
         command = commands.commands.get(name)
         if command is None or not isinstance(options, dict):
-            raise InputError(
-                f"config must have a table for each command, of {', '.join(commands.commands)}; {path} has {name!r}"
-            )
+            known = ", ".join(commands.commands)
+            raise InputError(f"--config must have tables named after commands, of {known}; {path} has {name!r}")
         if hasattr(command, "commands"):  # a group itself
-            found[name] = _checked(path, options, command)
+            checked[name] = _checked(path, options, command)
             continue
-        # By the name of the option as it is typed; the argument behind it may have another.
-        known = {
+        # By the option as it is typed; the Python parameter may have another name.
+        parameters = {
             flag.removeprefix("--").replace("-", "_"): parameter
             for parameter in command.params
             for flag in parameter.opts
             if flag.startswith("--")
         }
-        plain = {key.replace("-", "_"): value for key, value in options.items()}
-        unknown = [key for key in plain if key not in known]
-        if unknown:
-            raise InputError(f"{path}: {name} has the options {', '.join(sorted(known))}; got {', '.join(unknown)}")
-        for key, value in plain.items():
-            if getattr(known[key], "multiple", False) and not isinstance(value, list):
+        values = {key.replace("-", "_"): value for key, value in options.items()}
+        if unknown := [key for key in values if key not in parameters]:
+            raise InputError(
+                f"{path}: {name} has the options {', '.join(sorted(parameters))}; got {', '.join(unknown)}"
+            )
+        for key, value in values.items():
+            if getattr(parameters[key], "multiple", False) and not isinstance(value, list):
                 raise InputError(f"{path}: {key} of {name} must be a list; got {value!r}: write {key} = [{value!r}]")
-        found[name] = {known[key].name: value for key, value in plain.items()}
-    return found
+        checked[name] = {parameters[key].name: value for key, value in values.items()}
+    return checked

@@ -1,24 +1,20 @@
-"""``kedge info``: what a saved detector is."""
+"""``kedge info``: describe a saved detector."""
 
 import json
-from pathlib import Path
-from typing import Annotated
 
 import typer
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from kedge.cli.options import AsJson, DetectorFile
 from kedge.io.facts import facts
 
 
-def info(
-    file: Annotated[Path, typer.Argument(help="A detector that kedge saved, or the name of one that it ships.")],
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead, for programs.")] = False,
-) -> None:
-    """Tell what a saved detector is: its method, network, classes, threshold, and how it was made.
+def info(file: DetectorFile, as_json: AsJson = False) -> None:
+    """Describe a saved detector: its method, network, classes, threshold and training.
 
-    Nothing of the file is run, and networks that are not kedge's own need not be there.
+    Nothing from the file is run, and the code of a network that is not kedge's own is not needed.
 
     For example:
 
@@ -26,12 +22,12 @@ def info(
 
         kedge info runs/train/detector.kedge --json | jq .threshold
     """
-    found = facts(file)
+    described = facts(file)
     if as_json:
-        typer.echo(json.dumps(found, indent=1))
+        typer.echo(json.dumps(described, indent=1))
         return
     table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
-    for name, value in found.items():
+    for name, value in described.items():
         words = ", ".join(map(str, value)) if isinstance(value, list) else value
         if words is not None:
             table.add_row(f"[bold]{name.replace('_', ' ')}[/]", escape(str(words)))

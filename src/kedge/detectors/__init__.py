@@ -1,7 +1,8 @@
 """Detectors: AMP and all other methods, with the same verbs."""
 
 from kedge.detectors.amp import AMP
-from kedge.detectors.base import Calibration, Cost, Detection, Detector, Outputs
+from kedge.detectors.base import Calibration, Cost, Detector, Outputs
+from kedge.detectors.detection import Detection
 from kedge.detectors.deup import DEUP
 from kedge.detectors.features import FeatureDetector
 from kedge.detectors.gram import Gram

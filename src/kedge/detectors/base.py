@@ -5,7 +5,7 @@ import os
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from typing import Any, ClassVar, Self
 
@@ -19,6 +19,7 @@ from kedge.checks import at_least, between, finite
 from kedge.data import Preprocess, batches, shape_of_inputs
 from kedge.data.labels import UNKNOWN, class_names, renumbered
 from kedge.data.leakage import fingerprints, halves
+from kedge.detectors.detection import Detection
 from kedge.errors import InputError, NotReadyError
 from kedge.io import artifact
 from kedge.io.rebuild import describe
@@ -45,38 +46,6 @@ class Outputs:
     logits: Tensor  # (B, C)
     score: Tensor  # (B,)
     tau: Tensor | None = None  # (B,)
-
-
-@dataclass(frozen=True)
-class Detection:
-    """What a detector says of N images, on the CPU.
-
-    Attributes:
-        label: The predicted class, (N,).
-        logits: (N, C), before any temperature.
-        probability: softmax(logits / T) with the one T that calibration fitted, (N, C).
-        tau: How far the anchors disagree, (N,), for methods that have anchors.
-        score: Larger means further out of distribution, (N,).
-        p_value: The share of in-distribution images that would score at least this high, (N,).
-        is_ood: Whether the image is flagged, (N,).
-    """
-
-    label: Tensor
-    logits: Tensor
-    probability: Tensor
-    tau: Tensor | None
-    score: Tensor
-    p_value: Tensor
-    is_ood: Tensor
-
-    def __len__(self) -> int:
-        return len(self.label)
-
-    def __getitem__(self, index: slice) -> "Detection":
-        if not isinstance(index, slice):
-            raise InputError(f"a Detection takes slices, as d[2:3]; got {index!r}")
-        values: dict[str, Any] = {f.name: getattr(self, f.name) for f in fields(self)}
-        return replace(self, **{name: value[index] for name, value in values.items() if value is not None})
 
 
 @dataclass(frozen=True)

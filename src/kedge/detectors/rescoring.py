@@ -7,7 +7,8 @@ from torch import Tensor, nn
 
 from kedge import scores
 from kedge.checks import one_of, resolve, shape_of
-from kedge.detectors.base import Detection, Detector
+from kedge.detectors.base import Detector
+from kedge.detectors.detection import Detection
 from kedge.errors import InputError, NotReadyError
 
 PLAIN_ABOVE = 200  # classes from which on the paper divides by tau itself

@@ -1,4 +1,4 @@
-"""Whether an exported file says what its detector says."""
+"""Whether an exported file gives the results of its detector."""
 
 import math
 import os
@@ -19,12 +19,12 @@ CLOSE = 1e-4  # of the largest score or logit, as far as float32 carries through
 
 @dataclass(frozen=True)
 class Difference:
-    """How far what a file says lies from what its detector says.
+    """The difference between the results of a file and of its detector.
 
     Attributes:
         largest: The largest difference of two scores.
         scale: The largest absolute score.
-        verdicts: Images with another label or decision, where no rounding of logits or score accounts for it.
+        verdicts: Images with another label or decision that rounding does not explain.
     """
 
     largest: float
@@ -33,31 +33,31 @@ class Difference:
 
     @property
     def is_close(self) -> bool:
-        """Whether it is rounding and no more.
+        """Whether the difference is only rounding.
 
         Example:
             >>> Difference(largest=1e-5, scale=2.0, verdicts=0).is_close
             True
         """
-        return self.largest <= CLOSE * self.scale and not self.verdicts  # a score that is no number is not close
+        return self.largest <= CLOSE * self.scale and not self.verdicts  # NaN is not close
 
 
 def compare(detector: Detector, path: str | os.PathLike[str], *, images: int = 8, seed: int = 0) -> Difference:
-    """Give random images to a detector and to the file it was exported to, and return how far they differ.
+    """Compare a detector with the file it was exported to, on random images.
 
     Args:
         detector: Fitted and calibrated.
         path: The file.
-        images: How many; the file gets them at once and one by one.
-        seed: Of their pixels.
+        images: Number of images; the file scores them at once and one by one.
+        seed: Random seed of their pixels.
     """
     if detector.preprocess is None or detector.calibration is None:
         raise NotReadyError("the detector must be fitted and calibrated before it is compared: call fit and calibrate")
     shape = (at_least("images", images, 1), *detector.preprocess.shape)
     pixels = torch.randint(0, 256, shape, generator=torch.Generator().manual_seed(seed), dtype=torch.uint8)
-    said, exported = detector(pixels), OnnxDetector(path)
+    expected, exported = detector(pixels), OnnxDetector(path)
     both = [exported(pixels, batch_size=size) for size in (images, 1)]
-    scores, logits = said.score.double().numpy(), said.logits.double().sort(dim=1).values.numpy()
+    scores, logits = expected.score.double().numpy(), expected.logits.double().sort(dim=1).values.numpy()
     scale = float(np.abs(scores).max())
     sure_label = logits[:, -1] - logits[:, -2:][:, 0] > CLOSE * np.abs(logits).max()
     sure_decision = np.abs(scores - detector.calibration.threshold) > CLOSE * scale
@@ -65,13 +65,13 @@ def compare(detector: Detector, path: str | os.PathLike[str], *, images: int = 8
     others = [
         settled
         & (
-            sure_label & (found["label"] != said.label.numpy())
-            | sure_decision & (found["is_ood"] != said.is_ood.numpy())
+            sure_label & (outputs["label"] != expected.label.numpy())
+            | sure_decision & (outputs["is_ood"] != expected.is_ood.numpy())
         )
-        for found in both
+        for outputs in both
     ]
-    largest = float(np.max([np.abs(found["score"] - scores)[settled] for found in both], initial=0.0))
-    if not all(np.isfinite(found["score"]).all() for found in both):
+    largest = float(np.max([np.abs(outputs["score"] - scores)[settled] for outputs in both], initial=0.0))
+    if not all(np.isfinite(outputs["score"]).all() for outputs in both):
         largest = math.nan
     return Difference(largest, scale, int(np.any(others, axis=0).sum()))
 

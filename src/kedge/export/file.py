@@ -1,4 +1,4 @@
-"""The ONNX file: weights inside, what is known of the detector as metadata, calibration in tensors of fixed names."""
+"""The ONNX file: weights inside, the detector described in its metadata, calibration in tensors of fixed names."""
 
 import json
 import os
@@ -16,15 +16,10 @@ from kedge.errors import FileFormatError, InputError, KedgeError
 from kedge.files import atomic
 
 PREFIX = "kedge."
-SCORES, RANKS, THRESHOLD, TEMPERATURE = (
-    "calibration.scores",
-    "calibration.ranks",
-    "threshold",
-    "probability.temperature",
-)
-CALIBRATION = (SCORES, RANKS, THRESHOLD, TEMPERATURE)
+CALIBRATION = ("calibration.scores", "calibration.ranks", "threshold", "probability.temperature")
+SCORES, RANKS, THRESHOLD, TEMPERATURE = CALIBRATION
 EXIT_THRESHOLD = "settled"  # of early exit; its name in files
-LARGEST = 2**31 - 2**20  # bytes that protobuf puts into one file, less what is not weights
+LARGEST = 2**31 - 2**20  # bytes of weights: protobuf's limit for a file, less some room for the rest
 
 
 def read_model(path: str | os.PathLike[str]) -> Any:
@@ -34,9 +29,9 @@ def read_model(path: str | os.PathLike[str]) -> Any:
         raise InputError(f"path must be an ONNX file that kedge exported; there is no file {path}")
     try:
         model = onnx.load(path)
-    except Exception as error:  # protobuf raises what it likes for what is no protobuf
+    except Exception as error:  # protobuf's errors share no base class
         raise FileFormatError(f"{path} is truncated or is not an ONNX file: {error}") from error
-    check_metadata(metadata(model), path)
+    set_metadata(model, checked_metadata(metadata(model), path))
     return model
 
 
@@ -60,39 +55,40 @@ def set_metadata(model: Any, entries: Mapping[str, str]) -> None:
     needs("onnx.helper", "onnx").set_model_props(model, dict(entries))
 
 
-def check_metadata(found: Mapping[str, str], path: str | os.PathLike[str]) -> None:
-    """Raise unless kedge wrote the file, and what it wrote can be read."""
-    if f"{PREFIX}preprocess" not in found:
-        raise FileFormatError(f"{path} is an ONNX file, but kedge did not export it: export one by `kedge export`")
-    try:
-        preprocess_of(found)
-        promise_of(found)
-    except (KeyError, TypeError, ValueError) as error:
-        raise FileFormatError(
-            f"{path} must say how images become inputs and what its threshold promises; its metadata is damaged: "
-            f"{error!r}. Export it again by `kedge export`"
-        ) from error
-
-
-def preprocess_of(found: Mapping[str, str]) -> Preprocess:
-    """How images become inputs, out of the metadata.
+def checked_metadata(entries: Mapping[str, str], path: str | os.PathLike[str]) -> dict[str, str]:
+    """The metadata with the keys of this version; raises unless kedge wrote the file and the metadata can be read.
 
     Example:
-        >>> preprocess_of({"kedge.preprocess": rule(Preprocess((3, 8, 8)))}).resize
-        'bicubic'
+        >>> old = {"kedge.preprocess": rule(Preprocess((3, 8, 8))), "kedge.tpr": "0.95", "kedge.confidence": "0.9"}
+        >>> guarantee_of(checked_metadata(old, "old.onnx"))
+        (0.05, 0.1)
     """
-    held = json.loads(found[f"{PREFIX}preprocess"])
+    if f"{PREFIX}preprocess" not in entries:
+        raise FileFormatError(f"{path} is an ONNX file, but kedge did not export it: export one by `kedge export`")
+    current = dict(entries)
+    try:
+        for old, new in {"tpr": "alpha", "confidence": "delta"}.items():  # kedge 0.1 stored 1 - alpha and 1 - delta
+            if (text := current.pop(PREFIX + old, None)) is not None:
+                current[PREFIX + new] = "null" if text == "null" else repr(round(1 - float(text), 12))
+        preprocess_of(current)
+        guarantee_of(current)
+    except (KeyError, TypeError, ValueError) as error:
+        raise FileFormatError(
+            f"{path} must describe its preprocessing, alpha and delta; its metadata is damaged: {error!r}. Export it "
+            "again by `kedge export`"
+        ) from error
+    return current
+
+
+def preprocess_of(entries: Mapping[str, str]) -> Preprocess:
+    """How images become inputs, from the metadata."""
+    held = json.loads(entries[f"{PREFIX}preprocess"])
     return Preprocess(tuple(held["shape"]), held["resize"], held["fit"])
 
 
-def promise_of(found: Mapping[str, str]) -> tuple[float, float | None]:
-    """The share of in-distribution images that the threshold accepts, and its delta, out of the metadata.
-
-    Example:
-        >>> promise_of({"kedge.alpha": "0.95", "kedge.delta": "null"})
-        (0.95, None)
-    """
-    return float(found[f"{PREFIX}alpha"]), json.loads(found[f"{PREFIX}delta"])
+def guarantee_of(entries: Mapping[str, str]) -> tuple[float, float | None]:
+    """Alpha and delta of the threshold, from the metadata."""
+    return float(entries[f"{PREFIX}alpha"]), json.loads(entries[f"{PREFIX}delta"])
 
 
 def rule(preprocess: Preprocess) -> str:
@@ -113,29 +109,22 @@ def rule(preprocess: Preprocess) -> str:
 def write_calibration(
     model: Any, scores: Tensor, *, threshold: float, temperature: float, alpha: float, delta: float | None
 ) -> None:
-    """Put what calibration learned into a model: into its tensors by name, and into its metadata.
+    """Put a calibration into a model: into its tensors by name, and into its metadata.
 
     Args:
         model: onnx's ModelProto, changed in place.
         scores: The calibration scores, (n,).
-        threshold: Above which an image is flagged.
-        temperature: Of ``probability``.
-        alpha: The share of in-distribution images that the threshold accepts.
+        threshold: Images with larger scores are flagged.
+        temperature: Temperature of ``probability``.
+        alpha: See `kedge.detectors.Detector.calibrate`.
         delta: See `kedge.detectors.Detector.calibrate`.
     """
     ordered = scores.double().sort().values.numpy()
     narrow = ordered.astype(np.float32)
-    if not np.array_equal(narrow, ordered):  # rounded scores would not give the decisions of those that are not
+    if not np.array_equal(narrow, ordered):  # rounded scores would give other decisions
         raise InputError("the calibration scores must be float32 numbers; these are not: calibrate the detector again")
-    set_tensors(
-        model,
-        {
-            SCORES: narrow,
-            RANKS: np.float32(len(narrow) + 1),
-            THRESHOLD: np.float32(threshold),
-            TEMPERATURE: np.float32(temperature),
-        },
-    )
+    values = (narrow, np.float32(len(narrow) + 1), np.float32(threshold), np.float32(temperature))
+    set_tensors(model, dict(zip(CALIBRATION, values, strict=True)))
     entries = {
         "threshold": repr(float(np.float32(threshold))),
         "alpha": repr(alpha),

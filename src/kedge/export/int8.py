@@ -1,4 +1,4 @@
-"""8-bit integers: a smaller, faster file of a network that is a little different, with a threshold of its own."""
+"""8-bit quantisation: a smaller, faster file, whose scores differ a little and which gets a threshold of its own."""
 
 import math
 import os
@@ -24,10 +24,10 @@ from kedge.export.file import (
     EXIT_THRESHOLD,
     PREFIX,
     TEMPERATURE,
+    guarantee_of,
     has_early_exit,
     metadata,
     preprocess_of,
-    promise_of,
     read_model,
     set_metadata,
     set_tensors,
@@ -37,7 +37,7 @@ from kedge.export.file import (
 from kedge.export.runtime import OnnxDetector, as_uint8, package
 
 LINEAR = ("Conv", "Gemm", "MatMul")
-QUANTISED = (*LINEAR, "Add", "MaxPool", "Relu")  # what onnxruntime computes in 8 bits from end to end
+QUANTISED = (*LINEAR, "Add", "MaxPool", "Relu")  # operations that onnxruntime computes in 8 bits from end to end
 IMAGES = 256
 BATCH = 16
 
@@ -54,17 +54,17 @@ def quantise(
 ) -> None:
     """Write an exported detector with 8-bit weights and activations, calibrated on its own scores.
 
-    The first layer, the last linear one and all behind it stay in float32. The scores change, so the old threshold
-    would not hold.
+    The first layer, and everything from the last linear layer on, stay in float32. The scores change, so the file gets
+    a new threshold.
 
     Args:
         path: A file that `export_onnx` wrote.
         out: Where to write; may be the same file.
-        training_images: In any form that `kedge.data.batches` takes; the ranges of activations are taken of them.
-        held_out: In-distribution images that are neither of these nor trained on; see `recalibrate`.
-        images: How many training images to take, at random.
-        engine: What the file will be run by; engines round 8-bit sums differently.
-        seed: Of the choice.
+        training_images: Images for the ranges of activations, in any form that `kedge.data.batches` takes.
+        held_out: Other in-distribution images, which were not trained on; see `recalibrate`.
+        images: Number of training images to use, drawn at random.
+        engine: The engine that will run the file; engines round 8-bit sums differently.
+        seed: Random seed of the draw.
     """
     package(engine)
     quantization = needs("onnxruntime.quantization", "onnx")
@@ -83,14 +83,14 @@ def quantise(
 
 
 def _quantised(model: Any, given: Mapping[str, NDArray[Any]], quantization: Any) -> Any:
-    left = _float_nodes(model)
-    # What onnxruntime would do first, the exporter has done; without this mark it would ask for it.
+    in_float = _float_nodes(model)
+    # The exporter has done what onnxruntime would do first; without this mark it would log a request for it.
     set_metadata(model, {"onnx.quant.pre_process": "onnxruntime.quant"})
     with tempfile.TemporaryDirectory(prefix="kedge-") as folder:
-        made = Path(folder) / "int8.onnx"
+        target = Path(folder) / "int8.onnx"
         quantization.quantize_static(
             model,
-            made,
+            target,
             _Reader(given),
             quant_format=quantization.QuantFormat.QDQ,
             op_types_to_quantize=list(QUANTISED),
@@ -98,9 +98,9 @@ def _quantised(model: Any, given: Mapping[str, NDArray[Any]], quantization: Any)
             reduce_range=True,  # 7-bit weights: AVX2 adds pairs of products in 16 bits, which 8-bit ones overflow
             activation_type=quantization.QuantType.QUInt8,
             weight_type=quantization.QuantType.QInt8,
-            nodes_to_exclude=left,
+            nodes_to_exclude=in_float,
         )
-        return needs("onnx", "onnx").load(made)
+        return needs("onnx", "onnx").load(target)
 
 
 def recalibrate(
@@ -112,18 +112,17 @@ def recalibrate(
     delta: float | None = None,
     engine: str = "onnxruntime",
 ) -> None:
-    """Set the threshold of an exported file anew, on the scores that the file itself gives.
+    """Set a new threshold for an exported file, on the file's own scores.
 
-    Where the images have labels, the temperature of ``probability`` is fitted too; otherwise it stays.
+    If the images have labels, the temperature of ``probability`` is fitted too; otherwise it is kept.
 
     Args:
         path: A file that `export_onnx` or `quantise` wrote.
         held_out: In-distribution images that the network was neither trained nor quantised on.
-        out: Where to write; the same file by default.
-        alpha: The largest share of in-distribution images to flag; by default what it was.
-        delta: The probability with which the promise must hold for this calibration set; by default what it was,
-            and none where ``alpha`` is given.
-        engine: What the file will be run by.
+        out: The file to write; by default the same file.
+        alpha: The largest share of in-distribution images to flag; by default the file's.
+        delta: See `kedge.detectors.Detector.calibrate`; by default the file's, and None if ``alpha`` is given.
+        engine: The engine that will run the file.
     """
     write_model(_recalibrated(read_model(path), held_out, engine, alpha, delta), path if out is None else out)
 
@@ -133,8 +132,8 @@ def _recalibrated(
 ) -> Any:
     facts = metadata(model)
     if alpha is None:
-        alpha, as_it_was = promise_of(facts)
-        delta = as_it_was if delta is None else delta
+        alpha, before = guarantee_of(facts)
+        delta = before if delta is None else delta
     preprocess = preprocess_of(facts)
     if has_early_exit(model):
         why = "the file learns from one which images need all anchors, and its threshold from the other"
@@ -144,7 +143,7 @@ def _recalibrated(
             _settled_at(model, bound, mine.images, preprocess, engine, seen) for bound in (math.inf, -math.inf)
         )
         set_tensors(model, {EXIT_THRESHOLD: np.float32(exit_threshold(two, all_, alpha))})
-    scores, logits, labels = _said(model, preprocess, held_out, engine, seen)
+    scores, logits, labels = _scored(model, preprocess, held_out, engine, seen)
     known = labels >= 0
     if not bool(known.any()):
         held = {tensor.name: tensor for tensor in model.graph.initializer}
@@ -163,16 +162,13 @@ def _settled_at(
 ) -> Tensor:
     """The scores of images if those up to a bound were settled."""
     set_tensors(model, {EXIT_THRESHOLD: np.float32(bound)})
-    return _said(model, preprocess, images, engine, seen)[0]
+    return _scored(model, preprocess, images, engine, seen)[0]
 
 
-def _said(
+def _scored(
     model: Any, preprocess: Preprocess, images: Any, engine: str, seen: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Scores, logits and labels of images, -1 where there is no label; the file keeps its logits to itself.
-
-    An image whose fingerprint is among those ``seen`` is refused.
-    """
+    """Scores, logits and labels of images, -1 for no label; images with a fingerprint in ``seen`` are refused."""
     onnx = needs("onnx", "onnx")
     probe = onnx.ModelProto()
     probe.CopyFrom(model)
@@ -185,18 +181,18 @@ def _said(
         for x, y in batches(images, preprocess, size=BATCH):
             if seen is not None and len(shared(seen, fingerprints(x))):
                 raise InputError(
-                    "held_out must be other images than training_images; some are in both: a threshold holds for "
-                    "images that were not seen before"
+                    "held_out must be other images than training_images; some are in both: use images that were not "
+                    "seen before"
                 )
-            found = detector(x)
-            scores.append(torch.from_numpy(found["score"]))
-            logits.append(torch.from_numpy(found["logits"]))
+            outputs = detector(x)
+            scores.append(torch.from_numpy(outputs["score"]))
+            logits.append(torch.from_numpy(outputs["logits"]))
             labels.append(torch.full((len(x),), -1) if y is None else y)
     return torch.cat(scores), torch.cat(logits), torch.cat(labels)
 
 
 class _Reader:
-    """Batches, in the form that onnxruntime asks for."""
+    """Batches, in the form that onnxruntime's quantisation reads."""
 
     def __init__(self, given: Mapping[str, NDArray[Any]]) -> None:
         self.given, self.starts = given, iter(range(0, len(given["images"]), BATCH))
@@ -207,7 +203,7 @@ class _Reader:
 
 
 def _hypotheses(few: Any, given: Mapping[str, NDArray[Any]]) -> NDArray[Any]:
-    """What the first anchors make of the images, (N, K, C): an input of the graph of the others."""
+    """The logits of the images under the first anchors, (N, K, C): an input of the graph of the others."""
     onnx, runtime = needs("onnx", "onnx"), package("onnxruntime")
     probe = onnx.ModelProto()
     probe.CopyFrom(few)
@@ -219,19 +215,16 @@ def _hypotheses(few: Any, given: Mapping[str, NDArray[Any]]) -> NDArray[Any]:
 
 
 def _float_nodes(model: Any) -> list[str]:
-    """The nodes to leave alone: up to the first layer with its anchors' part, and from the last linear layer on."""
+    """The nodes to leave in float32: up to the first layer with its anchors' part, and from the last linear one on."""
     nodes = list(model.graph.node)  # an ONNX graph lists them in the order of computation
-    behind_first: set[str] = set()  # tensors that a linear layer has a part in
+    behind_first: set[str] = set()  # tensors that depend on a linear layer
     late = set()
     for node in nodes:
         if behind_first.intersection(node.input):
             late.add(node.name)
         if node.op_type in LINEAR or node.name in late:
             behind_first.update(node.output)
-    to_logits, to_last = (
-        {"logits"},
-        set[str](),
-    )  # tensors: with no linear layer between them and the logits, or with one
+    to_logits, to_last = {"logits"}, set[str]()  # tensors without and with a linear layer between them and the logits
     early = set()
     for node in reversed(nodes):
         if to_last.intersection(node.output):

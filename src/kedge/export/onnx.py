@@ -1,4 +1,4 @@
-"""A calibrated detector as one ONNX file: images in, verdicts out."""
+"""A calibrated detector as one ONNX file: images in, results out."""
 
 import hashlib
 import json
@@ -23,9 +23,8 @@ from kedge.export.cascade import join
 from kedge.export.file import EXIT_THRESHOLD, PREFIX, rule, set_metadata, set_tensors, write_calibration, write_model
 from kedge.export.graph import OUTPUTS, Graph, check_exportable
 
-FIRST_OPSET = 18  # what torch's exporter writes
-LAST_OPSET = 25  # what onnxscript converts that to
-OPSET = 20  # has GELU as one operation, which runs twice as fast as its parts
+FIRST_OPSET, LAST_OPSET = 18, 25  # what torch's exporter writes, and the last that onnxscript converts it to
+OPSET = 20  # has GELU as one operation, which is twice as fast as its parts
 
 
 def export_onnx(
@@ -33,22 +32,22 @@ def export_onnx(
 ) -> None:
     """Write a calibrated detector to one ONNX file that needs neither kedge nor torch.
 
-    In: ``images``, uint8 (N, D, H, W) of the network's size. Out: ``label``, ``probability`` of that label, ``score``,
-    ``temperature`` (of AMP and Student), ``p_value`` and ``is_ood``, (N,) each, and of EarlyExit the
-    ``passes`` that it took. Normalisation, anchors, score and calibration are inside; resizing is not, and is described
-    in the metadata ``kedge.preprocess``.
+    Input: ``images``, uint8 (N, D, H, W) of the network's size. Outputs: ``label``, ``probability`` of that label,
+    ``score``, ``tau`` (AMP and Student), ``p_value`` and ``is_ood``, (N,) each, and with early exit the number of
+    ``passes``. Normalisation, anchors, score and calibration are inside; resizing is not, and is described in the
+    metadata ``kedge.preprocess``.
 
     Args:
         detector: AMP with anchors that all images share, Student, MSP, MaxLogit, Entropy, Energy or
             TemperatureScaling; calibrated.
-        path: Where to write.
-        opset: The version of ONNX's operations, from 18 to 25.
-        sha256: Of the detector's own file, for the metadata; by default of what `Detector.save` would write.
+        path: The file to write.
+        opset: Version of ONNX's operations, from 18 to 25.
+        sha256: Hash of the detector's own file, for the metadata; by default that of what `Detector.save` would write.
 
     Raises:
         InputError: The detector is of another kind.
         NotReadyError: It is not calibrated, or the extra ``onnx`` is not installed.
-        ArchitectureError: The network has operations that ONNX has not.
+        ArchitectureError: The network has operations that ONNX lacks.
 
     Example:
         >>> from kedge.detectors import MSP
@@ -67,18 +66,11 @@ def export_onnx(
     if detector.preprocess is None or detector.calibration is None:
         raise NotReadyError("the detector must be fitted and calibrated before it is exported: call fit and calibrate")
     images = torch.zeros(2, *detector.preprocess.shape, dtype=torch.uint8)
-    detector(images)  # raises whatever else is not ready
-    known = detector.calibration
+    detector(images)  # raises if anything else is not ready
     model = _model(detector, images, opset)
     set_metadata(model, _facts(detector, sha256 or _sha256(detector)))
-    write_calibration(
-        model,
-        known.scores,
-        threshold=known.threshold,
-        temperature=known.temperature,
-        alpha=known.alpha,
-        delta=known.delta,
-    )
+    values = {name: value for name, value in vars(detector.calibration).items() if name != "fingerprints"}
+    write_calibration(model, **values)
     write_model(model, path)
 
 
@@ -103,7 +95,7 @@ def _traced(graph: Graph, inputs: Sequence[torch.Tensor], opset: int) -> Any:
     needs("onnxscript", "onnx")
     try:
         with _quiet(), torch.no_grad():
-            # Captured here: the exporter would try other ways where this one fails, and bake a branch into the graph.
+            # Captured here: if this fails, the exporter would try other ways, and bake a branch into the graph.
             names = ("images", "known")[: len(inputs)]
             shapes = {name: {0: torch.export.Dim("N")} for name in names}
             captured = torch.export.export(graph, tuple(inputs), dynamic_shapes=shapes, strict=False)
@@ -118,11 +110,11 @@ def _traced(graph: Graph, inputs: Sequence[torch.Tensor], opset: int) -> Any:
             )
     except KedgeError:
         raise
-    except Exception as error:  # whatever a network makes the exporter trip over
+    except Exception as error:  # the exporter raises many kinds
         reason = str(error.__cause__ or error).strip().split("\n")[0]
         raise ArchitectureError(
             f"{type(graph.net.network).__name__} cannot be exported to ONNX, opset {opset}: {reason}. Its forward must "
-            "be tensor operations alone, for any number of images"
+            "consist of tensor operations, for any number of images"
         ) from error
     assert program is not None
     model = program.model_proto
@@ -137,7 +129,7 @@ def _traced(graph: Graph, inputs: Sequence[torch.Tensor], opset: int) -> Any:
 
 
 def _strip(model: Any) -> None:
-    """Take out what no reader needs: where each operation stood in which file of this machine."""
+    """Remove the file names and lines of this machine's source, which no reader needs."""
     for part in (*model.graph.node, *model.graph.input, *model.graph.output, *model.graph.initializer, model.graph):
         del part.metadata_props[:]
         part.doc_string = ""
@@ -171,7 +163,7 @@ def _sha256(detector: Detector) -> str:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Keep the exporter's own notices, which nobody can act on, from the user."""
+    """Hide the exporter's notices, which a user cannot act on."""
     logger = logging.getLogger("torch.onnx")
     level = logger.level
     try:

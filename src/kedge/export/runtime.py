@@ -1,4 +1,4 @@
-"""Run an exported detector, by onnxruntime or OpenVINO."""
+"""Run an exported detector with onnxruntime or OpenVINO."""
 
 import os
 import sys
@@ -14,11 +14,12 @@ from numpy.typing import NDArray
 from kedge.checks import at_least, needs, one_of
 from kedge.data import batches
 from kedge.errors import FileFormatError, InputError, KedgeWarning
-from kedge.export.file import PREFIX, check_metadata, preprocess_of
+from kedge.export.file import PREFIX, checked_metadata, preprocess_of
 from kedge.export.graph import OUTPUTS
 
 ENGINES = ("onnxruntime", "openvino")
-BATCH = 16  # with its anchors, it leaves the activations near the processor: larger batches are a little slower
+OLD_NAMES = {"temperature": "tau"}  # of outputs in files of kedge 0.1
+BATCH = 16  # times the anchors; the activations of larger batches do not fit into the caches
 
 Arrays = dict[str, NDArray[Any]]
 Run = Callable[[NDArray[np.uint8]], Arrays]
@@ -30,12 +31,12 @@ class OnnxDetector:
     Args:
         path: A file that `export_onnx` or `quantise` wrote.
         engine: ``"onnxruntime"`` or ``"openvino"``.
-        threads: Of the engine; by default as many as torch takes.
+        threads: Threads of the engine; by default torch's number.
 
     Attributes:
-        metadata: What the file says of itself, by key.
+        metadata: The description in the file, by key.
         preprocess: How images become inputs.
-        outputs: The names of what it gives.
+        outputs: The names of the arrays.
 
     Example:
         >>> OnnxDetector("no-such.onnx")
@@ -52,29 +53,30 @@ class OnnxDetector:
             raise InputError(f"path must be an ONNX file that kedge exported; there is no file {path}")
         start = _onnxruntime if engine == "onnxruntime" else _openvino
         count = torch.get_num_threads() if threads is None else at_least("threads", threads, 1)
-        self._run, self.metadata, self.outputs = start(file, count)
-        check_metadata(self.metadata, file)
+        self._run, metadata, names = start(file, count)
+        self.metadata = checked_metadata(metadata, file)
+        self._names = {OLD_NAMES.get(name, name): name for name in names}
+        self.outputs = tuple(self._names)
         self.preprocess = preprocess_of(self.metadata)
-        made_for = self.metadata.get(f"{PREFIX}engine", engine)
-        if made_for != engine:
+        calibrated_for = self.metadata.get(f"{PREFIX}engine", engine)
+        if calibrated_for != engine:
             warnings.warn(
-                f"{file} was calibrated on the scores of {made_for}, and {engine} rounds differently, so its threshold "
-                f"holds only nearly: calibrate it again with engine={engine!r}",
+                f"{file} was calibrated on the scores of {calibrated_for}, and {engine} rounds differently, so its "
+                f"threshold is not exact: calibrate it again with engine={engine!r}",
                 KedgeWarning,
                 stacklevel=2,
             )
 
     def __call__(self, images: Any, *, batch_size: int = BATCH) -> Arrays:
-        """The verdicts on N images, an array (N,) for each of `outputs`.
+        """The results for N images, an array (N,) for each of `outputs`.
 
         Args:
             images: In any form that `kedge.data.batches` takes; floating point ones are rounded to the file's 8 bits.
             batch_size: Images at a time.
         """
-        parts = []
-        for x, _ in batches(images, self.preprocess, size=at_least("batch_size", batch_size, 1)):
-            parts.append(self._run(np.ascontiguousarray(as_uint8(x).cpu().numpy())))
-        return {name: np.concatenate([part[name] for part in parts]) for name in self.outputs}
+        loaded = batches(images, self.preprocess, size=at_least("batch_size", batch_size, 1))
+        parts = [self._run(np.ascontiguousarray(as_uint8(x).cpu().numpy())) for x, _ in loaded]
+        return {name: np.concatenate([part[stored] for part in parts]) for name, stored in self._names.items()}
 
 
 def as_uint8(images: torch.Tensor) -> torch.Tensor:
@@ -88,11 +90,11 @@ def as_uint8(images: torch.Tensor) -> torch.Tensor:
 
 
 def package(engine: str) -> Any:
-    """The package of an engine, imported; where it is missing, an error that says how to get it."""
+    """The package of an engine, imported; if it is missing, an error that says how to install it."""
     one_of("engine", engine, ENGINES)
     if engine == "onnxruntime":
         return needs("onnxruntime", "onnx")
-    # Importing openvino reports it to its makers over the network, unless this package of theirs cannot be imported.
+    # openvino reports its import over the network, unless its telemetry package cannot be imported.
     sys.modules.setdefault("openvino_telemetry", None)  # type: ignore[arg-type]
     return needs("openvino", "openvino")
 
@@ -115,17 +117,17 @@ def _onnxruntime(file: Path, threads: int) -> tuple[Run, dict[str, str], tuple[s
 
 
 def _names(known_as: Sequence[Set[str]]) -> tuple[str, ...]:
-    """The outputs' own names, in order: OpenVINO gives a tensor those of all that is equal to it."""
-    found: list[str] = []
+    """The outputs' own names, in order: OpenVINO gives a tensor the names of all that are equal to it."""
+    chosen: list[str] = []
     for names in known_as:
-        own = [name for name in (*OUTPUTS, "logits") if name in names and name not in found]
-        found.append(own[0] if own else sorted(names)[0])
-    return tuple(found)
+        own = [name for name in (*OUTPUTS, *OLD_NAMES, "logits") if name in names and name not in chosen]
+        chosen.append(own[0] if own else sorted(names)[0])
+    return tuple(chosen)
 
 
 def _openvino(file: Path, threads: int) -> tuple[Run, dict[str, str], tuple[str, ...]]:
     openvino = package("openvino")
-    # Processors that compute in bfloat16 would use it unasked, and scores would not be those of the file.
+    # Processors with bfloat16 would use it by default, and the scores would differ from the file's.
     exact = {"INFERENCE_PRECISION_HINT": "f32", "PERFORMANCE_HINT": "LATENCY", "INFERENCE_NUM_THREADS": threads}
     try:
         core = openvino.Core()
@@ -139,7 +141,7 @@ def _openvino(file: Path, threads: int) -> tuple[Run, dict[str, str], tuple[str,
     request = compiled.create_infer_request()
 
     def run(images: NDArray[np.uint8]) -> Arrays:
-        found = request.infer({"images": images})
-        return {name: np.array(found[name]) for name in names}  # a copy: the next call writes into the same memory
+        results = request.infer({"images": images})
+        return {name: np.array(results[name]) for name in names}  # a copy: the next call writes into the same memory
 
     return run, metadata, names

@@ -3,7 +3,8 @@
 import hashlib
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from kedge.errors import FileFormatError, InputError
+from kedge.errors import FileFormatError, InputError, KedgeError
 from kedge.files import atomic
 
 FORMAT_VERSION = 3
@@ -22,17 +23,12 @@ _WORTH_PACKING = 1024  # numbers; below it a tensor is small whatever it is stor
 
 
 def shipped() -> list[str]:
-    """The names of the detectors that come with kedge, each with a model card beside it.
-
-    Example:
-        >>> "cifar10" in shipped()
-        True
-    """
+    """The names of the detectors that come with kedge, each with a model card next to it."""
     return sorted(path.stem for path in SHIPPED.glob("*.kedge"))
 
 
 def locate(path: str | os.PathLike[str]) -> Path:
-    """The file of a detector: the path itself, or, where there is no such file, the shipped one of that name."""
+    """The file of a detector: the path itself, or, if there is no such file, the shipped one of that name."""
     given = Path(path)
     if not given.is_file() and str(path) in shipped():
         return SHIPPED / f"{given}.kedge"
@@ -42,14 +38,15 @@ def locate(path: str | os.PathLike[str]) -> Path:
 def write(path: str | os.PathLike[str], header: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
     """Write a header and tensors to one file, whole or not at all.
 
-    Tensors of single precision whose values half precision holds exactly are stored so; `read` gives them as they were.
+    Tensors of single precision whose values half precision holds exactly are stored in half precision; `read` restores
+    them.
 
     Example:
         >>> import tempfile
         >>> path = Path(tempfile.mkdtemp()) / "a.kedge"
         >>> write(path, {"kind": "example"}, {"x": torch.ones(2)})
-        >>> read(path)[0]["kind"]
-        'example'
+        >>> read_header(path)["kind"], read(path)[1]["x"]
+        ('example', tensor([1., 1.]))
     """
     plain = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
     packed = sorted(name for name, tensor in plain.items() if _fits_half(tensor))
@@ -63,38 +60,63 @@ def write(path: str | os.PathLike[str], header: Mapping[str, Any], tensors: Mapp
             raise OSError(str(error)) from error
 
 
+def read_header(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """The header of a file, with the ``sha256`` of its content; the tensors are neither read nor checked."""
+    with _opened(path) as (header, _):
+        return header
+
+
+def read_tensor(path: str | os.PathLike[str], name: str) -> Tensor:
+    """One tensor of a file, not checked; for tensors in double precision, which are never packed."""
+    with _opened(path) as (_, opened):
+        tensor: Tensor = opened.get_tensor(name)
+        return tensor
+
+
 def read(path: str | os.PathLike[str]) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """Read a file that `write` wrote; damage, tampering and newer versions are errors that say so."""
-    path = locate(path)
-    if not path.is_file():
-        raise InputError(
-            f"path must be a saved detector, or one that comes with kedge ({', '.join(shipped())}); there is no file "
-            f"{path}"
-        )
-    try:
-        with safe_open(path, framework="pt") as opened:
-            metadata = opened.metadata() or {}
-            tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118 -- not a mapping
-    except (SafetensorError, OSError, ValueError) as error:
-        raise FileFormatError(f"{path} is truncated or is not a kedge file: {error}") from error
-    if _KEY not in metadata:
-        raise FileFormatError(f"{path} is a safetensors file, but kedge did not write it: it has no kedge header")
-    try:
-        header = json.loads(metadata[_KEY])
-        version, expected = header["version"], header.pop("sha256")
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise FileFormatError(f"{path} has a damaged header: {error}") from error
-    if not isinstance(version, int) or version > FORMAT_VERSION:
-        raise FileFormatError(
-            f"{path} has format version {version}; this kedge reads up to {FORMAT_VERSION}: install a newer kedge"
-        )
-    if _digest(header, tensors) != expected:
+    with _opened(path) as (header, opened):
+        tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118 -- not a mapping
+    if header.pop("sha256") != _digest(header, tensors):
         raise FileFormatError(f"{path} was changed after it was saved: its sha256 does not match; get a fresh copy")
     try:
         packed = header.pop("packed", [])  # files of version 1 have none
         return header, tensors | {name: tensors[name].float() for name in packed}
     except (KeyError, TypeError) as error:
         raise FileFormatError(f"{path} has a damaged header: {error}") from error
+
+
+@contextmanager
+def _opened(given: str | os.PathLike[str]) -> Iterator[tuple[dict[str, Any], Any]]:
+    """The header of a file, and the open file to read tensors from."""
+    path = locate(given)
+    if not path.is_file():
+        raise InputError(
+            f"{path} must be a saved detector, or the name of one that comes with kedge ({', '.join(shipped())}); "
+            "there is no such file"
+        )
+    try:
+        with safe_open(path, framework="pt") as opened:
+            yield _header(path, opened.metadata() or {}), opened
+    except KedgeError:
+        raise
+    except (SafetensorError, OSError, ValueError) as error:
+        raise FileFormatError(f"{path} is truncated or is not a kedge file: {error}") from error
+
+
+def _header(path: Path, metadata: Mapping[str, str]) -> dict[str, Any]:
+    if _KEY not in metadata:
+        raise FileFormatError(f"{path} is a safetensors file, but kedge did not write it: it has no kedge header")
+    try:
+        header: dict[str, Any] = json.loads(metadata[_KEY])
+        version, _ = header["version"], header["sha256"]
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise FileFormatError(f"{path} has a damaged header: {error}") from error
+    if not isinstance(version, int) or version > FORMAT_VERSION:
+        raise FileFormatError(
+            f"{path} has format version {version}; this kedge reads up to {FORMAT_VERSION}: install a newer kedge"
+        )
+    return header
 
 
 def part(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Any]:

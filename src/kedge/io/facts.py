@@ -1,14 +1,15 @@
-"""What a saved detector is, as plain data, without running anything of the file."""
+"""A description of a saved detector, as plain data, without running anything from the file."""
 
 import os
 from typing import Any
 
 from kedge.errors import FileFormatError
 from kedge.io import artifact
+from kedge.io.migrate import migrate
 
 
 def facts(file: str | os.PathLike[str]) -> dict[str, Any]:
-    """The facts about a saved detector; networks that are not kedge's own need not be there.
+    """Describe a saved detector; the code of a network that is not one of kedge's own is not needed.
 
     Example:
         >>> import tempfile, torch
@@ -20,31 +21,31 @@ def facts(file: str | os.PathLike[str]) -> dict[str, Any]:
     """
     header, tensors = artifact.read(file)
     try:
-        network, calibrated = header["network"], header["calibration"] or {}
+        header = migrate(header)
+        network, calibration = header["network"], header["calibration"] or {}
         members = network.get("ensemble", [network])
-        first = members[0]
-        record = first["record"]
-        spec = first["spec"]
-        weights = sum(v.numel() for name, v in tensors.items() if name.startswith("net.") and v.is_floating_point())
-        anchors = [value for name, value in tensors.items() if name.endswith("anchors") and name.startswith("net.")]
+        spec, record = members[0]["spec"], members[0]["record"]
+        data, teacher = record.get("data", {}), record.get("teacher")
+        weights = artifact.part(tensors, "net.")
+        anchors = [value for name, value in weights.items() if name.endswith("anchors")]
         return {
             "method": header["detector"]["name"],
             "options": ", ".join(f"{k} {v}" for k, v in header["detector"]["config"].items() if v is not None),
-            "network": first["type"] if spec is None else spec["name"],
+            "network": members[0]["type"] if spec is None else spec["name"],
             "arguments": None if spec is None else ", ".join(f"{k} {_short(v)}" for k, v in spec["arguments"].items()),
             "networks": len(members),
-            "numbers": weights,
+            "numbers": sum(value.numel() for value in weights.values() if value.is_floating_point()),
             "anchors": len(anchors[0]) if anchors else None,
-            "taught_by": _teacher(record.get("teacher")),
+            "taught_by": None if teacher is None else f"{teacher['method']}, {teacher['anchors']} anchors",
             "input": " x ".join(map(str, header["preprocess"]["shape"])),
             "classes": header["classes"],
-            "calibration_images": calibrated.get("images"),
-            "accepts": calibrated.get("alpha"),
-            "delta": calibrated.get("delta"),
-            "threshold": calibrated.get("threshold"),
-            "temperature": calibrated.get("temperature"),
-            "trained_on": record.get("data", {}).get("name"),
-            "training_images": record.get("data", {}).get("images"),
+            "calibration_images": calibration.get("images"),
+            "alpha": calibration.get("alpha"),
+            "delta": calibration.get("delta"),
+            "threshold": calibration.get("threshold"),
+            "temperature": calibration.get("temperature"),
+            "trained_on": data.get("name"),
+            "training_images": data.get("images"),
             "epochs": record.get("epochs"),
             "seed": record.get("seed"),
             "training_seconds": record.get("seconds"),
@@ -55,10 +56,6 @@ def facts(file: str | os.PathLike[str]) -> dict[str, Any]:
         }
     except (KeyError, TypeError, AttributeError, IndexError) as error:
         raise FileFormatError(f"{file} is a kedge file, but not of a detector: {error} is missing") from error
-
-
-def _teacher(taught: dict[str, Any] | None) -> str | None:
-    return None if taught is None else f"{taught['method']}, {taught['anchors']} anchors"
 
 
 def _short(value: Any) -> str:

@@ -1,28 +1,29 @@
-"""Where images come from: files, folders, globs, lists, tars and parquet files, cut into shards of a few hundred."""
+"""Images to score: files, folders, globs, lists, tars and parquet files, cut into shards of a few hundred."""
 
 import glob
 import io
 import os
 import tarfile
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import accumulate, islice
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from PIL import Image
 
 from kedge.data.decoding import open_image
 from kedge.data.sources.folders import endings
 from kedge.errors import FileFormatError, InputError
-from kedge.scoring.rows import COLUMNS as OF_ROWS
-from kedge.scoring.rows import parquet_module
+from kedge.scoring.rows import COLUMNS, OLD_COLUMNS, parquet_module
 
+Opener = Callable[[], Image.Image]  # reads one image, or raises an `InputError`
 LISTS = (".txt", ".lst")
-COLUMNS = ("image", "img", "bytes", "jpg", "png")  # of a parquet file, where none is named
+IMAGE_COLUMNS = ("image", "img", "bytes", "jpg", "png")  # of a parquet file, unless one is named
 SHARD = 512  # images, the most that are scored twice when a job is killed
-AT_ONCE = 64  # rows of a parquet file that are held beside those which are worked on
+READ_AHEAD = 64  # rows of a parquet file in memory besides those in use
 
 
 @dataclass(frozen=True)
@@ -31,9 +32,9 @@ class Shard:
 
     Attributes:
         kind: ``"files"``, ``"tar"`` or ``"parquet"``.
-        source: The tar or the parquet file; empty for files.
-        items: For files their paths; for a tar (name, offset, size) of its members; for parquet row numbers.
-        column: Of a parquet file.
+        source: The tar or parquet file; empty for files.
+        items: Paths for files, (name, offset, size) for members of a tar, row numbers for parquet.
+        column: The column of a parquet file.
     """
 
     kind: str
@@ -42,63 +43,44 @@ class Shard:
     column: str = ""
 
     def names(self) -> list[str]:
-        """What the rows call the images."""
-        if self.kind == "files":
-            return list(map(as_text, self.items))
+        """The names of the images in rows."""
         if self.kind == "tar":
             return [as_text(f"{self.source}/{name}") for name, _, _ in self.items]
-        return [as_text(f"{self.source}#{row}") for row in self.items]
-
-
-@dataclass(frozen=True)
-class Opener:
-    """Reads one image when it is called."""
-
-    source: str | BinaryIO
-    name: str = ""
-    offset: int = 0
-    size: int | None = None
-
-    def __call__(self) -> Image.Image:
-        """The image, whole."""
-        if self.size is None:
-            return open_image(self.source, name=self.name or None)
-        assert isinstance(self.source, str)
-        with open(self.source, "rb") as tar:
-            tar.seek(self.offset)
-            return open_image(io.BytesIO(tar.read(self.size)), name=f"{self.source}/{self.name}")
+        return [as_text(item if self.kind == "files" else f"{self.source}#{item}") for item in self.items]
 
 
 class Reader:
-    """Opens the images of shards; in a parquet file it goes on where the shard before ended."""
+    """Opens the images of shards; in a parquet file it continues where the previous shard ended."""
 
     def __init__(self) -> None:
         self._values: Iterator[Any] = iter(())
-        self._at: tuple[str, str, int] | None = None  # the file, the column and the row that come next
+        self._next: tuple[str, str, int] | None = None  # the file, column and row that `_values` continue with
 
     def openers(self, shard: Shard) -> Iterator[Opener]:
-        """A function for each image, that reads it or raises an `InputError`."""
+        """A function for each image that reads it or raises an `InputError`."""
         if shard.kind == "parquet":
-            yield from self._rows(shard)
-        for item in shard.items if shard.kind != "parquet" else ():
-            if shard.kind == "files":
-                yield Opener(item)
-            else:
-                name, offset, size = item
-                yield Opener(shard.source, name, offset, size)
+            yield from self._parquet(shard)
+        elif shard.kind == "tar":
+            yield from (partial(_open_member, shard.source, *item) for item in shard.items)
+        else:
+            yield from (partial(open_image, path) for path in shard.items)
 
-    def _rows(self, shard: Shard) -> Iterator[Opener]:
+    def _parquet(self, shard: Shard) -> Iterator[Opener]:
         first, count = shard.items[0], len(shard.items)
-        if self._at != (shard.source, shard.column, first):
-            self._values = ParquetRows(shard.source).values(shard.column, first)
-        self._at = None
-        for row, value in zip(shard.items, islice(self._values, count), strict=True):
-            if isinstance(value, dict):  # as Hugging Face's datasets keep images
+        if self._next != (shard.source, shard.column, first):
+            self._values = ParquetImages(shard.source).values(shard.column, first)
+        self._next = None
+        for row in shard.items:
+            value = next(self._values, StopIteration)
+            if value is StopIteration:
+                raise FileFormatError(f"{shard.source} cannot be read as a parquet file: it has too few rows")
+            if isinstance(value, dict):  # as Hugging Face's datasets store images
                 value = value.get("bytes") or value.get("path")
             if not isinstance(value, (str, bytes)):
-                value = b""  # no image, as the row will say
-            yield Opener(value if isinstance(value, str) else io.BytesIO(value), f"{shard.source}#{row}")
-        self._at = (shard.source, shard.column, first + count)
+                value = b""  # not an image, which becomes the row's error
+            file = value if isinstance(value, str) else io.BytesIO(value)
+            yield partial(open_image, file, name=f"{shard.source}#{row}")
+        self._next = (shard.source, shard.column, first + count)
 
 
 def plan(
@@ -111,38 +93,36 @@ def plan(
     """Cut inputs into shards, in an order that is the same each time.
 
     Args:
-        inputs: Image files, folders (with all below them), globs, lists of paths (.txt, a path a line, relative to the
-            list), tars of images (webdataset), parquet files. Rows that kedge wrote are left out of folders and globs.
-        shard: Images in a shard at most.
-        column: Of parquet files: where the images are, as bytes, paths, or as Hugging Face's datasets keep them.
-        out: The file that the rows go to, which is no input.
+        inputs: Image files, folders (with everything below), globs, lists of paths (.txt, one path per line, relative
+            to the list), tars of images (webdataset), parquet files. Rows that kedge wrote are skipped in folders and
+            globs.
+        shard: Largest number of images in a shard.
+        column: The column of parquet files with the images, as bytes, paths, or as Hugging Face's datasets store them.
+        out: The file that the rows go to, which is not an input.
 
     Example:
         >>> list(plan(["no-such-folder"]))
         Traceback (most recent call last):
-        kedge.errors.InputError: inputs must be there; no-such-folder is not, and as a glob it matches nothing
+        kedge.errors.InputError: inputs must exist; no-such-folder does not, and as a glob it matches nothing
     """
     if not inputs:
         raise InputError("inputs must name at least one image, folder, glob, list, tar or parquet file; got none")
-    waiting: list[str] = []  # single files, until they fill a shard
+    single: list[str] = []  # files that do not fill a shard yet
     for path in _expanded(inputs, None if out is None else os.path.realpath(out)):
         suffix = path.suffix.lower()
         if suffix == ".tar":
-            for items in cut(_members(path), shard):
-                yield Shard("tar", str(path), items)
-            continue
-        if suffix == ".parquet":
-            table = ParquetRows(str(path))
-            where = table.image_column(column)
-            for items in cut(range(table.rows), shard):
-                yield Shard("parquet", str(path), items, where)
-            continue
-        waiting.append(str(path))
-        if len(waiting) == shard:
-            yield Shard("files", "", tuple(waiting))
-            waiting = []
-    if waiting:
-        yield Shard("files", "", tuple(waiting))
+            yield from (Shard("tar", str(path), items) for items in cut(_members(path), shard))
+        elif suffix == ".parquet":
+            table = ParquetImages(str(path))
+            chosen = table.image_column(column)
+            yield from (Shard("parquet", str(path), items, chosen) for items in cut(range(table.rows), shard))
+        else:
+            single.append(str(path))
+            if len(single) == shard:
+                yield Shard("files", "", tuple(single))
+                single = []
+    if single:
+        yield Shard("files", "", tuple(single))
 
 
 def _expanded(inputs: Sequence[str | os.PathLike[str]], out: str | None) -> Iterator[Path]:
@@ -155,21 +135,21 @@ def _expanded(inputs: Sequence[str | os.PathLike[str]], out: str | None) -> Iter
         elif path.exists():
             yield path
         else:
-            matched = sorted(glob.glob(str(given), recursive=True))
+            matched = sorted(map(Path, glob.glob(str(given), recursive=True)))
             if not matched:
-                raise InputError(f"inputs must be there; {given} is not, and as a glob it matches nothing")
+                raise InputError(f"inputs must exist; {given} does not, and as a glob it matches nothing")
             for each in matched:
-                if Path(each).is_dir():
-                    yield from _below(Path(each), out)
-                elif not _is_output(Path(each), out):
-                    yield Path(each)
+                if each.is_dir():
+                    yield from _below(each, out)
+                elif not _is_output(each, out):
+                    yield each
 
 
 def _below(folder: Path, out: str | None) -> Iterator[Path]:
     """Every image, tar and parquet file below a folder, in order; links to folders are not followed."""
     known = endings() | {".tar", ".parquet"}
     for home, folders, files in os.walk(folder):
-        # The folder of a job has its lock in it; others may be called so too.
+        # The folder of a job contains its lock; other folders may have such a name too.
         folders[:] = sorted(
             name for name in folders if not (name.endswith(".parts") and Path(home, name, "lock").exists())
         )
@@ -183,35 +163,40 @@ def _is_output(path: Path, out: str | None) -> bool:
     """Whether a file is what kedge score writes now, or wrote before."""
     if path.suffix.lower() != ".parquet":
         return False
-    return os.path.realpath(path) == out or ParquetRows(str(path)).names == list(OF_ROWS)
+    return os.path.realpath(path) == out or ParquetImages(str(path)).names in (list(COLUMNS), list(OLD_COLUMNS))
 
 
 def _listed(path: Path) -> Iterator[Path]:
     try:
         with path.open(encoding="utf-8") as lines:
-            for line in lines:
-                name = line.strip()
+            for name in map(str.strip, lines):
                 if name and not name.startswith("#"):
                     yield path.parent / name
     except UnicodeDecodeError as error:
-        raise FileFormatError(f"{path} must be a list of paths in UTF-8, one a line: {error}") from error
+        raise FileFormatError(f"{path} must be a list of paths in UTF-8, one per line: {error}") from error
 
 
 def _members(path: Path) -> Iterator[tuple[str, int, int]]:
-    """Name, place and size of each image in a tar; nothing is unpacked."""
+    """Name, offset and size of each image in a tar; nothing is unpacked."""
     known = tuple(endings())
     try:
-        with tarfile.open(path, "r:") as tar:  # uncompressed, so that a member can be read by its place
+        with tarfile.open(path, "r:") as tar:  # uncompressed, so that a member can be read by its offset
             for member in tar:
                 if member.isfile() and member.name.lower().endswith(known):
                     yield member.name, member.offset_data, member.size
-                tar.members = []  # type: ignore[attr-defined]  # or it keeps every header it has seen
+                tar.members = []  # type: ignore[attr-defined]  # or it keeps every header in memory
     except (tarfile.TarError, ValueError, OverflowError, EOFError) as error:  # a damaged header raises any of them
         raise FileFormatError(f"{path} must be an uncompressed tar: {error}; unpack it") from error
 
 
-class ParquetRows:
-    """The rows of a parquet file."""
+def _open_member(tar: str, name: str, offset: int, size: int) -> Image.Image:
+    with open(tar, "rb") as file:
+        file.seek(offset)
+        return open_image(io.BytesIO(file.read(size)), name=f"{tar}/{name}")
+
+
+class ParquetImages:
+    """A parquet file with a column of images."""
 
     def __init__(self, path: str) -> None:
         self.path = path
@@ -225,31 +210,28 @@ class ParquetRows:
 
     def image_column(self, wanted: str | None) -> str:
         """The column with the images."""
-        names = self.names
-        found = [wanted] if wanted else [name for name in COLUMNS if name in names]
-        if not found or found[0] not in names:
-            raise InputError(
-                f"column must be one of {self.path}'s, {', '.join(names)}; "
-                + (f"got {wanted!r}" if wanted else f"none of {', '.join(COLUMNS)} is there: name it")
-            )
-        return found[0]
+        chosen = wanted or next((name for name in IMAGE_COLUMNS if name in self.names), None)
+        if chosen not in self.names:
+            reason = f"got {wanted!r}" if wanted else f"it has none of {', '.join(IMAGE_COLUMNS)}: name one"
+            raise InputError(f"column must be a column of {self.path}, one of {', '.join(self.names)}; {reason}")
+        return chosen
 
     def values(self, column: str, first: int) -> Iterator[Any]:
-        """The values of a column from a row on, a few at a time; groups of rows before it are not read."""
+        """The values of a column from a row on, a few at a time; earlier groups of rows are not read."""
         sizes = [self.file.metadata.row_group(group).num_rows for group in range(self.file.num_row_groups)]
         ends = list(accumulate(sizes))
         group = bisect_right(ends, first)
-        before = first - (ends[group] - sizes[group])  # rows of the group that are passed over
+        skipped = first - (ends[group] - sizes[group])  # rows of the group before the first
         try:
-            for batch in self.file.iter_batches(AT_ONCE, [*range(group, len(sizes))], columns=[column]):
-                yield from batch.column(0)[before:].to_pylist()
-                before = max(0, before - len(batch))
+            for batch in self.file.iter_batches(READ_AHEAD, [*range(group, len(sizes))], columns=[column]):
+                yield from batch.column(0)[skipped:].to_pylist()
+                skipped = max(0, skipped - len(batch))
         except (OSError, ValueError) as error:
             raise FileFormatError(f"{self.path} cannot be read as a parquet file: {error}") from error
 
 
 def as_text(name: str) -> str:
-    r"""A file's name as text that can be written: bytes of it that are no UTF-8 as Python would write them.
+    r"""A file's name as valid text: bytes that are not UTF-8 become escapes.
 
     Example:
         >>> print(as_text("caf\udce9.png"))
@@ -259,28 +241,22 @@ def as_text(name: str) -> str:
 
 
 def cut(items: Iterable[Any], size: int) -> Iterator[tuple[Any, ...]]:
-    """Items in tuples of so many."""
-    held: list[Any] = []
-    for item in items:
-        held.append(item)
-        if len(held) == size:
-            yield tuple(held)
-            held = []
-    if held:
-        yield tuple(held)
+    """Items in tuples of ``size``, the last one maybe shorter."""
+    rest = iter(items)
+    while chunk := tuple(islice(rest, size)):
+        yield chunk
 
 
 def open_named(name: str, column: str | None = None) -> Image.Image:
-    """Read an image by the name that its row has; ``column`` is that of parquet files."""
+    """Read an image by the name that its row has; ``column`` is for parquet files."""
     if not Path(name).exists():
         if ".tar/" in name:
             source, member = name.split(".tar/", 1)
-            for shard in plan([f"{source}.tar"]):
-                for item in shard.items:
-                    if item[0] == member:
-                        return Opener(f"{source}.tar", *item)()
+            for item in _members(Path(f"{source}.tar")):
+                if item[0] == member:
+                    return _open_member(f"{source}.tar", *item)
         source, _, row = name.rpartition("#")
         if source.endswith(".parquet") and row.isdigit():
-            where = ParquetRows(source).image_column(column)
-            return next(Reader().openers(Shard("parquet", source, (int(row),), where)))()
+            shard = Shard("parquet", source, (int(row),), ParquetImages(source).image_column(column))
+            return next(Reader().openers(shard))()
     return open_image(name)

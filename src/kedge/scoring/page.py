@@ -11,11 +11,11 @@ from kedge.evaluation.report.document import document
 from kedge.evaluation.report.gallery import SIDE, picture
 from kedge.evaluation.report.markup import Html, figure, number, percent, section, table, tag
 from kedge.scoring.inputs import open_named
-from kedge.scoring.summary import Summary
+from kedge.scoring.summary import RowSummary, class_of
 
 
-def page(
-    summary: Summary, *, title: str, calibration: NDArray[np.float64] | None = None, column: str | None = None
+def score_page(
+    summary: RowSummary, *, title: str, calibration: NDArray[np.float64] | None = None, column: str | None = None
 ) -> str:
     """The whole page, which loads nothing.
 
@@ -36,7 +36,7 @@ def page(
     return document(title, finding, unread, parts)
 
 
-def _scores(summary: Summary, calibration: NDArray[np.float64] | None) -> Html | None:
+def _scores(summary: RowSummary, calibration: NDArray[np.float64] | None) -> Html | None:
     if not len(summary.scores) or calibration is None:
         return None
     edges = figures.edges([calibration, summary.scores])
@@ -50,7 +50,7 @@ def _scores(summary: Summary, calibration: NDArray[np.float64] | None) -> Html |
     return section("scores", "Scores", tag("p", words), tag("div", figure(drawn, label), class_="pair"))
 
 
-def _classes(summary: Summary) -> Html:
+def _classes(summary: RowSummary) -> Html:
     heads = [tag("th", words, scope="col") for words in ("Predicted class", "images", "flagged", "share, %")]
     rows = [
         tag("tr", tag("th", name, scope="row"), *(tag("td", cell) for cell in (f"{n:,}", f"{m:,}", percent(m / n))))
@@ -59,16 +59,16 @@ def _classes(summary: Summary) -> Html:
     return section("classes", "By predicted class", table("", heads, rows, label="Flagged by class"))
 
 
-def _contact_sheet(summary: Summary, column: str | None) -> Html:
+def _contact_sheet(summary: RowSummary, column: str | None) -> Html:
     cards = []
     for row in summary.suspicious:
         words = (
-            tag("strong", row["path"]),
-            f"{row['label']} ({100 * row['probability']:.0f} %)",
+            tag("strong", row["name"]),
+            f"{class_of(row)} ({100 * row['probability']:.0f} %)",
             f"score {number(row['score'])}, p {number(row['p_value'], 2)}",
             "flagged" if row["is_ood"] else "accepted",
         )
-        cards.append(figure(_thumbnail(row["path"], column), tag("br").join(words)))
+        cards.append(figure(_thumbnail(row["name"], column), tag("br").join(words)))
     note = tag("p", "The images with the highest scores, the highest first.")
     return section("suspicious", "The most suspicious images", note, tag("div", *cards, class_="gallery"))
 

@@ -18,30 +18,31 @@ import torch
 
 from kedge import errors
 from kedge.checks import at_least, needs
+from kedge.detectors import Detector, for_inference, load
 from kedge.errors import InputError, KedgeError, NotReadyError
 from kedge.scoring.inputs import cut
-from kedge.scoring.job import HEAD, Job, Report, Scorer
+from kedge.scoring.job import HEAD, PLAN, Job, Report, score_parts
 
-TASKS = 20_000  # at most: more shards than that share a task, or the workers would wait for the process that hands out
+TASKS = 20_000  # at most; with more shards, several share a task, or the driver could not hand them out fast enough
 TRIES = 5  # of a shard whose worker is killed
-QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_BACKEND_LOG_LEVEL": "fatal"}  # where the user has not said otherwise
-PROBES = 64  # inputs that each worker looks for before it begins
+QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_BACKEND_LOG_LEVEL": "fatal"}  # unless the user has set them
+PROBES = 64  # inputs whose existence each worker checks before it begins
 
-Said = tuple[int, str, str, str]  # of a task: its images, and of a failure the class, the message and the trace
+TaskResult = tuple[int, str, str, str]  # its images, and of a failure the class, the message and the trace
 
 
 @dataclass(frozen=True)
 class RayEngine:
     """Runs the shards of a job in workers of Ray; the ``engine`` of `kedge.scoring.score_files`.
 
-    Each worker loads the detector once and writes the shards that it is given as one process would, whole or not at
-    all, into the folder of the job, which all machines must share. A worker that is killed costs the shard that it was
-    at: Ray starts another in its place. What was there of Ray before stays; what the engine starts, it ends.
+    Each worker loads the detector once and writes its shards, whole or not at all, into the folder of the job, which
+    all machines must share. A worker that is killed costs the shard in progress: Ray starts another in its place. A
+    cluster that is already running is left running; one that the engine starts, it stops.
 
     Args:
-        address: Of a cluster that this machine is part of: ``"auto"`` or ``"host:port"``; ``"local"`` starts one on
-            this machine; None joins one that runs on this machine and starts one where there is none.
-        parallel: Workers at most, of a core each; by default as many as the cluster has cores.
+        address: Address of a cluster that this machine is part of: ``"auto"`` or ``"host:port"``; ``"local"`` starts
+            one on this machine; None joins one that runs on this machine, or starts one.
+        parallel: Largest number of workers, with one core each; by default the cores of the cluster.
 
     Example:
         >>> RayEngine(parallel=8).address is None
@@ -61,18 +62,17 @@ class RayEngine:
             )
 
     def __call__(self, job: Job, waiting: list[int], report: Report) -> None:
-        """Score the shards of these numbers."""
+        """Score the shards with these numbers."""
         ray = ray_module()
         if not waiting:
             return
-        for old in job.folder.glob("try-*"):  # of a run before, whose failures are over
+        for old in job.folder.glob("try-*"):  # of an earlier run, whose failures no longer count
             old.unlink(missing_ok=True)
         done = 0
-        with _connected(ray, self.address), closing(_said(ray, job, waiting, self.parallel)) as said:
-            for images, kind, error, trace in said:
-                if error:
-                    known = getattr(errors, kind, KedgeError)
-                    failure: KedgeError = known(error)
+        with _connected(ray, self.address), closing(_results(ray, job, waiting, self.parallel)) as results:
+            for images, kind, message, trace in results:
+                if message:
+                    failure: KedgeError = getattr(errors, kind, KedgeError)(message)
                     failure.add_note(trace)
                     raise failure
                 done += images
@@ -83,80 +83,82 @@ class Worker:
     """Scores shards in a process of Ray, with a detector that is loaded once.
 
     Args:
-        job: As its driver has it.
+        job: The driver's job.
         home: The folder that the job's paths are relative to.
-        probes: Inputs that must be on this machine as they are on the driver's, or all of them would become errors.
+        probes: Inputs that must exist on this machine too, or each would become a row with an error.
     """
 
     def __init__(self, job: Job, home: str, probes: list[str]) -> None:
         self.job, self.home, self.probes = job, home, probes
-        self.scorer: Scorer | None = None
+        self.detector: Detector | None = None
 
     def __call__(self, batch: dict[str, Any]) -> dict[str, list[Any]]:
-        """Score the shards of a task; a failure is returned, since Ray's own account of it is hard to read."""
-        images, kind, error, trace = 0, "", "", ""
+        """Score the shards of a task; a failure is returned, since Ray's own report of it is hard to read."""
+        images, kind, message, trace = 0, "", "", ""
         try:
-            self.scorer = self.scorer or self._begin()
-            for number, place in zip(batch["number"].tolist(), batch["place"].tolist(), strict=True):
-                images += self._score(self.scorer, number, place)
+            self.detector = self.detector or self._begin()
+            for number, offset in zip(batch["number"].tolist(), batch["offset"].tolist(), strict=True):
+                images += self._score(self.detector, number, offset)
         except Exception as failure:
             kind, trace = type(failure).__name__, traceback.format_exc()
-            error = str(failure) if isinstance(failure, KedgeError) else f"{kind}: {failure}; on {platform.node()}"
-        return {"images": [images], "kind": [kind], "error": [error], "trace": [trace]}
+            message = str(failure) if isinstance(failure, KedgeError) else f"{kind}: {failure}; on {platform.node()}"
+        return {"images": [images], "kind": [kind], "error": [message], "trace": [trace]}
 
-    def _begin(self) -> Scorer:
+    def _begin(self) -> Detector:
         if Path(self.home).is_dir():
             os.chdir(self.home)
         torch.set_num_threads(1)  # a worker is one core
         job, host = self.job, platform.node()
-        for path in (str(job.folder / "plan.jsonl"), *self.probes):
+        for path in (str(job.folder / PLAN), *self.probes):
             if not Path(path).exists():
-                raise NotReadyError(f"{path} must be seen by all machines of the cluster; {host} does not: share it")
-        begun = json.loads((job.folder / HEAD).read_text())["identity"]
-        if job.identity() != begun:
+                raise NotReadyError(f"{path} must be visible to all machines of the cluster; {host} lacks it: share it")
+        if job.identity() != json.loads((job.folder / HEAD).read_text())["identity"]:
             raise NotReadyError(f"detector must be the same file on all machines; {job.detector} on {host} is another")
-        return Scorer(job)
+        return for_inference(load(job.detector))
 
-    def _score(self, scorer: Scorer, number: int, place: int) -> int:
-        """Score one shard, unless a worker did so before it was killed; return how many images it has."""
-        shard = self.job.shard_at(place)
+    def _score(self, detector: Detector, number: int, offset: int) -> int:
+        """Score one shard, unless a worker did so before it was killed; return the number of its images."""
+        shard = self.job.shard_at(offset)
         if not self.job.part(number).exists():
             tries = self.job.folder / f"try-{number:08}"
-            with tries.open("ab") as file:  # Ray itself would go on for ever with a shard that kills its workers
+            with tries.open("ab") as file:  # Ray would never give up on a shard that kills its workers
                 file.write(b".")
             if tries.stat().st_size > TRIES:
                 names = shard.names()
                 raise KedgeError(
-                    f"{TRIES} workers were killed while they scored the images from {names[0]} to {names[-1]}; if that "
-                    "is for want of memory, take a smaller batch or fewer workers"
+                    f"{TRIES} workers were killed while they scored the images from {names[0]} to {names[-1]}; if they "
+                    "ran out of memory, use a smaller batch or fewer workers"
                 )
-            scorer(number, shard)
+            list(score_parts(self.job, detector, [(number, shard)]))
             tries.unlink(missing_ok=True)
         return len(shard.items)
 
 
-def _said(ray: ModuleType, job: Job, waiting: list[int], parallel: int | None) -> Generator[Said, None, None]:
-    """Hand out the shards and yield what each task says when it is done."""
+def _results(ray: ModuleType, job: Job, waiting: list[int], parallel: int | None) -> Generator[TaskResult, None, None]:
+    """Hand out the shards and yield the result of each task when it is done."""
     import pyarrow
 
-    places = job.places()
-    firsts = (job.shard_at(places[number]) for number in waiting[:: -(-len(waiting) // PROBES)])
+    offsets = job.offsets()
+    firsts = (job.shard_at(offsets[number]) for number in waiting[:: -(-len(waiting) // PROBES)])
     probes = [path for shard in firsts if Path(path := shard.source or shard.items[0]).exists()]
     tasks = [
-        pyarrow.table({"number": numbers, "place": [places[number] for number in numbers]})
+        pyarrow.table({"number": numbers, "offset": [offsets[number] for number in numbers]})
         for numbers in map(list, cut(waiting, -(-len(waiting) // TASKS)))
     ]
     workers = min(parallel or int(ray.cluster_resources().get("CPU", 1)), len(tasks))
+    # All workers start at once; idle ones may end, to make room for those of a machine that is lost.
+    pool = ray.data.ActorPoolStrategy
+    at_once = {"initial_size": workers} if "initial_size" in signature(pool).parameters else {}  # older ones grow to it
     with _settings(ray):
-        said = ray.data.from_arrow(tasks).map_batches(
+        results = ray.data.from_arrow(tasks).map_batches(
             Worker,
             fn_constructor_args=(job, os.getcwd(), probes),
             batch_size=None,
-            compute=_pool(ray, workers),
+            compute=pool(min_size=1, max_size=workers, **at_once),
             num_cpus=1,
         )
         try:
-            for batch in said.iter_batches(batch_size=None, prefetch_batches=0):
+            for batch in results.iter_batches(batch_size=None, prefetch_batches=0):
                 columns = (batch[name].tolist() for name in ("images", "kind", "error", "trace"))
                 yield from zip(*columns, strict=True)
         except Exception as error:
@@ -166,16 +168,9 @@ def _said(ray: ModuleType, job: Job, waiting: list[int], parallel: int | None) -
             ) from error
 
 
-def _pool(ray: ModuleType, workers: int) -> Any:
-    """Workers, all at once; idle ones may go, to make room where a machine is lost for those that it had."""
-    kind = ray.data.ActorPoolStrategy
-    at_once = {"initial_size": workers} if "initial_size" in signature(kind).parameters else {}  # older ones grow to it
-    return kind(min_size=1, max_size=workers, **at_once)
-
-
 @contextmanager
 def _connected(ray: ModuleType, address: str | None) -> Iterator[None]:
-    """Start or join a cluster, and leave it; one that the process has joined already is left alone."""
+    """Start or join a cluster, and leave it at the end, unless the process had joined one before."""
     if ray.is_initialized():
         yield
         return
@@ -184,7 +179,7 @@ def _connected(ray: ModuleType, address: str | None) -> Iterator[None]:
     try:
         try:
             ray.init(address=address, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
-        except Exception as error:  # Ray has no class of its own for a cluster that does not start, or is not there
+        except Exception as error:  # Ray has no exception class for this
             reason = error.__cause__ or error
             if address in (None, "local"):
                 raise KedgeError(f"Ray did not start on this machine: {reason}") from error
@@ -198,10 +193,10 @@ def _connected(ray: ModuleType, address: str | None) -> Iterator[None]:
 
 @contextmanager
 def _settings(ray: ModuleType) -> Iterator[None]:
-    """Ray Data without its bar and its notes, since the caller has a bar, and without its limit to a task's time."""
+    """Ray Data without its progress bar, its log and its time limit for a task."""
     log, context = logging.getLogger("ray.data"), ray.data.DataContext.get_current()
     wanted = {"enable_progress_bars": False, "execution_no_progress_timeout_s": -1}
-    before = {name: getattr(context, name) for name in wanted if hasattr(context, name)}  # not every version has all
+    before = {name: getattr(context, name) for name in wanted if hasattr(context, name)}  # versions differ
     level = log.level
     try:
         log.setLevel(logging.CRITICAL)
@@ -215,7 +210,7 @@ def _settings(ray: ModuleType) -> Iterator[None]:
 
 
 def ray_module() -> ModuleType:
-    """The package ray; where it is missing, an error that says how to get it."""
+    """The package ray; if it is missing, an error that says how to install it."""
     for module in ("ray", "ray.data"):
         needs(module, "ray", "engine 'ray'")
     return sys.modules["ray"]

@@ -1,4 +1,4 @@
-"""What a file of rows says: how many were flagged, of which class, and which were the most suspicious."""
+"""A summary of rows: how many were flagged, by class, and which were the most suspicious."""
 
 import heapq
 from collections import Counter
@@ -12,20 +12,20 @@ from numpy.typing import NDArray
 from kedge.scoring.rows import Row
 
 TOP = 20
-KEPT = 50_000  # scores for the plot: all of them, or a sample of so many
+SAMPLE = 50_000  # scores that are kept for the plot
 
 
 @dataclass(frozen=True)
-class Summary:
-    """Of a file of rows.
+class RowSummary:
+    """Counts over a file of rows.
 
     Attributes:
-        images: In all.
-        errors: That could not be read.
-        flagged: Of those that could.
+        images: Number of rows.
+        errors: Number of images that could not be read.
+        flagged: Number of images that were flagged.
         by_class: Images and flagged images by predicted class, the most common first.
         suspicious: The rows with the highest scores, the highest first.
-        scores: Of images, for a plot; a sample where there are very many.
+        scores: Scores for a plot; a random sample if there are very many.
         is_ood: Whether these were flagged.
     """
 
@@ -40,8 +40,8 @@ class Summary:
     @property
     def share(self) -> float:
         """The share of readable images that was flagged."""
-        read = self.images - self.errors
-        return self.flagged / read if read else 0.0
+        readable = self.images - self.errors
+        return self.flagged / readable if readable else 0.0
 
     def as_dict(self) -> dict[str, Any]:
         """As plain data for JSON, without the single scores."""
@@ -55,48 +55,52 @@ class Summary:
         }
 
 
-def summarise(rows: Iterable[Row], *, top: int = TOP, seed: int = 0) -> Summary:
-    """Go once through rows, in constant memory.
+def summarize_rows(rows: Iterable[Row], *, top: int = TOP, seed: int = 0) -> RowSummary:
+    """Go through rows once, in constant memory.
 
     Args:
         rows: From `kedge.scoring.read_rows`.
-        top: How many suspicious rows to keep.
-        seed: Of the sample of scores.
+        top: Number of suspicious rows to keep.
+        seed: Random seed of the sample of scores.
 
     Example:
-        >>> row = {"path": "a.png", "label": "cat", "score": 2.0, "is_ood": True, "error": None}
-        >>> summarise([row, row | {"score": 1.0, "is_ood": False}]).share
+        >>> row = {"name": "a.png", "label": 0, "class": "cat", "score": 2.0, "is_ood": True, "error": None}
+        >>> summarize_rows([row, row | {"score": 1.0, "is_ood": False}]).share
         0.5
     """
     rng = np.random.default_rng(seed)
     images = errors = 0
     count: Counter[str] = Counter()
     flagged: Counter[str] = Counter()
-    highest: list[tuple[float, int, Row]] = []  # the row's number breaks ties: earlier ones stay
-    scores, marks = np.empty(KEPT), np.empty(KEPT, dtype=bool)
+    highest: list[tuple[float, int, Row]] = []  # the row's number breaks ties in favour of earlier ones
+    scores, flags = np.empty(SAMPLE), np.empty(SAMPLE, dtype=bool)
     for row in rows:
         images += 1
         if row["error"]:
             errors += 1
             continue
+        predicted = class_of(row)
+        count[predicted] += 1
+        flagged[predicted] += bool(row["is_ood"])
+        heapq.heappush(highest, (row["score"], -images, row))
+        if len(highest) > top:
+            heapq.heappop(highest)
         seen = images - errors - 1
-        count[row["label"]] += 1
-        flagged[row["label"]] += bool(row["is_ood"])
-        entry = (row["score"], -images, row)
-        if len(highest) < top:
-            heapq.heappush(highest, entry)
-        else:
-            heapq.heappushpop(highest, entry)
-        place = seen if seen < KEPT else int(rng.integers(seen + 1))  # reservoir sampling
-        if place < KEPT:
-            scores[place], marks[place] = row["score"], row["is_ood"]
-    kept = min(images - errors, KEPT)
-    return Summary(
+        place = seen if seen < SAMPLE else int(rng.integers(seen + 1))  # reservoir sampling
+        if place < SAMPLE:
+            scores[place], flags[place] = row["score"], row["is_ood"]
+    kept = min(images - errors, SAMPLE)
+    return RowSummary(
         images=images,
         errors=errors,
         flagged=sum(flagged.values()),
         by_class={name: (n, flagged[name]) for name, n in count.most_common()},
         suspicious=tuple(row for _, _, row in sorted(highest, key=lambda entry: entry[:2], reverse=True)),
         scores=scores[:kept],
-        is_ood=marks[:kept],
+        is_ood=flags[:kept],
     )
+
+
+def class_of(row: Row) -> str:
+    """The name of a row's predicted class, or its number if it has no name."""
+    return str(row["label"]) if row["class"] is None else str(row["class"])

@@ -1,4 +1,4 @@
-"""A service: images over HTTP, batched together, with limits, metrics and a page of its own."""
+"""A service: images over HTTP, batched across requests, with limits, metrics and a page."""
 
 from kedge.serving.app import create_app
 from kedge.serving.batcher import Batcher, Busy

@@ -1,4 +1,4 @@
-"""The application: what each address answers."""
+"""The application: its routes, and the schema of requests and responses."""
 
 import contextlib
 from collections.abc import AsyncIterator
@@ -8,25 +8,89 @@ from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.responses import HTMLResponse, JSONResponse, Response
+from pydantic import BaseModel, Field
 
 from kedge.detectors import Detector
 from kedge.serving.bodies import Refused, images_of
 from kedge.serving.explain import background, finite_or_none
 from kedge.serving.guard import add_guards
-from kedge.serving.schema import BODY, Answer, Info, Problem
 from kedge.serving.service import Service
 from kedge.serving.settings import Settings
+
+POLICY = (
+    "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data: blob:; "
+    "connect-src 'self' data:"
+)
+
+
+class ResultRow(BaseModel):
+    """The result for one image, with the keys of `Detection.to_rows`."""
+
+    name: str = Field(description="Its place in the request, as images[0]; errors use the same name.")
+    label: int = Field(description="Number of the predicted class.")
+    class_: str | None = Field(alias="class", description="Name of the predicted class, if classes have names.")
+    probability: float = Field(description="Calibrated probability of the predicted class.")
+    tau: float | None = Field(description="Disagreement between the anchors, for methods that have anchors.")
+    score: float = Field(description="Larger means further out of distribution.")
+    p_value: float = Field(description="The share of in-distribution images that would score at least this high.")
+    is_ood: bool = Field(description="Whether the image is flagged as out of distribution.")
+
+
+class ScoreResponse(BaseModel):
+    """One result per image, in order."""
+
+    results: list[ResultRow]
+
+
+class Info(BaseModel):
+    """The detector."""
+
+    method: str
+    classes: list[str]
+    input: list[int]
+    alpha: float = Field(description="The largest share of in-distribution images that is flagged.")
+    threshold: float | None = Field(description="Scores above it are flagged; null if none ever is.")
+    calibration_images: int
+    passes_per_image: int
+    version: str
+
+
+class Problem(BaseModel):
+    """Why there is no result."""
+
+    detail: str
+
+
+_BINARY, _TEXT = {"type": "string", "format": "binary"}, {"type": "string"}
+BODY: dict[str, Any] = {
+    "required": True,
+    "content": {
+        "image/*": {"schema": _BINARY},
+        "multipart/form-data": {
+            "schema": {"type": "object", "properties": {"images": {"type": "array", "items": _BINARY}}}
+        },
+        "application/json": {
+            "schema": {
+                "oneOf": [
+                    {"type": "object", "required": [key], "properties": {key: schema}}
+                    for key, schema in (("image", _TEXT), ("images", {"type": "array", "items": _TEXT}))
+                ]
+            },
+            "example": {"images": ["iVBORw0KGgo..."]},
+        },
+    },
+}
 
 
 def create_app(detector: Detector, settings: Settings | None = None) -> FastAPI:
     """The service of a calibrated detector as an ASGI application, by itself or mounted in another.
 
-    It begins to work with the first image. Servers tell it by ASGI's lifespan when to finish what it took and end;
-    another application does not pass that on, so that a mounted one ends with its process.
+    A server ends it through ASGI's lifespan, once all accepted requests are answered; if it is mounted, it ends with
+    the process.
 
     Args:
         detector: Fitted and calibrated.
-        settings: Its limits.
+        settings: The limits of the service.
     """
     service = Service(detector, settings or Settings())
 
@@ -38,9 +102,9 @@ def create_app(detector: Detector, settings: Settings | None = None) -> FastAPI:
     app = FastAPI(
         title="kedge",
         version=version("kedge"),
-        description="What is this image, and is it anything like what the network has learned?",
+        description="Classifies images and flags those that are out of distribution.",
         lifespan=lifespan,
-        redirect_slashes=False,  # an address that is not there is 404; a redirection would go where the client says
+        redirect_slashes=False,  # an unknown address is 404; a redirection would go where the client chooses
     )
     app.state.service = service
     _add_routes(app, service)
@@ -53,9 +117,9 @@ def _add_routes(app: FastAPI, service: Service) -> None:
         code: {"model": Problem} for code in (400, 401, 408, 413, 415, 422, 503, 504)
     }
 
-    @app.post("/v1/score", response_model=Answer, responses=problems, openapi_extra={"requestBody": BODY})
+    @app.post("/v1/score", response_model=ScoreResponse, responses=problems, openapi_extra={"requestBody": BODY})
     async def score(request: Request) -> Response:
-        """Classify one image or several, and say which of them are out of distribution."""
+        """Classify one or several images and flag those that are out of distribution."""
         with service.room() as take:
             images = await images_of(request, service.settings, service.readers, take)
             return JSONResponse({"results": await service.score(images)})
@@ -65,31 +129,30 @@ def _add_routes(app: FastAPI, service: Service) -> None:
         with service.room() as take:
             images = await images_of(request, service.settings, service.readers, take)
             if len(images) != 1:
-                raise Refused(422, f"one image at a time is explained; got {len(images)}")
+                raise Refused(422, f"a request must hold one image to explain; got {len(images)}")
             return JSONResponse(await service.explain(images[0]))
 
     @app.get("/v1/background", include_in_schema=False)
-    async def behind() -> dict[str, Any]:
+    async def page_background() -> dict[str, Any]:
         return background(service.detector)
 
     @app.get("/", include_in_schema=False)
     async def page() -> Response:
         text = files("kedge.serving").joinpath("page.html").read_text(encoding="utf-8")
-        policy = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data: blob:; "
-        return HTMLResponse(text, headers={"Content-Security-Policy": policy + "connect-src 'self' data:"})
+        return HTMLResponse(text, headers={"Content-Security-Policy": POLICY})
 
     @app.get("/v1/info", response_model=Info)
     async def info() -> dict[str, Any]:
-        """What the detector is."""
-        known = service.detector.calibration
-        assert known is not None
+        """Describe the detector."""
+        calibration = service.detector.calibration
+        assert calibration is not None
         return {
             "method": service.detector.name,
             "classes": list(service.detector.classes),
             "input": list(service.preprocess.shape),
-            "accepts": known.alpha,
-            "threshold": finite_or_none(known.threshold),
-            "calibration_images": len(known.scores),
+            "alpha": calibration.alpha,
+            "threshold": finite_or_none(calibration.threshold),
+            "calibration_images": len(calibration.scores),
             "passes_per_image": service.detector.cost.forward,
             "version": version("kedge"),
         }
@@ -101,7 +164,7 @@ def _add_routes(app: FastAPI, service: Service) -> None:
 
     @app.get("/readyz", responses={503: {"model": Problem}})
     async def readyz() -> Response:
-        """Whether it takes requests."""
+        """Whether the service accepts requests."""
         ready = service.ready
         return JSONResponse({"status": "ready" if ready else "full"}, 200 if ready else 503)
 

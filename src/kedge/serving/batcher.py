@@ -1,4 +1,4 @@
-"""Requests that come close together share a batch: a thread for each network, a queue of bounded length that waits."""
+"""Batches across requests: one thread per network, and a bounded queue."""
 
 import asyncio
 import contextlib
@@ -17,7 +17,7 @@ from kedge.errors import KedgeError
 
 Answer = Any
 Run = Callable[[Tensor], Sequence[Answer]]
-FEW = 8  # images that are not worth two batches
+SMALL = 8  # images that are not worth two batches
 
 
 class Busy(KedgeError):  # noqa: N818 -- a state, not a fault
@@ -27,7 +27,7 @@ class Busy(KedgeError):  # noqa: N818 -- a state, not a fault
 @dataclass(eq=False)
 class _Waiting:
     images: Sequence[Tensor]
-    taken: int = 0  # images that a network has had, or has now
+    taken: int = 0  # images that were given to a network
     answers: dict[int, Answer] = field(default_factory=dict)
     future: "asyncio.Future[list[Answer]]" = field(default_factory=lambda: asyncio.get_running_loop().create_future())
 
@@ -36,18 +36,18 @@ _Part = tuple[_Waiting, range]
 
 
 class Batcher:
-    """Runs networks on batches of images that several callers gave.
+    """Runs networks on batches of images from several callers.
 
-    A batch is at most half of what is not answered yet: the other half is the other network's, or where there is one
-    alone the next batch's, so that a network has work while answers go out and callers come back.
+    A batch is at most half of the unanswered images: the other half is for the other network, or for the next batch if
+    there is only one, so that a network has work while answers go out and callers come back.
 
     Args:
-        runs: One for each network: takes images (B, D, ...) and gives one answer for each. Each is called in one thread
-            of its own.
-        max_batch: Images at a time.
-        max_delay: Seconds that a network with nothing to do waits for as many images as its last batch had.
+        runs: One function per network: takes images (B, D, ...) and returns one answer for each; called in a thread of
+            its own.
+        max_batch: Images in a batch.
+        max_delay: Seconds that an idle network waits for as many images as its last batch had.
         max_queue: Images that may wait.
-        prepare: Called in each thread before its first batch, with the number of its network.
+        prepare: Called in each thread before its first batch, with the number of the network.
     """
 
     def __init__(
@@ -60,8 +60,8 @@ class Batcher:
         prepare: Callable[[int], None] | None = None,
     ) -> None:
         self.runs, self.max_batch, self.max_delay, self.max_queue = runs, max_batch, max_delay, max_queue
-        self.queued = 0  # images that are not answered
-        self._queue: deque[_Waiting] = deque()  # those with images that no network has had
+        self.queued = 0  # unanswered images
+        self._queue: deque[_Waiting] = deque()  # requests with images that no network was given
         self._more = asyncio.Event()
         self._stopping = False
         self._threads = [
@@ -75,7 +75,7 @@ class Batcher:
         self._work: list[asyncio.Task[None]] = []
 
     async def stop(self) -> None:
-        """Take no more, finish what was taken, and end."""
+        """Accept no more, answer what was accepted, and end."""
         self._stopping = True
         self._more.set()
         await asyncio.gather(*self._work)
@@ -91,7 +91,7 @@ class Batcher:
         if self._stopping:
             raise Busy("the service is stopping")
         if self.queued + len(images) > self.max_queue:
-            raise Busy(f"{self.queued} images are waiting, and {self.max_queue} may")
+            raise Busy(f"{self.queued} images are waiting; at most {self.max_queue} may")
         if not self._work:
             pairs = zip(self.runs, self._threads, strict=True)
             self._work = [asyncio.create_task(self._lane(run, thread)) for run, thread in pairs]
@@ -102,11 +102,11 @@ class Batcher:
         return await waiting.future
 
     async def between(self, function: Callable[[Tensor], Answer], image: Tensor) -> Answer:
-        """What a function that uses the first network too gives for one image; it runs between two batches."""
+        """Apply a function to one image in the thread of the first network, between two batches."""
         return await asyncio.get_running_loop().run_in_executor(self._threads[0], function, image)
 
     async def _lane(self, run: Run, thread: ThreadPoolExecutor) -> None:
-        """One network's batches."""
+        """Run the batches of one network."""
         last = 0
         while True:
             if not self._queue:
@@ -114,7 +114,7 @@ class Batcher:
                     return
                 self._more.clear()
                 await self._more.wait()
-                await self._for(last)
+                await self._wait_for(last)
                 if not self._queue:
                     continue
             batch = self._take()
@@ -124,33 +124,28 @@ class Batcher:
             images = torch.stack([waiting.images[k] for waiting, places in batch for k in places])
             try:
                 answers = await asyncio.get_running_loop().run_in_executor(thread, run, images)
-            except Exception as error:  # the callers' to handle; the service goes on
+            except Exception as error:  # for the callers; the service goes on
                 self._fail(batch, error)
             else:
                 self._answer(batch, answers)
 
-    async def _for(self, count: int) -> None:
-        """Wait for so many images, but not for long."""
+    async def _wait_for(self, count: int) -> None:
+        """Wait until this many images are queued, at most for ``max_delay``."""
         loop = asyncio.get_running_loop()
         end = loop.time() + self.max_delay
-        while 0 < self._left() < count and not self._stopping and (left := end - loop.time()) > 0:
+        while not self._stopping and (left := end - loop.time()) > 0:
+            if not 0 < sum(len(waiting.images) - waiting.taken for waiting in self._queue) < count:
+                return
             self._more.clear()
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._more.wait(), left)
 
-    def _left(self) -> int:
-        """Images that no network has had."""
-        return sum(len(waiting.images) - waiting.taken for waiting in self._queue)
-
     def _take(self) -> list[_Part]:
-        """The next images: of the first request what is left of it, and of those behind it as many as fit.
-
-        Requests whose callers gave up are dropped.
-        """
+        """The next images, from the oldest requests on; requests whose callers gave up are dropped."""
         for gone in [waiting for waiting in self._queue if waiting.future.done()]:
             self._drop(gone)
-        alone = len(self.runs) == len(self._queue) == 1  # one caller and one network: halves gain nothing
-        share = self.queued if alone else max(FEW, math.ceil(self.queued / 2))
+        alone = len(self.runs) == len(self._queue) == 1  # one caller and one network: halving gains nothing
+        share = self.queued if alone else max(SMALL, math.ceil(self.queued / 2))
         batch, room = [], min(self.max_batch, share)
         while self._queue and room:
             waiting = self._queue[0]
@@ -166,7 +161,7 @@ class Batcher:
         for waiting, places in batch:
             waiting.answers.update((k, next(given)) for k in places)
             self.queued -= len(places)
-            if len(waiting.answers) == len(waiting.images) and not waiting.future.done():  # its caller may be gone
+            if len(waiting.answers) == len(waiting.images) and not waiting.future.done():  # the caller may be gone
                 waiting.future.set_result([waiting.answers[k] for k in range(len(waiting.images))])
 
     def _fail(self, batch: list[_Part], error: Exception) -> None:

@@ -1,9 +1,9 @@
-"""What the page shows beside an answer: the calibration scores, the anchors, and what each of them predicts."""
+"""What the page shows besides a result: the calibration scores, the anchors, and the prediction under each anchor."""
 
 import base64
 import io
 import math
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -16,7 +16,7 @@ from kedge.evaluation.report.figures import edges
 from kedge.evaluation.report.gallery import per_anchor_probabilities
 
 SHOWN = 12  # anchors at most
-EXAMPLES = 3  # anchors that can be tried
+EXAMPLES = 3  # anchors among the examples
 
 
 def background(detector: Detector) -> dict[str, Any]:
@@ -26,11 +26,11 @@ def background(detector: Detector) -> dict[str, Any]:
     scores = detector.calibration.scores.double().numpy()
     bins = edges([scores])
     counts, _ = np.histogram(np.clip(scores, bins[0], bins[-1]), bins)
-    kept = detector.net.anchors if isinstance(detector, AMP) and detector.net.per_image is None else None
-    anchors = [] if kept is None else [address(image) for image in kept[:SHOWN]]
-    examples = [{"name": f"anchor {k}", "image": a} for k, a in enumerate(anchors[:EXAMPLES], start=1)]
+    kept = cast(AMP, detector).net.anchors if _has_shared_anchors(detector) else None
+    anchors = [] if kept is None else [data_url(image) for image in kept[:SHOWN]]
+    examples = [{"name": f"anchor {k}", "image": image} for k, image in enumerate(anchors[:EXAMPLES], start=1)]
     if detector.preprocess.is_image:
-        examples += [{"name": name, "image": address(made)} for name, made in _made(detector.preprocess.shape).items()]
+        examples += [{"name": name, "image": data_url(image)} for name, image in _patterns(detector.preprocess.shape)]
     return {
         "edges": bins.tolist(),
         "shares": (counts / len(scores)).tolist(),
@@ -41,27 +41,27 @@ def background(detector: Detector) -> dict[str, Any]:
 
 
 def finite_or_none(threshold: float) -> float | None:
-    """The threshold as JSON can have it: None where it is infinite, for want of calibration images."""
+    """The threshold for JSON: None if it is infinite, for want of calibration images."""
     return threshold if math.isfinite(threshold) else None
 
 
-def by_anchor(detector: Detector, image: Tensor) -> list[dict[str, Any]]:
-    """The class that each anchor predicts for an image (D, H, W), and its probability; empty without anchors."""
-    if not isinstance(detector, AMP) or image.dtype != torch.uint8:
+def predictions_by_anchor(detector: Detector, image: Tensor) -> list[dict[str, Any]]:
+    """The predicted class of an image (D, H, W) under each anchor; empty for methods without anchors."""
+    if detector.reads != "per_anchor_logits" or image.dtype != torch.uint8:
         return []
-    probability, label = per_anchor_probabilities(detector, ImageSet(image[None])).max(dim=1)
+    probability, label = per_anchor_probabilities(cast(AMP, detector), ImageSet(image[None])).max(dim=1)
     names = detector.classes
     return [
-        {"label": k, "name": names[k] if k < len(names) else None, "probability": p}
+        {"label": k, "class": names[k] if k < len(names) else None, "probability": p}
         for k, p in zip(label.tolist(), probability.tolist(), strict=True)
     ]
 
 
-def address(image: Tensor) -> str:
-    """An image (D, H, W) as a data: address.
+def data_url(image: Tensor) -> str:
+    """An image (D, H, W), uint8 or in [0, 1], as a data: address.
 
     Example:
-        >>> address(torch.zeros(3, 4, 4, dtype=torch.uint8))[:22]
+        >>> data_url(torch.zeros(3, 4, 4, dtype=torch.uint8))[:22]
         'data:image/png;base64,'
     """
     pixels = image.detach().cpu()
@@ -73,10 +73,13 @@ def address(image: Tensor) -> str:
     return "data:image/png;base64," + base64.b64encode(target.getvalue()).decode()
 
 
-def _made(shape: tuple[int, ...]) -> dict[str, Tensor]:
-    """Images of nothing."""
-    channels, height, width = shape
-    generator = torch.Generator().manual_seed(0)
-    noise = torch.randint(0, 256, shape, dtype=torch.uint8, generator=generator)
-    stripes = (torch.arange(width) // max(1, width // 8) % 2 * 255).to(torch.uint8).expand(channels, height, width)
-    return {"noise": noise, "stripes": stripes}
+def _has_shared_anchors(detector: Detector) -> bool:
+    return detector.reads == "per_anchor_logits" and cast(AMP, detector).net.per_image is None
+
+
+def _patterns(shape: tuple[int, ...]) -> list[tuple[str, Tensor]]:
+    """Images without content."""
+    noise = torch.randint(0, 256, shape, dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    width = shape[2]
+    stripes = (torch.arange(width) // max(1, width // 8) % 2 * 255).to(torch.uint8).expand(shape)
+    return [("noise", noise), ("stripes", stripes)]

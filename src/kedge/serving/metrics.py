@@ -1,4 +1,4 @@
-"""What a service counts, for Prometheus."""
+"""The metrics of a service, for Prometheus."""
 
 import threading
 from collections.abc import Sequence
@@ -13,55 +13,38 @@ from kedge.drift.window import FEWEST
 LATENCIES = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 QUANTILES = (0.01, 0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99, 0.999)  # of the calibration scores
-
-WINDOW = 500  # newest scores that are compared with as many of the calibration's
+WINDOW = 500  # newest scores, compared with as many of the calibration
 
 
 class Metrics:
     """Counters of one service, in a registry of its own.
 
     Args:
-        calibration: The detector's calibration scores, whose quantiles are the buckets of the histogram of scores.
+        calibration: The detector's calibration scores; their quantiles are the buckets of the histogram of scores.
     """
 
     def __init__(self, calibration: Tensor) -> None:
-        self.registry = CollectorRegistry()
-        self._one = threading.Lock()  # batches are counted in the threads that score them
+        self.registry = own = CollectorRegistry()
+        self._lock = threading.Lock()  # batches are counted in the threads that score them
         edges = sorted({float(edge) for edge in np.quantile(calibration.double().numpy(), QUANTILES)})
-        own = self.registry
         self.requests = Counter("kedge_requests", "Requests answered, by status code.", ["code"], registry=own)
         self.latency = Histogram("kedge_request_seconds", "Time to answer.", buckets=LATENCIES, registry=own)
         self.images = Counter("kedge_images", "Images scored.", registry=own)
         self.flagged = Counter("kedge_images_flagged", "Images flagged as out of distribution.", registry=own)
-        self.scores = Histogram(
-            "kedge_score",
-            "Scores; buckets end at quantiles of the calibration scores.",
-            buckets=edges,
-            registry=own,
-        )
+        words = "Scores; the buckets are quantiles of the calibration scores."
+        self.scores = Histogram("kedge_score", words, buckets=edges, registry=own)
         self.batches = Histogram("kedge_batch_images", "Images in a batch.", buckets=SIZES, registry=own)
         self.queue = Gauge("kedge_queue_images", "Images that wait.", registry=own)
         self.drift = Martingale(calibration, bounded=True)
-        self.wealth = Gauge(
-            "kedge_drift_log_wealth",
-            "Logarithm of the martingale's wealth; without drift it ever reaches 4.6 with a chance of at most 1 %.",
-            registry=own,
-        )
+        words = "Logarithm of the martingale's wealth; without drift it exceeds 4.6 with a probability of at most 1 %."
+        self.wealth = Gauge("kedge_drift_log_wealth", words, registry=own)
         self.drifted = Gauge("kedge_drift_alarm", "1 once the martingale's wealth has reached 100.", registry=own)
         self.window = _window_test(calibration)
-        self.p_value = Gauge(
-            "kedge_drift_window_p_value",
-            f"Of a two-sample test of the newest {WINDOW} scores against the calibration scores, made once for each "
-            f"{WINDOW} images.",
-            registry=own,
-        )
+        words = f"Two-sample test of the newest {WINDOW} scores against the calibration, every {WINDOW} images."
+        self.p_value = Gauge("kedge_drift_window_p_value", words, registry=own)
         self.p_value.set(1)
-        self.window_drifted = Gauge(
-            "kedge_drift_window_alarm",
-            "1 while that p-value is so small that it comes in a million images without drift with a chance of at most "
-            "1 %.",
-            registry=own,
-        )
+        words = "1 while that p-value is below what a million images without drift reach with a probability of 1 %."
+        self.window_drifted = Gauge("kedge_drift_window_alarm", words, registry=own)
 
     def scored(self, scores: Sequence[float], flagged: int) -> None:
         """Count a batch that was scored."""
@@ -70,7 +53,7 @@ class Metrics:
         self.flagged.inc(flagged)
         for score in scores:
             self.scores.observe(score)
-        with self._one:
+        with self._lock:
             self.drift.update(scores)
             self.wealth.set(self.drift.log_wealth)
             self.drifted.set(self.drift.alarm)
@@ -79,12 +62,12 @@ class Metrics:
                 self.window_drifted.set(compared[-1].p <= self.window.threshold)
 
     def text(self) -> bytes:
-        """As Prometheus reads it."""
+        """The metrics in Prometheus' format."""
         return generate_latest(self.registry)
 
 
 def _window_test(calibration: Tensor) -> WindowTest | None:
-    """The test of the newest scores; None where the calibration scores are too few for any."""
+    """The test of the newest scores; None if there are too few calibration scores."""
     if len(calibration) < FEWEST:
         return None
     some = np.random.default_rng(0).permutation(calibration.double().numpy())[:WINDOW]

@@ -1,4 +1,4 @@
-"""A detector at work: decodes, batches, scores and counts, within the limits of what it may hold."""
+"""A detector at work: decodes, batches and scores the images of many requests, within memory limits."""
 
 import asyncio
 import contextlib
@@ -13,13 +13,12 @@ from torch import Tensor
 from kedge.detectors import Detector, for_inference, thread_copies
 from kedge.errors import InputError, KedgeError, NotReadyError
 from kedge.serving.batcher import Batcher, Busy
-from kedge.serving.bodies import Refused
-from kedge.serving.decode import decode
-from kedge.serving.explain import address, by_anchor
+from kedge.serving.bodies import Refused, decode
+from kedge.serving.explain import data_url, predictions_by_anchor
 from kedge.serving.metrics import Metrics
 from kedge.serving.settings import Settings
 
-LANES = 2  # batches at a time, each with half of the threads: they wait less for each other than for one batch's parts
+LANES = 2  # batches at a time, each with half of the threads: faster than one batch with all threads
 
 
 class Service:
@@ -27,7 +26,7 @@ class Service:
 
     Args:
         detector: Fitted and calibrated.
-        settings: Its limits.
+        settings: The limits.
     """
 
     def __init__(self, detector: Detector, settings: Settings) -> None:
@@ -37,19 +36,19 @@ class Service:
         self.preprocess = detector.preprocess
         self.metrics = Metrics(detector.calibration.scores)
         self.readers = ThreadPoolExecutor(settings.readers, thread_name_prefix="kedge-reader")
-        networks = thread_copies(self.detector, min(LANES, torch.get_num_threads()))
+        copies = thread_copies(self.detector, min(LANES, torch.get_num_threads()))
         self.batcher = Batcher(
-            [partial(self._run, one) for one in networks],
+            [partial(self._run, copy) for copy in copies],
             max_batch=settings.max_batch,
             max_delay=settings.max_delay,
             max_queue=settings.max_queue,
-            prepare=partial(_share_threads, torch.get_num_threads(), len(networks)),
+            prepare=partial(_share_threads, torch.get_num_threads(), len(copies)),
         )
         self.held = 0  # bytes of requests
-        self.taken = 0  # images that are decoded, or wait for it or for the network
+        self.taken = 0  # images being decoded or scored, or waiting for it
 
     async def stop(self) -> None:
-        """Finish what was taken, and end."""
+        """Answer all accepted requests, and end."""
         await self.batcher.stop()
         self.readers.shutdown()
 
@@ -60,101 +59,81 @@ class Service:
 
     @contextlib.contextmanager
     def room(self) -> Iterator[Callable[[int], None]]:
-        """Room for one request: gives a function that takes more bytes of it, or raises `Busy`."""
-        mine = 0
+        """Room for one request: yields a function that reserves more bytes for it, or raises `Busy`."""
+        reserved = 0
 
         def take(count: int) -> None:
-            nonlocal mine
+            nonlocal reserved
             if self.held + count > self.settings.max_held:
-                raise Busy("the requests that are held fill the memory for them")
-            mine += count
+                raise Busy("the requests in progress fill the memory for them")
+            reserved += count
             self.held += count
 
         try:
             yield take
         finally:
-            self.held -= mine
+            self.held -= reserved
 
-    async def score(self, given: Sequence[bytes]) -> list[dict[str, Any]]:
-        """An answer for each image."""
-        with self._places(given):
-            return await self.batcher.submit(await self._decode(given))
+    async def score(self, files: Sequence[bytes]) -> list[dict[str, Any]]:
+        """One row per image, named by its place in the request."""
+        with self._places(files):
+            rows = await self.batcher.submit(await self._decode(files))
+        return [row | {"name": f"images[{place}]"} for place, row in enumerate(rows)]
 
     async def explain(self, file: bytes) -> dict[str, Any]:
-        """An answer for one image, and what each anchor makes of it."""
+        """The row of one image, and the prediction under each anchor."""
         with self._places([file]):
             (image,) = await self._decode([file])
-            (result,) = await self.batcher.submit([image])
-            by = await self.batcher.between(self._by_anchor, image)
-        return {"result": result, "hypotheses": by, "image": address(image)}
+            (row,) = await self.batcher.submit([image])
+            by_anchor = await self.batcher.between(self._by_anchor, image)
+        return {"result": row | {"name": "images[0]"}, "anchors": by_anchor, "image": data_url(image)}
 
     @contextlib.contextmanager
-    def _places(self, given: Sequence[bytes]) -> Iterator[None]:
-        """Places in the queue, taken before the work of decoding, so that no more is decoded than may wait."""
-        if not given:
+    def _places(self, files: Sequence[bytes]) -> Iterator[None]:
+        """Places in the queue, reserved before decoding, so that no more images are decoded than may wait."""
+        if not files:
             raise InputError("images must hold at least one image; got none")
-        if len(given) > self.settings.max_images:
-            raise Refused(413, f"images must be at most {self.settings.max_images}; got {len(given)}")
-        if self.taken + len(given) > self.settings.max_queue:
+        if len(files) > self.settings.max_images:
+            raise Refused(413, f"images must be at most {self.settings.max_images}; got {len(files)}")
+        if self.taken + len(files) > self.settings.max_queue:
             raise Busy("the queue is full")
-        self.taken += len(given)
+        self.taken += len(files)
         try:
             yield
         finally:
-            self.taken -= len(given)
+            self.taken -= len(files)
 
-    async def _decode(self, given: Sequence[bytes]) -> list[Tensor]:
+    async def _decode(self, files: Sequence[bytes]) -> list[Tensor]:
         loop = asyncio.get_running_loop()
-        reads = [
+        tasks = [
             loop.run_in_executor(self.readers, decode, data, place, self.preprocess, self.settings.max_pixels)
-            for place, data in enumerate(given)
+            for place, data in enumerate(files)
         ]
         try:
-            return list(await asyncio.gather(*reads))
+            return list(await asyncio.gather(*tasks))
         finally:
-            for read in reads:  # after the first that fails, the others are not worth the work
-                read.cancel()
+            for task in tasks:  # once one fails, the others are not needed
+                task.cancel()
 
     def _by_anchor(self, image: Tensor) -> list[dict[str, Any]]:
-        with _own_failure():
-            return by_anchor(self.detector, image)
+        with _as_own_failure():
+            return predictions_by_anchor(self.detector, image)
 
     def _run(self, detector: Detector, images: Tensor) -> list[dict[str, Any]]:
-        with _own_failure():
-            said = detector(images, batch_size=len(images))
-        self.metrics.scored(said.score.tolist(), int(said.is_ood.sum()))
-        classes, missing = detector.classes, [None] * len(said)
-        columns = zip(
-            said.label.tolist(),
-            said.probability.amax(dim=1).tolist(),
-            said.score.tolist(),
-            missing if said.tau is None else said.tau.tolist(),
-            said.p_value.tolist(),
-            said.is_ood.tolist(),
-            strict=True,
-        )
-        return [
-            {
-                "label": label,
-                "name": classes[label] if label < len(classes) else None,
-                "probability": probability,
-                "score": score,
-                "temperature": temperature,
-                "p_value": p_value,
-                "is_ood": is_ood,
-            }
-            for label, probability, score, temperature, p_value, is_ood in columns
-        ]
+        with _as_own_failure():
+            detection = detector(images, batch_size=len(images))
+        self.metrics.scored(detection.score.tolist(), int(detection.is_ood.sum()))
+        return detection.to_rows(detector.classes)
 
 
 def _share_threads(threads: int, lanes: int, number: int) -> None:
-    """Let this thread compute with its share of all threads; the first lanes have what does not divide."""
+    """Give this thread its share of the compute threads; the first lanes get the remainder."""
     torch.set_num_threads(threads // lanes + (number < threads % lanes))
 
 
 @contextlib.contextmanager
-def _own_failure() -> Iterator[None]:
-    """Keep what the detector complains of from being told to a client, whose images were checked before."""
+def _as_own_failure() -> Iterator[None]:
+    """Report an error of the detector as the service's: the client's images were checked before."""
     try:
         yield
     except KedgeError as error:

@@ -7,20 +7,19 @@ from kedge.checks import at_least, between
 
 @dataclass(frozen=True)
 class Settings:
-    """How much a service takes on.
+    """The limits of a service.
 
     Args:
-        max_batch: Images that the network sees at a time.
-        max_delay: Seconds that a network with nothing to do waits for as many images as its last batch had.
+        max_batch: Images in a batch of the network.
+        max_delay: Seconds that an idle network waits for as many images as its last batch had.
         max_queue: Images that may wait; beyond it the answer is 503.
-        max_images: In one request.
-        max_bytes: Of one request.
-        max_held: Bytes of all requests that are read or answered at a time; beyond it the answer is 503.
-        max_pixels: Of one image.
-        timeout: Seconds until a request that was not answered gets 504; one that was not received in whole within half
-            of them gets 408.
+        max_images: Images in one request.
+        max_bytes: Bytes of one request.
+        max_held: Bytes of all requests in progress; beyond it the answer is 503.
+        max_pixels: Pixels of one image.
+        timeout: Seconds until an unanswered request gets 504; one that has not arrived within half of them gets 408.
         readers: Threads that decode images.
-        token: What clients must send as ``Authorization: Bearer TOKEN``; None for none.
+        token: What clients must send as ``Authorization: Bearer TOKEN``; None for no token.
 
     Example:
         >>> Settings(max_batch=8).max_queue

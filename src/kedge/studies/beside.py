@@ -25,10 +25,7 @@ def beside_paper(summary: SeedSummary, suite: Suite, metric: str) -> TextTable:
     rows = []
     for label, result in summary.first.results.items():
         method = suite.methods[label].paper
-        cells = [
-            _both(summary.words(label, metric, ood), known.get((method, ood)) if method else None)
-            for ood in oods
-        ]
+        cells = [_both(summary.words(label, metric, ood), known.get((method, ood)) if method else None) for ood in oods]
         theirs = known.get((method, AVERAGE)) if method and whole else None
         rows.append((starred(label, result), *cells, _both(summary.words(label, metric), theirs)))
     caption = f"{METRICS[metric].head} in %, in distribution: {summary.first.id_name}."
