@@ -39,10 +39,10 @@ def main() -> None:
     results = training_steps(net, data, batch=options.batch, repeats=options.repeats)
     title = f"{options.network} {arguments}, batch {options.batch}, on {data.name}"
     print(f"{title}; {options.repeats} cycles of {CYCLE} steps each")
-    for name in ("plain", "anchored"):
+    for name in ("unanchored", "anchored"):
         print(line(name, results[name], options.batch))
     ratio = results["ratio"]
-    print(f"  anchored / plain: {ratio['median']:.3f} (quartiles {ratio['low']:.3f} to {ratio['high']:.3f})")
+    print(f"  anchored / unanchored: {ratio['median']:.3f} (quartiles {ratio['low']:.3f} to {ratio['high']:.3f})")
     if options.json:
         with atomic(options.json) as temporary:
             temporary.write_text(json.dumps({"made with": provenance(), **vars(options), **results}, indent=1))
