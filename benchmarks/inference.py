@@ -41,6 +41,7 @@ from kedge.studies.bench import (
     detector_of,
     full_share,
     measure,
+    prepare_engines,
     quality,
     row_title,
     subject_title,

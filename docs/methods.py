@@ -21,8 +21,8 @@ detector = kedge.KNN(net).fit(train_set).calibrate(held_out)
 ```
 
 A larger score always means further out of distribution. The methods on a trained network run on unanchored networks
-and on those of `kedge.anchor`, with logits and features averaged over the anchors; AMP runs on anchored networks alone, and
-Student on the unanchored ones that `kedge.distill` trains from them.
+and on those of `kedge.anchor`, with logits and features averaged over the anchors; AMP runs on anchored networks
+alone, and Student on the unanchored ones that `kedge.distill` trains from them.
 `kedge reproduce methods` trains the networks and prints all methods in one table. Methods that learn from
 outliers have a star there, and `kedge.evaluate` refuses sets that hold any of the images they learned from.
 """

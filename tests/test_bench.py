@@ -1,4 +1,4 @@
-"""Benchmarks measure what they say: the same images, in turns, against one forward pass, unanchored; never how fast it is."""
+"""Timings measure the same images, in turns, against one unanchored forward pass; never how fast it is."""
 
 import copy
 import dataclasses
