@@ -45,7 +45,7 @@ for _exit, (_runtime, _title), _kind in product(
     TITLES[f"{_runtime}-{_kind}{_exit}"] = ", ".join(_words)
 
 
-class Engine(Protocol):
+class BenchEngine(Protocol):
     """Computes the detection of a batch of uint8 images (B, D, H, W), in any form."""
 
     def __call__(self, images: Tensor) -> Any:
@@ -70,7 +70,7 @@ class Prepared:
     engines: tuple[str, ...]
     left_out: Mapping[str, str]
 
-    def start(self, engine: str, *, threads: int | None = None) -> Engine:
+    def start(self, engine: str, *, threads: int | None = None) -> BenchEngine:
         """Load one of `engines`; ``threads`` of engines that are not torch are by default as many as torch's."""
         name, folder = one_of("engine", engine, self.engines), self.folder
         runtime, _, kind = name.partition("-")
@@ -178,7 +178,7 @@ def _exact_file(early: bool) -> str:
     return "early-exit.onnx" if early else "fp32.onnx"
 
 
-def _forward(detector: Detector) -> Engine:
+def _forward(detector: Detector) -> BenchEngine:
     """The forward pass of the network without anchors."""
     net = without_anchors(detector.net) if isinstance(detector.net, Anchored) else detector.net
     fast = channels_last(net).eval()
@@ -190,5 +190,5 @@ def _forward(detector: Detector) -> Engine:
     return run
 
 
-def _at_once(detector: Detector | OnnxDetector) -> Engine:
+def _at_once(detector: Detector | OnnxDetector) -> BenchEngine:
     return lambda images: detector(images, batch_size=len(images))

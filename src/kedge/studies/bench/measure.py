@@ -16,7 +16,15 @@ from kedge.errors import FileFormatError
 from kedge.io.rebuild import describe
 from kedge.provenance import provenance
 from kedge.studies.bench.early_exit import EarlyExitEngine, full_share
-from kedge.studies.bench.engines import FULL_SHARE, TITLES, UNANCHORED, Engine, Prepared, check_engines, prepare_engines
+from kedge.studies.bench.engines import (
+    FULL_SHARE,
+    TITLES,
+    UNANCHORED,
+    BenchEngine,
+    Prepared,
+    check_engines,
+    prepare_engines,
+)
 from kedge.studies.bench.memory import check_memory, peak_memory
 from kedge.studies.bench.steps import training_steps
 from kedge.studies.bench.subjects import SIDE, batches_of, noise_images
@@ -213,6 +221,6 @@ def training_words(steps: Mapping[str, Any]) -> str:
     )
 
 
-def _through(run: Engine, parts: Sequence[torch.Tensor]) -> None:
+def _through(run: BenchEngine, parts: Sequence[torch.Tensor]) -> None:
     for images in parts:
         run(images)
