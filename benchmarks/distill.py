@@ -22,7 +22,7 @@ from kedge.evaluation import SeedSummary
 from kedge.experimental import Distillation, Student, split_for, untrained_student
 from kedge.files import atomic
 from kedge.provenance import provenance
-from kedge.studies.bench.turns import Spread, in_turns, ratios
+from kedge.studies.bench.turns import Quartiles, in_turns, ratios
 from kedge.studies.sets import FILES, find
 from kedge.threads import use_threads
 
@@ -76,7 +76,7 @@ def main() -> None:
     calls = {name: partial(for_inference(detectors[name]), batch) for name in ("teacher", "student")}
     times = in_turns(calls, repeats=options.repeats)
     share = ratios(times["student"], times["teacher"])
-    each = {name: 1000 * Spread.of(values).median / len(batch) for name, values in times.items()}
+    each = {name: 1000 * Quartiles.of(values).median / len(batch) for name, values in times.items()}
     print(f"per image, {threads} threads: teacher {each['teacher']:.2f} ms, student {each['student']:.2f} ms, ", end="")
     print(f"{share.median:.2f} of it ({share.low:.2f} to {share.high:.2f})")
     if options.json:

@@ -10,10 +10,10 @@ same network without anchoring (the median of the ratio in each turn, and its qu
 memory that the engine adds to a process of its own. Engines that are not installed are left out, with the reason. With
 --peers, in the environment of `make peers`, pytorch-ood's detectors on the same network without anchoring, too.
 
-Weights are random: the time does not depend on them, but for anchors="auto", which takes the share --open of the images
+Weights are random: the time does not depend on them, but for early exit, which takes the share --open of the images
 to all anchors, as nearly as the number of images allows: its rows tell. With --shipped it is the detector that comes
 with kedge and, where CIFAR-10 and sets of other images are in the data folder, first what each engine costs in quality:
-every one is calibrated on its own scores and compared with the exact one, and the share that anchors="auto" leaves open
+every one is calibrated on its own scores and compared with the exact one, and the share that early exit leaves open
 is the one that it has on CIFAR-10's test images. With --views 1 all of its anchors see the image as it is, as in the
 paper.
 """
@@ -35,20 +35,20 @@ from kedge.data import sources
 from kedge.errors import KedgeError
 from kedge.files import atomic
 from kedge.studies.bench import (
-    OPEN,
+    FULL_SHARE,
     TITLES,
     Prepared,
     detector_of,
+    full_share,
     measure,
-    open_share,
-    prepare,
+    prepare_engines,
     quality,
-    subject_of,
-    title_of,
+    row_title,
+    subject_title,
 )
 from kedge.studies.bench.plain import channels_last, without_anchors
-from kedge.studies.bench.subjects import noise
-from kedge.studies.bench.turns import Spread, in_turns, ratios
+from kedge.studies.bench.subjects import noise_images
+from kedge.studies.bench.turns import Quartiles, in_turns, ratios
 from kedge.studies.sets import FILES, find
 from kedge.threads import use_threads
 
@@ -70,7 +70,7 @@ def main() -> None:
     parser.add_argument("--engines", nargs="+", default=None, choices=list(TITLES), help="only these")
     parser.add_argument("--repeats", type=int, default=9, help="turns of each engine")
     parser.add_argument("--threads", type=int, default=None, help="of every engine; by default one for each core")
-    parser.add_argument("--open", type=float, default=OPEN, help='share of images that anchors="auto" leaves open')
+    parser.add_argument("--open", type=float, default=FULL_SHARE, help="share of images that take all anchors")
     parser.add_argument("--memory", action="store_true", help="peak memory, each in a process of its own")
     parser.add_argument("--peers", action="store_true", help="pytorch-ood's detectors too; it must be installed")
     parser.add_argument("--shipped", action="store_true", help=f"the detector {SHIPPED} instead of random weights")
@@ -93,7 +93,7 @@ def main() -> None:
             if options.shipped and (sets := Sets.found(options.data_dir, options.images, options.held_out)):
                 if options.views is not None:
                     detector = seen_from(detector, options.views, sets.held_out)
-                prepared = prepare(
+                prepared = prepare_engines(
                     detector, Path(folder), engines=options.engines, training_images=sets.train, held_out=sets.held_out
                 )
                 result["quality"] = quality(prepared, sets.test, sets.ood, report=note)
@@ -107,7 +107,7 @@ def main() -> None:
                 batches=options.batches,
                 repeats=options.repeats,
                 engines=options.engines,
-                open_share=share,
+                share=share,
                 memory=options.memory,
                 report=note,
                 prepared=prepared,
@@ -143,15 +143,15 @@ def peers(theirs: Any, net: kedge.Anchored, batch: int, repeats: int) -> list[di
 
     assert net.anchors is not None
     shape = tuple(net.anchors.shape[1:])
-    known = torch.utils.data.TensorDataset(noise(100, shape) / 255, torch.arange(100) % 10)
+    known = torch.utils.data.TensorDataset(noise_images(100, shape) / 255, torch.arange(100) % 10)
     made = {
         "MSP": theirs.MaxSoftmax(plain),
         "Energy": theirs.EnergyBased(plain),
         "ODIN": theirs.ODIN(plain),
         "Mahalanobis": theirs.Mahalanobis(features).fit(torch.utils.data.DataLoader(known, batch_size=50)),
     }
-    images = noise(batch, shape, seed=4)
-    calls = {"plain": torch.inference_mode()(lambda: plain(images))}
+    images = noise_images(batch, shape, seed=4)
+    calls = {"unanchored": torch.inference_mode()(lambda: plain(images))}
     for name, peer in made.items():  # ODIN takes a gradient
         run = peer if name == "ODIN" else torch.no_grad()(peer.predict)
         calls[name] = lambda run=run: run(images / 255)
@@ -160,8 +160,8 @@ def peers(theirs: Any, net: kedge.Anchored, batch: int, repeats: int) -> list[di
         {
             "method": name,
             "batch": batch,
-            "images_per_second": batch / Spread.of(times[name]).median,
-            "ratio": ratios(times[name], times["plain"]).median,
+            "images_per_second": batch / Quartiles.of(times[name]).median,
+            "ratio": ratios(times[name], times["unanchored"]).median,
         }
         for name in made
     ]
@@ -169,7 +169,7 @@ def peers(theirs: Any, net: kedge.Anchored, batch: int, repeats: int) -> list[di
 
 def peers_table(rows: list[dict[str, Any]]) -> Iterator[str]:
     """The peers as text."""
-    yield f"  {'pytorch-ood, without anchoring':<38} batch   images/s   plain passes"
+    yield f"  {'pytorch-ood, without anchoring':<38} batch   images/s   unanchored passes"
     for row in rows:
         yield f"  {row['method']:<38} {row['batch']:5} {row['images_per_second']:10,.1f} {row['ratio']:7.2f}"
 
@@ -217,21 +217,21 @@ def some(images: kedge.ImageSet, most: int) -> kedge.ImageSet:
 
 def measured_share(prepared: Prepared, found: dict[str, Any], test: str, default: float) -> float:
     """The share of test images that two hypotheses leave open; the default where no engine asks so few."""
-    return open_share(found["auto"]["passes"][test], prepared.passes) if "auto" in found else default
+    return full_share(found["early-exit"]["passes"][test], prepared.passes) if "early-exit" in found else default
 
 
 def time_table(record: dict[str, Any]) -> Iterator[str]:
     """One network as text."""
     spec = record["network"]["spec"]
     size = f" of width {spec['arguments']['width']}" if spec and spec["name"] in ("compact", "airbench") else ""
-    title = f"{subject_of(record)} ({record['network']['type']}{size}), {record['passes']} anchors"
+    title = f"{subject_title(record)} ({record['network']['type']}{size}), {record['passes']} anchors"
     yield f"{title}, {record['threads']} threads; {record['made with']['machine']}"
     yield f"  median and quartiles of {record['repeats']} turns"
-    yield f"  {'engine':<48} batch   images/s   plain passes             MB"
+    yield f"  {'engine':<48} batch   images/s   unanchored passes             MB"
     for row in record["inference"]:
         memory = f"{row['memory'] / 1e6:6,.0f}" if "memory" in row else ""
         spread = f"({row['low']:.2f} to {row['high']:.2f})"
-        head = f"  {title_of(row):<48} {row['batch']:5} {row['images_per_second']:10,.1f}"
+        head = f"  {row_title(row):<48} {row['batch']:5} {row['images_per_second']:10,.1f}"
         yield f"{head} {row['ratio']:7.2f} {spread:<16} {memory}".rstrip()
     for name, reason in record["left_out"].items():
         yield f"  {TITLES[name]} is left out: {reason}"

@@ -46,11 +46,11 @@ def main() -> None:
         for name, values in difference(table, *labels, resamples=options.resamples).items():
             shown = []
             for metric in METRICS:
-                found = values[metric]
-                assert found.low is not None
-                assert found.high is not None
-                interval = f"({100 * found.low:+.2f} to {100 * found.high:+.2f})"
-                shown.append(f"{metric.upper()} {100 * found.value:+6.2f} {interval}")
+                estimate = values[metric]
+                assert estimate.low is not None
+                assert estimate.high is not None
+                interval = f"({100 * estimate.low:+.2f} to {100 * estimate.high:+.2f})"
+                shown.append(f"{metric.upper()} {100 * estimate.value:+6.2f} {interval}")
             print(f"  {name:<28} {'   '.join(shown)}")
 
 

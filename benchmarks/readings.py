@@ -1,11 +1,11 @@
-"""What else the hypotheses of anchors could be read by, judged as the study `insight` judges.
+"""Other scores of per-anchor logits, judged as the study `insight` judges.
 
     python benchmarks/readings.py [--network anchored] [--k 10] [--scale small] [--networks runs/networks] [--json PATH]
 
-Trains the network where it is not there yet. Prints AUROC and FPR95 in percent, for each set that the study judges by,
-of deviations of the hypotheses alone, of AMP's score with each of them as its temperature, of combinations that are
-weighed on calibration images, and of AMP with anchors chosen in other ways; and first how much the network looks at its
-anchors. With --anchors nothing but that.
+Trains the network if it is not trained yet. Prints AUROC and FPR95 in percent, for each set that the study judges by,
+of deviations over anchors alone, of AMP's score with each of them as tau, of sums with weights from calibration images,
+and of AMP with anchors chosen in other ways; and first how much the network depends on its anchors. With --anchors only
+that.
 """
 
 import argparse
@@ -31,14 +31,14 @@ from kedge.studies.study import Setting
 Reading = Callable[[Tensor], Tensor]  # (K, B, C) -> (B,)
 
 
-def centred(hypotheses: Tensor) -> Tensor:
+def centred(logits: Tensor) -> Tensor:
     """Logits less their mean over classes."""
-    return hypotheses - hypotheses.mean(dim=-1, keepdim=True)
+    return logits - logits.mean(dim=-1, keepdim=True)
 
 
 def deviation(of: Callable[[Tensor], Tensor]) -> Reading:
     """The deviation over anchors of something per class, as a mean over classes."""
-    return lambda hypotheses: of(hypotheses).std(dim=0).mean(dim=-1)
+    return lambda logits: of(logits).std(dim=0).mean(dim=-1)
 
 
 DEVIATIONS: dict[str, Reading] = {
@@ -46,7 +46,7 @@ DEVIATIONS: dict[str, Reading] = {
     "softmax": deviation(lambda h: h.softmax(dim=-1)),
     "log-softmax": deviation(lambda h: h.log_softmax(dim=-1)),
     "centred logits": deviation(centred),
-    "relative to the spread over classes": lambda h: (
+    "relative to the deviation over classes": lambda h: (
         deviation(centred)(h) / h.mean(dim=0).std(dim=-1).clamp_min(scores.TAU_FLOOR)
     ),
     "energy": lambda h: h.logsumexp(dim=-1).std(dim=0),
@@ -54,23 +54,23 @@ DEVIATIONS: dict[str, Reading] = {
 }
 
 
-def no_temperature(hypotheses: Tensor) -> Tensor:
-    """AMP's score of the mean hypothesis."""
-    return scores.kl_uniform(hypotheses.mean(dim=0))
+def no_tau(logits: Tensor) -> Tensor:
+    """AMP's score of the mean logits."""
+    return scores.kl_uniform(logits.mean(dim=0))
 
 
-def with_temperature(tau: Reading) -> Reading:
-    """AMP's score with another temperature."""
+def with_tau(tau: Reading) -> Reading:
+    """AMP's score with another tau."""
     return lambda h: scores.kl_uniform(scores.rescale(h.mean(dim=0), tau(h)))
 
 
 def combined(tau: Reading, known: Tensor) -> Reading:
     """The sum of AMP's score and a deviation, each in units of its own deviation over calibration images."""
-    units = [float(part(known).std().clamp_min(scores.TAU_FLOOR)) for part in (no_temperature, tau)]
-    return lambda h: no_temperature(h) / units[0] + tau(h) / units[1]
+    units = [float(part(known).std().clamp_min(scores.TAU_FLOOR)) for part in (no_tau, tau)]
+    return lambda h: no_tau(h) / units[0] + tau(h) / units[1]
 
 
-def hypotheses_of(net: Anchored, images: ImageSet) -> Tensor:
+def per_anchor_logits(net: Anchored, images: ImageSet) -> Tensor:
     """The logits of a set under each anchor, (K, N, C)."""
     with torch.no_grad():
         return torch.cat([net.per_anchor_logits(batch) for batch in images.images.split(250)], dim=1)
@@ -98,13 +98,13 @@ def _grey(images: Tensor, k: int) -> Tensor:
     return levels.expand(k, *images.shape[1:])
 
 
-def how_much(net: Anchored, hypotheses: Tensor) -> str:
-    """How far the halves of the first layer differ, which see the anchor, and the hypotheses of known images."""
+def how_much(net: Anchored, logits: Tensor) -> str:
+    """How far the halves of the first layer differ, and the logits of known images over anchors and classes."""
     pair = net.anchored_layer
     of_anchor, of_image = pair.layer_c.weight.detach(), pair.layer_x.weight.detach()
     apart = float((of_anchor - of_image).norm() / of_image.norm())
-    over_anchors = float(deviation(centred)(hypotheses).mean())
-    over_classes = float(hypotheses.mean(dim=0).std(dim=-1).mean())
+    over_anchors = float(deviation(centred)(logits).mean())
+    over_classes = float(logits.mean(dim=0).std(dim=-1).mean())
     return (
         f"the first layer's halves differ by {apart:.1%} of their size; logits deviate by {over_anchors:.3f} over "
         f"anchors and by {over_classes:.2f} over classes"
@@ -120,7 +120,7 @@ def main() -> None:
     parser.add_argument("--scale", default="small", choices=("small", "smoke"))
     parser.add_argument("--networks", type=Path, default=Path("runs/networks"))
     parser.add_argument("--data-dir", type=Path, default=None)
-    parser.add_argument("--anchors", action="store_true", help="print how much it looks at its anchors, and end")
+    parser.add_argument("--anchors", action="store_true", help="print only how much it depends on its anchors")
     parser.add_argument("--json", type=Path, default=None)
     options = parser.parse_args()
     (suite,) = STUDIES["insight"](Setting(options.scale, (options.seed,), options.data_dir)).suites
@@ -130,28 +130,28 @@ def main() -> None:
     assert isinstance(net, Anchored)
     fitted = AMP(net, k=options.k, seed=options.seed).fit(data.train)
     sets = (data.test, *data.ood)
-    readings: dict[str, Reading] = {"score without temperature": no_temperature}
+    readings: dict[str, Reading] = {"score without tau": no_tau}
     readings |= {f"deviation of {name}, alone": tau for name, tau in DEVIATIONS.items()}
-    readings |= {f"temperature: {name}": with_temperature(tau) for name, tau in DEVIATIONS.items()}
-    known = hypotheses_of(net, data.held_out)
+    readings |= {f"tau: {name}": with_tau(tau) for name, tau in DEVIATIONS.items()}
+    known = per_anchor_logits(net, data.held_out)
     print(how_much(net, known))
     if options.anchors:
         return
     readings |= {f"score + deviation of {name}": combined(tau, known) for name, tau in DEVIATIONS.items()}
-    seen = [hypotheses_of(net, images) for images in sets]
+    seen = [per_anchor_logits(net, images) for images in sets]
     rows = {name: [reading(h) for h in seen] for name, reading in readings.items()}
     chosen = {"random": fitted.net.anchors, **anchor_sets(data, options.k)}
     for name, anchors in chosen.items():
         assert anchors is not None
         net.set_anchors(anchors)
-        amp = with_temperature(DEVIATIONS["sigmoid"])
-        rows[f"anchors: {name}"] = [amp(hypotheses_of(net, images)) for images in sets]
+        amp = with_tau(DEVIATIONS["sigmoid"])
+        rows[f"anchors: {name}"] = [amp(per_anchor_logits(net, images)) for images in sets]
     table = {
         name: {
-            ood.name: (100 * auroc(mine.numpy(), theirs.numpy()), 100 * fpr95(mine.numpy(), theirs.numpy()))
+            ood.name: (100 * auroc(inside.numpy(), theirs.numpy()), 100 * fpr95(inside.numpy(), theirs.numpy()))
             for ood, theirs in zip(data.ood, others, strict=True)
         }
-        for name, (mine, *others) in rows.items()
+        for name, (inside, *others) in rows.items()
     }
     print(f"{options.network}, K = {options.k}, seed {options.seed}: AUROC / FPR95")
     for name, found in table.items():

@@ -3,8 +3,9 @@
 import inspect
 from pathlib import Path
 
+import kedge
 from kedge.detectors import TTA, Detector, LowLevelStatistics, TrainedDetector
-from kedge.detectors.registry import DETECTORS
+from kedge.detectors.registry import registered
 
 CONTROLS = (TTA, LowLevelStatistics)
 
@@ -19,15 +20,15 @@ detector = kedge.Energy(net).fit(train_set).calibrate(held_out)
 detector = kedge.KNN(net).fit(train_set).calibrate(held_out)
 ```
 
-A larger score always means further out of distribution. The methods on a trained network run on plain networks and on
-those of `kedge.anchor`, with logits and features averaged over the anchors; AMP runs on anchored networks alone, and
-Student on the plain ones that `kedge.distill` makes of them.
-`kedge reproduce methods` trains what needs training and prints all of them in one table. Methods that learn from
-outliers carry a star there, and `kedge.evaluate` refuses sets that hold any of the images they learned from.
+A larger score always means further out of distribution. The methods on a trained network run on unanchored networks
+and on those of `kedge.anchor`, with logits and features averaged over the anchors; AMP runs on anchored networks
+alone, and Student on the unanchored ones that `kedge.distill` trains from them.
+`kedge reproduce methods` trains the networks and prints all methods in one table. Methods that learn from
+outliers have a star there, and `kedge.evaluate` refuses sets that hold any of the images they learned from.
 """
 
 OWN = """
-Each of these brings a network to prepare and an loss for `kedge.train`, the loop that trains everything else:
+Each of these prepares the network and has a loss of its own for `kedge.train`:
 
 ```python
 net = kedge.train(kedge.DUQ.prepare(net), train_set, loss=kedge.DUQ.loss())
@@ -40,8 +41,8 @@ Methods with outliers take them as `kedge.train(..., outliers=image_set)`.
 
 def page() -> str:
     """The whole page."""
-    own = [kind for kind in DETECTORS.values() if issubclass(kind, TrainedDetector)]
-    others = [kind for kind in DETECTORS.values() if kind not in (*own, *CONTROLS)]
+    own = [kind for kind in registered().values() if issubclass(kind, TrainedDetector)]
+    others = [kind for kind in registered().values() if kind not in (*own, *CONTROLS)]
     parts = [HEAD, "## On a trained network\n", *map(section, others)]
     parts += ["## With their own training", OWN, *map(section, own)]
     return "\n".join([*parts, "## Controls\n", *map(section, CONTROLS)])
@@ -51,10 +52,10 @@ def section(kind: type[Detector]) -> str:
     """A method: its name, its docstring before the arguments, and where its code is."""
     text = inspect.cleandoc(kind.__doc__ or "").split("\nArgs:")[0].split("\nExample:")[0].strip()
     summary, _, rest = text.partition("\n\n")
-    file = inspect.getfile(kind).rpartition("/kedge/")[2]
-    link = f"[{Path(file).name}](../src/kedge/{file})"
-    text = f"### {kind.__name__}\n\n**{summary}**\n\n{rest.strip()}\n\n`{call(kind)}` in {link}\n"
-    return text.replace("``", "`")
+    file = Path(inspect.getfile(kind)).relative_to(Path(kedge.__file__).parent)
+    link = f"[{file.name}](../src/kedge/{file})"
+    parts = [f"### {kind.__name__}", f"**{' '.join(summary.split())}**", rest.strip(), f"`{call(kind)}` in {link}\n"]
+    return "\n\n".join(filter(None, parts)).replace("``", "`")
 
 
 def call(kind: type[Detector]) -> str:

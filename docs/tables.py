@@ -3,7 +3,7 @@
     python docs/tables.py
     python docs/tables.py --add insight runs/insight-small/cifar10/metrics.json
 
-With --add, the rows that a run of a study has found take their place among those of docs/results first.
+With --add, the rows of a run are first added to docs/results.
 """
 
 import argparse
@@ -32,10 +32,10 @@ PAGES = (
 FRONT = (  # rows of cifar10-fast that the README shows
     "ODIN",
     "AMP, recommended",
-    "Energy, centred, 5 flips and crops (made outliers)",
-    "Energy, centred (made outliers)",
-    "Energy, centred",
-    "AMP, temperature permuted",
+    "KL to uniform, TTA, 5 views (synthetic outliers)",
+    "KL to uniform (synthetic outliers)",
+    "KL to uniform",
+    "AMP, tau permuted",
     "AMP",
     "KNN",
     "DeepEnsemble",
@@ -43,31 +43,31 @@ FRONT = (  # rows of cifar10-fast that the README shows
     "Energy",
     "Mahalanobis",
 )
-TWINS = {  # plain networks of the study `insight` that are not called as their anchored twins are
-    "plain": "anchored",
-    "plain, differences": "masked, uniform",
-    "plain, T as noise": "anchored",
-    "plain, T as noise, narrow, 32 epochs": "narrow, 32 epochs",
-    "compact, plain": "compact, fresh stem",
-    "compact, plain, 24 epochs": "compact, fresh stem, 24 epochs",
+BASELINES = {  # unanchored networks of the study `insight` whose names differ from their anchored counterparts
+    "unanchored": "anchored",
+    "unanchored, differences": "masked, uniform",
+    "unanchored, T as noise": "anchored",
+    "unanchored, T as noise, narrow, 32 epochs": "narrow, 32 epochs",
+    "compact, unanchored": "compact, fresh stem",
+    "compact, unanchored, 24 epochs": "compact, fresh stem, 24 epochs",
 }
-SHOWN = {  # readings in the picture, and their marks
+SHOWN = {  # scores in the picture, and their marks
     "AMP": "o",
-    "no temperature": "x",
-    "temperature alone": "^",
-    "Energy, centred": "D",
+    "no tau": "x",
+    "tau alone": "^",
+    "KL to uniform": "D",
 }
-CHOSEN = (  # rows of cifar10-fast that the page of insight tells of
+CHOSEN = (  # rows of cifar10-fast that the page of insight shows
     "AMP",
-    "AMP, tau mean, 6 views",
+    "AMP, tau mean, TTA, 6 views",
     "AMP (masked)",
-    "AMP, means of classes, 6 views (masked)",
-    "AMP (made outliers)",
+    "AMP, class means, TTA, 6 views (masked)",
+    "AMP (synthetic outliers)",
     "AMP, recommended",
-    "AMP, recommended, temperature permuted",
-    "Energy, centred",
-    "Energy, centred (made outliers)",
-    "Energy, centred, 5 flips and crops (made outliers)",
+    "AMP, recommended, tau permuted",
+    "KL to uniform",
+    "KL to uniform (synthetic outliers)",
+    "KL to uniform, TTA, 5 views (synthetic outliers)",
 )
 DRAWS = "AMP, other anchors"  # rows that only serve to measure noise
 
@@ -91,7 +91,7 @@ def main() -> None:
 
 
 def results(name: str) -> dict[str, Any]:
-    """What a study or a benchmark found."""
+    """The results of a study or a benchmark."""
     found: dict[str, Any] = json.loads((DOCS / "results" / f"{name}.json").read_text())
     return found
 
@@ -130,7 +130,7 @@ def filled(text: str) -> str:
         "chosen": ("cifar10-fast", partial(summary, only=CHOSEN)),
         "budgets": ("insight", budgets),
         "near": ("insight", partial(by_network, number=0)),
-        "synthetic_outliers": ("insight", partial(by_network, number=1)),
+        "phase-randomized": ("insight", partial(by_network, number=1)),
         "rare": ("insight", rare_readings),
         "times": ("inference", times),
         "shipped": ("shipped", times),
@@ -164,7 +164,7 @@ def summary(known: Mapping[str, Any], only: Collection[str] = ()) -> str:
 
 
 def more(known: Mapping[str, Any]) -> str:
-    """What else was measured: means over the far sets, how well the classes are known, and the time."""
+    """Other metrics: means over the far sets, calibration of the classifier, and the time."""
     of = next(iter(known["seeds"].values()))
     columns: dict[str, Value] = {
         "AUPR-in ↑": lambda r: r["mean"]["aupr_in"],
@@ -198,7 +198,7 @@ def by_set(known: Mapping[str, Any], metric: str) -> str:
 
 
 def readings(known: Mapping[str, Any]) -> dict[str, dict[str, str]]:
-    """The rows of the study `insight`: by network, a plain one behind its anchored twin, and reading."""
+    """The rows of the study `insight`: by network, an unanchored one after its anchored counterpart, and score."""
     found: dict[str, dict[str, str]] = {}
     for label in first(known):
         network, _, reading = label.partition(": ")
@@ -206,20 +206,20 @@ def readings(known: Mapping[str, Any]) -> dict[str, dict[str, str]]:
     order = list(found)
 
     def place(network: str) -> tuple[int, bool]:
-        twin = TWINS.get(network, network.removeprefix("plain, "))
-        return order.index(twin if twin in found else network), twin != network
+        anchored = BASELINES.get(network, network.removeprefix("unanchored, "))
+        return order.index(anchored if anchored in found else network), anchored != network
 
     return {network: found[network] for network in sorted(found, key=place)}
 
 
 def common(rows: Mapping[str, Mapping[str, str]]) -> list[str]:
-    """The readings of more than two networks."""
+    """The scores of more than two networks."""
     times = Counter(reading for of in rows.values() for reading in of)
     return [reading for reading, count in times.items() if count > 2]
 
 
 def by_network(known: Mapping[str, Any], number: int) -> str:
-    """AUROC / FPR95 on one set, of every network as every reading sees it."""
+    """AUROC / FPR95 on one set, of every network by every score."""
     rows, ood = readings(known), list(next(iter(first(known).values()))["metrics"])[number]
     lines = []
     for network, of in rows.items():
@@ -229,24 +229,24 @@ def by_network(known: Mapping[str, Any], number: int) -> str:
 
 
 def budgets(known: Mapping[str, Any]) -> str:
-    """The narrow twins by epochs, AUROC / FPR95 on either set: the same passes side by side."""
+    """The narrow networks by epochs, AUROC / FPR95 on either set: the same passes side by side."""
     sets = list(next(iter(first(known).values()))["metrics"])
     lines = []
     for epochs in BUDGETS:
         for network, *shown in (
             (f"narrow, {epochs} epochs", "AMP", "AMP, recommended"),
-            (f"plain, narrow, {epochs} epochs", "Energy, centred", "Energy, centred, 5 flips and crops"),
+            (f"unanchored, narrow, {epochs} epochs", "KL to uniform", "KL to uniform, TTA, 5 views"),
         ):
             labels = [f"{network}: {reading}" for reading in shown]
             cells = [both(known, label, ood) for ood in sets for label in labels]
             accuracies = [words(known, label, lambda r: r["accuracy"]) for label in labels]
             lines.append([network, " / ".join(accuracies), *cells])
-    heads = [f"{place}: {what}" for place in ("near", "scrambled") for what in ("score of the image", "of its views")]
-    return markdown(["network", "accuracy, with views", *heads], lines)
+    heads = [f"{place}: {what}" for place in ("near", "phase-randomized") for what in ("one view", "TTA")]
+    return markdown(["network", "accuracy, with TTA", *heads], lines)
 
 
 def rare_readings(known: Mapping[str, Any]) -> str:
-    """The readings of few networks, on both sets."""
+    """The scores of few networks, on both sets."""
     rows, sets = readings(known), list(next(iter(first(known).values()))["metrics"])
     lines = [
         [network, reading, *(both(known, label, ood) for ood in sets)]
@@ -254,7 +254,7 @@ def rare_readings(known: Mapping[str, Any]) -> str:
         for reading, label in of.items()
         if reading not in common(rows)
     ]
-    return markdown(["network", "reading", *sets], lines)
+    return markdown(["network", "score", *sets], lines)
 
 
 def both(known: Mapping[str, Any], label: str, ood: str) -> str:
@@ -268,7 +268,7 @@ def percent(known: Mapping[str, Any], label: str, ood: str, metric: str) -> floa
 
 
 def draw(known: Mapping[str, Any], path: Path) -> None:
-    """FPR95 of every network on either set, as the main readings see it."""
+    """FPR95 of every network on either set, by the main scores."""
     import matplotlib.pyplot as plt
 
     rows, sets = readings(known), list(next(iter(first(known).values()))["metrics"])
@@ -287,7 +287,7 @@ def draw(known: Mapping[str, Any], path: Path) -> None:
 
 
 def times(known: Mapping[str, Any]) -> str:
-    """Time in plain passes, with quartiles, by network, engine and batch; and the memory at the largest of them."""
+    """Time in unanchored passes, with quartiles, by network, engine and batch; and the memory at the largest batch."""
     batches, memory = known["options"]["batches"], known["options"]["memory"]
     lines = []
     for record in known["networks"]:
@@ -327,7 +327,7 @@ def cost_in_quality(known: Mapping[str, Any]) -> str:
 
 
 def peers(known: Mapping[str, Any]) -> str:
-    """pytorch-ood's detectors on the network without anchoring, in plain passes."""
+    """pytorch-ood's detectors on the network without anchoring, in unanchored passes."""
     batches = known["options"]["batches"]
     lines = []
     for record in known["networks"]:

@@ -1,4 +1,4 @@
-"""Benchmarks measure what they say: the same images, in turns, against one plain forward pass; never how fast it is."""
+"""Timings measure the same images, in turns, against one unanchored forward pass; never how fast it is."""
 
 import copy
 import dataclasses
@@ -23,17 +23,17 @@ from kedge.errors import FileFormatError, InputError, NotReadyError
 from kedge.provenance import processor
 from kedge.seeds import seeded
 from kedge.studies import bench
-from kedge.studies.bench.engines import Adaptive
-from kedge.studies.bench.page import page
+from kedge.studies.bench.early_exit import EarlyExitEngine, full_share
+from kedge.studies.bench.page import bench_page
 from kedge.studies.bench.plain import Naive, on_pairs, without_anchors
-from kedge.studies.bench.quality import open_share, quality
+from kedge.studies.bench.quality import quality
 from kedge.studies.bench.steps import training_steps
-from kedge.studies.bench.subjects import noise
-from kedge.studies.bench.turns import Spread, in_turns, ratios
+from kedge.studies.bench.subjects import noise_images
+from kedge.studies.bench.turns import Quartiles, in_turns, ratios
 from test_report import check
 
 ROOT = Path(__file__).parents[1]
-FEW = ("plain", "naive", "kedge", "folded", "auto")  # those that need no export
+FEW = ("unanchored", "naive", "kedge", "folded", "early-exit")  # those that need no export
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +43,7 @@ def detector():
 
 @pytest.fixture(scope="module")
 def prepared(detector, tmp_path_factory):
-    return bench.prepare(detector, tmp_path_factory.mktemp("bench"), engines=FEW)
+    return bench.prepare_engines(detector, tmp_path_factory.mktemp("bench"), engines=FEW)
 
 
 @pytest.fixture(scope="module")
@@ -73,7 +73,7 @@ def test_the_network_of_pairs_has_twice_the_channels_and_the_weights_of_both_hal
 
 @pytest.mark.parametrize("variant", ["paper", "recommended"])
 def test_naive_passes_of_pairs_give_the_scores_of_amp(variant):
-    images = noise(40, (3, 16, 16))
+    images = noise_images(40, (3, 16, 16))
     with seeded(0):
         net = kedge.anchor(kedge.models.build("compact", width=4), init="fresh", mean=0.4, std=0.2)
     detector = kedge.AMP(net, variant=variant).fit(kedge.ImageSet(images, torch.arange(40) % 10))
@@ -102,8 +102,8 @@ def test_what_is_fast_is_called_as_often_as_fills_its_turn(monkeypatch):
 
 
 def test_ratios_are_taken_turn_by_turn():
-    assert ratios([2, 6, 20], [1, 2, 5]) == Spread(median=3, low=2.5, high=3.5)
-    assert Spread.of([4.0]) == Spread(4.0, 4.0, 4.0)
+    assert ratios([2, 6, 20], [1, 2, 5]) == Quartiles(median=3, low=2.5, high=3.5)
+    assert Quartiles.of([4.0]) == Quartiles(4.0, 4.0, 4.0)
 
 
 def test_no_turn_is_an_error():
@@ -116,76 +116,76 @@ def test_no_turn_is_an_error():
 
 def test_all_engines_say_what_the_detector_says(detector, prepared):
     assert prepared.engines == FEW
-    images, said = noise(12, (3, 32, 32), seed=9), detector(noise(12, (3, 32, 32), seed=9))
+    images, said = noise_images(12, (3, 32, 32), seed=9), detector(noise_images(12, (3, 32, 32), seed=9))
     for engine in ("kedge", "folded"):
         found = prepared.start(engine)(images)
         assert torch.allclose(found.score, said.score, atol=1e-5)
         assert torch.equal(found.is_ood, said.is_ood)
     assert torch.allclose(prepared.start("naive")(images), said.score, atol=1e-5)
-    assert prepared.start("plain")(images).shape == (12, 3)
+    assert prepared.start("unanchored")(images).shape == (12, 3)
 
 
 @pytest.mark.parametrize(("share", "expected"), [(0.2, 2), (0, 0), (1, 10), (0.5, 5)])
 def test_the_adaptive_engine_leaves_the_share_of_images_open_that_it_is_told(prepared, share, expected):
-    run, images = prepared.start("auto"), noise(10, (3, 32, 32), seed=8)
-    assert isinstance(run, Adaptive)
-    run.leave_open(images, share)
-    assert run.mean_passes(images) == pytest.approx(2 + 3 * expected / 10)
+    run, images = prepared.start("early-exit"), noise_images(10, (3, 32, 32), seed=8)
+    assert isinstance(run, EarlyExitEngine)
+    run.set_full_share(images, share)
+    assert run.mean_passes(images) == pytest.approx((2 * 10 + 3 * expected) / 10)
 
 
 def test_the_adaptive_twin_has_the_anchors_of_the_detector_and_a_threshold_of_its_own(detector, prepared):
-    twin = kedge.load(prepared.folder / "auto.kedge")
-    assert isinstance(twin, kedge.EarlyExit)
+    twin = kedge.load(prepared.folder / "early-exit.kedge")
+    assert twin.adaptive
     assert torch.equal(twin.net.anchors, detector.net.anchors)
     assert twin.exit_threshold is not None
     assert len(twin.calibration.scores) < 120  # the other half went into the bound
 
 
 def test_an_adaptive_detector_is_measured_with_all_anchors_too(detector, tmp_path):
-    twin = kedge.EarlyExit(copy.deepcopy(detector.net)).fit(noise(20, (3, 32, 32)))
-    twin.calibrate(noise(100, (3, 32, 32), seed=1))
-    found = bench.prepare(twin, tmp_path, engines=("auto",))
-    assert found.engines == ("plain", "kedge", "auto")
-    assert type(kedge.load(tmp_path / "detector.kedge")) is kedge.AMP
+    twin = kedge.AMP(copy.deepcopy(detector.net), anchors="auto").fit(noise_images(20, (3, 32, 32)))
+    twin.calibrate(noise_images(100, (3, 32, 32), seed=1))
+    found = bench.prepare_engines(twin, tmp_path, engines=("early-exit",))
+    assert found.engines == ("unanchored", "kedge", "early-exit")
+    assert not kedge.load(tmp_path / "detector.kedge").adaptive
 
 
 def test_twins_keep_the_promise_of_the_detector(detector, tmp_path):
-    images = noise(100, (3, 32, 32), seed=1)
-    adaptive = kedge.EarlyExit(copy.deepcopy(detector.net)).fit(images)
-    bench.prepare(adaptive.calibrate(images, alpha=0.2, delta=0.1), tmp_path, engines=("auto",))
-    for twin in ("detector.kedge", "auto.kedge"):
+    images = noise_images(100, (3, 32, 32), seed=1)
+    adaptive = kedge.AMP(copy.deepcopy(detector.net), anchors="auto").fit(images)
+    bench.prepare_engines(adaptive.calibrate(images, alpha=0.2, delta=0.1), tmp_path, engines=("early-exit",))
+    for twin in ("detector.kedge", "early-exit.kedge"):
         promised = kedge.load(tmp_path / twin).calibration
-        assert (promised.tpr, promised.confidence) == (0.8, 0.9)
+        assert (promised.alpha, promised.delta) == (0.2, 0.1)
 
 
 def test_random_images_may_be_too_few_for_the_promise(detector, tmp_path):
-    strict = kedge.AMP(copy.deepcopy(detector.net)).fit(noise(20, (3, 32, 32)))
-    strict.calibrate(noise(100, (3, 32, 32), seed=1), alpha=0.01)
-    assert bench.prepare(strict, tmp_path, engines=("auto",)).left_out == {}  # and nothing warns
+    strict = kedge.AMP(copy.deepcopy(detector.net)).fit(noise_images(20, (3, 32, 32)))
+    strict.calibrate(noise_images(100, (3, 32, 32), seed=1), alpha=0.01)
+    assert bench.prepare_engines(strict, tmp_path, engines=("early-exit",)).left_out == {}  # and nothing warns
 
 
 def test_exported_engines_run_at_the_batch_that_they_are_given(prepared, monkeypatch):
     monkeypatch.setattr(bench.engines, "OnnxDetector", lambda *_, **__: lambda images, batch_size=16: batch_size)
     run = dataclasses.replace(prepared, engines=("onnxruntime-fp32",)).start("onnxruntime-fp32")
-    assert run(noise(40, (3, 32, 32))) == 40
+    assert run(noise_images(40, (3, 32, 32))) == 40
 
 
 def test_a_method_without_anchors_leaves_out_what_is_about_them(tmp_path):
-    images = noise(60, (3, 16, 16))
+    images = noise_images(60, (3, 16, 16))
     detector = kedge.Energy(kedge.models.build("compact", width=4)).fit(images).calibrate(images)
-    found = bench.prepare(detector, tmp_path, engines=FEW)
-    assert found.engines == ("plain", "kedge", "folded")
-    assert set(found.left_out) == {"naive", "auto"}
-    assert "AMP" in found.left_out["auto"]
-    rows = bench.inference(found, 2, repeats=1, least=0)
-    assert [row["engine"] for row in rows] == ["plain", "kedge", "folded"]
+    found = bench.prepare_engines(detector, tmp_path, engines=FEW)
+    assert found.engines == ("unanchored", "kedge", "folded")
+    assert set(found.left_out) == {"naive", "early-exit"}
+    assert "AMP" in found.left_out["early-exit"]
+    rows = bench.time_inference(found, 2, repeats=1, least=0)
+    assert [row["engine"] for row in rows] == ["unanchored", "kedge", "folded"]
 
 
 def test_networks_that_are_made_for_imagenet_see_images_of_its_size(monkeypatch):
     def asked(n, shape, seed):
         raise RuntimeError(f"asked for {shape}")  # before anything is computed
 
-    monkeypatch.setattr(bench.subjects, "noise", asked)
+    monkeypatch.setattr(bench.subjects, "noise_images", asked)
     for network, side, expected in (("resnet18", None, 224), ("resnet18-cifar", None, 32), ("compact", 16, 16)):
         with pytest.raises(RuntimeError, match=rf"asked for \(3, {expected}, {expected}\)"):
             bench.detector_of(network, side=side)
@@ -193,20 +193,20 @@ def test_networks_that_are_made_for_imagenet_see_images_of_its_size(monkeypatch)
 
 def test_what_cannot_be_measured_is_an_error_that_says_why(detector, tmp_path):
     with pytest.raises(NotReadyError, match="must be fitted and calibrated"):
-        bench.prepare(kedge.AMP(copy.deepcopy(detector.net)), tmp_path)
+        bench.prepare_engines(kedge.AMP(copy.deepcopy(detector.net)), tmp_path)
     own = kedge.MSP(nn.Sequential(nn.Flatten(), nn.Linear(12, 2))).fit(torch.rand(9, 3, 2, 2))
     with pytest.raises(InputError, match="of kedge's own"):
-        bench.prepare(own.calibrate(torch.rand(30, 3, 2, 2)), tmp_path)
+        bench.prepare_engines(own.calibrate(torch.rand(30, 3, 2, 2)), tmp_path)
 
 
 def test_an_engine_that_nobody_knows_is_told(detector, prepared, tmp_path):
     images = kedge.ImageSet(greys(2))
     for call in (
-        lambda: bench.prepare(detector, tmp_path, engines=("abacus",)),
-        lambda: bench.inference(prepared, 2, repeats=1, engines=("abacus",)),
+        lambda: bench.prepare_engines(detector, tmp_path, engines=("abacus",)),
+        lambda: bench.time_inference(prepared, 2, repeats=1, engines=("abacus",)),
         lambda: quality(prepared, images, [images], engines=("abacus",)),
     ):
-        with pytest.raises(InputError, match=r"engine must be one of 'plain', .*; got 'abacus'"):
+        with pytest.raises(InputError, match=r"engine must be one of 'unanchored', .*; got 'abacus'"):
             call()
 
 
@@ -214,8 +214,8 @@ def test_an_engine_that_is_not_installed_is_left_out_with_the_reason(detector, t
     pytest.importorskip("onnxscript")
     monkeypatch.setattr(bench.engines, "export_onnx", lambda detector, path: path.write_bytes(b""))
     monkeypatch.setitem(sys.modules, "openvino", None)
-    found = bench.prepare(detector, tmp_path, engines=("openvino-fp32", "openvino-int8"))
-    assert found.engines == ("plain", "kedge")
+    found = bench.prepare_engines(detector, tmp_path, engines=("openvino-fp32", "openvino-int8"))
+    assert found.engines == ("unanchored", "kedge")
     assert set(found.left_out) == {"openvino-fp32", "openvino-int8"}
     assert "pip install 'kedge[openvino]'" in found.left_out["openvino-fp32"]
 
@@ -225,7 +225,7 @@ def test_a_network_that_cannot_be_exported_leaves_out_all_exports(detector, tmp_
         raise InputError("no such operation")
 
     monkeypatch.setattr(bench.engines, "export_onnx", fails)
-    found = bench.prepare(detector, tmp_path, engines=("onnxruntime-int8", "openvino-fp32"))
+    found = bench.prepare_engines(detector, tmp_path, engines=("onnxruntime-int8", "openvino-fp32"))
     assert found.left_out == {"onnxruntime-int8": "no such operation", "openvino-fp32": "no such operation"}
 
 
@@ -233,23 +233,26 @@ def test_exported_engines_are_measured_and_compared(tmp_path):
     for package in ("onnx", "onnxscript", "onnxruntime"):
         pytest.importorskip(package)
     detector = bench.detector_of("compact", width=4, classes=3)
-    ours = ("onnxruntime-fp32", "onnxruntime-int8", "onnxruntime-fp32-auto", "onnxruntime-int8-auto")
-    found = bench.prepare(detector, tmp_path, engines=ours)
+    ours = ("onnxruntime-fp32", "onnxruntime-int8", "onnxruntime-fp32-early-exit", "onnxruntime-int8-early-exit")
+    found = bench.prepare_engines(detector, tmp_path, engines=ours)
     assert found.left_out == {}
-    rows = bench.inference(found, 3, repeats=1, threads=1, least=0)
-    assert [row["engine"] for row in rows] == ["plain", "kedge", *ours]
-    test, ood = kedge.ImageSet(noise(40, (3, 32, 32), seed=6), name="noise"), kedge.ImageSet(greys(30), name="greys")
+    rows = bench.time_inference(found, 3, repeats=1, threads=1, least=0)
+    assert [row["engine"] for row in rows] == ["unanchored", "kedge", *ours]
+    test, ood = (
+        kedge.ImageSet(noise_images(40, (3, 32, 32), seed=6), name="noise"),
+        kedge.ImageSet(greys(30), name="greys"),
+    )
     values = quality(found, test, [ood], threads=1)
     assert values["onnxruntime-fp32"]["agreement"] == 1
     assert values["onnxruntime-fp32"]["auroc_points"]["greys"] == pytest.approx(0, abs=0.2)
     assert 0 <= values["onnxruntime-int8"]["flagged"]["noise"] <= 1
-    twin = kedge.load(tmp_path / "auto.kedge")
-    passes = twin.mean_passes(noise(40, (3, 32, 32), seed=6))
-    assert values["onnxruntime-fp32-auto"]["passes"]["noise"] == pytest.approx(passes)
-    run, images = found.start("onnxruntime-fp32-auto"), noise(10, (3, 32, 32), seed=8)
-    assert isinstance(run, Adaptive)
-    run.leave_open(images, 0.3)
-    assert run.mean_passes(images) == pytest.approx(2 + 3 * 3 / 10)
+    twin = kedge.load(tmp_path / "early-exit.kedge")
+    twin(noise_images(40, (3, 32, 32), seed=6))
+    assert values["onnxruntime-fp32-early-exit"]["passes"]["noise"] == pytest.approx(twin.mean_passes)
+    run, images = found.start("onnxruntime-fp32-early-exit"), noise_images(10, (3, 32, 32), seed=8)
+    assert isinstance(run, EarlyExitEngine)
+    run.set_full_share(images, 0.3)
+    assert run.mean_passes(images) == pytest.approx((2 * 10 + 3 * 3) / 10)
 
 
 def greys(n):
@@ -264,7 +267,7 @@ def test_a_record_has_a_row_for_each_engine_and_batch(record):
     for row in record["inference"]:
         assert row["images_per_second"] > 0
         assert 0 < row["low"] <= row["ratio"] <= row["high"]
-    plain = [row for row in record["inference"] if row["engine"] == "plain"]
+    plain = [row for row in record["inference"] if row["engine"] == "unanchored"]
     assert [(row["ratio"], row["low"], row["high"]) for row in plain] == [(1, 1, 1)] * 2
     assert record["network"]["spec"]["arguments"]["width"] == 4
     assert record["passes"] == 5
@@ -276,23 +279,23 @@ def test_the_progress_is_no_more_than_was_announced(detector, prepared):
     options = {"batches": [2], "repeats": 2}
     bench.measure(detector, name="a", least=0, prepared=prepared, training=1, training_batch=8, report=said.append,
                   **options)  # fmt: skip
-    assert len(FEW) * 2 + 2 == len(said) <= bench.steps_of(**options, training=1)
+    assert len(FEW) * 2 + 2 == len(said) <= bench.progress_steps(**options, training=1)
 
 
 def test_a_row_tells_the_share_of_images_that_was_left_open(prepared):
     shares = {}
     for batch, asked in ((1, 0.28), (3, 0.5), (16, 0.2)):
-        rows = bench.inference(prepared, batch, repeats=1, least=0, open_share=asked, engines=("auto",))
-        shares[batch] = rows[1]["open_share"]
-        assert "open_share" not in rows[0]
+        rows = bench.time_inference(prepared, batch, repeats=1, least=0, share=asked, engines=("early-exit",))
+        shares[batch] = rows[1]["full_share"]
+        assert "full_share" not in rows[0]
     assert shares == {1: 3 / 10, 3: 6 / 12, 16: 3 / 16}  # of whole images, in whole batches
 
 
 def test_the_memory_of_the_adaptive_engine_is_measured_with_the_share_that_it_is_told(prepared, monkeypatch):
     told = []
-    monkeypatch.setattr(Adaptive, "leave_open", lambda run, images, share: told.append((len(images), share)))
+    monkeypatch.setattr(EarlyExitEngine, "set_full_share", lambda run, images, share: told.append((len(images), share)))
     monkeypatch.setattr(bench.memory, "CLEAR", prepared.folder / "clear_refs")
-    bench.memory.added(str(prepared.folder), [3, 32, 32], "auto", 4, torch.get_num_threads(), 0.3)
+    bench.memory.added(str(prepared.folder), [3, 32, 32], "early-exit", 4, torch.get_num_threads(), 0.3)
     assert told == [(12, 0.3)]
 
 
@@ -305,20 +308,20 @@ def test_memory_that_cannot_be_measured_is_told_before_anything_is_measured(dete
 
 
 def test_memory_is_that_of_a_process_of_its_own(prepared):
-    small, large = (bench.peak_memory(prepared, "plain", batch, threads=1) for batch in (1, 400))
+    small, large = (bench.peak_memory(prepared, "unanchored", batch, threads=1) for batch in (1, 400))
     weight_and_maps = 400 * 32 * 32 * 4 * 4  # the first layer's output alone
     assert large - small > weight_and_maps
     assert small < 200e6
 
 
 def test_training_steps_are_those_of_both_twins(detector):
-    data = kedge.ImageSet(noise(64, (3, 16, 16)), torch.arange(64) % 3)
+    data = kedge.ImageSet(noise_images(64, (3, 16, 16)), torch.arange(64) % 3)
     before, random = copy.deepcopy(detector.net.state_dict()), torch.random.get_rng_state()
     found = training_steps(detector.net, data, batch=16, repeats=2)
     assert found["ratio"]["low"] <= found["ratio"]["median"] <= found["ratio"]["high"]
-    for twin in ("plain", "anchored"):
-        assert 0 < found[twin]["outside"] < 1
-        assert found[twin]["step"]["median"] > 0
+    for kind in ("unanchored", "anchored"):
+        assert 0 < found[kind]["outside"] < 1
+        assert found[kind]["step"]["median"] > 0
     assert all(torch.equal(value, before[name]) for name, value in detector.net.state_dict().items())
     assert torch.equal(torch.random.get_rng_state(), random)
 
@@ -328,7 +331,7 @@ def test_every_measured_cycle_has_a_step_with_corrupted_anchors():
     net = kedge.anchor(
         kedge.models.build("compact", width=4, classes=2), corruption=lambda c: corrupted.append(len(c)) or c
     )
-    data = kedge.ImageSet(noise(40, (3, 8, 8)), torch.arange(40) % 2)  # two steps an epoch
+    data = kedge.ImageSet(noise_images(40, (3, 8, 8)), torch.arange(40) % 2)  # two steps an epoch
     training_steps(net, data, batch=16, repeats=2)
     assert corrupted == [16, 16, 16]  # one of five steps, in the cycle that warms up and in both that are measured
 
@@ -340,26 +343,26 @@ def test_records_are_compared_where_both_have_a_row(record):
         for row in then["inference"]
         if row["batch"] == 4
     ]
-    changes = bench.against(record, then)
+    changes = bench.compare_records(record, then)
     assert set(changes) == {(engine, 4) for engine in FEW}
     assert all(change == pytest.approx((2, 0.25)) for change in changes.values())
 
 
-@pytest.mark.parametrize("wrong", [[], {}, {"kedge bench": 99, "inference": []}, {"kedge bench": 1, "inference": [{}]}])
+@pytest.mark.parametrize("wrong", [[], {}, {"kedge bench": 99, "inference": []}, {"kedge bench": 2, "inference": [{}]}])
 def test_what_is_no_record_is_refused(wrong):
-    with pytest.raises(FileFormatError, match=r"old\.json must be what kedge bench wrote"):
-        bench.check(wrong, "old.json")
+    with pytest.raises(FileFormatError, match=r"old\.json must be a bench.json"):
+        bench.check_record(wrong, "old.json")
 
 
 def test_the_page_shows_every_row_and_what_changed(record):
-    plain = page(record)
+    plain = bench_page(record)
     check(plain)
-    assert "What a verdict of tiny at 32 x 32 costs" in plain
+    assert "The cost of a detection by tiny at 32 x 32" in plain
     assert processor() in plain
-    for title in ("naive AMP, K passes of pairs", "kedge, norms folded", "batch 4", "one plain forward pass"):
+    for title in ("naive AMP, K passes of pairs", "kedge, norms folded", "batch 4", "one forward pass, unanchored"):
         assert title in plain
     assert "now / then" not in plain
-    compared = page(record | {"left_out": {"openvino-int8": "a <reason>"}}, record)
+    compared = bench_page(record | {"left_out": {"openvino-int8": "a <reason>"}}, record)
     check(compared)
     assert "now / then" in compared
     assert "a &lt;reason&gt;" in compared
@@ -369,10 +372,10 @@ def test_the_page_shows_every_row_and_what_changed(record):
 
 
 def test_quality_is_that_of_the_exact_engine_but_for_what_an_engine_changes(prepared):
-    test = kedge.ImageSet(noise(60, (3, 32, 32), seed=6), name="noise")
+    test = kedge.ImageSet(noise_images(60, (3, 32, 32), seed=6), name="noise")
     ood = kedge.ImageSet(greys(50), name="greys")
     found = quality(prepared, test, [ood])
-    assert list(found) == ["kedge", "folded", "auto"]
+    assert list(found) == ["kedge", "folded", "early-exit"]
     exact = kedge.load(prepared.folder / "detector.kedge")
     inside, outside = exact(test), exact(ood)
     assert found["kedge"]["auroc"]["greys"] == pytest.approx(kedge.metrics.auroc(inside.score, outside.score), abs=1e-6)
@@ -383,22 +386,23 @@ def test_quality_is_that_of_the_exact_engine_but_for_what_an_engine_changes(prep
     }
     assert found["folded"]["agreement"] == 1
     assert found["folded"]["passes"] is found["kedge"]["passes"] is None
-    adaptive = kedge.load(prepared.folder / "auto.kedge")
+    adaptive = kedge.load(prepared.folder / "early-exit.kedge")
+    adaptive.asked = [0, 0]
     agreement = float((adaptive(test).label == inside.label).double().mean())
-    assert found["auto"]["agreement"] == pytest.approx(agreement)
-    assert found["auto"]["passes"]["noise"] == pytest.approx(adaptive.mean_passes(test))
+    assert found["early-exit"]["agreement"] == pytest.approx(agreement)
+    assert found["early-exit"]["passes"]["noise"] == pytest.approx(adaptive.mean_passes)
 
 
 def test_the_open_share_follows_from_the_passes():
-    assert open_share(2.0, 5) == 0
-    assert open_share(3.5, 5) == 0.5
-    assert open_share(5.0, 5) == 1
-    assert open_share(2.0, 2) == 0
+    assert full_share(2.0, 5) == 0
+    assert full_share(3.5, 5) == 0.5
+    assert full_share(5.0, 5) == 1
+    assert full_share(2.0, 2) == 0
 
 
 def test_quality_needs_a_set_that_is_out_of_distribution(prepared):
     with pytest.raises(InputError, match="ood must be at least one set"):
-        quality(prepared, kedge.ImageSet(noise(2, (3, 32, 32))), [])
+        quality(prepared, kedge.ImageSet(noise_images(2, (3, 32, 32))), [])
 
 
 # --- the commands ---------------------------------------------------------------------------------------------------
@@ -419,7 +423,7 @@ def test_the_command_writes_a_record_and_a_page_and_compares_with_the_one_before
     assert "kedge, norms folded" in first.output
     assert "compact at 32 x 32" in first.output
     old = tmp_path / "a" / "bench.json"
-    assert [row["engine"] for row in json.loads(old.read_text())["inference"]] == ["plain", "kedge", "folded"]
+    assert [row["engine"] for row in json.loads(old.read_text())["inference"]] == ["unanchored", "kedge", "folded"]
     check((tmp_path / "a" / "bench.html").read_text())
     second = CliRunner().invoke(app, [*arguments, *engines, "-o", str(tmp_path / "b"), "--against", str(old), "--json"])
     assert second.exit_code == 0, second.output
@@ -442,10 +446,10 @@ def test_the_command_takes_a_detector_s_file(quick, detector, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["no-such"], "subject must be a detector's file, one of cifar10, or a network, one of wrn"),
-        (["compact", "--engine", "abacus"], "engine must be one of 'plain', 'naive', .*; got 'abacus'"),
-        (["cifar10", "--width", "3"], "width is for networks by name"),
-        (["compact", "--against", "nowhere.json"], "against must be a file that can be read; nowhere.json cannot"),
+        (["no-such"], "SUBJECT must be a detector's file, one of cifar10, or a network, one of wrn"),
+        (["compact", "--engine", "abacus"], "engine must be one of 'unanchored', 'naive', .*; got 'abacus'"),
+        (["cifar10", "--width", "3"], "--width is for networks by name"),
+        (["compact", "--against", "nowhere.json"], "--against must be a file that can be read; nowhere.json cannot"),
     ],
 )
 def test_what_is_asked_for_wrongly_is_told(arguments, message):
@@ -457,7 +461,7 @@ def test_what_is_asked_for_wrongly_is_told(arguments, message):
 def test_a_file_that_is_no_record_is_told(tmp_path):
     (tmp_path / "a.json").write_text("no JSON")
     failed = CliRunner().invoke(app, ["bench", "compact", "--against", str(tmp_path / "a.json")])
-    with pytest.raises(FileFormatError, match=r"a\.json must be what kedge bench wrote"):
+    with pytest.raises(FileFormatError, match=r"a\.json must be a bench.json"):
         raise failed.exception
 
 
@@ -476,15 +480,16 @@ def test_the_benchmark_of_inference_prints_its_tables(record, prepared):
     assert lines[0].startswith("tiny at 32 x 32 (Compact of width 4), 5 anchors")
     assert sum("kedge, norms folded" in line for line in lines) == 4
     assert lines[-1] == "  OpenVINO, float32 is left out: it is missing"
-    sets = kedge.ImageSet(noise(30, (3, 32, 32)), name="noise"), kedge.ImageSet(greys(9), name="greys")
+    sets = kedge.ImageSet(noise_images(30, (3, 32, 32)), name="noise"), kedge.ImageSet(greys(9), name="greys")
     found = quality(prepared, sets[0], sets[1:])
     lines = list(script["quality_table"](found, "noise"))
     assert "100.00% the same labels" in lines[1]
     assert len(lines) == 1 + 3 * 2
-    twin = kedge.load(prepared.folder / "auto.kedge")
+    twin = kedge.load(prepared.folder / "early-exit.kedge")
+    twin(sets[0])
     measured_share = script["measured_share"]
-    assert measured_share(prepared, found, "noise", 0.2) == pytest.approx((twin.mean_passes(sets[0]) - 2) / 3, abs=1e-6)
-    assert measured_share(prepared, {"auto": {"passes": {"noise": 2.0}}}, "noise", 0.2) == 0.0
+    assert measured_share(prepared, found, "noise", 0.2) == pytest.approx((twin.mean_passes - 2) / 3, abs=1e-6)
+    assert measured_share(prepared, {"early-exit": {"passes": {"noise": 2.0}}}, "noise", 0.2) == 0.0
     assert measured_share(prepared, {}, "noise", 0.2) == 0.2
     assert len(script["some"](sets[0], 7)) == 7
     assert np.array_equal(script["some"](sets[0], 0).images, sets[0].images)

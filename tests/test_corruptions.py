@@ -14,7 +14,7 @@ from scipy.ndimage import gaussian_filter
 
 from kedge.data.imageset import ImageSet
 from kedge.errors import InputError, NotReadyError
-from kedge.studies.corruption_functions import MAKERS, through_jpeg
+from kedge.studies.corruption_functions import FUNCTIONS, through_jpeg
 from kedge.studies.corruptions import CORRUPTIONS, PARAMETERS, SCALES, SEVERITIES, corrupt
 
 LEVELS = list(itertools.product(SCALES, SEVERITIES))
@@ -64,7 +64,7 @@ def jpeg(x, quality):
 def both(name, scale, severity, x, naive, seed=7):
     """The library's image and the definition's, from equal generators."""
     parameters = PARAMETERS[scale][name][severity - 1]
-    ours = MAKERS[name](x, np.random.default_rng(seed), *parameters)
+    ours = FUNCTIONS[name](x, np.random.default_rng(seed), *parameters)
     return ours, naive(x, np.random.default_rng(seed), *parameters)
 
 
@@ -326,7 +326,7 @@ def test_brightness(scale, severity):
     shift = PARAMETERS[scale]["brightness"][severity - 1][0]
     assert ours[0, :3].tolist() == [[int(shift * 255)] * 3, [255, 0, 0], [255] * 3]
     grey = x[..., :1]
-    assert (MAKERS["brightness"](grey, None, shift) == pixels(grey / 255 + shift)).all()
+    assert (FUNCTIONS["brightness"](grey, None, shift) == pixels(grey / 255 + shift)).all()
 
 
 @pytest.mark.parametrize(("scale", "severity"), LEVELS)
@@ -430,7 +430,7 @@ def test_recorded_outputs_of_the_original_programs(name, parameters):
             [[0.1, 0.9], [0.4, 0.2], [0.7, 0.5]], np.arange(144) * 7 % 13 / 13, np.arange(144) * 5 % 11 / 11
         ),
     }
-    ours = MAKERS[name](x, draws.get(name), *parameters)
+    ours = FUNCTIONS[name](x, draws.get(name), *parameters)
     values, total = RECORDED[name, parameters]
     assert ours[[0, 5, 11], [0, 4, 11]].tolist() == values
     assert abs(int(ours.sum()) - total) <= (2 if name == "brightness" else 0)
@@ -587,9 +587,9 @@ def test_other_arguments(arguments, message):
 
 
 def test_other_images():
-    with pytest.raises(InputError, match="1 or 3 channels to be corrupted, got 4 in the set 'rgba'"):
+    with pytest.raises(InputError, match="1 or 3 channels to be corrupted; got 4 in the set 'rgba'"):
         corrupt(ImageSet(torch.zeros(2, 4, 8, 8, dtype=torch.uint8), name="rgba"), "fog", 1)
-    with pytest.raises(InputError, match=r"images must be an ImageSet, got \(2, 3, 8, 8\); wrap them"):
+    with pytest.raises(InputError, match=r"images must be an ImageSet; got \(2, 3, 8, 8\)"):
         corrupt(SMALL.images, "fog", 1)
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from kedge.detectors.registry import DETECTORS
+from kedge.detectors.registry import registered
 
 DOCS = Path(__file__).parent.parent / "docs"
 
@@ -15,12 +15,10 @@ def test_the_page_of_methods_is_what_the_docstrings_say():
     assert (DOCS / "methods.md").read_text() == made, "run `make docs`"
 
 
-def test_every_method_says_what_it_computes_in_one_paragraph():
-    for kind in DETECTORS.values():
-        about = (kind.__doc__ or "").split("\n    Args:")[0].split("\n    Example:")[0].strip()
-        paragraphs = [part for part in about.split("\n\n") if part.strip()]
-        assert len(paragraphs) == 2, f"{kind.__name__}: a summary and one paragraph"
-        assert "pass" in paragraphs[1], f"{kind.__name__} must say what it costs, in passes"
+def test_every_registered_method_has_a_section_with_a_summary():
+    text = (DOCS / "methods.md").read_text()
+    for kind in registered().values():
+        assert f"### {kind.__name__}\n\n**" in text
 
 
 TABLES = runpy.run_path(str(DOCS / "tables.py"))

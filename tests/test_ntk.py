@@ -16,10 +16,11 @@ from torch.nn.functional import normalize
 from kedge.errors import InputError, NotReadyError
 from kedge.studies.theory import disagreement as by_distance
 from kedge.studies.theory.approximation import approximation_errors
-from kedge.studies.theory.disagreement import EDGES, ENSEMBLE, PER_ANCHOR, decision_temperature, trained_with
+from kedge.studies.theory.disagreement import EDGES, ENSEMBLE, PER_ANCHOR, decision_tau, trained_with
 from kedge.studies.theory.ntk import (
     anchored_kernel,
     approximate_anchored_kernel,
+    dot_shift,
     dual_weights,
     effective_rank,
     encode,
@@ -28,12 +29,10 @@ from kedge.studies.theory.ntk import (
     initial_kernel,
     on_sphere,
     predict,
-    shift,
     spectrum,
 )
-from kedge.studies.theory.page import EXPECTED, page
-from kedge.studies.theory.study import ntk_study, rank_correlation, spectra
-from kedge.studies.theory.suite import findings, run_ntk
+from kedge.studies.theory.page import EXPECTED, findings, ntk_page, run_ntk
+from kedge.studies.theory.study import kernel_spectra, ntk_study, rank_correlation
 from kedge.studies.theory.toy import ensemble, one_network, one_per_anchor, toy_problem, with_bias
 from test_report import check
 
@@ -155,8 +154,8 @@ def test_the_anchored_kernel_is_that_of_the_concatenated_pairs():
 
 def test_the_dot_product_falls_by_the_shift():
     x, z, c = rows(4, 3), rows(5, 3, seed=1), rows(1, 3, seed=2)[0]
-    close(encode(x, c) @ encode(z, c).T, x @ z.T - shift(x, z, c))
-    close(shift(x, z, c), [[float(c @ (a + b - 2 * c)) for b in z] for a in x])
+    close(encode(x, c) @ encode(z, c).T, x @ z.T - dot_shift(x, z, c))
+    close(dot_shift(x, z, c), [[float(c @ (a + b - 2 * c)) for b in z] for a in x])
 
 
 def test_gamma_is_the_paper_s_with_the_missing_factor():
@@ -186,11 +185,11 @@ def ratios(values):
 
 def test_against_its_own_formula_the_paper_s_form_is_of_second_order():
     def error(c):
-        return on_sphere(X @ Z.T - shift(X, Z, c)) - approximate_anchored_kernel(X, Z, c)
+        return on_sphere(X @ Z.T - dot_shift(X, Z, c)) - approximate_anchored_kernel(X, Z, c)
 
     found = errors(error)
     assert ratios(found) == pytest.approx([4] * 5, rel=0.02)
-    d = float(shift(X, Z, LENGTHS[-1] * TOWARDS))
+    d = float(dot_shift(X, Z, LENGTHS[-1] * TOWARDS))
     t = 0.6 - d
     assert found[-1] == pytest.approx(-(t**2) * d**2 / (4 * math.pi * (1 - t**2) ** 1.5), rel=1e-3)
 
@@ -198,7 +197,7 @@ def test_against_its_own_formula_the_paper_s_form_is_of_second_order():
 def test_against_the_exact_kernel_the_paper_s_form_is_of_first_order():
     found = errors(lambda c: approximate_anchored_kernel(X, Z, c) - anchored_kernel(X, Z, c))
     assert ratios(found) == pytest.approx([2] * 5, rel=0.02)
-    d = float(shift(X, Z, LENGTHS[-1] * TOWARDS))
+    d = float(dot_shift(X, Z, LENGTHS[-1] * TOWARDS))
     assert found[-1] == pytest.approx(-(0.6**2) * d / (2 * math.pi * 0.8), rel=1e-3)
 
 
@@ -296,7 +295,7 @@ def test_the_spectrum_is_numpy_s_from_the_top():
             lambda: anchored_kernel(torch.eye(3), torch.eye(3), torch.eye(3)),
             r"c must be one anchor, \(3,\); got \(3, 3\)",
         ),
-        (lambda: shift(torch.eye(3), torch.eye(3), torch.zeros(2)), r"c must be one anchor, \(3,\); got \(2,\)"),
+        (lambda: dot_shift(torch.eye(3), torch.eye(3), torch.zeros(2)), r"c must be one anchor, \(3,\); got \(2,\)"),
         (
             lambda: gamma(2 * torch.eye(3), torch.eye(3), torch.zeros(3)),
             "x must have rows of unit norm; got norms from 2",
@@ -428,7 +427,7 @@ def test_far_away_one_network_s_anchors_disagree_by_a_constant_and_networks_per_
     close(one[1].std(dim=0), one[0].std(dim=0), 1e-3)
     assert float(one[0].std(dim=0).min()) > 1e-3
     close(one[1].mean(dim=0) / one[0].mean(dim=0), torch.full((8,), 2.0), 1e-2)  # while the output itself grows
-    assert float(decision_temperature(one[1]).max()) < 1e-6  # and so all anchors are sure
+    assert float(decision_tau(one[1]).max()) < 1e-6  # and so all anchors are sure
     each = [one_per_anchor(x, y, points, x[:4]) for points in (far, further)]
     close(each[1].std(dim=0) / each[0].std(dim=0), torch.full((8,), 2.0), 1e-2)
 
@@ -493,7 +492,7 @@ def test_the_spectra_are_those_of_the_kernels(study):
     x = study.problem.x
     lifted = torch.cat([x, torch.ones(len(x), 1, dtype=torch.float64)], dim=1)
     plain = np.array([[naive_kernel(a, b) for b in lifted] for a in lifted])
-    close(study.spectra.plain, np.linalg.eigvalsh(plain)[::-1].copy(), 1e-6)
+    close(study.spectra.unanchored, np.linalg.eigvalsh(plain)[::-1].copy(), 1e-6)
     kernels = [anchored_kernel(lifted, lifted, with_bias(c[None])[0]) for c in study.anchors]
     close(study.spectra.shared, torch.stack([torch.linalg.eigvalsh(k).flip(0) for k in kernels]))
     gaps = [float((a - b).norm()) for a, b in itertools.combinations(kernels, 2)]
@@ -502,7 +501,7 @@ def test_the_spectra_are_those_of_the_kernels(study):
     generator = torch.Generator().manual_seed(1)
     c = x[torch.randperm(len(x), generator=generator)]
     assert float(study.spectra.own.sum()) == pytest.approx(float((c.square() + (x - c).square()).sum() + len(x)) / 2)
-    assert spectra(x, study.anchors, seed=1).ranks == study.spectra.ranks
+    assert kernel_spectra(x, study.anchors, seed=1).ranks == study.spectra.ranks
 
 
 def test_disagreement_is_measured_by_distance_from_the_nearest_training_point(study):
@@ -519,11 +518,11 @@ def test_disagreement_is_measured_by_distance_from_the_nearest_training_point(st
         assert found.deviation[PER_ANCHOR][band] == pytest.approx(float(beyond.std(dim=0)[chosen].mean()))
         assert found.tau[PER_ANCHOR][band] == pytest.approx(float(tau[1][chosen].mean()))
     assert found.held_out[PER_ANCHOR]["deviation"] == pytest.approx(float(inside.std(dim=0).mean()))
-    assert found.held_out[PER_ANCHOR]["temperature"] == pytest.approx(float(tau[0].mean()))
+    assert found.held_out[PER_ANCHOR]["tau"] == pytest.approx(float(tau[0].mean()))
     outside = [i for i, d in enumerate(distance) if 0.5 <= d < 4]
     above = float((tau[1][outside][:, None] > tau[0]).double().mean())
-    assert found.separates[PER_ANCHOR]["temperature"] == pytest.approx(above)
-    assert found.spans[PER_ANCHOR]["temperature"] == pytest.approx([above, above])  # there is one draw
+    assert found.separates[PER_ANCHOR]["tau"] == pytest.approx(above)
+    assert found.spans[PER_ANCHOR]["tau"] == pytest.approx([above, above])  # there is one draw
     right = (inside.mean(dim=0) > 0) == (problem.held_out_y > 0)
     assert found.accuracy[PER_ANCHOR] == pytest.approx(float(right.double().mean()))
 
@@ -541,7 +540,7 @@ def test_a_network_per_anchor_disagrees_more_the_further_away(study):
 
 def test_every_band_of_distance_holds_points():
     for seed in range(20):
-        problem, _ = by_distance.draw(seed, 2)
+        problem, _ = by_distance.draw_problem(seed, 2)
         distance = torch.cdist(by_distance.circles(), problem.x).amin(dim=1)
         assert all(int(((distance >= a) & (distance < b)).sum()) >= 5 for a, b in itertools.pairwise(EDGES)), seed
 
@@ -570,13 +569,13 @@ def test_the_page_is_sound_and_says_what_was_found(tmp_path, capsys):
     said = read.text.replace("\N{NO-BREAK SPACE}", " ")
     for words in findings(study):
         assert words in said
-    for words in ("kedge reproduce ntk", "Exact and approximate kernel", "What this does not say", PER_ANCHOR):
+    for words in ("kedge reproduce ntk", "Exact and approximate kernel", "Limits of this study", PER_ANCHOR):
         assert words in said
     for name, values in study.disagreement.held_out.items():
         assert f"{name} {values['deviation']:.3f}" in said
     kept = json.loads((tmp_path / "new" / "study.json").read_text())
     assert kept["record"]["seed"] == 3
-    assert page(study, findings(study), kept["record"]) == text  # the same study gives the same bytes
+    assert ntk_page(study, kept["record"]) == text  # the same study gives the same bytes
     assert {key: value for key, value in kept.items() if key != "record"} == study.as_dict()
 
 

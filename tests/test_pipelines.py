@@ -77,7 +77,7 @@ def test_a_pipeline_comes_from_a_file_a_folder_or_a_detector(detector, photos, t
 
 
 def test_classes_without_names_have_their_number(photos):
-    net = nn.Sequential(nn.Flatten(), nn.Linear(192, 7))
+    net = flat(classes=7)
     detector = kedge.MSP(net).fit(IMAGES[:9]).calibrate(IMAGES)
     found = kedge.pipeline(detector)(photos[0])
     likeliest = detector(photos[0]).probability[0].argsort(descending=True)[:5]

@@ -1,7 +1,8 @@
-"""The studies of the paper: each runs from end to end on made images, and says what it could not find."""
+"""The studies of the paper: each runs from end to end on generated images, and names the data that is missing."""
 
 import json
 import re
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,8 +15,8 @@ from kedge.errors import NotReadyError
 from kedge.evaluation import SeedSummary, evaluate
 from kedge.studies import STUDIES, MethodPlan, NetworkPlan, PaperTable, Protocol, Setting, Suite, sets
 from kedge.studies.ablation import ANCHORS, CUMULATIVE
-from kedge.studies.beside import beside_paper, row
-from kedge.studies.paper import AVERAGE, reported, tables
+from kedge.studies.paper import AVERAGE, printed_tables, reported
+from kedge.studies.publish import beside_paper, command_line
 from kedge.studies.study import smoke_data
 from kedge.training import Recipe
 from test_report import check
@@ -44,25 +45,25 @@ def test_every_study_runs_at_the_smoke_scale(name, tmp_path):
 
 def test_a_study_goes_on_where_it_was(tmp_path):
     first = reproduce("uncertainty", "--scale", "smoke", "--out", tmp_path)
-    assert "training plain" in first.output
+    assert "training unanchored" in first.output
     again = reproduce("uncertainty", "--scale", "smoke", "--out", tmp_path)
     assert again.exit_code == 0
     assert "training" not in again.output
 
 
 def test_a_study_runs_some_of_its_rows(tmp_path):
-    result = reproduce("insight", "--scale", "smoke", "--out", tmp_path, "--rows", "plain: *", "--rows", "*: KNN")
+    result = reproduce("insight", "--scale", "smoke", "--out", tmp_path, "--rows", "unanchored: *", "--rows", "*: KNN")
     assert result.exit_code == 0, result.output
     (summary,) = (json.loads(path.read_text())["summary"] for path in tmp_path.glob("*/metrics.json"))
-    assert {label.partition(": ")[0] for label in summary} == {"plain", "anchored"}
+    assert {label.partition(": ")[0] for label in summary} == {"unanchored", "anchored"}
     assert [label for label in summary if label.startswith("anchored")] == ["anchored: KNN"]
 
 
 def test_what_is_unknown_is_named():
     result = reproduce("cifar")
     assert result.exit_code != 0
-    assert "name must be one of 'methods', 'cifar-wrn'" in str(result.exception)
-    assert "scale must be one of 'full', 'small', 'smoke'" in str(reproduce("ablation", "--scale", "huge").exception)
+    assert "NAME must be one of 'methods', 'cifar-wrn'" in str(result.exception)
+    assert "--scale must be one of 'full', 'small', 'smoke'" in str(reproduce("ablation", "--scale", "huge").exception)
 
 
 def test_without_its_data_a_study_says_how_to_get_it(tmp_path):
@@ -100,16 +101,18 @@ def test_every_study_of_the_paper_is_declared_at_every_scale(name, scale):
 
 
 def test_at_the_full_scale_rows_and_columns_are_those_of_the_paper():
-    known = {table.table: table for table in tables()}
+    known = {table.table: table for table in printed_tables()}
     for name in ("cifar-wrn", "cifar-resnet34", "near-ood", "imagenet-c", "scood", "resizing", "uncertainty"):
         for suite in STUDIES[name](Setting("full")).suites:
             table = known[suite.paper.table]
-            assert suite.paper.id_set in table.id_sets
-            assert suite.paper.network in table.networks
+            assert suite.paper.id_set in table.distinct("id_set")
+            assert suite.paper.network in table.distinct("network")
             rows = {plan.paper for plan in suite.methods.values() if plan.paper is not None}
-            assert set(table.methods) <= rows, name
-            shown = {"tnr95" if m == "fpr95" and "tnr95" in table.metrics else m for m in suite.protocol.metrics}
-            assert set(table.metrics) <= shown
+            assert set(table.distinct("method")) <= rows, name
+            shown = {
+                "tnr95" if m == "fpr95" and "tnr95" in table.distinct("metric") else m for m in suite.protocol.metrics
+            }
+            assert set(table.distinct("metric")) <= shown
 
 
 def test_the_ablation_has_a_row_for_each_cell_of_the_paper_s_table():
@@ -118,10 +121,10 @@ def test_the_ablation_has_a_row_for_each_cell_of_the_paper_s_table():
         for k in ANCHORS:
             assert suite.methods[f"T: {name}, K = {k}"].options == {"k": k}
     corruptions = {each.corruption for each in reported(table=8)}
-    rows = {tuple(sorted(name for name, on in switches.items() if on)) for switches in CUMULATIVE.values()}
+    rows = {tuple(sorted(switches)) for switches in CUMULATIVE.values()}
     assert {tuple(sorted(corruption)) for corruption in corruptions} == rows
     assert {each.anchors for each in reported(table=8)} == set(ANCHORS)
-    assert {row(each) for each in reported(table=8)} == {plan.paper for plan in suite.methods.values()} - {None}
+    assert {each.row for each in reported(table=8)} == {plan.paper for plan in suite.methods.values()} - {None}
 
 
 def scood_files(home):
@@ -156,15 +159,28 @@ def test_in_scood_a_list_s_known_images_count_as_known_against_that_list_alone(t
 
 
 def test_a_suite_of_the_user_s_own_takes_a_few_lines(tmp_path):
-    mine = Suite(
-        name="mine",
+    own = Suite(
+        name="own",
         title="Mine",
-        networks={"plain": NetworkPlan("compact", Recipe(epochs=1, batch=16, crop=0), {"width": 4, "classes": 4})},
-        methods={"MSP": MethodPlan(kedge.MSP, ("plain",)), "KNN": MethodPlan(kedge.KNN, ("plain",), {"k": 3})},
+        networks={"unanchored": NetworkPlan("compact", Recipe(epochs=1, batch=16, crop=0), {"width": 4, "classes": 4})},
+        methods={
+            "MSP": MethodPlan(kedge.MSP, ("unanchored",)),
+            "KNN": MethodPlan(kedge.KNN, ("unanchored",), {"k": 3}),
+        },
         data=smoke_data,
     )
-    (table,) = kedge.studies.SuiteRun(mine, tmp_path).run().values()
+    (table,) = kedge.studies.SuiteRun(own, tmp_path).run().values()
     assert list(table.results) == ["MSP", "KNN"]
+
+
+def test_recorded_commands_have_no_folders_of_one_machine(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    inside, outside = str(tmp_path / "runs" / "a"), "/elsewhere/networks"
+    line = command_line(["reproduce", "methods", "--out", inside, f"--networks={outside}", "--rows", "AMP*"])
+    assert line == "kedge reproduce methods --out runs/a --networks=networks --rows AMP*"
+    docs = Path(__file__).parents[1] / "docs" / "results"
+    commands = [json.loads(path.read_text()).get("record", {}).get("command", "") for path in docs.glob("*.json")]
+    assert not any(part.startswith("/") for command in commands for part in command.split())
 
 
 # Beside the paper.
@@ -179,14 +195,14 @@ def one_table(names, labels):
 
 
 def declared(labels, table):
-    plan = {"plain": NetworkPlan("compact", Recipe(epochs=1), {})}
-    methods = {label: MethodPlan(kedge.MSP, ("plain",), paper=name) for label, name in labels.items()}
+    plan = {"unanchored": NetworkPlan("compact", Recipe(epochs=1), {})}
+    methods = {label: MethodPlan(kedge.MSP, ("unanchored",), paper=name) for label, name in labels.items()}
     return Suite("a", "A", plan, methods, smoke_data, protocol=Protocol(), paper=table)
 
 
 def test_the_paper_s_value_stands_in_brackets_where_it_has_the_cell():
-    summary = one_table(["svhn", "street characters"], ["MSP", "mine"])
-    suite = declared({"MSP": "MSP", "mine": None}, PaperTable("2", "cifar10", "wrn-40-2"))
+    summary = one_table(["svhn", "street characters"], ["MSP", "own"])
+    suite = declared({"MSP": "MSP", "own": None}, PaperTable("2", "cifar10", "wrn-40-2"))
     (theirs,) = reported(table=2, id_set="cifar10", method="MSP", ood_set="svhn", metric="fpr95")
     table = beside_paper(summary, suite, "fpr95")
     ours = summary.value("MSP", "fpr95", "svhn").words()
@@ -212,8 +228,6 @@ def test_true_negative_rates_are_turned_and_slips_are_marked():
 
 
 def test_sets_are_found_or_named(tmp_path):
-    import numpy as np
-
     np.savez(tmp_path / sets.FILES["scenes"], x=np.zeros((3, 32, 32, 3), np.uint8), y=np.arange(3))
     found = sets.find(["scenes", "traffic signs", "svhn"], side=32, data_dir=tmp_path)
     assert [(s.name, len(s), s.labels) for s in found.sets] == [("scenes", 3, None)]

@@ -1,4 +1,9 @@
-"""Studies as declarations, and the runner that they share."""
+"""Studies: the paper's tables and figures, kedge's own studies, the kernel theory, and the timing harness.
+
+`plan` declares a suite, `run` trains and scores it, `publish` writes its tables and report; `paper` holds the paper's
+numbers. The suites of the paper are in `cifar`, `ablation`, `imagenet_c`, `scood` and `resizing`; kedge's own in
+`methods`, `cifar10_fast`, `cifar10_longer` and `insight`.
+"""
 
 from collections.abc import Callable
 
@@ -13,9 +18,9 @@ from kedge.studies.plan import MethodPlan, NetworkPlan, PaperTable, Protocol, Su
 from kedge.studies.publish import Published, publish
 from kedge.studies.resizing import resizing
 from kedge.studies.run import SuiteRun
-from kedge.studies.scood import scood
+from kedge.studies.scood import coherent_ood
 from kedge.studies.study import Setting, Study
-from kedge.studies.theory.suite import run_ntk
+from kedge.studies.theory import run_ntk
 
 __all__ = [
     "STUDIES",
@@ -39,7 +44,7 @@ STUDIES: dict[str, Callable[[Setting], Study]] = {
     "cifar-resnet34": cifar_resnet34,
     "near-ood": near_ood,
     "imagenet-c": imagenet_c,
-    "scood": scood,
+    "scood": coherent_ood,
     "resizing": resizing,
     "ablation": ablation,
     "uncertainty": uncertainty,

@@ -1,4 +1,4 @@
-"""CIFAR-10 on two cores: every method without outliers, on twins that train in minutes."""
+"""CIFAR-10 on two cores: every method without outliers, on networks that train in minutes."""
 
 from dataclasses import replace
 from functools import partial
@@ -18,6 +18,7 @@ from kedge.detectors import (
     Energy,
     Entropy,
     Gram,
+    KLUniform,
     LowLevelStatistics,
     Mahalanobis,
     MaxLogit,
@@ -27,7 +28,7 @@ from kedge.detectors import (
     TemperatureScaling,
     ViM,
 )
-from kedge.studies.plan import MethodPlan, NetworkPlan, Protocol, Suite
+from kedge.studies.plan import MethodPlan, NetworkPlan, Protocol
 from kedge.studies.study import DRAWS, SHIFTS, SMOKE_CLASSES, Setting, Study, draw_label
 from kedge.training import Recipe, recipe
 from kedge.training.losses import SyntheticOutliers
@@ -35,89 +36,85 @@ from kedge.training.losses import SyntheticOutliers
 WIDTH, EPOCHS = 32, 4
 MASKED = 0.25  # share of pairs that are masked and trained towards uniform, where any are
 MOST = (5_000, 2_000)  # ID images to test on, and of any other set
-TUNED = 0.4  # of an epoch: a tenth of a training
-LATER = 0.5  # of an epoch, from the plain twin on: methods that learn too little in a short training from scratch
-MEMBERS = 3  # of the ensemble: the plain twins of the first seeds
-NEAR = "tiny-imagenet (OpenOOD)"  # of another kind than the others, so it stands by itself
-ON_PLAIN: tuple[type[Detector], ...] = (
+FINE_TUNED = 0.4  # of an epoch: a tenth of a training
+LATER = 0.5  # of an epoch, starting from the unanchored baseline: methods that learn too little from scratch
+MEMBERS = 3  # of the ensemble: the unanchored baselines of the first seeds
+NEAR = "tiny-imagenet (OpenOOD)"  # near OOD, the others are far; it is left out of the means
+UNANCHORED_KINDS: tuple[type[Detector], ...] = (
     MSP, MaxLogit, Entropy, Energy, TemperatureScaling, ODIN, Mahalanobis, Gram, KNN, ViM, ReAct, DEUP,
 )  # fmt: skip
 LEAD = "AMP"
+PER_SAMPLE: dict[str, Any] = {"anchored": True, "anchoring": {"per_sample": True}}
+VIEWS = {"k": 5, "shift": 1, "score": "kl_uniform"}  # of TTA
+METRICS = Protocol(("auroc", "fpr95", "aupr_in", "aupr_out", "dtacc"))
 
 
 def cifar10_fast(setting: Setting) -> Study:
-    """Twins of the airbench network on CIFAR-10 against six sets of other images, at one scale but for the smoke scale.
+    """Anchored and unanchored airbench networks on CIFAR-10 against six sets; "small" and "full" are the same scale.
 
     Example:
         >>> sorted(cifar10_fast(Setting("smoke")).suites[0].networks)[:3]
-        ['anchored', 'anchored, made outliers', 'dropout']
+        ['anchored', 'anchored, synthetic outliers', 'dropout']
     """
     load, network = setting.data("cifar10", (), shifts=SHIFTS, most=MOST), partial(small_network, setting)
 
     def later(plan: NetworkPlan, share: float) -> NetworkPlan:
-        return replace(plan, start="plain", share=share, recipe=small_recipe(setting, 1, lr=0.06))
+        return replace(plan, start="unanchored", share=share, recipe=small_recipe(setting, 1, lr=0.06))
 
+    masking = {"per_sample": True, "mask": MASKED, "mask_target": "uniform"}
     networks = {
-        "plain": network(),
-        "anchored": network(anchored=True, anchoring={"spread": True}),
-        "masked": network(anchored=True, anchoring={"spread": True, "mask": MASKED, "mask_target": "uniform"}),
-        "made outliers": network(loss=SyntheticOutliers()),
-        "anchored, made outliers": network(loss=SyntheticOutliers(), anchored=True, anchoring={"spread": True}),
+        "unanchored": network(),
+        "anchored": network(**PER_SAMPLE),
+        "masked": network(anchored=True, anchoring=masking),
+        "synthetic outliers": network(loss=SyntheticOutliers()),
+        "anchored, synthetic outliers": network(loss=SyntheticOutliers(), **PER_SAMPLE),
         "dropout": network(arguments={"dropout": 0.2}),
         "svi": later(network(method=SVI, prepare={"prior_mean": "weights"}), LATER),
         "svi-avuc": later(network(method=SVIAvUC, prepare={"prior_mean": "weights"}), LATER),
         "duq": later(network(method=DUQ), LATER),
-        "tuned": later(network(anchored=True, anchoring={"spread": True}), TUNED),
+        "fine-tuned": later(network(**PER_SAMPLE), FINE_TUNED),
     }
-    members = {f"plain {number}": network(seed=number) for number in range(MEMBERS)}
+    members = {f"unanchored {number}": network(seed=number) for number in range(MEMBERS)}
+    amp = partial(MethodPlan, AMP)
+    recommended = amp(("anchored, synthetic outliers",), {"variant": "recommended"})
     rows: dict[str, MethodPlan] = {
-        LEAD: MethodPlan(AMP, ("anchored",)),
-        "AMP, tau mean": MethodPlan(AMP, ("anchored",), {"tau": "mean"}),
-        "AMP, energy": MethodPlan(AMP, ("anchored",), {"score": "energy"}),
-        "AMP, authors": MethodPlan(AMP, ("anchored",), {"variant": "authors"}),
-        "AMP, tau mean, 6 views": MethodPlan(AMP, ("anchored",), {"tau": "mean", "views": 6}),
-        "AMP, recommended": MethodPlan(AMP, ("anchored, made outliers",), {"variant": "recommended"}),
-        "AMP (made outliers)": MethodPlan(AMP, ("anchored, made outliers",)),
-        "AMP (masked)": MethodPlan(AMP, ("masked",)),
-        "AMP, means of classes, 6 views (masked)": MethodPlan(
-            AMP, ("masked",), {"tau": "mean", "views": 6, "anchors": "means"}
-        ),
-        "AMP, tuned": MethodPlan(AMP, ("tuned",)),
+        LEAD: amp(("anchored",)),
+        "AMP, tau mean": amp(("anchored",), {"tau": "mean"}),
+        "AMP, energy": amp(("anchored",), {"score": "energy"}),
+        "AMP, authors": amp(("anchored",), {"variant": "authors"}),
+        "AMP, tau mean, TTA, 6 views": amp(("anchored",), {"tau": "mean", "tta": 6}),
+        "AMP, recommended": recommended,
+        "AMP (synthetic outliers)": amp(("anchored, synthetic outliers",)),
+        "AMP (masked)": amp(("masked",)),
+        "AMP, class means, TTA, 6 views (masked)": amp(("masked",), {"tau": "mean", "tta": 6, "anchors": "means"}),
+        "AMP, fine-tuned": amp(("fine-tuned",)),
         "Energy (anchored)": MethodPlan(Energy, ("anchored",)),
         "MSP (anchored)": MethodPlan(MSP, ("anchored",)),
-    }
-    rows |= {kind.__name__: MethodPlan(kind, ("plain",)) for kind in ON_PLAIN}
-    rows |= {
+        **{kind.__name__: MethodPlan(kind, ("unanchored",)) for kind in UNANCHORED_KINDS},
         "DeepEnsemble": MethodPlan(DeepEnsemble, tuple(members)),
         "MCDropout": MethodPlan(MCDropout, ("dropout",)),
         "SVI": MethodPlan(SVI, ("svi",)),
         "SVIAvUC": MethodPlan(SVIAvUC, ("svi-avuc",)),
         "DUQ": MethodPlan(DUQ, ("duq",)),
-        "AMP, temperature permuted": MethodPlan(AMP, ("anchored",), permuted=True),
-        "AMP, recommended, temperature permuted": MethodPlan(
-            AMP, ("anchored, made outliers",), {"variant": "recommended"}, permuted=True
-        ),
-        "AMP, one temperature for all": MethodPlan(AMP, ("anchored",), {"temperature": "global"}),
-        "Energy, centred": MethodPlan(Energy, ("plain",), {"centred": True}),
-        "Energy, 5 flips and crops": MethodPlan(TTA, ("plain",), {"k": 5, "shift": 2}),
-        "Energy, centred, 5 flips and crops": MethodPlan(TTA, ("plain",), {"k": 5, "shift": 1, "score": "kl_uniform"}),
-        "Energy, centred (made outliers)": MethodPlan(Energy, ("made outliers",), {"centred": True}),
-        "Energy, centred, 5 flips and crops (made outliers)": MethodPlan(
-            TTA, ("made outliers",), {"k": 5, "shift": 1, "score": "kl_uniform"}
-        ),
-        "pixel statistics": MethodPlan(LowLevelStatistics, ("plain",)),
+        "AMP, tau permuted": amp(("anchored",), permuted=True),
+        "AMP, recommended, tau permuted": replace(recommended, permuted=True),
+        "AMP, shared tau": amp(("anchored",), {"shared_tau": True}),
+        "KL to uniform": MethodPlan(KLUniform, ("unanchored",)),
+        "Energy, TTA, 5 views": MethodPlan(TTA, ("unanchored",), {"k": 5, "shift": 2}),
+        "KL to uniform, TTA, 5 views": MethodPlan(TTA, ("unanchored",), VIEWS),
+        "KL to uniform (synthetic outliers)": MethodPlan(KLUniform, ("synthetic outliers",)),
+        "KL to uniform, TTA, 5 views (synthetic outliers)": MethodPlan(TTA, ("synthetic outliers",), VIEWS),
+        "low-level statistics": MethodPlan(LowLevelStatistics, ("unanchored",)),
+        **{draw_label(seed): amp(("anchored",), {"seed": seed}) for seed in DRAWS},
     }
-    rows |= {draw_label(seed): MethodPlan(AMP, ("anchored",), {"seed": seed}) for seed in DRAWS}
-    suite = Suite(
-        name="cifar10",
-        title="CIFAR-10 on two cores",
+    suite = setting.suite(
+        "cifar10",
+        "CIFAR-10 on two cores",
         networks=networks | members,
         methods=rows,
         data=lambda seed: load(0),  # the same split for all seeds, so that no member has seen another's held-out images
-        seeds=setting.seeds,
-        comparisons=setting.comparisons,
         resamples=0 if setting.scale == "smoke" else 500,
-        protocol=Protocol(("auroc", "fpr95", "aupr_in", "aupr_out", "dtacc")),
+        protocol=METRICS,
         leads=(LEAD,),
         draws={LEAD: tuple(map(draw_label, DRAWS))},
         apart=(NEAR,),
@@ -127,7 +124,7 @@ def cifar10_fast(setting: Setting) -> Study:
 
 
 def small_network(setting: Setting, how: Recipe | None = None, **plan: Any) -> NetworkPlan:
-    """The airbench network of the width that two cores train in minutes."""
+    """The airbench network at a width that two cores train in minutes."""
     smoke = setting.scale == "smoke"
     size = {"width": 2 if smoke else WIDTH, "classes": SMOKE_CLASSES if smoke else 10}
     arguments = size | plan.pop("arguments", {})

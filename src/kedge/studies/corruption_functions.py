@@ -1,4 +1,4 @@
-"""The corruptions of ImageNet-C as functions of one image; their strengths stand in `kedge.studies.corruptions`.
+"""The corruptions of ImageNet-C as functions of one image; their strengths are in `kedge.studies.corruptions`.
 
 Each takes uint8 pixels (H, W, D), a random generator and its parameters, and returns uint8 pixels. The published sets
 were made with scikit-image, OpenCV and ImageMagick; NumPy, SciPy and Pillow do the same arithmetic here. Given the same
@@ -24,12 +24,7 @@ Rng = np.random.Generator
 
 
 def through_jpeg(x: Pixels, quality: int) -> Pixels:
-    """What is left of an image, (H, W, 1) or (H, W, 3), once Pillow has saved it as JPEG.
-
-    Example:
-        >>> through_jpeg(np.full((8, 8, 1), 77, np.uint8), 85).max()
-        np.uint8(77)
-    """
+    """An image, (H, W, 1) or (H, W, 3), saved by Pillow as JPEG and read again."""
     file = io.BytesIO()
     _picture(x).save(file, "JPEG", quality=quality)
     return np.asarray(Image.open(file)).reshape(x.shape)
@@ -44,7 +39,7 @@ def _shot_noise(x: Pixels, rng: Rng, photons: float) -> Pixels:
 
 
 def _impulse_noise(x: Pixels, rng: Rng, amount: float) -> Pixels:
-    """Salt or pepper, equally likely, in each channel of its own."""
+    """Salt or pepper, equally likely, independent in each channel."""
     hit, salt = rng.random(x.shape) < amount, rng.random(x.shape) < 0.5
     return np.where(hit, np.where(salt, 255, 0), x).astype(np.uint8)
 
@@ -73,10 +68,10 @@ def _disk(radius: float, sigma: float) -> Reals:
 
 
 def _glass_blur(x: Pixels, rng: Rng, sigma: float, reach: int, passes: int) -> Pixels:
-    """Blur, let every pixel take a near one's colour, blur.
+    """Blur, replace every pixel by a near one, blur.
 
-    The original means to swap the two, but its tuple assignment on views of an array writes one colour over the other,
-    and so the published images were made.
+    The original means to swap the two, but its tuple assignment on views of an array overwrites one by the other, and
+    the published images were made so.
     """
     y = _pixels(_smooth(x / 255, sigma))
     for _ in range(passes):
@@ -85,7 +80,7 @@ def _glass_blur(x: Pixels, rng: Rng, sigma: float, reach: int, passes: int) -> P
 
 
 def _take_neighbours(x: Pixels, offsets: NDArray[np.int64], reach: int) -> Pixels:
-    """From the last pixel to the first, in place: each takes the colour that its neighbour has by then.
+    """From the last pixel to the first, in place: each takes the current colour of its neighbour.
 
     Node p is pixel p before the pass and node n + p is pixel p after it. Each node points to where its colour comes
     from; following all pointers at once, doubling the distance, replaces the loop over pixels.
@@ -236,12 +231,8 @@ def _pixelate(x: Pixels, rng: Rng, factor: float) -> Pixels:
     return np.asarray(small.resize((width, height), Image.Resampling.BOX)).reshape(x.shape)
 
 
-def _jpeg_compression(x: Pixels, rng: Rng, quality: int) -> Pixels:
-    return through_jpeg(x, quality)
-
-
 # In the order of the paper; gaussian_blur is one of its four extra corruptions.
-MAKERS: Mapping[str, Callable[..., Pixels]] = {
+FUNCTIONS: Mapping[str, Callable[..., Pixels]] = {
     "gaussian_noise": _gaussian_noise,
     "shot_noise": _shot_noise,
     "impulse_noise": _impulse_noise,
@@ -255,7 +246,7 @@ MAKERS: Mapping[str, Callable[..., Pixels]] = {
     "contrast": _contrast,
     "elastic_transform": _elastic_transform,
     "pixelate": _pixelate,
-    "jpeg_compression": _jpeg_compression,
+    "jpeg_compression": lambda x, rng, quality: through_jpeg(x, quality),
     "gaussian_blur": _gaussian_blur,
 }
 

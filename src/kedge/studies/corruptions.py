@@ -10,9 +10,9 @@ from torch import Tensor
 from kedge.checks import at_least, one_of, shape_of
 from kedge.data.imageset import ImageSet
 from kedge.errors import InputError
-from kedge.studies.corruption_functions import MAKERS, through_jpeg
+from kedge.studies.corruption_functions import FUNCTIONS, through_jpeg
 
-CORRUPTIONS = tuple(MAKERS)
+CORRUPTIONS = tuple(FUNCTIONS)
 SEVERITIES = (1, 2, 3, 4, 5)
 SCALES = ("cifar", "imagenet")
 _LARGEST_CIFAR = 64  # pixels
@@ -65,7 +65,7 @@ PARAMETERS: Mapping[str, Mapping[str, _Levels]] = {
         "fog": ((1.5, 2), (2, 2), (2.5, 1.7), (2.5, 1.5), (3, 1.4)),
         "brightness": ((0.1,), (0.2,), (0.3,), (0.4,), (0.5,)),
         "contrast": ((0.4,), (0.3,), (0.2,), (0.1,), (0.05,)),
-        "elastic_transform": (  # fractions of 244 in the original, which says itself that 224 was meant
+        "elastic_transform": (  # fractions of 244 in the original, which notes itself that 224 was meant
             (488, 170.8, 24.4),
             (488, 19.52, 48.8),
             (12.2, 2.44, 4.88),
@@ -102,7 +102,7 @@ def corrupt(
             the former up to 64 pixels. Other sizes get the same numbers: nothing is rescaled.
         seed: An image's random draws are fixed by the seed, the name, the severity and the image's index (and NumPy's
             version), not by the images beside it.
-        indices: The images' indices in the whole set, if these are a part of it; 0, 1, 2, ... without.
+        indices: The images' indices in the whole set, if these are a part of it; 0, 1, 2, ... by default.
         jpeg: The quality at which each result is saved as JPEG and read again, or None for not at all;
             ``"published"`` is 85 at the scale ``"imagenet"`` and None at ``"cifar"``.
 
@@ -114,12 +114,12 @@ def corrupt(
     """
     if not isinstance(images, ImageSet):
         raise InputError(
-            f"images must be an ImageSet, got {shape_of(images)}; wrap them in one: ImageSet(images), or "
-            "set.to_memory(preprocess) of a streamed set"
+            f"images must be an ImageSet; got {shape_of(images)}: pass ImageSet(images), or "
+            "set.to_memory(preprocess) for a streamed set"
         )
     channels, height, width = images.images.shape[1:]
     if channels not in (1, 3):
-        raise InputError(f"images must have 1 or 3 channels to be corrupted, got {channels} in the set {images.name!r}")
+        raise InputError(f"images must have 1 or 3 channels to be corrupted; got {channels} in the set {images.name!r}")
     if name not in CORRUPTIONS:
         raise InputError(f"name must be one of {', '.join(map(repr, CORRUPTIONS))}; got {name!r} ({_FROST})")
     if isinstance(severity, bool) or not isinstance(severity, int) or severity not in SEVERITIES:
@@ -133,7 +133,7 @@ def corrupt(
     corrupted = torch.empty_like(images.images, memory_format=torch.contiguous_format)
     for i, index in enumerate(_checked(indices, len(images))):
         x = images.images[i].permute(1, 2, 0).contiguous().cpu().numpy()  # (H, W, D), the layout of image files
-        x = MAKERS[name](x, np.random.default_rng((index, *key)), *parameters)
+        x = FUNCTIONS[name](x, np.random.default_rng((index, *key)), *parameters)
         if quality is not None:
             x = through_jpeg(x, quality)
         corrupted[i] = torch.from_numpy(x.transpose(2, 0, 1).copy())  # (D, H, W)

@@ -1,4 +1,4 @@
-"""The demo: an anchored network and its plain twin on digits 0 to 7, against images that are no such digits."""
+"""The demo: an anchored network and its unanchored baseline on digits 0 to 7, against other images."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ KNOWN, HELD_OUT = (0, 1, 2, 3, 4, 5, 6, 7), (8, 9)
 
 @dataclass(frozen=True)
 class DemoData:
-    """The parts of the digits: to train, to calibrate and to test on, and what does not belong."""
+    """The digits to train, to calibrate and to test on, and the out-of-distribution sets."""
 
     train: ImageSet
     calibration: ImageSet
@@ -28,7 +28,7 @@ class DemoData:
 
 @dataclass(frozen=True)
 class Demo:
-    """What the demo made: the anchored detector, the table, and the data."""
+    """The result of the demo: the anchored detector, the table, and the data."""
 
     detector: AMP
     evaluation: Evaluation
@@ -36,7 +36,7 @@ class Demo:
 
 
 def demo_data(*, seed: int = 0) -> DemoData:
-    """Split the digits; every OOD set is made of images that no network was trained on.
+    """Split the digits; no image of an OOD set was trained on.
 
     Example:
         >>> [s.name for s in demo_data().ood]
@@ -61,29 +61,29 @@ def run_demo(
     training_progress: Callable[[str, Progress], None] | None = None,
     scoring_progress: Callable[[int, int], None] | None = None,
 ) -> Demo:
-    """Train both twins, calibrate their detectors and evaluate them.
+    """Train both networks, calibrate their detectors and evaluate them.
 
     Args:
-        seed: Of everything.
-        epochs: Instead of the demo recipe's.
-        width: Of the compact network.
-        data: Instead of the whole demo data.
-        training_progress: Called with the twin's name after every training step.
+        seed: Random seed.
+        epochs: Epochs, if not the demo recipe's.
+        width: Width of the compact network.
+        data: Images, if not the whole demo data.
+        training_progress: Called with the network's name after every training step.
         scoring_progress: Called with the number of images scored and the number in all.
     """
     data = data or demo_data(seed=seed)
     how: Recipe = recipe("demo") if epochs is None else recipe("demo", epochs=epochs)
     with seeded(seed):
         network = build("compact", width=width, classes=len(KNOWN), channels=1)
-    twins = {"anchored": anchor(network, seed=seed), "plain": network}
+    networks = {"anchored": anchor(network, seed=seed), "unanchored": network}
     trained = {}
-    for name, net in twins.items():
+    for name, net in networks.items():
         report = None if training_progress is None else (lambda p, name=name: training_progress(name, p))
         trained[name] = train(net, data.train, how, seed=seed, progress=report)
     amp = AMP(trained["anchored"])
     detectors: dict[str, Detector] = {"AMP (anchored)": amp, "Energy (anchored)": Energy(trained["anchored"])}
     for kind in (MSP, MaxLogit, Entropy, Energy):
-        detectors[f"{kind.__name__} (plain)"] = kind(trained["plain"])
+        detectors[f"{kind.__name__} (unanchored)"] = kind(trained["unanchored"])
     for detector in detectors.values():
         detector.fit(data.train).calibrate(data.calibration)
     evaluation = evaluate(detectors, data.test, data.ood, resamples=1000, seed=seed, progress=scoring_progress)

@@ -7,7 +7,7 @@ from kedge.data import ImageSet
 from kedge.detectors import AMP, MSP, SVI, DeepEnsemble, Energy, MCDropout, SVIAvUC, TemperatureScaling
 from kedge.evaluation.curve import Curve
 from kedge.studies.corruptions import SEVERITIES, corrupt
-from kedge.studies.plan import MethodPlan, PaperTable, Protocol, Suite, SuiteData
+from kedge.studies.plan import MethodPlan, PaperTable, Protocol, SuiteData
 from kedge.studies.study import CLASSES, Setting, Study
 
 BLUR = "gaussian_blur"
@@ -16,45 +16,36 @@ SCORINGS = ("AMP", "AMP, entropy", "AMP, energy")  # the paper shows three scori
 
 
 def imagenet_c(setting: Setting) -> Study:
-    """Table 5 and Figure 5: Gaussian blur at levels 1 to 5, and the methods of uncertainty beside AMP.
-
-    Example:
-        >>> [s.name for s in imagenet_c(Setting("smoke")).suites[0].data(0).ood][-1]
-        'made test gaussian_blur 5'
-    """
+    """Table 5 and Figure 5: Gaussian blur at levels 1 to 5, and the methods of uncertainty beside AMP."""
     full = setting.scale == "full"
     known, network = ("imagenet", "resnet50") if full else ("cifar10", "resnet18-cifar")
     classes, members = CLASSES[known], MEMBERS if full else 2
-    networks = setting.twins(network, classes)
+    networks = setting.networks(network, classes, members)
+    ensemble = tuple(name for name in networks if name.startswith("unanchored"))
     if full:
         networks["anchored"] = replace(networks["anchored"], anchoring={"every": 10})
-    names = ["plain"]
-    for number in range(1, members):
-        names.append(f"plain {number}")
-        networks[names[-1]] = setting.network(network, classes, member=1000 * number)
     networks["dropout"] = setting.network(network, classes, arguments={"dropout": 0.2})
     networks["svi"] = setting.network(network, classes, method=SVI)
     networks["svi-avuc"] = setting.network(network, classes, method=SVIAvUC)
-    clean = "made test" if setting.scale == "smoke" else known
-    suite = Suite(
-        name=known,
-        title=f"{known} against its blurred images",
+    clean = "toy test" if setting.scale == "smoke" else known
+    entropy = {"score": "entropy"}
+    suite = setting.suite(
+        known,
+        f"{known} against its blurred images",
         networks=networks,
         methods={
-            "MSP": MethodPlan(MSP, ("plain",), paper="plain"),
-            "TemperatureScaling": MethodPlan(TemperatureScaling, ("plain",), paper="TemperatureScaling"),
-            "DeepEnsemble": MethodPlan(DeepEnsemble, tuple(names), {"score": "entropy"}, paper="DeepEnsemble"),
-            "MCDropout": MethodPlan(MCDropout, ("dropout",), {"score": "entropy"}, paper="MCDropout"),
-            "SVI": MethodPlan(SVI, ("svi",), {"score": "entropy"}, paper="SVI"),
-            "SVIAvUC": MethodPlan(SVIAvUC, ("svi-avuc",), {"score": "entropy"}, paper="SVIAvUC"),
+            "MSP": MethodPlan(MSP, ("unanchored",), paper="unanchored"),
+            "TemperatureScaling": MethodPlan(TemperatureScaling, ("unanchored",), paper="TemperatureScaling"),
+            "DeepEnsemble": MethodPlan(DeepEnsemble, ensemble, entropy, paper="DeepEnsemble"),
+            "MCDropout": MethodPlan(MCDropout, ("dropout",), entropy, paper="MCDropout"),
+            "SVI": MethodPlan(SVI, ("svi",), entropy, paper="SVI"),
+            "SVIAvUC": MethodPlan(SVIAvUC, ("svi-avuc",), entropy, paper="SVIAvUC"),
             "AMP": MethodPlan(AMP, ("anchored",), paper="AMP"),
-            "AMP, entropy": MethodPlan(AMP, ("anchored",), {"score": "entropy"}),
+            "AMP, entropy": MethodPlan(AMP, ("anchored",), entropy),
             "AMP, energy": MethodPlan(AMP, ("anchored",), {"score": "energy"}),
-            "Energy": MethodPlan(Energy, ("plain",)),
+            "Energy": MethodPlan(Energy, ("unanchored",)),
         },
         data=_with_levels(setting, known),
-        seeds=setting.seeds,
-        comparisons=setting.comparisons,
         protocol=Protocol(("auroc", "dtacc", "aupr_in", "aupr_out")),
         paper=PaperTable("5", "imagenet", "resnet50") if full else None,
         leads=SCORINGS,
@@ -67,7 +58,7 @@ def imagenet_c(setting: Setting) -> Study:
         ),
     )
     title = "ImageNet against its blurred images (Table 5, Figure 5)"
-    return Study("imagenet-c", title, "How much blur does it take to be noticed?", (suite,))
+    return Study("imagenet-c", title, "How much blur does it take to be detected?", (suite,))
 
 
 def _with_levels(setting: Setting, known: str) -> Callable[[int], SuiteData]:
@@ -77,7 +68,7 @@ def _with_levels(setting: Setting, known: str) -> Callable[[int], SuiteData]:
     def load(seed: int) -> SuiteData:
         data = base(seed)
         corrupted = [(level, corrupt(data.test, BLUR, level)) for level in SEVERITIES]
-        blurred = tuple(ImageSet(made.images, name=_name(data.test.name, level)) for level, made in corrupted)
+        blurred = tuple(ImageSet(images.images, name=_name(data.test.name, level)) for level, images in corrupted)
         return replace(data, ood=blurred)
 
     return load

@@ -1,4 +1,4 @@
-"""Trainings that the study `insight` tries: other losses, and other ways of T."""
+"""Losses and corruptions T that only the study `insight` uses."""
 
 from typing import Any, cast
 
@@ -15,23 +15,13 @@ from kedge.training.losses import CrossEntropy, Loss, Step, StepLoss
 
 
 def twice(images: Tensor) -> Tensor:
-    """T on what T has made already, by a draw of its own.
-
-    Example:
-        >>> twice(torch.rand(4, 3, 32, 32)).shape
-        torch.Size([4, 3, 32, 32])
-    """
+    """T applied twice, by independent draws."""
     once = Corruption()
     return once(once(images))
 
 
 def as_published(images: Tensor) -> Tensor:
-    """T as the published code applies it: one draw for the batch, and normalised images, which jitter clamps to [0, 1].
-
-    Example:
-        >>> as_published(torch.rand(4, 3, 32, 32)).shape
-        torch.Size([4, 3, 32, 32])
-    """
+    """T as published: one draw for the batch, on normalised images, which jitter clamps to [0, 1]."""
     import kornia.augmentation as K  # as in `kedge.anchoring.corruption`
 
     mean, std = (torch.tensor(values).view(3, 1, 1) / 255 for values in ((125.3, 123.0, 113.9), (63.0, 62.1, 66.7)))
@@ -51,7 +41,7 @@ def as_published(images: Tensor) -> Tensor:
 
 
 class Agreement(Loss):
-    """Cross-entropy under two anchors for each image, and how far their log-probabilities differ."""
+    """Cross-entropy under two anchors for each image, plus the squared difference of their log-probabilities."""
 
     name = "two anchors agree"
     weight = 0.1
@@ -95,7 +85,7 @@ class Differences(Loss):
 class SameClass(Loss):
     """Cross-entropy under anchors of the image's own class, and the uniform distribution under those of another.
 
-    What a pair is trained towards depends on its anchor, so a network that does not look at it cannot succeed.
+    The target of a pair depends on its anchor, so a network that ignores the anchor cannot fit it.
     """
 
     name = "same class"
@@ -118,17 +108,17 @@ class SameClass(Loss):
 class AsNoise(Loss):
     """Consistency training without anchors: a fifth of the images become ``x + T(c) - c`` and keep their labels.
 
-    That is what a network sees of the pair ``[T(c), x - c]`` whose first layer has equal halves.
+    This is the input that the pair ``[T(c), x - c]`` amounts to if the first layer has equal halves.
 
     Args:
-        settle: Share of the steps, at the end, in which all images stay as they are; see `kedge.training.Recipe`.
+        clean_final_fraction: Share of the steps, at the end, in which no image is changed; see `kedge.training.Recipe`.
     """
 
     name = "T as noise"
     share = 1 / 5
 
-    def __init__(self, settle: float) -> None:
-        self.clean_final_fraction = settle
+    def __init__(self, clean_final_fraction: float) -> None:
+        self.clean_final_fraction = clean_final_fraction
 
     def loss(self, step: Step) -> StepLoss:
         """The loss of a step."""
@@ -142,7 +132,7 @@ class AsNoise(Loss):
 
     def config(self) -> dict[str, Any]:
         """The shares."""
-        return {"share": self.share, "settle": self.clean_final_fraction}
+        return {"share": self.share, "clean_final_fraction": self.clean_final_fraction}
 
 
 class AliveAnchors(Loss):

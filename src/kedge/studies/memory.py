@@ -1,4 +1,4 @@
-"""Hypotheses remembered: rows of a table that ask one network the same question share the answer."""
+"""Caching per-anchor logits: rows of a table on the same network, anchors and images share them."""
 
 import hashlib
 import time
@@ -12,10 +12,10 @@ from kedge.anchoring import Anchored
 
 
 class Memory:
-    """What an anchored network said of batches of images, and how long it took to say it.
+    """Per-anchor logits of batches of images, and the seconds that computing them took.
 
     Attributes:
-        saved: Seconds that answers from memory would have taken, since `start`.
+        saved: Seconds that cached logits would have taken, since `start`.
 
     Example:
         >>> from kedge import anchor
@@ -29,37 +29,34 @@ class Memory:
     """
 
     def __init__(self) -> None:
-        self._said: dict[Hashable, tuple[Tensor, float]] = {}
+        self._logits: dict[Hashable, tuple[Tensor, float]] = {}
         self.saved = 0.0
 
     def start(self) -> None:
-        """Count what is saved from zero."""
+        """Reset `saved`."""
         self.saved = 0.0
 
     def attach(self, net: Anchored) -> None:
-        """Let a network answer from memory; its weights must be those of all others with this memory."""
-        ask = net.marginalise
+        """Let a network use the cache; its weights must be those of all other networks with it."""
+        compute = net.marginalise
 
-        def remembered(
+        def cached(
             x: Tensor, layers: Sequence[str] = (), like: Tensor | None = None, **options: Any
         ) -> tuple[Tensor, dict[str, Tensor]]:
             if layers or torch.is_grad_enabled():
-                return ask(x, layers, like, **options)
-            asked = tuple(options.get("which") or ()), options.get("tta", 1)
-            key = (_digest(net.anchors), net.per_image, _digest(x), _digest(like), *asked)
-            if key not in self._said:
+                return compute(x, layers, like, **options)
+            settings = tuple((name, str(value)) for name, value in sorted(options.items()))
+            key = (_digest(net.anchors), net.per_image, _digest(x), _digest(like), settings)
+            if key in self._logits:
+                self.saved += self._logits[key][1]
+            else:
                 started = time.perf_counter()
-                hypotheses = ask(x, (), like, **options)[0]
-                self._said[key] = hypotheses, time.perf_counter() - started
-                return hypotheses, {}
-            hypotheses, seconds = self._said[key]
-            self.saved += seconds
-            return hypotheses, {}
+                logits = compute(x, (), like, **options)[0]
+                self._logits[key] = logits, time.perf_counter() - started
+            return self._logits[key][0], {}
 
-        net.marginalise = remembered  # type: ignore[method-assign]
+        net.marginalise = cached  # type: ignore[method-assign]
 
 
 def _digest(tensor: Tensor | None) -> bytes:
-    if tensor is None:
-        return b""
-    return hashlib.sha256(tensor.detach().cpu().contiguous().numpy().tobytes()).digest()
+    return b"" if tensor is None else hashlib.sha256(tensor.detach().cpu().contiguous().numpy().tobytes()).digest()

@@ -1,4 +1,6 @@
-"""Every method on the digits: what each needs, what it costs, and what it finds."""
+"""Every method on the digits: what each needs, costs, and detects."""
+
+from typing import Any
 
 from kedge.data import ImageSet
 from kedge.detectors import (
@@ -27,14 +29,22 @@ from kedge.detectors import (
 )
 from kedge.studies.demo import KNOWN, demo_data
 from kedge.studies.outlier_images import shapes
-from kedge.studies.plan import MethodPlan, NetworkPlan, Protocol, Suite, SuiteData
+from kedge.studies.plan import MethodPlan, NetworkPlan, Protocol, SuiteData
 from kedge.studies.study import Setting, Study
 from kedge.training import recipe
 
 MEMBERS = 3  # of the ensembles
 SMOKE_IMAGES = 64  # of each set at the smallest scale
-ON_PLAIN = (MSP, MaxLogit, Entropy, TemperatureScaling, ODIN, Energy, Mahalanobis, Gram, KNN, ViM, ReAct, DEUP)
-ON_ANCHORED = (AMP, MSP, Entropy, Energy, ODIN, Mahalanobis, Gram, KNN, ViM, ReAct, DEUP)
+UNANCHORED_KINDS = (MSP, MaxLogit, Entropy, TemperatureScaling, ODIN, Energy, Mahalanobis, Gram, KNN, ViM, ReAct, DEUP)
+ANCHORED_KINDS = (AMP, MSP, Entropy, Energy, ODIN, Mahalanobis, Gram, KNN, ViM, ReAct, DEUP)
+OWN_TRAINING: dict[str, type[TrainedDetector]] = {
+    "svi": SVI,
+    "svi-avuc": SVIAvUC,
+    "duq": DUQ,
+    "outlier exposure": OutlierExposure,
+    "discrepancy": ClassifierDiscrepancy,
+    "udg": UDG,
+}
 
 
 def methods(setting: Setting) -> Study:
@@ -48,51 +58,37 @@ def methods(setting: Setting) -> Study:
     """
     small = setting.scale != "smoke"
     how = recipe("demo") if small else recipe("demo", epochs=1, batch=32)
-    groups = 50 if small else 8
+    groups = {"groups": 50 if small else 8}
 
-    def network(method: type[TrainedDetector] | None = None, **plan: object) -> NetworkPlan:
-        more = plan.pop("arguments", {})
+    def network(arguments: dict[str, Any] | None = None, **plan: Any) -> NetworkPlan:
         size = {"width": 16 if small else 4, "classes": len(KNOWN), "channels": 1}
-        return NetworkPlan("compact", how, size | more, method=method, **plan)  # type: ignore[operator, arg-type]
+        return NetworkPlan("compact", how, size | (arguments or {}), **plan)
 
     networks = {
-        "plain": network(),
+        "unanchored": network(),
         "anchored": network(anchored=True),
-        "dropout": network(arguments={"dropout": 0.3}),
-        "svi": network(SVI),
-        "svi-avuc": network(SVIAvUC),
-        "duq": network(DUQ),
-        "outlier exposure": network(OutlierExposure),
-        "discrepancy": network(ClassifierDiscrepancy),
-        "udg": network(UDG, prepare={"groups": groups}, loss={"groups": groups}),
+        "dropout": network({"dropout": 0.3}),
+        **{name: network(method=kind) for name, kind in OWN_TRAINING.items() if kind is not UDG},
+        "udg": network(method=UDG, prepare=groups, loss=groups),
     }
-    for kind in ("plain", "anchored"):
-        for number in range(1, MEMBERS):
-            networks[f"{kind} {number}"] = network(anchored=kind == "anchored", member=1000 * number)
-    members = {kind: (kind, *(f"{kind} {n}" for n in range(1, MEMBERS))) for kind in ("plain", "anchored")}
-    rows = {f"{kind.__name__} (anchored)": MethodPlan(kind, ("anchored",)) for kind in ON_ANCHORED}
+    members: dict[str, tuple[str, ...]] = {}
+    for kind in ("unanchored", "anchored"):
+        more = {f"{kind} {n}": network(anchored=kind == "anchored", member=1000 * n) for n in range(1, MEMBERS)}
+        members[kind], networks = (kind, *more), networks | more
+    rows = {f"{kind.__name__} (anchored)": MethodPlan(kind, ("anchored",)) for kind in ANCHORED_KINDS}
     rows["AMP, energy (anchored)"] = MethodPlan(AMP, ("anchored",), {"score": "energy"})
     rows["DeepEnsemble (anchored)"] = MethodPlan(DeepEnsemble, members["anchored"])
-    rows |= {f"{kind.__name__} (plain)": MethodPlan(kind, ("plain",)) for kind in ON_PLAIN}
-    rows |= {
-        "DeepEnsemble (plain)": MethodPlan(DeepEnsemble, members["plain"]),
-        "MCDropout": MethodPlan(MCDropout, ("dropout",)),
-        "SVI": MethodPlan(SVI, ("svi",)),
-        "SVIAvUC": MethodPlan(SVIAvUC, ("svi-avuc",)),
-        "DUQ": MethodPlan(DUQ, ("duq",)),
-        "Mahalanobis, tuned (plain)": MethodPlan(Mahalanobis, ("plain",), outliers=True),
-        "OutlierExposure": MethodPlan(OutlierExposure, ("outlier exposure",)),
-        "ClassifierDiscrepancy": MethodPlan(ClassifierDiscrepancy, ("discrepancy",)),
-        "UDG": MethodPlan(UDG, ("udg",)),
-    }
-    suite = Suite(
-        name="digits",
-        title="Every method on the digits",
+    rows |= {f"{kind.__name__} (unanchored)": MethodPlan(kind, ("unanchored",)) for kind in UNANCHORED_KINDS}
+    rows["DeepEnsemble (unanchored)"] = MethodPlan(DeepEnsemble, members["unanchored"])
+    rows["MCDropout"] = MethodPlan(MCDropout, ("dropout",))
+    rows["Mahalanobis, with outliers (unanchored)"] = MethodPlan(Mahalanobis, ("unanchored",), outliers=True)
+    rows |= {kind.__name__: MethodPlan(kind, (name,)) for name, kind in OWN_TRAINING.items()}
+    suite = setting.suite(
+        "digits",
+        "Every method on the digits",
         networks=networks,
         methods=rows,
         data=lambda seed: _data(seed, small),
-        seeds=setting.seeds,
-        comparisons=setting.comparisons,
         resamples=1000 if small else 0,
         protocol=Protocol(("auroc", "fpr95")),
     )
@@ -101,12 +97,10 @@ def methods(setting: Setting) -> Study:
 
 
 def _data(seed: int, small: bool) -> SuiteData:
-    whole = demo_data(seed=seed)
-    made = shapes(2000 if small else SMOKE_IMAGES, seed=seed)
-    if small:
-        return SuiteData(whole.train, whole.calibration, whole.test, whole.ood, made)
+    whole, outliers = demo_data(seed=seed), shapes(2000 if small else SMOKE_IMAGES, seed=seed)
 
-    def few(images: ImageSet) -> ImageSet:
-        return images.subset(range(min(len(images), SMOKE_IMAGES)))
+    def some(images: ImageSet) -> ImageSet:
+        return images if small else images.subset(range(min(len(images), SMOKE_IMAGES)))
 
-    return SuiteData(few(whole.train), few(whole.calibration), few(whole.test), tuple(map(few, whole.ood)), made)
+    ood = tuple(map(some, whole.ood))
+    return SuiteData(some(whole.train), some(whole.calibration), some(whole.test), ood, outliers)

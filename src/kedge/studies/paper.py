@@ -1,13 +1,13 @@
 """The paper's numbers as it prints them: every table of "Out of Distribution Detection via Neural Network Anchoring".
 
 Values are in percent. Methods, networks, sets and metrics have kedge's names. Where a printed number disagrees with the
-numbers beside it, the number stays as printed and its `Reported.slip` says what it disagrees with.
+numbers beside it, the number stays as printed and its `Reported.slip` explains the conflict.
 """
 
 import functools
 import importlib.resources
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
@@ -22,21 +22,21 @@ class Reported:
     """One number of the paper.
 
     Attributes:
-        table: Its number, or ``"text"`` for what the text alone says.
+        table: Number of the table, or ``"text"`` for a number in the text alone.
         id_set: In-distribution set.
-        network: As `kedge.models.build` names it.
-        method: As kedge names it; ``"plain"`` for an ordinary network without a method of its own.
+        network: A name for `kedge.models.build`.
+        method: kedge's name of the method; ``"unanchored"`` for an ordinary network without a method of its own.
         ood_set: Out-of-distribution set; `AVERAGE` for a mean over sets, None for an accuracy.
-        metric: As in `kedge.metrics`, or ``"tnr95"``, of which `as_fpr95` makes the other form.
+        metric: As in `kedge.metrics`, or ``"tnr95"``, which `as_fpr95` converts.
         value: In percent.
-        deviation: What is printed after a plus-minus sign.
+        deviation: The number after the plus-minus sign.
         slip: Why the number cannot be what was meant, or None.
         doubt: Why the number, or its reading, may mislead, or None.
-        printed_as: What the paper calls the row.
+        printed_as: The row's name in the paper.
         uses_outliers: Whether the paper marks the method as one that learns from outliers.
-        corruption: In the ablation, what the anchors suffered in training, by the switches of
-            `kedge.anchoring.corruption.Corruption`; elsewhere None, and AMP's networks have seen all five.
-        anchors: In the ablation, how many anchors an image was scored with; elsewhere None, and AMP uses 5.
+        corruption: In the ablation, the corruptions of the anchors in training, by the switches of
+            `kedge.anchoring.corruption.Corruption`; elsewhere None, and AMP's networks have all five.
+        anchors: In the ablation, the number of anchors per image; elsewhere None, and AMP uses 5.
     """
 
     table: str
@@ -54,8 +54,15 @@ class Reported:
     corruption: tuple[str, ...] | None = None
     anchors: int | None = None
 
+    @property
+    def row(self) -> str:
+        """The name of its row in `MethodPlan.paper`: the method, and in the ablation its corruptions and anchors."""
+        if self.anchors is None:
+            return self.method
+        return f"{self.method}, T: {', '.join(self.corruption or ()) or 'none'}, K = {self.anchors}"
+
     def as_fpr95(self) -> Self:
-        """The same number as FPR95, which is 100 - TNR95: the OOD images that are not rejected are accepted.
+        """The same number as FPR95, which is 100 - TNR95.
 
         Example:
             >>> (tnr,) = reported(table=12, id_set="cifar10", method="AMP", ood_set="svhn", metric="tnr95")
@@ -70,30 +77,17 @@ class Reported:
 
 
 @dataclass(frozen=True)
-class Table:
-    """What a table of the paper holds.
-
-    Attributes:
-        table: Its number, or ``"text"``.
-        label: In the paper's source.
-        section: Of the paper; a letter for the appendix.
-        caption: What the table shows, in kedge's words.
-        id_sets: In-distribution sets.
-        networks: As `kedge.models.build` names them.
-        methods: As kedge names them.
-        ood_sets: Out-of-distribution sets, without averages.
-        metrics: In the order of the columns.
-    """
+class PrintedTable:
+    """A table of the paper: its number, label in the paper's source, section, and caption in kedge's words."""
 
     table: str
     label: str
     section: str
     caption: str
-    id_sets: tuple[str, ...]
-    networks: tuple[str, ...]
-    methods: tuple[str, ...]
-    ood_sets: tuple[str, ...]
-    metrics: tuple[str, ...]
+
+    def distinct(self, name: str) -> tuple[str, ...]:
+        """The values of one field of `Reported` in this table, in its order; averages are no OOD set."""
+        return tuple(value for value in _distinct(name, reported(table=self.table)) if value != AVERAGE)
 
 
 def reported(
@@ -105,15 +99,7 @@ def reported(
     metric: str | None = None,
     network: str | None = None,
 ) -> list[Reported]:
-    """The paper's numbers that match every argument given, in the order of its tables.
-
-    Args:
-        table: Number of the table, or ``"text"``.
-        id_set: In-distribution set.
-        method: As kedge names it.
-        ood_set: Out-of-distribution set, or `AVERAGE`.
-        metric: As in `kedge.metrics`, or ``"tnr95"``.
-        network: As `kedge.models.build` names it.
+    """The paper's numbers that match every argument given, in the order of its tables; see `Reported`.
 
     Example:
         >>> [r.value for r in reported(table=2, method="AMP", ood_set="svhn", metric="fpr95")]  # CIFAR-10 and CIFAR-100
@@ -121,39 +107,26 @@ def reported(
     """
     wanted = {"table": None if table is None else str(table), "id_set": id_set, "method": method}
     wanted |= {"ood_set": ood_set, "metric": metric, "network": network}
-    asked = {name: value for name, value in wanted.items() if value is not None}
-    for name, value in asked.items():
+    given = {name: value for name, value in wanted.items() if value is not None}
+    for name, value in given.items():
         one_of(name, value, _distinct(name, _numbers()))
-    return [r for r in _numbers() if all(getattr(r, name) == value for name, value in asked.items())]
+    return [r for r in _numbers() if all(getattr(r, name) == value for name, value in given.items())]
 
 
 @functools.cache
-def tables() -> tuple[Table, ...]:
+def printed_tables() -> tuple[PrintedTable, ...]:
     """The paper's tables of numbers, in its order; Table 1 is a list of the others and has none.
 
     Example:
-        >>> [t.table for t in tables()]
+        >>> [t.table for t in printed_tables()]
         ['2', '3', '4', '5', '6', '7', '8', '9', '10', '11', '12', 'text']
     """
-    return tuple(_table(name, held) for name, held in _read()["tables"].items())
-
-
-def _table(name: str, held: dict[str, Any]) -> Table:
-    rows = reported(table=name)
-    return Table(
-        table=name,
-        label=held["label"],
-        section=held["section"],
-        caption=held["caption"],
-        id_sets=_distinct("id_set", rows),
-        networks=_distinct("network", rows),
-        methods=_distinct("method", rows),
-        ood_sets=tuple(s for s in _distinct("ood_set", rows) if s != AVERAGE),
-        metrics=_distinct("metric", rows),
+    return tuple(
+        PrintedTable(name, held["label"], held["section"], held["caption"]) for name, held in _read()["tables"].items()
     )
 
 
-def _distinct(name: str, rows: list[Reported] | tuple[Reported, ...]) -> tuple[str, ...]:
+def _distinct(name: str, rows: Sequence[Reported]) -> tuple[str, ...]:
     values = (getattr(row, name) for row in rows)
     return tuple(dict.fromkeys(value for value in values if value is not None))
 
@@ -178,5 +151,5 @@ def _row(table: str, row: dict[str, Any]) -> Iterator[Reported]:
         common["corruption"] = tuple(common["corruption"])
     for ood_set, by_metric in row["values"].items():
         for metric, cell in by_metric.items():
-            printed = cell if isinstance(cell, dict) else {"value": cell}  # a bare number where there is nothing to say
+            printed = cell if isinstance(cell, dict) else {"value": cell}  # a bare number without remarks
             yield Reported(table=table, ood_set=ood_set or None, metric=metric, **common, **printed)

@@ -1,4 +1,4 @@
-"""A suite as a declaration: the networks to train, the methods to compare, and the sets to compare them on."""
+"""Declarations of a suite: the networks to train, the methods to compare, and the sets to compare them on."""
 
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
@@ -11,7 +11,7 @@ from torch import nn
 from kedge.anchoring.corruption import describe_corruption
 from kedge.checks import between
 from kedge.data import ImageSet, StreamedSet
-from kedge.detectors import AMP, Detector, TrainedDetector
+from kedge.detectors import Detector, TrainedDetector
 from kedge.errors import InputError
 from kedge.evaluation.curve import Curve
 from kedge.evaluation.paired import RESAMPLES
@@ -23,21 +23,21 @@ from kedge.training.losses import Loss
 
 @dataclass(frozen=True)
 class NetworkPlan:
-    """How a network of a suite comes about.
+    """How a network of a suite is built and trained.
 
     Args:
-        network: A name that `kedge.models.build` knows, or a function that makes the network.
+        network: A name for `kedge.models.build`, or a function that returns the network.
         recipe: How to train it.
-        arguments: Of the network's builder.
+        arguments: Arguments of the network's builder.
         anchored: Whether it is anchored before it is trained.
         anchoring: Arguments of `kedge.anchor`.
         method: A method with its own training, whose `prepare` and `loss` apply.
         prepare: Arguments of the method's `prepare`.
-        loss: Arguments of the method's `loss`; without a method, an loss itself.
+        loss: Arguments of the method's `loss`; without a method, a loss itself.
         member: Added to the seed, for members of an ensemble.
-        share: Of the training images, to train on: for a training that is shorter than an epoch.
-        seed: Its seed, where it should be the same whatever the run's: for members that the runs share.
-        start: The name of a network of the suite whose trained weights it begins with, instead of ``network``'s own.
+        share: Share of the training images to train on, for a training shorter than an epoch.
+        seed: A fixed seed for all runs, for members that the runs share.
+        start: The name of a network of the suite whose trained weights it starts from.
 
     Example:
         >>> NetworkPlan("compact", Recipe(epochs=1), arguments={"width": 8}).build().spec.arguments["width"]
@@ -59,42 +59,40 @@ class NetworkPlan:
 
     def __post_init__(self) -> None:
         if self.start is not None and self.member:
-            raise InputError("start is a trained network of the run's own seed, so member does not go with it")
+            raise InputError("member must be 0 for a network with start, which has the run's own seed")
         if not 0 < self.share <= 1:
             raise InputError(f"share must be above 0 and at most 1; got {self.share}")
         if self.method is None and (self.prepare or (self.loss and not isinstance(self.loss, Loss))):
             raise InputError("prepare and loss are arguments of a method's; pass method= too")
         if self.method is not None and isinstance(self.loss, Loss):
-            raise InputError("loss must be arguments of the method's own; got another loss")
+            raise InputError(f"loss must be arguments of the method's own loss; got {self.loss.name!r}, another loss")
 
-    def trained_by(self) -> Loss | None:
-        """What its training minimises, or None for the cross-entropy."""
+    def training_loss(self) -> Loss | None:
+        """The loss of its training, or None for the cross-entropy."""
         if isinstance(self.loss, Loss):
             return self.loss
         return None if self.method is None else self.method.loss(**self.loss)
 
-    def number(self, seed: int) -> int:
+    def training_seed(self, seed: int) -> int:
         """The seed of its training, in a run of a seed."""
         return (seed if self.seed is None else self.seed) + self.member
 
     def build(self, seed: int = 0) -> nn.Module:
         """The network, with weights drawn from the seed."""
         with seeded(seed):
-            if isinstance(self.network, str):
-                return build(self.network, **self.arguments)
-            return self.network(**self.arguments)
-
-    def _made(self) -> str:
-        """A function's name and a digest of the layers that it gives, since two functions may have one name."""
-        assert not isinstance(self.network, str)
-        return f"{self.network.__qualname__} {hashlib.sha256(repr(self.build()).encode()).hexdigest()[:8]}"
+            return (
+                build(self.network, **self.arguments)
+                if isinstance(self.network, str)
+                else self.network(**self.arguments)
+            )
 
     def described(self) -> dict[str, Any]:
-        """The plan as plain data."""
-        plain = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "seed"} | {
-            "recipe": asdict(self.recipe)
-        }
-        plain["network"] = self.network if isinstance(self.network, str) else self._made()
+        """The plan as plain data; a function is its name and a digest of its layers, since names may coincide."""
+        plain = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "seed"}
+        plain["recipe"] = asdict(self.recipe)
+        if not isinstance(self.network, str):
+            digest = hashlib.sha256(repr(self.build()).encode()).hexdigest()[:8]
+            plain["network"] = f"{self.network.__qualname__} {digest}"
         plain["method"] = None if self.method is None else self.method.name
         if isinstance(self.loss, Loss):
             plain["loss"] = {"name": self.loss.name, **self.loss.config()}
@@ -112,16 +110,16 @@ class MethodPlan:
         networks: Names of networks in the suite; a detector on several gets them as a list.
         options: Arguments of the detector, plain data.
         outliers: Whether the detector itself takes the suite's outliers, as its argument ``outliers``.
-        permuted: The control: the same detector with its temperatures permuted across all images.
-        paper: What the paper calls the row, as `kedge.studies.paper` has it.
+        permuted: The control: the same detector with its tau permuted across all images.
+        paper: The row's name in the paper, as `kedge.studies.paper` has it.
 
     Example:
         >>> from kedge import MSP
-        >>> MethodPlan(MSP, ("plain",)).described()["kind"]
+        >>> MethodPlan(MSP, ("unanchored",)).described()["kind"]
         'msp'
     """
 
-    kind: Callable[..., Detector]
+    kind: type[Detector]
     networks: tuple[str, ...]
     options: Mapping[str, Any] = field(default_factory=dict)
     outliers: bool = False
@@ -129,20 +127,19 @@ class MethodPlan:
     paper: str | None = None
 
     def __post_init__(self) -> None:
-        if self.permuted and self.kind is not AMP:
-            raise InputError("permuted is a control of AMP's temperatures; the method is another")
+        if self.permuted and not self.kind.has_tau:
+            raise InputError(f"permuted must be False for {self.kind.__name__}: it has no tau to permute")
 
     def build(self, networks: Sequence[nn.Module], outliers: ImageSet | None) -> Detector:
         """The detector on its networks, not yet fitted."""
-        net = networks[0] if len(networks) == 1 else list(networks)
+        build: Callable[..., Detector] = self.kind
         more = {"outliers": outliers} if self.outliers else {}
-        return self.kind(net, **self.options, **more)
+        return build(networks[0] if len(networks) == 1 else list(networks), **self.options, **more)
 
     def described(self) -> dict[str, Any]:
         """The plan as plain data."""
-        name = getattr(self.kind, "name", getattr(self.kind, "__qualname__", "?"))
         plain = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "paper"}
-        return plain | {"kind": name}
+        return plain | {"kind": self.kind.name}
 
 
 @dataclass(frozen=True)
@@ -153,11 +150,11 @@ class SuiteData:
         train: Labelled images to train on.
         held_out: Labelled images to calibrate on.
         test: Labelled images to test on.
-        ood: What does not belong.
+        ood: Out-of-distribution sets.
         outliers: For the methods that use some; never among, nor drawn from, ``ood``.
         shifted: Labelled images of the known classes in other conditions.
         known_in: By OOD set, images from its source that show known classes; see `kedge.evaluate`.
-        missing: What is not on this machine, with how to get it.
+        missing: Sets that are not on this machine, with how to get them.
     """
 
     train: ImageSet | StreamedSet
@@ -177,12 +174,12 @@ class SuiteData:
 
 @dataclass(frozen=True)
 class Protocol:
-    """How the detection metrics are taken.
+    """How the detection metrics are computed.
 
     Args:
-        metrics: Which of them to show.
-        ood_ratio: None: all OOD images. A number: so many times as many as there are ID test images, drawn anew
-            ``draws`` times, of which the mean is taken.
+        metrics: Names of the metrics to show.
+        ood_ratio: None: all OOD images. A number: as many OOD images as this multiple of the ID test images, drawn
+            ``draws`` times; the mean is reported.
         draws: See ``ood_ratio``.
     """
 
@@ -193,7 +190,7 @@ class Protocol:
 
 @dataclass(frozen=True)
 class PaperTable:
-    """Where the paper has the same numbers."""
+    """The table of the paper with the same numbers."""
 
     table: str
     id_set: str
@@ -202,23 +199,23 @@ class PaperTable:
 
 @dataclass(frozen=True)
 class Suite:
-    """Every method on its network, on the same sets.
+    """A comparison of methods, each on its network, on the same sets.
 
     Args:
-        name: Of its folder.
-        title: Of its report.
-        networks: By name.
-        methods: By the label that the table shows.
-        data: Makes the sets for a seed.
+        name: Name of its folder.
+        title: Title of its report.
+        networks: Plans of the networks, by name.
+        methods: Rows of the table, by label.
+        data: Loads the sets for a seed.
         seeds: One run each.
-        resamples: Of the bootstrap for intervals; 0 for none.
-        comparisons: Resamples of the paired bootstrap that tells which leads are beyond noise.
-        protocol: How the metrics are taken.
+        resamples: Resamples of the bootstrap for intervals; 0 for none.
+        comparisons: Resamples of the paired bootstrap that compares the rows.
+        protocol: How the metrics are computed.
         paper: The table of the paper that has the same rows and columns.
-        leads: Labels of the methods that the report shows in detail; by default the first AMP, or the first method.
+        leads: Labels of the rows that the report shows in detail; by default the first with tau, or the first.
         draws: By label, the labels of the same method with other anchors, for a table of noise.
-        curves: For the report.
-        apart: OOD sets that stand by themselves and are left out of the means.
+        curves: Curves for the report.
+        apart: OOD sets that are shown separately and left out of the means.
     """
 
     name: str
@@ -238,25 +235,21 @@ class Suite:
 
     @property
     def shown(self) -> tuple[str, ...]:
-        """The labels of the methods that the report shows in detail."""
-        amps = [label for label, method in self.methods.items() if method.kind is AMP]
-        return self.leads or tuple(amps or self.methods)[:1]
+        """The labels of the rows that the report shows in detail."""
+        with_tau = [label for label, method in self.methods.items() if method.kind.has_tau]
+        return self.leads or tuple(with_tau or self.methods)[:1]
 
     def only(self, *patterns: str) -> "Suite":
-        """The suite with some of its rows: those whose label fits one of the patterns, in which ``*`` is any text.
+        """The suite with the rows whose label matches one of the patterns, in which ``*`` is any text.
 
-        Finished cells are the same files, so rows can be run apart and put together by a run of the whole suite.
+        Finished cells are the same files, so a run of the whole suite reuses them.
         """
-        kept = {
-            label: method
-            for label, method in self.methods.items()
-            if any(fnmatchcase(label, pattern) for pattern in patterns)
-        }
+        kept = {label: row for label, row in self.methods.items() if any(fnmatchcase(label, p) for p in patterns)}
         if not kept:
             some = "; ".join(list(self.methods)[:12]) + (" and more" if len(self.methods) > 12 else "")
             raise InputError(
-                f"rows must fit some label of {self.name!r}, where * is any text; got {', '.join(patterns)}; it has "
-                f"{some}"
+                f"rows must match some label of {self.name!r}, where * is any text; got {', '.join(patterns)}; "
+                f"it has {some}"
             )
         draws = {label: others for label, others in self.draws.items() if {label, *others} <= set(kept)}
         return replace(self, methods=kept, leads=tuple(filter(kept.__contains__, self.leads)), draws=draws)
@@ -266,12 +259,12 @@ class Suite:
         for name, plan in self.networks.items():
             if plan.start is not None and (plan.start not in self.networks or self.networks[plan.start].start):
                 raise InputError(
-                    f"the network {name!r} must start from one that is trained from scratch; got {plan.start!r}"
+                    f"start of the network {name!r} must be one that is trained from scratch; got {plan.start!r}"
                 )
         for label, method in self.methods.items():
             unknown = [name for name in method.networks if name not in self.networks]
             if unknown or not method.networks:
                 raise InputError(
-                    f"the method {label!r} must name networks of the suite, some of {', '.join(self.networks)}; got "
+                    f"networks of the row {label!r} must be of the suite, some of {', '.join(self.networks)}; got "
                     f"{unknown}"
                 )

@@ -1,4 +1,4 @@
-"""Running a suite: train what is needed, score every cell once, and put the cells together."""
+"""Running a suite: train what is needed, score every cell once, and assemble the tables."""
 
 import copy
 import hashlib
@@ -13,7 +13,7 @@ from torch import Tensor
 
 from kedge.anchoring import Anchored, anchor
 from kedge.data import ImageSet, Preprocess, StreamedSet
-from kedge.detectors import AMP, Cost, Detection, Detector
+from kedge.detectors import Cost, Detection, Detector
 from kedge.errors import FileFormatError, InputError, NotReadyError
 from kedge.evaluation import Evaluation, EvaluationResult, ShiftedResult, evaluate
 from kedge.evaluation.core import PERMUTED
@@ -31,13 +31,13 @@ ScoringProgress = Callable[[str, int, int], None]
 
 
 class SuiteRun:
-    """A suite in a folder. What is finished there is not run again; a training that was stopped goes on.
+    """Runs a suite in a folder. Finished cells are read, not run again; a stopped training is resumed.
 
     Args:
         suite: What to run.
-        directory: For the cells; one suite each.
-        networks: For the networks, which suites can share: one that is trained there already, from the same plan, seed
-            and sets, is not trained again. By default a folder in ``directory``.
+        directory: Folder for the cells; one suite each.
+        networks: Folder for the networks, which suites can share: a network with the same plan, seed and sets is not
+            trained again. By default a folder in ``directory``.
         training: More arguments of `kedge.train`: ``accelerator``, ``precision``, ``workers``.
         on_training: Called with a network's name after every training step.
         on_scoring: Called with a method's label, the number of images scored and the number in all.
@@ -69,9 +69,10 @@ class SuiteRun:
         """The table of one seed: every method on the same sets."""
         data = self.data(seed)
         if not data.ood:
-            raise NotReadyError("no OOD set is here: " + ("; ".join(data.missing.values()) or "the suite names none"))
-        left_out = {label for label in self.suite.methods if data.outliers is None and self._needs_outliers(label)}
-        results = {label: self._cell(label, data, seed) for label in self.suite.methods if label not in left_out}
+            hints = "; ".join(data.missing.values()) or "the suite names none"
+            raise NotReadyError(f"the suite {self.suite.name!r} needs at least one OOD set: {hints}")
+        labels = [label for label in self.suite.methods if data.outliers is not None or not self._needs_outliers(label)]
+        results = {label: self._cell(label, data, seed) for label in labels}
         self._trained.clear()
         self._memory.clear()
         shifted, known = tuple(s.name for s in data.shifted), {ood: s.name for ood, s in data.known_in.items()}
@@ -79,43 +80,26 @@ class SuiteRun:
         results = {label: replace(result, apart=apart) for label, result in results.items()}
         return Evaluation(results, data.tested, data.test.name, self.suite.resamples, shifted, known, apart)
 
-    def _cell(self, label: str, data: SuiteData, seed: int) -> EvaluationResult:
-        path = self.directory / f"seed-{seed}" / "cells" / f"{_file_name(label)}.cell"
-        identity = self._identity(label, data, seed)
-        if path.exists():
-            return read_cell(path, identity)
-        report = None if self.on_scoring is None else _labelled(self.on_scoring, label)
-        detector, permuted = self._detector(label, data, seed), self.suite.methods[label].permuted
-        if permuted and not (isinstance(detector, AMP) and detector.rescores):
-            raise InputError(f"the score of {label!r} rests on no temperature of the single image to permute")
-        found = evaluate(
-            {label: detector},
-            data.test,
-            data.ood,
-            shifted=data.shifted,
-            known_in=data.known_in,
-            controls=permuted,
-            resamples=self.suite.resamples,
-            progress=report,
-        )
-        result = found.results[label + PERMUTED if permuted else label]
-        # What other rows have asked already was not computed again, but belongs to this row's cost too.
-        saved = sum(memory.saved for memory in self._memory.values())
-        images = sum(map(len, result.detections.values()))
-        result = replace(result, milliseconds=result.milliseconds + 1000 * saved / images)
-        write_cell(path, result, identity, self._trainings(label, data, seed))
-        return result
-
     def trainings(self) -> dict[str, dict[str, Any]]:
-        """The trainings behind the cells in the folder: by the network's folder, its seconds and what it ran on."""
-        found: dict[str, dict[str, Any]] = {}
+        """The trainings behind the cells in the folder: by the network's folder, its seconds and versions."""
+        trainings: dict[str, dict[str, Any]] = {}
         for path in sorted(self.directory.glob("seed-*/cells/*.json")):
-            found |= json.loads(path.read_text())["trainings"]
-        return found
+            trainings |= json.loads(path.read_text())["trainings"]
+        return trainings
 
     def detector(self, label: str, seed: int) -> Detector:
-        """The detector behind a row, fitted and calibrated."""
-        return self._detector(label, self.data(seed), seed)
+        """The detector of a row, fitted and calibrated."""
+        data, method = self.data(seed), self.suite.methods[label]
+        # A copy, since a detector may give a network other anchors.
+        networks = [copy.deepcopy(self.network(name, seed)) for name in method.networks]
+        for name, net in zip(method.networks, networks, strict=True):
+            if isinstance(net, Anchored):
+                self._memory.setdefault((name, seed), Memory()).attach(net)
+        detector = method.build(networks, data.outliers)
+        detector.fit(data.train, preprocess=_preprocess(data)).calibrate(data.held_out)
+        for memory in self._memory.values():
+            memory.start()
+        return detector
 
     def data(self, seed: int) -> SuiteData:
         """The sets of a seed, read once."""
@@ -123,18 +107,58 @@ class SuiteRun:
             self._data = (seed, self.suite.data(seed))
         return self._data[1]
 
-    def _detector(self, label: str, data: SuiteData, seed: int) -> Detector:
-        method, preprocess = self.suite.methods[label], Preprocess(tuple(data.test.images.shape[1:]))
-        # A copy, since a detector may give a network other anchors.
-        networks = [copy.deepcopy(self._network(name, data, seed)) for name in method.networks]
-        for name, net in zip(method.networks, networks, strict=True):
-            if isinstance(net, Anchored):
-                self._memory.setdefault((name, seed), Memory()).attach(net)
-        detector = method.build(networks, data.outliers)
-        detector.fit(data.train, preprocess=preprocess).calibrate(data.held_out)
-        for memory in self._memory.values():
-            memory.start()
-        return detector
+    def network(self, name: str, seed: int) -> Classifier:
+        """A network of the suite, trained, or read where it has been trained already."""
+        if (name, seed) not in self._trained:
+            plan, data = self.suite.networks[name], self.data(seed)
+            number, loss = plan.training_seed(seed), plan.training_loss()
+            net: Any = plan.build(number) if plan.start is None else copy.deepcopy(self.network(plan.start, seed))
+            if plan.anchored:
+                net = anchor(net, seed=number, **plan.anchoring)
+            if plan.method is not None:
+                net = plan.method.prepare(net, **plan.prepare)
+            images = data.train if plan.share == 1 else data.train.split(plan.share, seed=number)[0]
+            outliers = data.outliers if loss is not None and loss.outliers_per_image else None
+            report = self.on_training
+            self._trained[name, seed] = train(
+                net,
+                images,
+                plan.recipe,
+                seed=number,
+                directory=self.networks / self._folder(name, number, data.train, outliers),
+                loss=loss,
+                outliers=outliers,
+                preprocess=None if isinstance(images, ImageSet) else _preprocess(data),
+                progress=None if report is None else (lambda progress: report(name, progress)),
+                **self.training,
+            )
+        return self._trained[name, seed]
+
+    def _cell(self, label: str, data: SuiteData, seed: int) -> EvaluationResult:
+        path = self.directory / f"seed-{seed}" / "cells" / f"{_file_name(label)}.cell"
+        identity = self._identity(label, data, seed)
+        if path.exists():
+            return read_cell(path, identity)
+        detector, permuted, report = self.detector(label, seed), self.suite.methods[label].permuted, self.on_scoring
+        if permuted and not getattr(detector, "rescores", False):
+            raise InputError(f"permuted must be False for {label!r}: its score does not depend on the image's tau")
+        evaluation = evaluate(
+            {label: detector},
+            data.test,
+            data.ood,
+            shifted=data.shifted,
+            known_in=data.known_in,
+            controls=permuted,
+            resamples=self.suite.resamples,
+            progress=None if report is None else (lambda done, total: report(label, done, total)),
+        )
+        result = evaluation.results[label + PERMUTED if permuted else label]
+        # Logits that another row computed already are part of this row's cost too.
+        saved = sum(memory.saved for memory in self._memory.values())
+        images = sum(map(len, result.detections.values()))
+        result = replace(result, milliseconds=result.milliseconds + 1000 * saved / images)
+        write_cell(path, result, identity, self._trainings(label, data, seed))
+        return result
 
     def _needs_outliers(self, label: str) -> bool:
         """Whether a method, or the training of one of its networks, takes the suite's outliers."""
@@ -142,58 +166,29 @@ class SuiteRun:
         kinds = [self.suite.networks[name].method for name in method.networks]
         return method.outliers or any(kind is not None and kind.needs_outliers for kind in kinds)
 
-    def _network(self, name: str, data: SuiteData, seed: int) -> Classifier:
-        if (name, seed) not in self._trained:
-            plan, preprocess = self.suite.networks[name], Preprocess(tuple(data.test.images.shape[1:]))
-            number = plan.number(seed)
-            if plan.start is None:
-                net = plan.build(number)
-            else:
-                net = copy.deepcopy(self._network(plan.start, data, seed))
-            if plan.anchored:
-                net = anchor(net, seed=number, **plan.anchoring)
-            loss = plan.trained_by()
-            if plan.method is not None:
-                net = plan.method.prepare(net, **plan.prepare)
-            images = data.train if plan.share == 1 else data.train.split(plan.share, seed=number)[0]
-            outliers = data.outliers if loss is not None and loss.outliers_per_image else None
-            self._trained[name, seed] = train(
-                net,
-                images,
-                plan.recipe,
-                seed=number,
-                directory=self.networks / self._network_name(name, number, data.train, outliers),
-                loss=loss,
-                outliers=outliers,
-                preprocess=None if isinstance(images, ImageSet) else preprocess,
-                progress=None if self.on_training is None else _named(self.on_training, name),
-                **self.training,
-            )
-        return self._trained[name, seed]
-
     def _trainings(self, label: str, data: SuiteData, seed: int) -> dict[str, dict[str, Any]]:
-        """How long the networks of a row trained, those that they start from included."""
+        """How long the networks of a row trained, with those that they start from."""
         names = list(self.suite.methods[label].networks)
         names += [start for name in names if (start := self.suite.networks[name].start)]
-        found = {}
+        trainings = {}
         for name in names:
-            net, number = self._network(name, data, seed), self.suite.networks[name].number(seed)
-            folder = self._network_name(name, number, data.train, data.outliers if net.outliers is not None else None)
-            found[folder] = {key: net.record.get(key) for key in ("seconds", "made with")}
-        return found
+            net, number = self.network(name, seed), self.suite.networks[name].training_seed(seed)
+            folder = self._folder(name, number, data.train, data.outliers if net.outliers is not None else None)
+            trainings[folder] = {key: net.record.get(key) for key in ("seconds", "made with")}
+        return trainings
 
     def _described(self, name: str) -> dict[str, Any]:
         """A network's plan as plain data, with the plan that it starts from."""
         plan = self.suite.networks[name]
         return plan.described() | ({} if plan.start is None else {"start": self._described(plan.start)})
 
-    def _network_name(self, name: str, seed: int, train: ImageSet | StreamedSet, outliers: ImageSet | None) -> str:
+    def _folder(self, name: str, seed: int, train: ImageSet | StreamedSet, outliers: ImageSet | None) -> str:
         """A folder's name that only the very same training has."""
         sets = [(s.name, s.checksum) for s in (train, outliers) if s is not None]
-        made_of = {**self._described(name), "member": seed, "sets": sets, "precision": self.training.get("precision")}
-        digest = hashlib.sha256(json.dumps(made_of, sort_keys=True).encode()).hexdigest()
-        kind = "anchored" if self.suite.networks[name].anchored else "plain"
-        return f"{_file_name(str(made_of['network']))}-{kind}-seed-{seed}-{digest[:12]}"
+        identity = {**self._described(name), "member": seed, "sets": sets, "precision": self.training.get("precision")}
+        digest = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
+        kind = "anchored" if self.suite.networks[name].anchored else "unanchored"
+        return f"{_file_name(str(identity['network']))}-{kind}-seed-{seed}-{digest[:12]}"
 
     def _identity(self, label: str, data: SuiteData, seed: int) -> dict[str, Any]:
         """What a finished cell must have been made of to count for this suite."""
@@ -203,7 +198,7 @@ class SuiteRun:
             "seed": seed,
             "method": method.described(),
             "networks": {
-                name: self._described(name) | {"seed": self.suite.networks[name].number(seed)}
+                name: self._described(name) | {"seed": self.suite.networks[name].training_seed(seed)}
                 for name in method.networks
             },
             "training images": data.train.checksum,
@@ -228,19 +223,15 @@ def write_cell(
         for f in fields(detection)
         if (value := getattr(detection, f.name)) is not None
     }
+    kept = {f.name: getattr(result, f.name) for f in fields(result) if f.name not in ("detections", "apart")}
+    kept["metrics"] = {ood: {m: vars(e) for m, e in by.items()} for ood, by in result.metrics.items()}
+    kept["shifted"] = {name: vars(shifted) for name, shifted in result.shifted.items()}
+    kept["cost"] = vars(result.cost)
     header = {
         "cell": dict(identity),
         "trainings": dict(trainings),
         "sets": list(result.detections),
-        "result": {
-            "metrics": {ood: {m: vars(e) for m, e in by.items()} for ood, by in result.metrics.items()},
-            "classifier": result.classifier,
-            "flagged": result.flagged,
-            "shifted": {name: vars(shifted) for name, shifted in result.shifted.items()},
-            "milliseconds": result.milliseconds,
-            "cost": vars(result.cost),
-            "uses_outliers": result.uses_outliers,
-        },
+        "result": kept,
         "made with": provenance(),
     }
     artifact.write(path, header, tensors)
@@ -249,10 +240,10 @@ def write_cell(
 
 
 def read_cell(path: Path, identity: Mapping[str, Any]) -> EvaluationResult:
-    """Read a finished cell; one that was made of other networks or images is an error that says so."""
+    """Read a finished cell; one that was made of other networks or images is an error."""
     header, tensors = artifact.read(path)
     if "cell" not in header:
-        raise FileFormatError(f"{path} is a kedge file, but not a cell of a suite; delete it")
+        raise FileFormatError(f"{path} must be a cell of a suite; it is another kedge file: delete it")
     changed = [key for key, value in identity.items() if header["cell"].get(key) != value]
     if changed:
         raise InputError(
@@ -272,14 +263,10 @@ def _detection(tensors: Mapping[str, Tensor]) -> Detection:
     return Detection(**values)
 
 
+def _preprocess(data: SuiteData) -> Preprocess:
+    return Preprocess(tuple(data.test.images.shape[1:]))
+
+
 def _file_name(label: str) -> str:
     """A label as a file name: letters, digits, and a hyphen for anything else; a star becomes a word."""
     return re.sub(r"[^a-z0-9]+", "-", label.lower().replace("*", " starred")).strip("-")
-
-
-def _named(report: TrainingProgress, name: str) -> Callable[[Progress], None]:
-    return lambda progress: report(name, progress)
-
-
-def _labelled(report: ScoringProgress, label: str) -> Callable[[int, int], None]:
-    return lambda done, total: report(label, done, total)

@@ -11,19 +11,18 @@ from kedge.detectors import AMP, ODIN, UDG, ClassifierDiscrepancy, Energy, Outli
 from kedge.errors import InputError, NotReadyError
 from kedge.studies import sets
 from kedge.studies.plan import MethodPlan, PaperTable, Protocol, Suite, SuiteData
-from kedge.studies.study import CLASSES, HELD_OUT, SMOKE_IMAGES, SMOKE_SIDE, Setting, Study, smoke_data
+from kedge.studies.study import CLASSES, HELD_OUT, OTHER, SMOKE_IMAGES, SMOKE_SIDE, Setting, Study, smoke_data
 
 LISTS = ("texture", "svhn", "tin", "lsun", "places365")
-OTHER = {"cifar10": "cifar100", "cifar100": "cifar10"}
 TABLES = {"cifar10": "10", "cifar100": "11"}  # Table 6 has the means of both
 GROUPS = {"cifar10": 1000, "cifar100": 2000}
 
 
-def scood(setting: Setting) -> Study:
+def coherent_ood(setting: Setting) -> Study:
     """Tables 6, 10 and 11: ResNet-18 on SCOOD's lists, where an OOD source's images of known classes count as known.
 
     Example:
-        >>> [suite.name for suite in scood(Setting("smoke")).suites]
+        >>> [suite.name for suite in coherent_ood(Setting("smoke")).suites]
         ['cifar10', 'cifar100']
     """
     suites = tuple(_suite(setting, known) for known in OTHER)
@@ -34,19 +33,19 @@ def scood(setting: Setting) -> Study:
 def _suite(setting: Setting, known: str) -> Suite:
     classes = CLASSES[known]
     groups = {"groups": GROUPS[known] if setting.scale != "smoke" else 8}
-    networks = setting.twins("resnet18-cifar", classes)
+    networks = setting.networks("resnet18-cifar", classes)
     networks["outlier exposure"] = setting.network("resnet18-cifar", classes, method=OutlierExposure)
     networks["discrepancy"] = setting.network("resnet18-cifar", classes, method=ClassifierDiscrepancy)
     networks["udg"] = setting.network(
         "resnet18-cifar", classes, method=UDG, prepare=groups, loss=groups | {"outliers_per_image": 2}
     )
-    return Suite(
-        name=known,
-        title=f"SCOOD, {known}, ResNet-18",
+    return setting.suite(
+        known,
+        f"SCOOD, {known}, ResNet-18",
         networks=networks,
         methods={
-            "ODIN": MethodPlan(ODIN, ("plain",), paper="ODIN"),
-            "Energy": MethodPlan(Energy, ("plain",), paper="Energy"),
+            "ODIN": MethodPlan(ODIN, ("unanchored",), paper="ODIN"),
+            "Energy": MethodPlan(Energy, ("unanchored",), paper="Energy"),
             "OutlierExposure": MethodPlan(OutlierExposure, ("outlier exposure",), paper="OutlierExposure"),
             "ClassifierDiscrepancy": MethodPlan(ClassifierDiscrepancy, ("discrepancy",), paper="ClassifierDiscrepancy"),
             "UDG": MethodPlan(UDG, ("udg",), paper="UDG"),
@@ -54,8 +53,6 @@ def _suite(setting: Setting, known: str) -> Suite:
             "Energy (anchored)": MethodPlan(Energy, ("anchored",)),
         },
         data=_data(setting, known),
-        seeds=setting.seeds,
-        comparisons=setting.comparisons,
         protocol=Protocol(("fpr95", "auroc", "aupr_in", "aupr_out")),
         paper=PaperTable(TABLES[known], known, "resnet18-cifar"),
     )
@@ -66,17 +63,17 @@ def _data(setting: Setting, known: str) -> Callable[[int], SuiteData]:
 
     def load(seed: int) -> SuiteData:
         if setting.scale == "smoke":
-            made = smoke_data(seed, outliers=True)
-            known_image = sets.made(SMOKE_IMAGES // 4, "made known", side=SMOKE_SIDE, seed=seed)
-            return replace(made, known_in={made.ood[0].name: known_image})
+            data = smoke_data(seed, outliers=True)
+            known_images = sets.toy_images(SMOKE_IMAGES // 4, "toy known", side=SMOKE_SIDE, seed=seed)
+            return replace(data, known_in={data.ood[0].name: known_images})
         home = sources.data_folder(setting.data_dir) / "scood"
         train, _ = _lists(known, known, "train", home)
         part, held_out = train.split(1 - HELD_OUT, seed=seed)
         test = replace(_lists(known, known, "test", home)[0], name=f"scood/{known}")
         ood, known_in = [], {}
         for name in (*LISTS, OTHER[known]):
-            coherent, strange = _lists(known, name, "test", home)
-            ood.append(ImageSet(strange.images, name=f"scood/{name}"))
+            coherent, unknown = _lists(known, name, "test", home)
+            ood.append(ImageSet(unknown.images, name=f"scood/{name}"))
             if len(coherent):
                 known_in[ood[-1].name] = ImageSet(coherent.images, coherent.labels, name=f"scood/{name} (known)")
         both = _lists(known, "tin", "train", home)

@@ -1,4 +1,4 @@
-"""The sets of a suite by name: loaded where they are, named with how to get them where they are not."""
+"""The sets of a suite by name, and small generated ones for the smoke scale."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from kedge.data import ImageSet, Preprocess, gather, sources
 from kedge.errors import NotReadyError
 from kedge.seeds import mix_seed
 
-# Files beside the public sets in the data folder, under names of their own and not of what they stand in for.
+# Files beside the public sets in the data folder, under names of their own and not of the sets that they replace.
 FILES = {
     "tiny-imagenet (OpenOOD)": "tin_openood_cifar10.npz",
     "street characters": "streetchars_test_32.npz",
@@ -23,7 +23,7 @@ FILES = {
 
 @dataclass(frozen=True)
 class Found:
-    """What could be loaded, and for the rest how to get it."""
+    """The sets that could be loaded, and for the rest how to get them."""
 
     sets: tuple[ImageSet, ...]
     missing: dict[str, str]
@@ -33,10 +33,10 @@ def find(names: Sequence[str], *, side: int, data_dir: str | Path | None, split:
     """Load sets by name at the size of a network's input.
 
     Args:
-        names: Of public sets (see ``kedge data list``), or of `FILES`.
-        side: Of the input.
+        names: Names of public sets (see ``kedge data list``) or keys of `FILES`.
+        side: Side of the input in pixels.
         data_dir: The folder of all sets; by default the variable KEDGE_DATA, or the user's cache directory.
-        split: By default the one that they are tested on; of `FILES` a key such as ``"val_x"``.
+        split: By default the one to test on; for `FILES` a key such as ``"val_x"``.
 
     Example:
         >>> find(["svhn"], side=32, data_dir="/nowhere").missing["svhn"][:17]
@@ -45,32 +45,27 @@ def find(names: Sequence[str], *, side: int, data_dir: str | Path | None, split:
     sets, missing = [], {}
     for name in names:
         try:
-            sets.append(load(name, side=side, data_dir=data_dir, split=split))
+            sets.append(load_set(name, side=side, data_dir=data_dir, split=split))
         except NotReadyError as error:
             missing[name] = str(error)
     return Found(tuple(sets), missing)
 
 
-def load(name: str, *, side: int, data_dir: str | Path | None, split: str | None = None) -> ImageSet:
-    """One set in memory, its images at the size of a network's input; see `find`."""
+def load_set(name: str, *, side: int, data_dir: str | Path | None, split: str | None = None) -> ImageSet:
+    """One set in memory, at the size of a network's input; see `find`."""
     if name in FILES:
         path = sources.data_folder(data_dir) / FILES[name]
         if not path.is_file():
             raise NotReadyError(f"{name} is not here: put {path.name} into {path.parent}")
-        return _renamed(sources.npz(str(path), split), name)
+        return ImageSet(sources.npz(str(path), split).images, name=name)
     images = sources.load_dataset(name, split, data_dir=data_dir)
     if isinstance(images, ImageSet) and images.images.shape[2:] == (side, side):
         return images
     return gather(images, Preprocess((3, side, side)), name=images.name)
 
 
-def made(n: int, name: str, *, classes: int = 4, side: int = 16, seed: int = 0) -> ImageSet:
-    """Images that tell a few classes apart by where they are bright: to see that a suite runs, and for nothing else.
-
-    Example:
-        >>> made(8, "synthetic_outliers").images.shape
-        torch.Size([8, 3, 16, 16])
-    """
+def toy_images(n: int, name: str, *, classes: int = 4, side: int = 16, seed: int = 0) -> ImageSet:
+    """Noise with a bright band for each class: enough to run a suite, and nothing to learn from."""
     generator = torch.Generator().manual_seed(mix_seed(seed, *name.encode()))
     images = torch.randint(0, 128, (n, 3, side, side), generator=generator)
     labels = torch.arange(n) % classes
@@ -80,17 +75,8 @@ def made(n: int, name: str, *, classes: int = 4, side: int = 16, seed: int = 0) 
     return ImageSet(images.to(torch.uint8), labels, name=name)
 
 
-def made_ood(n: int, name: str, *, side: int = 16, seed: int = 0) -> ImageSet:
-    """Images without any class: grey noise, coarser for longer names, so that sets differ.
-
-    Example:
-        >>> made_ood(2, "made noise").labels is None
-        True
-    """
+def toy_ood(n: int, name: str, *, side: int = 16, seed: int = 0) -> ImageSet:
+    """Noise without any class, coarser for longer names, so that sets differ."""
     generator = torch.Generator().manual_seed(mix_seed(seed, *name.encode()))
     coarse = torch.rand(n, 3, 2 + len(name) % 5, 2 + len(name) % 5, generator=generator)
     return ImageSet((torch.nn.functional.interpolate(coarse, size=(side, side)) * 255).to(torch.uint8), name=name)
-
-
-def _renamed(images: ImageSet, name: str) -> ImageSet:
-    return ImageSet(images.images, name=name)

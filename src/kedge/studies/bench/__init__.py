@@ -1,29 +1,42 @@
-"""What a verdict costs: every engine beside one plain forward pass of the same network, in one run."""
+"""Timings: every engine relative to one forward pass of the same network without anchoring.
 
-from kedge.studies.bench.engines import OPEN, PLAIN, TITLES, Prepared, check_engines, prepare
-from kedge.studies.bench.measure import against, check, inference, measure, steps_of, subject_of, title_of
+`engines` writes and starts the engines, `measure` times them, `memory`, `steps` and `quality` measure memory, training
+steps and detection quality, `page` draws the result.
+"""
+
+from kedge.studies.bench.early_exit import full_share
+from kedge.studies.bench.engines import FULL_SHARE, TITLES, UNANCHORED, Prepared, check_engines, prepare_engines
+from kedge.studies.bench.measure import (
+    check_record,
+    compare_records,
+    measure,
+    progress_steps,
+    row_title,
+    subject_title,
+    time_inference,
+)
 from kedge.studies.bench.memory import peak_memory
-from kedge.studies.bench.quality import open_share, quality
+from kedge.studies.bench.quality import quality
 from kedge.studies.bench.steps import training_steps
 from kedge.studies.bench.subjects import detector_of
 
 __all__ = [
-    "OPEN",
-    "PLAIN",
+    "FULL_SHARE",
     "TITLES",
+    "UNANCHORED",
     "Prepared",
-    "against",
-    "check",
     "check_engines",
+    "check_record",
+    "compare_records",
     "detector_of",
-    "inference",
+    "full_share",
     "measure",
-    "open_share",
     "peak_memory",
-    "prepare",
+    "prepare_engines",
+    "progress_steps",
     "quality",
-    "steps_of",
-    "subject_of",
-    "title_of",
+    "row_title",
+    "subject_title",
+    "time_inference",
     "training_steps",
 ]

@@ -1,4 +1,4 @@
-"""What verdicts are measured against: the network without anchoring, and AMP as the paper's pseudo-code has it."""
+"""Baselines of the timings: the network without anchoring, and AMP as the paper's pseudo-code computes it."""
 
 import copy
 from typing import Any, cast
@@ -47,12 +47,7 @@ def on_pairs(net: Anchored) -> Classifier:
 
 
 class Naive:
-    """AMP by K passes of pairs through the whole network, one anchor after the other.
-
-    Gives the scores of the detector that it is made of.
-
-    Args:
-        detector: AMP whose anchors all images share.
+    """The scores of AMP with shared anchors by K passes of pairs through the whole network, one after the other.
 
     Example:
         >>> from torch import nn
@@ -72,21 +67,14 @@ class Naive:
     def __call__(self, images: Tensor) -> Tensor:
         """The scores (B,) of images (B, D, ...)."""
         x = self.net.normalise(images)
-        hypotheses = []
+        logits = []
         for k, anchor in enumerate(self.anchors):
             seen = view(x, k % self.detector.tta)
             pair = torch.cat([anchor.expand_as(seen), seen - anchor], dim=1)  # [c, x - c]
-            hypotheses.append(logits_of(self.net.network(pair)))
-        return self.detector.of_per_anchor_logits(torch.stack(hypotheses)).score
+            logits.append(logits_of(self.net.network(pair)))
+        return self.detector.of_per_anchor_logits(torch.stack(logits)).score
 
 
 def channels_last(net: Any) -> Any:
-    """A network with the layout of weights that is fast on a CPU, in place.
-
-    Example:
-        >>> from torch import nn
-        >>> net = channels_last(nn.Conv2d(3, 4, 3))
-        >>> net.weight.is_contiguous(memory_format=torch.channels_last)
-        True
-    """
+    """A network in the memory format that is fast on a CPU, in place."""
     return net.to(memory_format=torch.channels_last)

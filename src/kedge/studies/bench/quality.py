@@ -1,4 +1,4 @@
-"""What an engine that gives other scores costs in quality, on real images, beside the exact one."""
+"""Detection quality of engines with other scores, on real images, relative to the exact engine."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -9,11 +9,11 @@ from numpy.typing import NDArray
 from kedge.data import ImageSet
 from kedge.errors import InputError
 from kedge.metrics import auroc, fpr95
-from kedge.studies.bench.engines import EXACT, MIN_ANCHORS, PLAIN, TITLES, Adaptive, Prepared, arrays, check_engines
+from kedge.studies.bench.early_exit import EarlyExitEngine
+from kedge.studies.bench.engines import EXACT, TITLES, UNANCHORED, Prepared, check_engines
 
 BATCH = 256
-COMPARED = tuple(name for name in TITLES if name not in (PLAIN, "naive"))
-
+FIELDS = ("label", "score", "is_ood")
 Arrays = dict[str, NDArray[Any]]
 
 
@@ -29,61 +29,56 @@ def quality(
     """Score the same images by every engine, and compare with the exact one.
 
     Args:
-        prepared: What `prepare` wrote, with real images to calibrate on.
+        prepared: The result of `prepare_engines`, with real images to calibrate on.
         test: In-distribution images that the detector has not seen.
-        ood: Sets of images out of distribution.
-        engines: Of those that can run; all by default.
-        threads: Of engines that are not torch; by default as many as torch takes.
+        ood: Out-of-distribution sets.
+        engines: Some of those that can run; all by default.
+        threads: Threads of engines that are not torch; by default as many as torch's.
         report: Called with the title of an engine and the name of a set, once it is scored.
 
     Returns:
         By engine: ``agreement``, the share of test images with the label of the exact engine; by set ``auroc`` and
         ``fpr95``, ``auroc_points`` and ``fpr95_points`` (percentage points more than the exact engine), ``flagged``
-        (the share that the engine's own threshold flags); and the mean ``passes`` by set of an adaptive engine.
+        (the share above the engine's own threshold); and with early exit the mean ``passes`` by set.
     """
     if not ood:
         raise InputError("ood must be at least one set of images; got none")
     check_engines(engines)
-    found: dict[str, dict[str, Any]] = {}
+    wanted = [name for name in prepared.engines if engines is None or name in (EXACT, *engines)]
+    compared: dict[str, dict[str, Any]] = {}
     exact: Mapping[str, Arrays] = {}
-    for engine in (EXACT, *(name for name in COMPARED if name != EXACT)):
-        if engine not in prepared.engines or (engines is not None and engine not in (EXACT, *engines)):
-            continue
+    for engine in sorted(set(wanted) - {UNANCHORED, "naive"}, key=list(TITLES).index):  # the exact one first
         run = prepared.start(engine, threads=threads)
-        said, passes = {}, {}
+        outputs, passes = {}, {}
         for images in (test, *ood):
-            parts = [arrays(run(part)) for part in images.images.split(BATCH)]
-            said[images.name] = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
-            if isinstance(run, Adaptive):
+            parts = [_arrays(run(part)) for part in images.images.split(BATCH)]
+            outputs[images.name] = {name: np.concatenate([part[name] for part in parts]) for name in FIELDS}
+            if isinstance(run, EarlyExitEngine):
                 passes[images.name] = run.mean_passes(images.images)
             if report is not None:
                 report(f"{TITLES[engine]}: {images.name}")
-        exact = exact or said
-        found[engine] = _compared(said, exact, test.name)
-        found[engine]["passes"] = passes or None
-    return found
+        exact = exact or outputs
+        compared[engine] = _compared(outputs, exact, test.name) | {"passes": passes or None}
+    return compared
 
 
-def open_share(passes: float, all_passes: int) -> float:
-    """The share of images that are left to all anchors, out of the mean number of passes.
-
-    Example:
-        >>> open_share(2.6, 5)
-        0.2
-    """
-    return round((passes - MIN_ANCHORS) / (all_passes - MIN_ANCHORS), 6) if all_passes > MIN_ANCHORS else 0.0
+def _arrays(detection: Any) -> Arrays:
+    """Fields of a detection by kedge or by an exported file."""
+    if isinstance(detection, Mapping):
+        return {name: detection[name] for name in FIELDS}
+    return {name: getattr(detection, name).numpy() for name in FIELDS}
 
 
-def _compared(said: Mapping[str, Arrays], exact: Mapping[str, Arrays], test: str) -> dict[str, Any]:
-    outside = [name for name in said if name != test]
+def _compared(outputs: Mapping[str, Arrays], exact: Mapping[str, Arrays], test: str) -> dict[str, Any]:
+    outside = [name for name in outputs if name != test]
     values: dict[str, Any] = {
-        "agreement": float((said[test]["label"] == exact[test]["label"]).mean()),
-        "flagged": {name: float(arrays["is_ood"].mean()) for name, arrays in said.items()},
+        "agreement": float((outputs[test]["label"] == exact[test]["label"]).mean()),
+        "flagged": {name: float(arrays["is_ood"].mean()) for name, arrays in outputs.items()},
     }
     for name, metric in (("auroc", auroc), ("fpr95", fpr95)):
-        mine, its = (
-            {ood: metric(source[test]["score"], source[ood]["score"]) for ood in outside} for source in (said, exact)
+        ours, reference = (
+            {ood: metric(source[test]["score"], source[ood]["score"]) for ood in outside} for source in (outputs, exact)
         )
-        values[name] = mine
-        values[f"{name}_points"] = {ood: 100 * (mine[ood] - its[ood]) for ood in outside}
+        values[name] = ours
+        values[f"{name}_points"] = {ood: 100 * (ours[ood] - reference[ood]) for ood in outside}
     return values

@@ -1,4 +1,4 @@
-"""What anchoring adds to a training step, and how much of a step is not the network's."""
+"""The time of an anchored training step relative to an unanchored one, and its share outside the network."""
 
 import copy
 import time
@@ -13,7 +13,7 @@ from kedge.anchoring import Anchored
 from kedge.data import ImageSet
 from kedge.models.classifier import Classifier
 from kedge.studies.bench.plain import without_anchors
-from kedge.studies.bench.turns import Spread, ratios
+from kedge.studies.bench.turns import Quartiles, ratios
 from kedge.training import Recipe
 from kedge.training.api import prepare
 from kedge.training.engine import Engine
@@ -21,7 +21,7 @@ from kedge.training.loader import make_loader
 from kedge.training.losses import CrossEntropy
 from kedge.training.trainer import Trainer
 
-CYCLE = 5  # steps: by default one of them has corrupted anchors; in networks with per_sample=True each has some
+CYCLE = 5  # steps: by default one of them has corrupted anchors; with per_sample=True each has some
 
 
 class TimedEngine(Engine):
@@ -51,13 +51,7 @@ class TimedEngine(Engine):
 
 
 class Stepper:
-    """A training that goes on by a cycle of steps whenever it is asked to.
-
-    Args:
-        net: Plain or anchored; trained in place.
-        data: Images in memory, with labels.
-        recipe: How to train.
-    """
+    """A training that runs one cycle of steps at a time, in place."""
 
     def __init__(self, net: Classifier, data: ImageSet, recipe: Recipe) -> None:
         self.engine = TimedEngine()
@@ -86,22 +80,22 @@ class Stepper:
 def training_steps(
     net: Anchored, data: ImageSet, *, batch: int = 128, repeats: int = 9, report: Callable[[str], None] | None = None
 ) -> dict[str, Any]:
-    """Time the steps of an anchored network and of its plain twin in turns, through kedge's own loop.
+    """Time the steps of an anchored network and of its unanchored baseline in turns, through kedge's own loop.
 
     Args:
         net: The anchored network; a copy of it is trained.
         data: Images in memory, with labels, at least a batch of them.
-        batch: Images of a step.
+        batch: Batch size.
         repeats: Cycles of five steps of each.
-        report: Called with the name of a twin after each of its cycles.
+        report: Called with ``"unanchored"`` or ``"anchored"`` after each of its cycles.
 
     Returns:
-        For ``"plain"`` and ``"anchored"`` the seconds of a ``"step"`` with their spread and the share of it that is
-        ``"outside"`` forward, backward and optimizer; and the ``"ratio"`` of the two steps, with its spread.
+        For ``"unanchored"`` and ``"anchored"`` the seconds of a ``"step"`` with quartiles and the share of it that is
+        ``"outside"`` forward, backward and optimizer; and the ``"ratio"`` of the two steps, with quartiles.
     """
-    recipe = Recipe(epochs=CYCLE * (repeats + 1), batch=batch)  # of a step at least: anchors are corrupted to the end
+    recipe = Recipe(epochs=CYCLE * (repeats + 1), batch=batch)  # long enough for anchors to be corrupted to the end
     steppers = {
-        "plain": Stepper(without_anchors(net), data, recipe),
+        "unanchored": Stepper(without_anchors(net), data, recipe),
         "anchored": Stepper(copy.deepcopy(net), data, recipe),
     }
     times: dict[str, list[tuple[float, float]]] = {name: [] for name in steppers}
@@ -114,8 +108,8 @@ def training_steps(
                 if report is not None:
                     report(name)
     steps = {name: [step for step, _ in cycles] for name, cycles in times.items()}
-    found: dict[str, Any] = {"batch": batch, "ratio": asdict(ratios(steps["anchored"], steps["plain"]))}
+    result: dict[str, Any] = {"batch": batch, "ratio": asdict(ratios(steps["anchored"], steps["unanchored"]))}
     for name, cycles in times.items():
-        outside = Spread.of([(step - inside) / step for step, inside in cycles]).median
-        found[name] = {"step": asdict(Spread.of(steps[name])), "outside": outside}
-    return found
+        outside = Quartiles.of([(step - inside) / step for step, inside in cycles]).median
+        result[name] = {"step": asdict(Quartiles.of(steps[name])), "outside": outside}
+    return result

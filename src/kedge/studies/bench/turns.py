@@ -1,4 +1,4 @@
-"""Timing in turns, so that whatever else the machine does falls on all alike."""
+"""Timing in turns, so that other load on the machine affects all alike."""
 
 import math
 import statistics
@@ -53,12 +53,12 @@ def in_turns(
 
 
 @dataclass(frozen=True)
-class Spread:
+class Quartiles:
     """A median, and the quartiles on either side of it.
 
     Example:
-        >>> Spread.of([3.0, 1.0, 2.0, 5.0, 4.0])
-        Spread(median=3.0, low=2.0, high=4.0)
+        >>> Quartiles.of([3.0, 1.0, 2.0, 5.0, 4.0])
+        Quartiles(median=3.0, low=2.0, high=4.0)
     """
 
     median: float
@@ -66,26 +66,21 @@ class Spread:
     high: float
 
     @classmethod
-    def of(cls, values: Sequence[float]) -> "Spread":
-        """Of at least one value."""
+    def of(cls, values: Sequence[float]) -> "Quartiles":
+        """The quartiles of at least one value."""
         if len(values) == 1:
             return cls(values[0], values[0], values[0])
         low, median, high = statistics.quantiles(values, n=4, method="inclusive")
         return cls(median, low, high)
 
 
-def ratios(times: Sequence[float], base: Sequence[float]) -> Spread:
-    """How many times as long as a base, turn by turn.
-
-    Example:
-        >>> ratios([2.0, 6.0, 4.0], [1.0, 2.0, 2.0]).median
-        2.0
-    """
-    return Spread.of([mine / other for mine, other in zip(times, base, strict=True)])
+def ratios(times: Sequence[float], base: Sequence[float]) -> Quartiles:
+    """Times over those of a base, turn by turn."""
+    return Quartiles.of([time / other for time, other in zip(times, base, strict=True)])
 
 
 def _calls_of(call: Callable[[], Any], least: float) -> int:
-    """How often to call in a turn; the first call, which is slow, does not count."""
+    """The number of calls in a turn; the first call, which is slow, does not count."""
     call()
     began = time.perf_counter()
     call()

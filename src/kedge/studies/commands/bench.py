@@ -1,4 +1,4 @@
-"""``kedge bench``: what a verdict costs on this machine."""
+"""``kedge bench``: the cost of a detection on this machine."""
 
 import json
 from pathlib import Path
@@ -16,19 +16,9 @@ from kedge.errors import FileFormatError, InputError
 from kedge.evaluation.report.figures import require
 from kedge.files import atomic, check_target
 from kedge.io.artifact import shipped
-from kedge.studies.bench import (
-    OPEN,
-    TITLES,
-    against,
-    check,
-    check_engines,
-    detector_of,
-    measure,
-    steps_of,
-    subject_of,
-    title_of,
-)
-from kedge.studies.bench.page import page
+from kedge.studies.bench import FULL_SHARE, TITLES, check_engines, check_record, detector_of, measure, progress_steps
+from kedge.studies.bench.measure import subject_title, table_of, training_words
+from kedge.studies.bench.page import bench_page
 from kedge.threads import use_threads
 
 
@@ -37,29 +27,29 @@ def bench(
         str,
         typer.Argument(help="A calibrated detector, one that kedge ships, or a network by name with random weights."),
     ] = "cifar10",
-    batch: Annotated[list[int] | None, typer.Option(min=1, help="Images at a time; may be repeated.")] = None,
+    batch: Annotated[list[int] | None, typer.Option(min=1, help="Batch size; may be repeated.")] = None,
     repeats: Annotated[int, typer.Option(min=1, help="Turns of each engine.")] = 5,
     training: Annotated[int, typer.Option(min=0, help="Cycles of five training steps; 0 for none.")] = 2,
-    memory: Annotated[bool, typer.Option("--memory", help="Peak memory of each engine, in processes apart.")] = False,
+    memory: Annotated[bool, typer.Option("--memory", help="Measure peak memory too, each in its own process.")] = False,
     engine: Annotated[list[str] | None, typer.Option(help=f"Only these: {', '.join(TITLES)}.")] = None,
-    open_share: Annotated[
-        float, typer.Option(min=0, max=1, help="Share of images that take all anchors with early exit.")
-    ] = OPEN,
-    width: Annotated[int | None, typer.Option(min=1, help="Of a network by name that has one.")] = None,
+    full_share: Annotated[
+        float, typer.Option(min=0, max=1, help="Share of images that take all anchors under early exit.")
+    ] = FULL_SHARE,
+    width: Annotated[int | None, typer.Option(min=1, help="Width of a network by name.")] = None,
     threads: Annotated[
-        int | None, typer.Option(min=1, help="Of every engine; without it, as many as there are cores.")
+        int | None, typer.Option(min=1, help="Threads of every engine; by default as many as there are cores.")
     ] = None,
     out: Annotated[Path, typer.Option("--out", "-o", help="Folder for bench.json and bench.html.")] = Path(
         "runs/bench"
     ),
-    compare: Annotated[Path | None, typer.Option("--against", help="A bench.json of before, to compare with.")] = None,
+    compare: Annotated[Path | None, typer.Option("--against", help="An earlier bench.json to compare with.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead, for programs.")] = False,
 ) -> None:
-    """Measure what a verdict costs, in forward passes of the same network without anchoring.
+    """Measure the cost of a detection, in forward passes of the same network without anchoring.
 
-    Every engine scores the same images in turns: the plain network, AMP as the paper's pseudo-code has it, kedge, and
-    exported files where onnxruntime or OpenVINO are installed. Then anchored training steps beside plain ones. Numbers
-    mean something on a machine that does nothing else.
+    Every engine scores the same images in turns: the unanchored network, AMP as in the paper's pseudo-code, kedge, and
+    exported files where onnxruntime or OpenVINO are installed. Then anchored and unanchored training steps. Run it on
+    a machine that does nothing else.
 
     For example:
 
@@ -79,19 +69,21 @@ def bench(
     with Progress(
         TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), console=console, transient=True
     ) as bars:  # fmt: skip
-        task = bars.add_task("measuring", total=steps_of(batches, repeats, memory=memory, training=training))
+        task = bars.add_task("measuring", total=progress_steps(batches, repeats, memory=memory, training=training))
         record = measure(
             detector,
             name=Path(subject).stem,
             batches=batches,
             repeats=repeats,
             engines=engine,
-            open_share=open_share,
+            share=full_share,
             memory=memory,
             training=training,
-            report=lambda what: bars.update(task, advance=1, description=what),
+            report=lambda step: bars.update(task, advance=1, description=step),
         )
-    _write(out, record, then)
+    for name, text in (("bench.json", json.dumps(record, indent=1)), ("bench.html", bench_page(record, then))):
+        with atomic(out / name) as temporary:
+            temporary.write_text(text, encoding="utf-8")
     if as_json:
         typer.echo(json.dumps(record, indent=1))
     else:
@@ -102,55 +94,37 @@ def bench(
 
 def _subject(name: str, width: int | None) -> Detector:
     """A detector from a file, or on a network by name."""
-    if Path(name).is_file() or name in shipped() or name not in models.model_names():
+    if Path(name).is_file() or name in shipped():
         if width is not None:
-            raise InputError("width is for networks by name; a detector has its own: leave it out")
-        if not Path(name).is_file() and name not in shipped():
-            raise InputError(
-                f"subject must be a detector's file, one of {', '.join(shipped())}, or a network, one of "
-                f"{', '.join(models.model_names())}; got {name!r}"
-            )
+            raise InputError(f"--width is for networks by name; {name} is a detector with its own: leave it out")
         return load(name)
+    if name not in models.model_names():
+        raise InputError(
+            f"SUBJECT must be a detector's file, one of {', '.join(shipped())}, or a network, one of "
+            f"{', '.join(models.model_names())}; got {name!r}"
+        )
     return detector_of(name, **({} if width is None else {"width": width}))
 
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        return check(json.loads(path.read_text(encoding="utf-8")), str(path))
+        return check_record(json.loads(path.read_text(encoding="utf-8")), str(path))
     except OSError as error:
-        raise InputError(f"against must be a file that can be read; {path} cannot: {error.strerror}") from error
+        raise InputError(f"--against must be a file that can be read; {path} cannot: {error.strerror}") from error
     except ValueError as error:
-        raise FileFormatError(f"{path} must be what kedge bench wrote; it is not: {error}") from error
-
-
-def _write(out: Path, record: dict[str, Any], then: dict[str, Any] | None) -> None:
-    for name, text in (("bench.json", json.dumps(record, indent=1)), ("bench.html", page(record, then))):
-        with atomic(out / name) as temporary:
-            temporary.write_text(text, encoding="utf-8")
+        raise FileFormatError(f"{path} must be a bench.json that kedge bench wrote; it is not: {error}") from error
 
 
 def _show(console: Console, record: dict[str, Any], then: dict[str, Any] | None) -> None:
-    changes = None if then is None else against(record, then)
-    title = f"{escape(subject_of(record))}, {record['threads']} threads: median of {record['repeats']} turns"
+    title = f"{escape(subject_title(record))}, {record['threads']} threads: median of {record['repeats']} turns"
     table = Table(title=title, caption=record["made with"]["machine"])
-    heads = ["batch", "images/s", "plain passes", "quartiles"]
-    heads += ["memory, MB"] if any("memory" in row for row in record["inference"]) else []
-    table.add_column("engine")
-    for head in heads + ([] if changes is None else ["images/s, now / then", "passes, now / then"]):
-        table.add_column(head, justify="right")
-    for row in record["inference"]:
-        cells = [title_of(row), str(row["batch"]), f"{row['images_per_second']:,.1f}", f"{row['ratio']:.2f}"]
-        cells.append(f"{row['low']:.2f} to {row['high']:.2f}")
-        cells += [f"{row['memory'] / 1e6:,.0f}"] if "memory" in row else []
-        if changes is not None:
-            change = changes.get((row["engine"], row["batch"]))
-            cells += ["", ""] if change is None else [f"{value:.2f}" for value in change]
-        table.add_row(*cells)
+    heads, rows = table_of(record, then)
+    for number, head in enumerate(heads):
+        table.add_column(head, justify="right" if number else "left")
+    for row in rows:
+        table.add_row(*row)
     console.print(table)
-    steps = record["training"]
-    if steps is not None:
-        ratio = steps["ratio"]
-        spread = f"{ratio['low']:.2f} to {ratio['high']:.2f}"
-        console.print(f"training  an anchored step takes {ratio['median']:.2f} plain ones ({spread})", highlight=False)
+    if record["training"] is not None:
+        console.print(f"training  {training_words(record['training'])}", highlight=False)
     for name, reason in record["left_out"].items():
         console.print(f"left out  {TITLES[name]}: {reason}", highlight=False, markup=False)

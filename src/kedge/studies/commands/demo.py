@@ -1,7 +1,6 @@
 """``kedge demo``: train, calibrate, evaluate and report, on data that came with the installation."""
 
 import json
-import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -9,29 +8,30 @@ import typer
 from rich import box
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from kedge import training
 from kedge.evaluation import Evaluation
 from kedge.evaluation.report import write_report
 from kedge.evaluation.report.figures import require
 from kedge.files import atomic, check_target
 from kedge.provenance import provenance
+from kedge.studies.commands import Bars
 from kedge.studies.demo import run_demo
+from kedge.studies.publish import command_line
 
 INTRO = (
-    "Two networks of the same shape learned the handwritten digits 0 to 7 from 2,800 images: one sees each image as "
-    "[c, x - c] beside a random anchor c, its plain twin sees it as it is. Which notices images of anything else?"
+    "Two networks of one shape learned the handwritten digits 0 to 7 from 2,800 images: an anchored one takes each "
+    "image as a pair [c, x - c] with a random anchor c, the unanchored baseline takes the image itself. Which of them "
+    "detects other images?"
 )
 
 
 def demo(
     out: Annotated[Path, typer.Option(help="Folder for the detector, the metrics and the report.")] = Path("runs/demo"),
-    seed: Annotated[int, typer.Option(help="Of everything that is random.")] = 0,
+    seed: Annotated[int, typer.Option(help="Random seed.")] = 0,
     epochs: Annotated[int | None, typer.Option(min=1, help="Passes over the training images; 12 by default.")] = None,
 ) -> None:
-    """Train an anchored network and its plain twin on digits, and see which of them knows what is no digit.
+    """Train an anchored network and an unanchored baseline on digits, and compare how they detect other images.
 
     Takes two to three minutes on two cores and downloads nothing. Then open report.html, or use the detector:
 
@@ -47,39 +47,31 @@ def demo(
     console = Console()
     check_target("--out", out, folder=True)
     require()
-    with Progress(
-        TextColumn("{task.description:<20}"), BarColumn(), TimeRemainingColumn(), TextColumn("{task.fields[note]}"),
-        console=console,
-    ) as bars:  # fmt: skip
-        tasks = {name: bars.add_task(f"training {name}", total=None, note="") for name in ("anchored", "plain")}
-        scoring = bars.add_task("scoring", total=None, note="")
-
-        def on_step(name: str, p: training.Progress) -> None:
-            note = f"loss {p.loss:.3f}  accuracy {p.accuracy:.1%}  {p.images_per_second:,.0f} images/s"
-            bars.update(tasks[name], total=p.steps, completed=p.step, note=note)
+    with Bars(console) as bars:
 
         def on_score(done: int, total: int) -> None:
-            bars.update(scoring, total=total, completed=done, note=f"{done:,} of {total:,} images")
+            bars.move("scoring", done, total, f"{done:,} of {total:,} images")
 
-        made = run_demo(seed=seed, epochs=epochs, training_progress=on_step, scoring_progress=on_score)
+        result = run_demo(seed=seed, epochs=epochs, training_progress=bars.on_training, scoring_progress=on_score)
+    detector, evaluation = result.detector, result.evaluation
     record = {
-        "command": " ".join(["kedge", *sys.argv[1:]]),
+        "command": command_line(),
         "seed": seed,
-        "training": made.detector.net.record,
+        "training": detector.net.record,
         "made with": provenance(),
     }
-    made.detector.save(out / "detector.kedge")
+    detector.save(out / "detector.kedge")
     with atomic(out / "metrics.json") as temporary:
-        temporary.write_text(json.dumps({"record": record, **made.evaluation.as_dict()}, indent=1))
+        temporary.write_text(json.dumps({"record": record, **evaluation.as_dict()}, indent=1))
     report = write_report(
         out / "report.html",
-        made.evaluation,
-        title="kedge demo: digits and what is no digit",
+        evaluation,
+        title="kedge demo: digits and other images",
         intro=INTRO,
-        detector=made.detector,
+        detector=detector,
         record=record,
     )
-    console.print(results_table(made.evaluation))
+    console.print(results_table(evaluation))
     words = f"detector  {out / 'detector.kedge'}\nmetrics   {out / 'metrics.json'}"
     console.print(words, highlight=False, markup=False)
     console.print(f"report    [bold]{escape(str(report))}[/]", highlight=False)

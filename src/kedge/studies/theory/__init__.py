@@ -1,4 +1,8 @@
-"""The theory behind anchoring: the neural tangent kernel of pairs [c, x - c], exactly and as the paper has it."""
+"""The theory behind anchoring: the neural tangent kernel of pairs [c, x - c], exactly and as the paper has it.
+
+`ntk` has the kernels, `toy` a problem and its predictors, `approximation` and `disagreement` the two questions, `study`
+all results, `page` the report.
+"""
 
 from kedge.studies.theory.ntk import (
     anchored_kernel,
@@ -9,6 +13,7 @@ from kedge.studies.theory.ntk import (
     predict,
     spectrum,
 )
+from kedge.studies.theory.page import run_ntk
 from kedge.studies.theory.study import NTKStudy, ntk_study
 from kedge.studies.theory.toy import ToyProblem, toy_problem
 
@@ -22,6 +27,7 @@ __all__ = [
     "h_ntk",
     "ntk_study",
     "predict",
+    "run_ntk",
     "spectrum",
     "toy_problem",
 ]

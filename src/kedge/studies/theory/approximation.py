@@ -1,4 +1,4 @@
-"""How far the approximations of the anchored kernel are from the exact one, and how fast they close in on it."""
+"""Errors of the approximations of the anchored kernel, and the order in which they fall with the anchor's length."""
 
 import math
 from dataclasses import dataclass
@@ -12,9 +12,9 @@ from kedge.studies.theory.ntk import (
     FORMS,
     anchored_kernel,
     approximate_anchored_kernel,
+    dot_shift,
     h_ntk,
     on_sphere,
-    shift,
     spectrum,
 )
 
@@ -27,7 +27,7 @@ class Approximation:
     """Errors of the anchored kernel's approximations on the sphere, at anchors of falling length.
 
     Args:
-        lengths: Of the anchor, 1/2, 1/4, ...
+        lengths: Length of the anchor, 1/2, 1/4, ...
         largest: By comparison, the largest error over pairs of different points, at each length.
         orders: By comparison, the power of the length that the error falls with, from the two shortest anchors.
         unexplained: By form of gamma, the largest error over the largest change that the shortest anchor makes.
@@ -44,11 +44,7 @@ class Approximation:
 
 
 def approximation_errors(*, points: int = 60, seed: int = 0) -> Approximation:
-    """Measure the approximations on random points of the sphere in three dimensions.
-
-    Args:
-        points: On the sphere.
-        seed: Of the points and of the anchor's direction.
+    """Measure the approximations on random points of the sphere in three dimensions, with one direction of the anchor.
 
     Example:
         >>> orders = approximation_errors(points=20).orders
@@ -68,22 +64,22 @@ def approximation_errors(*, points: int = 60, seed: int = 0) -> Approximation:
         exact, paper = anchored_kernel(x, x, c), approximate_anchored_kernel(x, x, c)
         first = approximate_anchored_kernel(x, x, c, "first order")
         errors = {
-            "paper against its unit-norm formula": (paper - on_sphere(u - shift(x, x, c)))[used],
+            "paper against its unit-norm formula": (paper - on_sphere(u - dot_shift(x, x, c)))[used],
             "paper against exact": (paper - exact)[used],
             "first order against exact": (first - exact)[used],
-            "plain against exact": (plain - exact)[used],
+            "unanchored against exact": (plain - exact)[used],
             "paper against exact, diagonal": (paper - exact).diagonal(),
         }
         for kind, error in errors.items():
             largest.setdefault(kind, []).append(float(error[~error.isnan()].abs().max()))
     kernels = {"exact": exact, "first order": first, "exact gamma": plain - exact}  # of the shortest anchor
-    moved = largest["plain against exact"][-1]
+    moved = largest["unanchored against exact"][-1]
     different = torch.ones_like(u, dtype=torch.bool).triu(1)
     return Approximation(
         lengths,
         largest,
         {kind: math.log2(values[-2] / values[-1]) for kind, values in largest.items()},
         {form: largest[f"{form} against exact"][-1] / moved for form in FORMS},
-        fmean(float(((u - shift(x, x, c)).abs() < 1)[different].double().mean()) for c in x),
+        fmean(float(((u - dot_shift(x, x, c)).abs() < 1)[different].double().mean()) for c in x),
         {name: float(spectrum(kernel)[-1]) for name, kernel in kernels.items()},
     )

@@ -12,11 +12,11 @@ from kedge.scores import tau as tau_of
 from kedge.studies.theory.toy import ToyProblem, ensemble, one_network, one_per_anchor, toy_problem, with_bias
 
 POINTS = 40  # to train on
-PER_INPUT = (1, 4, 16, POINTS)  # anchors that each training point meets
+PER_INPUT = (1, 4, 16, POINTS)  # anchors that each training point is paired with
 EDGES = (0.0, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0)  # bands of distance from the nearest training point
-NEAR, FAR = 0.5, 4.0  # what counts as outside for the AUROC
-PER_ANCHOR, ENSEMBLE = "a network per anchor", "plain ensemble"
-MEMBERS = 64  # quantiles that stand for the ensemble's normal distribution
+NEAR, FAR = 0.5, 4.0  # distances of the outside points for the AUROC
+PER_ANCHOR, ENSEMBLE = "a network per anchor", "unanchored ensemble"
+MEMBERS = 64  # quantiles that represent the ensemble's normal distribution
 
 
 @dataclass(frozen=True)
@@ -24,9 +24,9 @@ class Disagreement:
     """Disagreement by distance from the nearest training point, over several draws of the toy problem.
 
     Args:
-        edges: Of the bands of distance.
+        edges: Edges of the bands of distance.
         deviation: By predictor, the deviation of decision values in each band, in the mean over points and draws.
-        temperature: By predictor, the paper's tau in each band, for the two logits f and -f.
+        tau: By predictor, the paper's tau in each band, for the two logits f and -f.
         held_out: By predictor, both on held-out points.
         accuracy: By predictor, on held-out points.
         separates: By predictor, the AUROC of both for points at a distance of 0.5 to 4 against held-out ones.
@@ -36,7 +36,7 @@ class Disagreement:
 
     edges: list[float]
     deviation: dict[str, list[float]]
-    temperature: dict[str, list[float]]
+    tau: dict[str, list[float]]
     held_out: dict[str, dict[str, float]]
     accuracy: dict[str, float]
     separates: dict[str, dict[str, float]]
@@ -45,66 +45,37 @@ class Disagreement:
 
 
 def trained_with(per_input: int) -> str:
-    """The name of a network that met each training point with so many anchors.
-
-    Example:
-        >>> trained_with(4)
-        'one network, 4 anchors a point'
-    """
+    """The name of a network whose training points were each paired with so many anchors."""
     return f"one network, {per_input} anchor{'s' if per_input > 1 else ''} a point"
 
 
-def draw(seed: int, anchors: int) -> tuple[ToyProblem, Tensor]:
-    """A toy problem, and some of its training points as anchors to predict with.
-
-    Example:
-        >>> problem, anchors = draw(0, 5)
-        >>> problem.x.shape, anchors.shape
-        (torch.Size([40, 2]), torch.Size([5, 2]))
-    """
+def draw_problem(seed: int, anchors: int) -> tuple[ToyProblem, Tensor]:
+    """A toy problem, and some of its training points as anchors to predict with."""
     problem = toy_problem(POINTS, seed=seed)
     order = torch.randperm(POINTS, generator=torch.Generator().manual_seed(seed))
     return problem, problem.x[order[:anchors]]
 
 
-def hypotheses(
+def decision_values(
     problem: ToyProblem, points: Tensor, anchors: Tensor, *, per_input: tuple[int, ...] = PER_INPUT, seed: int = 0
 ) -> dict[str, Tensor]:
-    """Decision values under each anchor, by predictor: single networks, and a network per anchor.
+    """Decision values (K, T) under each anchor, by predictor: single networks, and a network per anchor.
 
-    Args:
-        problem: To train on.
-        points: To decide on, (T, 2).
-        anchors: To predict with, (K, 2).
-        per_input: Anchors that a single network meets each training point with; a predictor for each number.
-        seed: Of those.
-
-    Returns:
-        (K, T) each.
-
-    Example:
-        >>> problem = toy_problem(8)
-        >>> found = hypotheses(problem, problem.held_out[:5], problem.x[:2], per_input=(2,))
-        >>> {name: tuple(values.shape) for name, values in found.items()}
-        {'one network, 2 anchors a point': (2, 5), 'a network per anchor': (2, 5)}
+    There is a single network for each number in ``per_input``, of anchors that a training point is paired with.
     """
     x, points, anchors = with_bias(problem.x), with_bias(points), with_bias(anchors)
-    found = {}
+    values = {}
     for number in per_input:
         generator = torch.Generator().manual_seed(seed)
-        values = one_network(x, problem.y, points, anchors, per_input=number, generator=generator)
-        found[trained_with(number)] = values
-    return found | {PER_ANCHOR: one_per_anchor(x, problem.y, points, anchors)}
+        values[trained_with(number)] = one_network(x, problem.y, points, anchors, per_input=number, generator=generator)
+    return values | {PER_ANCHOR: one_per_anchor(x, problem.y, points, anchors)}
 
 
-def decision_temperature(values: Tensor) -> Tensor:
-    """The paper's tau of decision values f, as the two logits f and -f.
-
-    Args:
-        values: Under each anchor, (K, T).
+def decision_tau(values: Tensor) -> Tensor:
+    """The paper's tau (T,) of decision values f (K, T), as the two logits f and -f.
 
     Example:
-        >>> decision_temperature(torch.tensor([[0.0, 5.0], [1.0, 6.0]]))  # it vanishes where all are sure
+        >>> decision_tau(torch.tensor([[0.0, 5.0], [1.0, 6.0]]))  # it vanishes where all are confident
         tensor([0.3268, 0.0060])
     """
     return tau_of(torch.stack([values, -values], dim=-1))  # (T,)
@@ -113,14 +84,10 @@ def decision_temperature(values: Tensor) -> Tensor:
 def disagreement_by_distance(*, seed: int = 0, anchors: int = 10, repeats: int = 10) -> Disagreement:
     """Measure disagreement on held-out points and on circles around the data, from within it to 30 times its size.
 
-    Args:
-        seed: Of the first draw of the problem; the others take the next ones.
-        anchors: To predict with.
-        repeats: Draws of the problem.
+    ``repeats`` problems are drawn, with the seeds from ``seed`` on.
 
     Example:
-        >>> found = disagreement_by_distance(anchors=2, repeats=1)
-        >>> found.grows["a network per anchor"]
+        >>> disagreement_by_distance(anchors=2, repeats=1).grows["a network per anchor"]
         1
     """
     runs = [_one_draw(seed + r, anchors) for r in range(repeats)]
@@ -130,7 +97,7 @@ def disagreement_by_distance(*, seed: int = 0, anchors: int = 10, repeats: int =
         return [float(v) for v in torch.stack([run[name][key] for run in runs]).mean(dim=0)]
 
     def pair(name: str, key: str) -> dict[str, float]:
-        return dict(zip(("deviation", "temperature"), mean(name, key), strict=True))
+        return dict(zip(("deviation", "tau"), mean(name, key), strict=True))
 
     def span(name: str, column: int) -> list[float]:
         values = [float(run[name]["auroc"][column]) for run in runs]
@@ -142,23 +109,17 @@ def disagreement_by_distance(*, seed: int = 0, anchors: int = 10, repeats: int =
     return Disagreement(
         list(EDGES),
         {name: mean(name, "deviation") for name in names},
-        {name: mean(name, "temperature") for name in names},
+        {name: mean(name, "tau") for name in names},
         {name: pair(name, "held out") for name in names},
         {name: fmean(float(run[name]["accuracy"]) for run in runs) for name in names},
         {name: pair(name, "auroc") for name in names},
-        {name: {"deviation": span(name, 0), "temperature": span(name, 1)} for name in names},
+        {name: {"deviation": span(name, 0), "tau": span(name, 1)} for name in names},
         {name: sum(grew(run[name]) for run in runs) for name in names},
     )
 
 
 def circles(radii: int = 24, directions: int = 24) -> Tensor:
-    """Points on circles around the data, each turned a little against the last, (radii * directions, 2).
-
-    Example:
-        >>> circles(2, 3).norm(dim=1)
-        tensor([ 0.1000, 30.0000,  0.1000, 30.0000,  0.1000, 30.0000],
-               dtype=torch.float64)
-    """
+    """Points on circles around the data, each turned a little against the last, (radii * directions, 2)."""
     radius = torch.logspace(-1, math.log10(30), radii, dtype=torch.float64)
     turn = torch.arange(directions, dtype=torch.float64)[:, None] + torch.arange(radii, dtype=torch.float64) / radii
     angle = 2 * math.pi * turn / directions  # (directions, radii)
@@ -166,7 +127,7 @@ def circles(radii: int = 24, directions: int = 24) -> Tensor:
 
 
 def _one_draw(seed: int, anchors: int) -> dict[str, dict[str, Tensor]]:
-    problem, chosen = draw(seed, anchors)
+    problem, chosen = draw_problem(seed, anchors)
     around, count = circles(), len(problem.held_out)
     points = torch.cat([problem.held_out, around])
     distance = torch.cdist(around, problem.x).amin(dim=1)
@@ -180,17 +141,17 @@ def _one_draw(seed: int, anchors: int) -> dict[str, dict[str, Tensor]]:
         areas = [auroc(i, b[outside]) for i, b in zip(inside, beyond, strict=True)]
         return {
             "deviation": bands[0],
-            "temperature": bands[1],
+            "tau": bands[1],
             "held out": inside.mean(dim=1),
             "accuracy": ((mean[:count] > 0) == (problem.held_out_y > 0)).double().mean(),
             "auroc": torch.tensor(areas, dtype=torch.float64),
         }
 
-    made = {
-        name: summary(values.mean(dim=0), values.std(dim=0), decision_temperature(values))
-        for name, values in hypotheses(problem, points, chosen, seed=seed).items()
+    summaries = {
+        name: summary(values.mean(dim=0), values.std(dim=0), decision_tau(values))
+        for name, values in decision_values(problem, points, chosen, seed=seed).items()
     }
-    mean, spread = ensemble(with_bias(problem.x), problem.y, with_bias(points))
+    mean, deviation = ensemble(with_bias(problem.x), problem.y, with_bias(points))
     quantiles = torch.special.ndtri((torch.arange(MEMBERS, dtype=torch.float64) + 0.5) / MEMBERS)
-    members = mean + quantiles[:, None] * spread  # (MEMBERS, T)
-    return made | {ENSEMBLE: summary(mean, spread, decision_temperature(members))}
+    members = mean + quantiles[:, None] * deviation  # (MEMBERS, T)
+    return summaries | {ENSEMBLE: summary(mean, deviation, decision_tau(members))}

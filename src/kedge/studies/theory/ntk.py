@@ -1,9 +1,9 @@
-"""The neural tangent kernel of a two-layer ReLU network, for plain inputs x and for pairs [c, x - c].
+"""The neural tangent kernel of a two-layer ReLU network, for inputs x and for pairs [c, x - c].
 
 The network is ``f(a) = sum_r s_r relu(w_r . a) / sqrt(width)`` with standard normal ``w_r`` that are trained and signs
 ``s_r`` that are not, so the kernel is that of the first layer alone, as in the paper. The paper takes every input to
 have unit norm. Pairs cannot all have it, so the kernel here is the homogeneous one, of which the paper's is the case on
-the sphere. Inputs are rows: N or M of them, of D values.
+the sphere. Inputs are rows: N or M of them, of D values; an anchor c that all rows share is (D,).
 """
 
 import math
@@ -19,24 +19,12 @@ FORMS = ("paper", "first order")
 
 
 def on_sphere(dot: Tensor) -> Tensor:
-    """The paper's kernel of two unit vectors with the given dot product; NaN where there are no such vectors.
-
-    Example:
-        >>> on_sphere(torch.tensor([1.0, 0.5, 0.0, 1.5]))
-        tensor([0.5000, 0.1667, 0.0000,    nan])
-    """
+    """The paper's kernel of two unit vectors with the given dot product; NaN where there are no such vectors."""
     return dot * (math.pi - dot.acos()) / (2 * math.pi)
 
 
 def h_ntk(a: Tensor, b: Tensor) -> Tensor:
-    """The kernel between the rows of two matrices: ``a . b (pi - angle) / 2 pi``.
-
-    Args:
-        a: Inputs of any norm, (N, D).
-        b: Inputs of any norm, (M, D).
-
-    Returns:
-        The kernel, (N, M).
+    """The kernel (N, M) between rows of any norm, (N, D) and (M, D): ``a . b (pi - angle) / 2 pi``.
 
     Example:
         >>> h_ntk(torch.tensor([[2.0, 0.0]]), torch.tensor([[3.0, 0.0], [0.0, 1.0]]))
@@ -47,16 +35,7 @@ def h_ntk(a: Tensor, b: Tensor) -> Tensor:
 
 
 def initial_kernel(a: Tensor, b: Tensor) -> Tensor:
-    """The covariance of the untrained network's outputs over its random weights, between the rows of two matrices.
-
-    Args:
-        a: Inputs, (N, D).
-        b: Inputs, (M, D).
-
-    Example:
-        >>> initial_kernel(torch.tensor([[2.0, 0.0]]), torch.tensor([[3.0, 0.0], [-1.0, 0.0]]))
-        tensor([[3., 0.]])
-    """
+    """The covariance (N, M) of the untrained network's outputs over its random weights."""
     apart, together = _halves(a, b)
     norms = torch.outer(a.norm(dim=1), b.norm(dim=1))  # (N, M)
     sine = apart * together / 2
@@ -64,14 +43,7 @@ def initial_kernel(a: Tensor, b: Tensor) -> Tensor:
 
 
 def encode(x: Tensor, anchors: Tensor) -> Tensor:
-    """The pairs [c, x - c].
-
-    Args:
-        x: (N, D).
-        anchors: One for all rows, (D,), or one for each, (N, D).
-
-    Returns:
-        The pairs, (N, 2 D).
+    """The pairs [c, x - c], (N, 2 D), of inputs (N, D) with one anchor for all, (D,), or one for each, (N, D).
 
     Example:
         >>> encode(torch.tensor([[1.0, 2.0]]), torch.tensor([5.0, 0.0]))
@@ -88,12 +60,7 @@ def encode(x: Tensor, anchors: Tensor) -> Tensor:
 
 
 def anchored_kernel(x: Tensor, z: Tensor, c: Tensor) -> Tensor:
-    """The kernel of the pairs [c, x - c] and [c, z - c], exactly, for inputs of any norm.
-
-    Args:
-        x: (N, D).
-        z: (M, D).
-        c: The anchor of both, (D,).
+    """The exact kernel of the pairs [c, x - c] and [c, z - c], for inputs of any norm.
 
     Example:
         >>> x, origin = torch.tensor([[2.0, 0.0]]), torch.zeros(2)
@@ -104,24 +71,14 @@ def anchored_kernel(x: Tensor, z: Tensor, c: Tensor) -> Tensor:
     return h_ntk(encode(x, c), encode(z, c))
 
 
-def shift(x: Tensor, z: Tensor, c: Tensor) -> Tensor:
-    """By how much the dot product of two pairs is smaller than that of the inputs: ``c . v``, ``v = x + z - 2 c``.
-
-    Args:
-        x: (N, D).
-        z: (M, D).
-        c: The anchor of both, (D,).
-
-    Example:
-        >>> shift(torch.tensor([[1.0, 0.0]]), torch.tensor([[0.0, 1.0]]), torch.tensor([0.5, 0.0]))
-        tensor([[0.]])
-    """
+def dot_shift(x: Tensor, z: Tensor, c: Tensor) -> Tensor:
+    """The dot product of the inputs less that of their pairs: ``c . (x + z - 2 c)``, (N, M)."""
     _check_anchor(x, c)
     return (x @ c)[:, None] + z @ c - 2 * c @ c  # (N, M)
 
 
 def gamma(x: Tensor, z: Tensor, c: Tensor, form: str = "paper") -> Tensor:
-    r"""What the anchor takes from the kernel of inputs on the sphere, approximately: ``K_anc = K - gamma``.
+    r"""The change of the kernel by the anchor for inputs on the sphere, approximately: ``K_anc = K - gamma``.
 
     With ``u = x . z`` and ``d = c . (x + z - 2 c)``, both forms share the first term ``d (pi - arccos u) / 2 pi``.
 
@@ -129,16 +86,10 @@ def gamma(x: Tensor, z: Tensor, c: Tensor, form: str = "paper") -> Tensor:
     which supposes that the pairs have unit norm like the inputs. But if x, z, [c, x - c] and [c, z - c] all have unit
     norm, then ``d = 0`` and gamma is zero. It has no value, NaN, where ``t`` is not a cosine.
 
-    ``"first order"`` minds the norms of the pairs, whose squares are ``1 - 2 c . (x - c)``: to first order in c the
-    cosine of their angle is ``u - (1 - u) d``, and the second term is ``d u sqrt((1 - u) / (1 + u)) / 2 pi``.
+    ``"first order"`` accounts for the norms of the pairs, whose squares are ``1 - 2 c . (x - c)``: to first order in c
+    the cosine of their angle is ``u - (1 - u) d``, and the second term is ``d u sqrt((1 - u) / (1 + u)) / 2 pi``.
 
     Both grow without bound towards opposite points, and the paper's towards equal ones.
-
-    Args:
-        x: Rows of unit norm, (N, D).
-        z: Rows of unit norm, (M, D).
-        c: The anchor of both, (D,).
-        form: ``"paper"`` or ``"first order"``.
 
     Example:
         >>> x, c = torch.tensor([[1.0, 0.0]]), torch.tensor([0.1, 0.0])
@@ -149,7 +100,7 @@ def gamma(x: Tensor, z: Tensor, c: Tensor, form: str = "paper") -> Tensor:
     _check_unit("x", x)
     _check_unit("z", z)
     apart, together = _halves(x, z)  # squared: 2 - 2 u and 2 + 2 u
-    u, d = x @ z.T, shift(x, z, c)
+    u, d = x @ z.T, dot_shift(x, z, c)
     if form == "paper":
         t = u - d
         second = d * t / (1 - t.square()).sqrt()
@@ -160,39 +111,15 @@ def gamma(x: Tensor, z: Tensor, c: Tensor, form: str = "paper") -> Tensor:
 
 
 def approximate_anchored_kernel(x: Tensor, z: Tensor, c: Tensor, form: str = "paper") -> Tensor:
-    """The kernel of pairs by an approximation, ``K - gamma``.
+    """The approximation ``K - gamma`` of the anchored kernel.
 
-    Against the exact kernel the paper's form is off by an amount of the order of the anchor's length, the first-order
-    form by the order of its square.
-
-    Args:
-        x: Rows of unit norm, (N, D).
-        z: Rows of unit norm, (M, D).
-        c: The anchor of both, (D,).
-        form: As in `gamma`.
-
-    Example:
-        >>> x, z = torch.tensor([[1.0, 0.0]]), torch.tensor([[0.6, 0.8]])
-        >>> c = torch.tensor([0.0, 0.01])
-        >>> exact = anchored_kernel(x, z, c)
-        >>> [float((approximate_anchored_kernel(x, z, c, form) - exact).abs().max()) < 2e-5 for form in FORMS]
-        [False, True]
+    The error of the paper's form is of the order of the anchor's length, that of the first-order form of its square.
     """
     return h_ntk(x, z) - gamma(x, z, c, form)
 
 
 def dual_weights(kernel: Tensor, targets: Tensor, *, ridge: float = 0.0) -> Tensor:
-    """Solve ``(K + ridge I) w = targets``.
-
-    Args:
-        kernel: Of the training inputs, (N, N).
-        targets: (N,) or (N, C).
-        ridge: Added to the diagonal.
-
-    Example:
-        >>> dual_weights(torch.diag(torch.tensor([0.5, 0.25])), torch.tensor([1.0, 1.0]))
-        tensor([2., 4.])
-    """
+    """The solution w of ``(K + ridge I) w = targets`` for targets (N,) or (N, C)."""
     if kernel.ndim != 2 or kernel.shape[0] != kernel.shape[1] or len(targets) != len(kernel):
         raise InputError(
             f"kernel must be (N, N) for N targets; got {shape_of(kernel)} and {len(targets)} targets: pass that of the "
@@ -222,15 +149,12 @@ def predict(
     """The infinitely wide network after training: ``f_inf = f_0(test) - K_test K_train^-1 (f_0(train) - y)``.
 
     Args:
-        kernel_train: Of the training inputs, (N, N).
-        kernel_test: Between test and training inputs, (T, N).
+        kernel_train: Kernel of the training inputs, (N, N).
+        kernel_test: Kernel between test and training inputs, (T, N).
         y: Targets, (N,) or (N, C).
         ridge: Added to the diagonal of ``kernel_train``.
         initial_train: Outputs of the untrained network, shaped as ``y``; zero by default, the mean over networks.
         initial_test: Likewise on the test inputs.
-
-    Returns:
-        The predictions, (T,) or (T, C).
 
     Example:
         >>> x = torch.eye(2)
@@ -256,12 +180,7 @@ def spectrum(kernel: Tensor) -> Tensor:
 
 
 def effective_rank(eigenvalues: Tensor) -> float:
-    """How many directions share the trace: ``(sum l)^2 / sum l^2``, from 1 to N.
-
-    Example:
-        >>> effective_rank(torch.tensor([2.0, 2.0, 0.0]))
-        2.0
-    """
+    """The number of directions that share the trace: ``(sum l)^2 / sum l^2``, from 1 to N."""
     return float(eigenvalues.sum().square() / eigenvalues.square().sum())
 
 
@@ -270,9 +189,7 @@ def _halves(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
     _check_rows("a", a)
     _check_rows("b", b)
     if a.shape[1] != b.shape[1]:
-        raise InputError(
-            f"a and b must have rows of one length; got {shape_of(a)} and {shape_of(b)}: encode both alike"
-        )
+        raise InputError(f"a and b must have rows of one length; got {shape_of(a)} and {shape_of(b)}: encode both")
     one, other = normalize(a, dim=1), normalize(b, dim=1)
     exact = "donot_use_mm_for_euclid_dist"
     return torch.cdist(one, other, compute_mode=exact), torch.cdist(one, -other, compute_mode=exact)
@@ -287,8 +204,8 @@ def _check_anchor(x: Tensor, c: Tensor) -> None:
     _check_rows("x", x)
     if c.shape != x.shape[1:]:
         raise InputError(
-            f"c must be one anchor, {tuple(x.shape[1:])}; got {shape_of(c)}: for an anchor to each row, pass what "
-            "encode gives to h_ntk"
+            f"c must be one anchor, {tuple(x.shape[1:])}; got {shape_of(c)}: for an anchor to each row, pass the "
+            "result of encode to h_ntk"
         )
 
 

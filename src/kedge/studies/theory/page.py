@@ -1,16 +1,20 @@
-"""The page that shows the study of the neural tangent kernel."""
+"""The report of the study of the neural tangent kernel: ``kedge reproduce ntk``."""
 
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 from kedge.evaluation.report import figures
 from kedge.evaluation.report.document import document
 from kedge.evaluation.report.markup import Html, figure, section, table, tag
-from kedge.studies.theory import figures as draw
+from kedge.files import atomic
+from kedge.provenance import provenance
+from kedge.studies.theory import figures as own
 from kedge.studies.theory.approximation import COSINE
-from kedge.studies.theory.disagreement import PER_ANCHOR, trained_with
-from kedge.studies.theory.study import SHOWN, NTKStudy
+from kedge.studies.theory.disagreement import ENSEMBLE, PER_ANCHOR, trained_with
+from kedge.studies.theory.study import SHOWN, NTKStudy, ntk_study
 
 TITLE = "What anchors do to the neural tangent kernel"
 PANELS = 3  # anchors whose decisions are drawn
@@ -18,73 +22,127 @@ EXPECTED = {
     "paper against its unit-norm formula": "2",
     "paper against exact": "1",
     "first order against exact": "2",
-    "plain against exact": "1",
+    "unanchored against exact": "1",
     "paper against exact, diagonal": "1/2",
 }
 
 
-def page(study: NTKStudy, findings: Sequence[str], record: Mapping[str, Any]) -> str:
-    """The whole report.
+def run_ntk(out: str | Path, seed: int = 0, *, anchors: int = 10, repeats: int = 10, grid: int = 61) -> NTKStudy:
+    """Run the study and write ``report.html``, one self-contained file, and ``study.json``.
 
     Args:
-        study: What it shows.
-        findings: The sentences at its head.
-        record: How the run can be repeated.
+        out: Folder for both; it is created if missing.
+        seed: Random seed.
+        anchors: Number of anchors to predict with.
+        repeats: Number of draws of the toy problem.
+        grid: Number of points along a side of the drawn square.
     """
-    parts = {
-        "figure": ("Spectra and decisions", _spectra(study)),
-        "decisions": ("Anchor by anchor", _decisions(study)),
-        "distance": ("By distance", _distance(study)),
-        "approximation": ("Exact and approximate", _approximation(study)),
-        "limits": ("Limits", _limits()),
-        "record": ("Record", _record(study, record)),
-    }
-    return document(TITLE, findings[0], findings[1:], ((key, name, part) for key, (name, part) in parts.items()))
+    figures.require()
+    options = {"anchors": anchors, "repeats": repeats, "grid": grid}
+    study = ntk_study(seed=seed, **options)
+    record = {"command": "kedge reproduce ntk", "seed": seed, **options, "made with": provenance()}
+    text = ntk_page(study, record)
+    with atomic(Path(out) / "study.json") as temporary:
+        temporary.write_text(json.dumps({"record": record, **study.as_dict()}), encoding="utf-8")
+    with atomic(Path(out) / "report.html") as temporary:
+        temporary.write_text(text, encoding="utf-8", newline="\n")
+    return study
+
+
+def findings(study: NTKStudy) -> list[str]:
+    """The study in sentences, the answer about disagreement first."""
+    far, near = study.disagreement, study.approximation
+    one, last = trained_with(SHOWN), len(far.edges) - 2
+    ratio = {name: far.deviation[name][last] / far.held_out[name]["deviation"] for name in far.deviation}
+    bands = [f"{low:g} to {high:g}" for low, high in pairwise(far.edges)]
+    tau, agreement = far.tau[one], study.decisions.agreement
+
+    def area(name: str, what: str) -> str:
+        return f"{100 * far.separates[name][what]:.0f} % ({_span(far.spans[name][what])})"
+
+    return [
+        "Does disagreement grow away from the data? For one network trained with random anchors, only up to a bound: "
+        f"with {SHOWN} anchors a point the deviation is {far.held_out[one]['deviation']:.3f} on held-out points and "
+        f"{far.deviation[one][last]:.3f}, or {ratio[one]:.1f} times that, at a distance of {bands[last]}. For a "
+        f"network per anchor, as in the paper's argument, it grows without bound, to {ratio[PER_ANCHOR]:.0f} times "
+        f"there, as that of an ensemble does, to {ratio[ENSEMBLE]:.0f} times.",
+        "The paper's tau takes the deviation after a sigmoid, and in the one network it vanishes far away: "
+        f"{far.held_out[one]['tau']:.3f} on held-out points, at its highest, {max(tau):.3f}, at a distance of "
+        f"{bands[tau.index(max(tau))]}, and {tau[last]:.3f} at {bands[last]}.",
+        "As scores for points at a distance of 0.5 to 4, deviation and tau have an AUROC of "
+        f"{area(one, 'deviation')} and {area(one, 'tau')}; with a network per anchor, "
+        f"{area(PER_ANCHOR, 'deviation')} and {area(PER_ANCHOR, 'tau')} (in brackets the range over {study.repeats} "
+        "draws of the problem).",
+        "On the drawn square the deviation ranks points as an ensemble's does with a correlation of "
+        f"{agreement[one]:.2f} for the one network and {agreement[PER_ANCHOR]:.2f} for a network per anchor.",
+        "The error of the paper's approximation of the anchored kernel is of order "
+        f"{near.orders['paper against exact']:.2f} in the anchor's length, like the change it describes, of which it "
+        f"leaves {100 * near.unexplained['paper']:.0f} %. With the norms of the pairs taken into account the order is "
+        f"{near.orders['first order against exact']:.2f}. With anchors out of the data it has a value for "
+        f"{100 * near.defined:.0f} % of the pairs of points on the sphere.",
+    ]
+
+
+def ntk_page(study: NTKStudy, record: Mapping[str, Any]) -> str:
+    """The whole report; ``record`` is how to repeat the run."""
+    parts = (
+        ("figure", "Spectra and decisions", _spectra(study)),
+        ("decisions", "Anchor by anchor", _decisions(study)),
+        ("distance", "By distance", _distance(study)),
+        ("approximation", "Exact and approximate", _approximation(study)),
+        ("limits", "Limits", _limits()),
+        ("record", "Record", _record(record)),
+    )
+    first, *others = findings(study)
+    return document(TITLE, first, others, parts)
 
 
 def _spectra(study: NTKStudy) -> Html:
-    found, one = study.spectra, trained_with(SHOWN)
+    spectra, one = study.spectra, trained_with(SHOWN)
     words = (
         "The kernel of a two-layer ReLU network whose first layer is trained, on the training points of the toy "
-        "problem. Plain: the points with a bias. Anchored: pairs [c, x - c], with a random anchor for each point, or "
-        f"with one anchor for all points (the curve is the median of {len(study.anchors)} anchors, the band their "
+        "problem. Unanchored: the points with a bias. Anchored: pairs [c, x - c], with a random anchor for each point, "
+        f"or with one anchor for all points (the curve is the median of {len(study.anchors)} anchors, the band their "
         "range)."
     )
-    names = [f"{name}: effective rank {rank:.1f}" for name, rank in found.ranks.items()]
+    names = [f"{name}: effective rank {rank:.1f}" for name, rank in spectra.ranks.items()]
+    caption = f"{one}; a line for the boundary under each anchor, shades for the mean over anchors"
     drawn = [
-        figure(draw.spectra(found), tag("strong", "Spectra of plain and anchored inputs"), figures.legend(names)),
+        figure(own.draw_spectra(spectra), tag("strong", "Spectra of the kernels"), figures.legend(names)),
         figure(
-            draw.boundaries(study, one),
+            own.draw_boundaries(study, one),
             tag("strong", f"Decisions under {len(study.anchors)} anchors"),
             tag("br"),
-            f"{one}; a line for the boundary under each anchor, shades for the mean over anchors",
+            caption,
         ),
     ]
     more = (
-        f"Each anchor has a kernel of its own: two of them are apart by {100 * found.apart:.0f} % of their norm in the "
-        "mean. One anchor for all concentrates the spectrum, because all pairs share a half; an anchor for each point "
-        "spreads it."
+        f"Each anchor has a kernel of its own: two of them are apart by {100 * spectra.apart:.0f} % of their norm in "
+        "the mean. One anchor for all concentrates the spectrum, because all pairs share a half; an anchor for each "
+        "point spreads it."
     )
     return section("figure", "The paper's figure", tag("p", words), tag("div", *drawn, class_="pair"), tag("p", more))
 
 
 def _decisions(study: NTKStudy) -> Html:
-    one = trained_with(SHOWN)
+    predictors = {
+        trained_with(SHOWN): f"One network, as anchoring trains it: every point is paired with {SHOWN} anchors.",
+        PER_ANCHOR: "A network per anchor, as in the paper's argument: trained and used with that anchor alone.",
+    }
     rows = []
-    for predictor, words in (
-        (
-            one,
-            f"One network, as anchoring trains it: every point was seen with {SHOWN} anchors, and is read with any.",
-        ),
-        (PER_ANCHOR, "A network per anchor, as in the paper's argument: trained and read with that anchor alone."),
-    ):
+    for predictor, words in predictors.items():
         drawn = [
-            figure(draw.decision(study, predictor, k), tag("strong", f"anchor {k + 1}"))
+            figure(own.draw_decision(study, predictor, k), tag("strong", f"anchor {k + 1}"))
             for k in range(min(PANELS, len(study.anchors)))
         ]
         rows += [tag("h3", predictor.capitalize()), tag("p", words), tag("div", *drawn, class_="panels")]
-    spread = [
-        figure(draw.deviation(study, name), tag("strong", name), *_agreement(study, name))
+    agreement = study.decisions.agreement
+    maps = [
+        figure(
+            own.draw_deviation(study, name),
+            tag("strong", name),
+            *([tag("br"), f"rank correlation with the ensemble {agreement[name]:.2f}"] if name in agreement else []),
+        )
         for name in study.decisions.deviation
     ]
     words = (
@@ -93,56 +151,57 @@ def _decisions(study: NTKStudy) -> Html:
     )
     return section(
         "decisions",
-        "What each anchor decides",
+        "Decisions under each anchor",
         tag("p", "Infinitely wide networks learn f = 1 on one half circle and f = -1 on the other."),
-        draw.value_legend(),
+        own.value_legend(),
         *rows,
-        tag("h3", "Where the decisions deviate"),
+        tag("h3", "Deviation of the decisions"),
         tag("p", words),
-        draw.deviation_legend(),
-        tag("div", *spread, class_="panels"),
+        own.deviation_legend(),
+        tag("div", *maps, class_="panels"),
     )
-
-
-def _agreement(study: NTKStudy, name: str) -> list[str]:
-    found = study.decisions.agreement.get(name)
-    return [] if found is None else [tag("br"), f"rank correlation with the ensemble {found:.2f}"]
 
 
 def _distance(study: NTKStudy) -> Html:
     found = study.disagreement
     names = list(found.deviation)
     drawn = [
-        figure(draw.by_distance(found, "deviation", "deviation of f"), tag("strong", "Deviation of decision values")),
-        figure(draw.by_distance(found, "temperature", "temperature"), tag("strong", "Temperature, behind the sigmoid")),
+        figure(
+            own.draw_by_distance(found, "deviation", "deviation of f"), tag("strong", "Deviation of decision values")
+        ),
+        figure(own.draw_by_distance(found, "tau", "tau"), tag("strong", "Tau, after the sigmoid")),
     ]
     words = (
         f"Means over {study.repeats} draws of the problem, in units of the data's own radius. One network is a "
         "Lipschitz function of the pair, so two anchors never disagree by more than √2 times its constant times the "
-        "distance between them, however far the point. Its mean output grows with the distance all the while, so "
-        "that behind a sigmoid the disagreement vanishes. Networks per anchor have slopes of their own and part "
-        "without bound."
+        "distance between them, however far the point. Its mean output keeps growing with the distance, so after a "
+        "sigmoid the disagreement vanishes. Networks per anchor have different slopes and diverge without bound."
     )
     bands = [f"{low:g} to {high:g}" for low, high in pairwise(found.edges)]
     shown = [0, 2, 4, 6, 7]
     tables = []
-    for what, caption in (("deviation", "Deviation of f"), ("temperature", "Temperature")):
-        heads = ["Predictor", "held out", *(bands[i] for i in shown), "AUROC, %"]
+    for what, caption in (("deviation", "Deviation of f"), ("tau", "Tau")):
         values: dict[str, list[float]] = getattr(found, what)
         rows = [
             [
                 name,
                 f"{found.held_out[name][what]:.3f}",
                 *(f"{values[name][i]:.3f}" for i in shown),
-                Html(f"{100 * found.separates[name][what]:.1f}") + tag("small", span(found.spans[name][what])),
+                tag("span", f"{100 * found.separates[name][what]:.1f}", tag("small", _span(found.spans[name][what]))),
             ]
             for name in names
         ]
         note = (
             "by distance; AUROC of points at a distance of 0.5 to 4 against held-out ones, with its range over draws."
         )
-        tables.append(_table(f"{caption} {note}", heads, rows))
+        tables.append(
+            _table(f"{caption} {note}", ["Predictor", "held out", *(bands[i] for i in shown), "AUROC, %"], rows)
+        )
     counts = [[name, f"{100 * found.accuracy[name]:.1f}", f"{found.grows[name]} of {study.repeats}"] for name in names]
+    caption = (
+        "Accuracy on held-out points, and draws of the problem in which the deviation is larger at a distance of 8 to "
+        "16 than at 0.5 to 1."
+    )
     return section(
         "distance",
         "Disagreement by distance from the data",
@@ -150,12 +209,7 @@ def _distance(study: NTKStudy) -> Html:
         figures.legend(names),
         tag("div", *drawn, class_="pair"),
         *tables,
-        _table(
-            "Accuracy on held-out points, and draws of the problem in which the deviation is larger at a distance of "
-            "8 to 16 than at 0.5 to 1.",
-            ["Predictor", "Accuracy, %", "Draws in which it grows"],
-            counts,
-        ),
+        _table(caption, ["Predictor", "Accuracy, %", "Draws in which it grows"], counts),
     )
 
 
@@ -169,7 +223,7 @@ def _approximation(study: NTKStudy) -> Html:
     norms = (
         "The derivation takes x, z and both pairs to have unit norm. All four have it only where c · (x + z - 2c) = "
         "0, and there Γ is zero. Elsewhere the norms of the pairs change the angle by as much as the term that Γ "
-        "keeps, so Γ is off in its first order. Mind the norms, and the second term becomes d u √((1 - u)/(1 + u)) / "
+        "keeps, so Γ is off in its first order. With the norms, the second term becomes d u √((1 - u)/(1 + u)) / "
         "2π, with u = x · z and d = c · (x + z - 2c): exact to first order, and finite for x = z, where the paper's "
         "has a square root's singularity."
     )
@@ -178,14 +232,12 @@ def _approximation(study: NTKStudy) -> Html:
         for kind, values in found.largest.items()
     ]
     heads = ["Comparison", "order expected", "order found", "error at 1/2", "error at 1/4096"]
-    low = found.smallest
     signs = (
-        f"The exact kernel is positive definite: its smallest eigenvalue is {low['exact']:.2g}. The exact Γ = K - "
-        f"K_anc is not a kernel: it has the eigenvalue {low['exact gamma']:.2g}."
+        f"The exact kernel is positive definite: its smallest eigenvalue is {found.smallest['exact']:.2g}. The exact "
+        f"Γ = K - K_anc is not a kernel: it has the eigenvalue {found.smallest['exact gamma']:.2g}."
     )
-    drawn = figure(
-        draw.errors(found), tag("strong", "Largest error by length of the anchor"), figures.legend(list(found.largest))
-    )
+    title, legend = tag("strong", "Largest error by length of the anchor"), figures.legend(list(found.largest))
+    drawn = figure(own.draw_errors(found), title, legend)
     return section(
         "approximation",
         "Exact and approximate kernel",
@@ -198,28 +250,22 @@ def _approximation(study: NTKStudy) -> Html:
 def _limits() -> Html:
     words = (
         "This is one hidden layer of infinite width in the kernel regime, trained to fit ±1 by squared error, on "
-        "points of a plane that reaches as far as one likes. Images are bounded, networks deep, and features "
-        "learned: what holds here need not hold there, and tests on images decide. What does carry over to any "
-        "network with a Lipschitz constant is that the disagreement of its anchors is bounded."
+        "points of an unbounded plane. Images are bounded, networks deep, and features learned, so these results need "
+        "not hold for them; tests on images decide. What does carry over to any network with a Lipschitz constant is "
+        "that the disagreement of its anchors is bounded."
     )
-    return section("limits", "What this does not say", tag("p", words))
+    return section("limits", "Limits of this study", tag("p", words))
 
 
-def _record(study: NTKStudy, record: Mapping[str, Any]) -> Html:
-    made = record.get("made with", {})
-    flat = {key: value for key, value in record.items() if key != "made with"} | made
+def _record(record: Mapping[str, Any]) -> Html:
+    flat = {key: value for key, value in record.items() if key != "made with"} | record.get("made with", {})
     rows = (part for key, value in flat.items() for part in (tag("dt", key), tag("dd", str(value))))
     note = tag("p", "All numbers are in study.json beside this file.")
     return section("record", "Record of the run", tag("dl", *rows, class_="record"), note)
 
 
-def span(ends: Sequence[float]) -> str:
-    """A range of shares, in percent.
-
-    Example:
-        >>> span([0.5, 0.75])
-        '50 to 75'
-    """
+def _span(ends: Sequence[float]) -> str:
+    """A range of shares, in percent."""
     return " to ".join(f"{100 * end:.0f}" for end in ends)
 
 

@@ -1,7 +1,7 @@
-"""The whole study of the kernel as plain results; `kedge.studies.theory.suite` draws it."""
+"""All results of the study of the kernel, as plain data; `kedge.studies.theory.page` draws them."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, is_dataclass
 from statistics import fmean
 from typing import Any
 
@@ -15,14 +15,14 @@ from kedge.studies.theory.disagreement import (
     ENSEMBLE,
     POINTS,
     Disagreement,
+    decision_values,
     disagreement_by_distance,
-    draw,
-    hypotheses,
+    draw_problem,
 )
 from kedge.studies.theory.ntk import anchored_kernel, effective_rank, encode, h_ntk, spectrum
 from kedge.studies.theory.toy import ToyProblem, ensemble, with_bias
 
-SHOWN = 16  # anchors that each training point meets, of the network that is drawn
+SHOWN = 16  # anchors per training point, of the network that is drawn
 REACH = 3.0  # of the grid, in either direction
 
 
@@ -31,14 +31,14 @@ class Spectra:
     """Eigenvalues of the kernels of the toy problem's training points, largest first.
 
     Args:
-        plain: Of [x, 1], (N,).
+        unanchored: Of [x, 1], (N,).
         own: Of pairs, each point with a random anchor of its own, (N,).
         shared: Of pairs with one anchor for all points, for each of K anchors, (K, N).
         ranks: Effective ranks of the three; of the last, the mean over anchors.
         apart: The distance between the kernels of two anchors over their norm, in the mean.
     """
 
-    plain: Tensor
+    unanchored: Tensor
     own: Tensor
     shared: Tensor
     ranks: dict[str, float]
@@ -47,7 +47,7 @@ class Spectra:
 
 @dataclass(frozen=True)
 class Decisions:
-    """What each anchor decides on a grid over the plane.
+    """Decisions under each anchor on a grid over the plane.
 
     Args:
         axis: Coordinates of the grid in either direction, (G,).
@@ -64,18 +64,7 @@ class Decisions:
 
 @dataclass(frozen=True)
 class NTKStudy:
-    """All results of `ntk_study`.
-
-    Args:
-        seed: Of everything.
-        repeats: Draws of the toy problem behind ``disagreement``; the first of them is that of the other parts.
-        problem: That first one.
-        anchors: Training points to predict with, (K, 2).
-        approximation: Exact and approximate kernels.
-        spectra: Of plain and anchored inputs.
-        decisions: On a grid.
-        disagreement: By distance from the data.
-    """
+    """All results of `ntk_study`; ``problem`` and ``anchors`` (K, 2) are the first of ``repeats`` draws."""
 
     seed: int
     repeats: int
@@ -93,13 +82,13 @@ class NTKStudy:
 
 
 def ntk_study(*, seed: int = 0, anchors: int = 10, repeats: int = 10, grid: int = 61) -> NTKStudy:
-    """Compare exact and approximate kernels, plain and anchored spectra, and the decisions of anchors by distance.
+    """Compare exact and approximate kernels, their spectra, and the decisions of anchors by distance.
 
     Args:
-        seed: Of points and anchors.
-        anchors: Training points to predict with.
-        repeats: Draws of the toy problem.
-        grid: Points along a side of the grid.
+        seed: Random seed of points and anchors.
+        anchors: Number of training points to predict with.
+        repeats: Number of draws of the toy problem.
+        grid: Number of points along a side of the grid.
 
     Example:
         >>> study = ntk_study(anchors=2, repeats=1, grid=3)
@@ -110,79 +99,52 @@ def ntk_study(*, seed: int = 0, anchors: int = 10, repeats: int = 10, grid: int 
         raise InputError(f"anchors must be at most the {POINTS} training points; got {anchors}: lower it")
     at_least("repeats", repeats, 1)
     at_least("grid", grid, 2)
-    problem, chosen = draw(seed, anchors)
+    problem, chosen = draw_problem(seed, anchors)
     return NTKStudy(
         seed,
         repeats,
         problem,
         chosen,
         approximation_errors(seed=seed),
-        spectra(problem.x, chosen, seed=seed),
-        decisions(problem, chosen, seed=seed, grid=grid),
+        kernel_spectra(problem.x, chosen, seed=seed),
+        decisions_on_grid(problem, chosen, seed=seed, grid=grid),
         disagreement_by_distance(seed=seed, anchors=anchors, repeats=repeats),
     )
 
 
-def spectra(x: Tensor, anchors: Tensor, *, seed: int = 0) -> Spectra:
-    """The spectra of the kernels of points, with a bias, and of their pairs.
-
-    Args:
-        x: (N, 2).
-        anchors: To share, (K, 2).
-        seed: Of the random anchors.
-
-    Example:
-        >>> spectra(torch.eye(2), torch.eye(2)).shared.shape
-        torch.Size([2, 2])
-    """
+def kernel_spectra(x: Tensor, anchors: Tensor, *, seed: int = 0) -> Spectra:
+    """The spectra of the kernels of points (N, 2), with a bias, and of their pairs with anchors (K, 2)."""
     x = with_bias(x)
     pairs = encode(x, x[torch.randperm(len(x), generator=torch.Generator().manual_seed(seed))])
     kernels = torch.stack([anchored_kernel(x, x, c) for c in with_bias(anchors)])  # (K, N, N)
-    plain, own = spectrum(h_ntk(x, x)), spectrum(h_ntk(pairs, pairs))
+    unanchored, own = spectrum(h_ntk(x, x)), spectrum(h_ntk(pairs, pairs))
     shared = torch.stack([spectrum(kernel) for kernel in kernels])  # (K, N)
     flat = kernels.flatten(1)
     ranks = {
-        "plain": effective_rank(plain),
+        "unanchored": effective_rank(unanchored),
         "an anchor each": effective_rank(own),
         "one anchor": fmean(effective_rank(row) for row in shared),
     }
-    return Spectra(plain, own, shared, ranks, float(torch.pdist(flat).mean() / flat.norm(dim=1).mean()))
+    return Spectra(unanchored, own, shared, ranks, float(torch.pdist(flat).mean() / flat.norm(dim=1).mean()))
 
 
-def decisions(problem: ToyProblem, anchors: Tensor, *, seed: int = 0, grid: int = 61) -> Decisions:
-    """The decision values of a single network and of a network per anchor, on a grid.
-
-    Args:
-        problem: To train on.
-        anchors: To predict with, (K, 2).
-        seed: Of the anchors that the single network meets in training.
-        grid: Points along a side.
-
-    Example:
-        >>> problem, anchors = draw(0, 3)
-        >>> sorted(decisions(problem, anchors, grid=2).deviation)
-        ['a network per anchor', 'one network, 16 anchors a point', 'plain ensemble']
-    """
+def decisions_on_grid(problem: ToyProblem, anchors: Tensor, *, seed: int = 0, grid: int = 61) -> Decisions:
+    """The decision values of a single network and of a network per anchor, on a grid."""
     axis = torch.linspace(-REACH, REACH, grid, dtype=torch.float64)
     points = torch.cartesian_prod(axis, axis).flip(1)  # the second coordinate runs slowest
-    found = hypotheses(problem, points, anchors, per_input=(SHOWN,), seed=seed)
-    _, spread = ensemble(with_bias(problem.x), problem.y, with_bias(points))
-    deviation = {name: values.std(dim=0) for name, values in found.items()}
+    under_anchors = decision_values(problem, points, anchors, per_input=(SHOWN,), seed=seed)
+    _, reference = ensemble(with_bias(problem.x), problem.y, with_bias(points))
+    deviation = {name: values.std(dim=0) for name, values in under_anchors.items()}
     return Decisions(
         axis,
-        {name: values.unflatten(1, (grid, grid)) for name, values in found.items()},
-        {name: values.unflatten(0, (grid, grid)) for name, values in (deviation | {ENSEMBLE: spread}).items()},
-        {name: rank_correlation(values, spread) for name, values in deviation.items()},
+        {name: values.unflatten(1, (grid, grid)) for name, values in under_anchors.items()},
+        {name: values.unflatten(0, (grid, grid)) for name, values in (deviation | {ENSEMBLE: reference}).items()},
+        {name: rank_correlation(values, reference) for name, values in deviation.items()},
     )
 
 
 def rank_correlation(a: Tensor, b: Tensor) -> float:
-    """Spearman's correlation of two vectors without ties.
-
-    Example:
-        >>> rank_correlation(torch.tensor([1.0, 2.0, 9.0]), torch.tensor([0.1, 0.2, 0.3]))
-        1.0
-    """
+    """Spearman's correlation of two vectors without ties."""
     ranks = torch.stack([values.argsort().argsort().double() for values in (a, b)])
     return float(torch.corrcoef(ranks)[0, 1])
 
@@ -196,6 +158,6 @@ def _plain(value: Any) -> Any:
         return {key: _plain(item) for key, item in value.items()}
     if isinstance(value, list):
         return [_plain(item) for item in value]
-    if hasattr(value, "__dataclass_fields__"):
+    if is_dataclass(value):
         return {f.name: _plain(getattr(value, f.name)) for f in fields(value)}
     return value

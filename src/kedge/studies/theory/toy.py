@@ -1,7 +1,6 @@
-"""A problem of two classes in the plane, and three infinitely wide ways to disagree about it.
+"""Two classes in the plane, and the predictions of infinitely wide networks under each anchor, or over an ensemble.
 
-Each function takes inputs as rows and returns one row of predictions per hypothesis. Letters: N training inputs, T test
-inputs, K anchors.
+Inputs are rows. Letters: N training inputs x with targets y, T test inputs, K anchors, D values.
 """
 
 import math
@@ -17,12 +16,12 @@ from kedge.studies.theory.ntk import dual_weights, encode, h_ntk, initial_kernel
 
 @dataclass(frozen=True)
 class ToyProblem:
-    """Points of two classes: to train on, and more of the same to test on.
+    """Points of two classes.
 
     Args:
-        x: Training points around the origin, at a distance of one in the root mean square, (N, 2).
+        x: Training points around the origin, at a root-mean-square distance of one, (N, 2).
         y: Their classes, 1 and -1, (N,).
-        held_out: Further points, (T, 2).
+        held_out: Test points, (T, 2).
         held_out_y: Their classes, (T,).
     """
 
@@ -33,13 +32,13 @@ class ToyProblem:
 
 
 def toy_problem(n: int = 40, held_out: int = 200, *, noise: float = 0.1, seed: int = 0) -> ToyProblem:
-    """Two half circles that reach into each other, in double precision.
+    """Two interlocking half circles, in double precision.
 
     Args:
-        n: Training points.
-        held_out: Further points.
-        noise: The deviation of points from their half circle, of radius one before scaling.
-        seed: Of the points.
+        n: Number of training points.
+        held_out: Number of test points.
+        noise: Standard deviation of points from their half circle, of radius one before scaling.
+        seed: Random seed.
 
     Example:
         >>> problem = toy_problem(6)
@@ -58,34 +57,20 @@ def toy_problem(n: int = 40, held_out: int = 200, *, noise: float = 0.1, seed: i
 
 
 def with_bias(x: Tensor) -> Tensor:
-    """Append a coordinate that is always one: the first layer's bias, which pairs keep once, beside the anchor.
-
-    Example:
-        >>> encode(with_bias(torch.tensor([[3.0]])), with_bias(torch.tensor([[2.0]])))
-        tensor([[2., 1., 1., 0.]])
-    """
+    """Append a coordinate that is always one: the first layer's bias, which pairs keep once, beside the anchor."""
     return torch.cat([x, torch.ones_like(x[:, :1])], dim=1)
 
 
 def one_network(
     x: Tensor, y: Tensor, points: Tensor, anchors: Tensor, *, per_input: int, generator: torch.Generator
 ) -> Tensor:
-    """One network as anchoring trains it, read under each anchor: every training input meets some anchors at random.
+    """The predictions (K, T) of one network, trained with random anchors, under each anchor.
 
-    Args:
-        x: Training inputs, (N, D).
-        y: Their targets, (N,).
-        points: Test inputs, (T, D).
-        anchors: To predict with, (K, D).
-        per_input: Anchors that each training input is seen with, different training inputs; N for all.
-        generator: Draws them.
-
-    Returns:
-        The predictions under each anchor, (K, T).
+    ``per_input`` is the number of training inputs that each training input is paired with; N for all.
 
     Example:
         >>> x, y = torch.eye(3), torch.tensor([1.0, -1.0, 1.0])
-        >>> one_network(x, y, x, x[:2], per_input=3, generator=torch.Generator())  # knows every pair
+        >>> one_network(x, y, x, x[:2], per_input=3, generator=torch.Generator())  # every pair was trained
         tensor([[ 1.0000, -1.0000,  1.0000],
                 [ 1.0000, -1.0000,  1.0000]])
     """
@@ -98,22 +83,7 @@ def one_network(
 
 
 def one_per_anchor(x: Tensor, y: Tensor, points: Tensor, anchors: Tensor) -> Tensor:
-    """A network for each anchor, trained and read with that anchor alone, as the paper's argument has it.
-
-    Args:
-        x: Training inputs, (N, D).
-        y: Their targets, (N,).
-        points: Test inputs, (T, D).
-        anchors: One per network, (K, D).
-
-    Returns:
-        The predictions under each anchor, (K, T).
-
-    Example:
-        >>> x, y = torch.eye(3), torch.tensor([1.0, -1.0, 1.0])
-        >>> one_per_anchor(x, y, x, x[:1])
-        tensor([[ 1.0000, -1.0000,  1.0000]])
-    """
+    """The predictions (K, T) of a network for each anchor, trained and used with that anchor alone."""
 
     def under(c: Tensor) -> Tensor:
         pairs = encode(x, c)
@@ -123,23 +93,10 @@ def one_per_anchor(x: Tensor, y: Tensor, points: Tensor, anchors: Tensor) -> Ten
 
 
 def ensemble(x: Tensor, y: Tensor, points: Tensor) -> tuple[Tensor, Tensor]:
-    """Plain networks from all initial weights: the normal distribution of their predictions at each point.
+    """Mean and standard deviation (T,) of the predictions of unanchored networks over their initial weights.
 
     With ``A = K_test K_train^-1`` a network ends at ``f_0(test) + A (y - f_0(train))``; the covariance of its initial
     outputs f_0 is `initial_kernel`.
-
-    Args:
-        x: Training inputs, (N, D).
-        y: Their targets, (N,).
-        points: Test inputs, (T, D).
-
-    Returns:
-        Mean and standard deviation, (T,) each.
-
-    Example:
-        >>> mean, deviation = ensemble(torch.eye(2), torch.tensor([1.0, -1.0]), torch.tensor([[1.0, 0.0], [-1.0, 0.0]]))
-        >>> [round(float(value), 2) for value in deviation]
-        [0.0, 0.71]
     """
     a = dual_weights(h_ntk(x, x), h_ntk(x, points)).T  # (T, N)
     start = points.square().sum(dim=1) / 2
