@@ -80,8 +80,9 @@ def _can_fold(layer: nn.Module | None) -> bool:
     """
     if isinstance(layer, AnchoredLayer):
         return _can_fold(layer.layer_x)
-    convolution = layer is not None and type(layer) in (nn.Conv1d, nn.Conv2d, nn.Conv3d)
-    return convolution and set(layer._parameters) == {"weight", "bias"}
+    if layer is None or type(layer) not in (nn.Conv1d, nn.Conv2d, nn.Conv3d):
+        return False
+    return set(layer._parameters) == {"weight", "bias"}
 
 
 def _is_pool(node: fx.Node, modules: dict[str, nn.Module]) -> bool:

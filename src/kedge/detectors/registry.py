@@ -24,9 +24,9 @@ def register(cls: D) -> D:
 
 
 def registered() -> dict[str, type["Detector"]]:
-    """All detectors by name."""
+    """All detectors, sorted by name."""
     _import_all()
-    return dict(DETECTORS)
+    return dict(sorted(DETECTORS.items()))
 
 
 @functools.cache
