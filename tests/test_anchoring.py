@@ -12,10 +12,10 @@ import json
 import pytest
 import torch
 import torch.nn.functional as F
-from helpers import wide_weight
 from torch import nn
 
 import kedge
+from helpers import wide_weight
 from kedge.anchoring import AnchoringOptions
 from kedge.anchoring.corruption import Corruption
 from kedge.anchoring.layer import linear_part
@@ -59,7 +59,9 @@ class Concatenation(Pair):
         super().__init__(layer_x, layer_c)
         self.wide = copy.deepcopy(layer_x)
         self.wide.weight = nn.Parameter(torch.cat([layer_c.weight, layer_x.weight], dim=1).detach())
-        setattr(self.wide, "in_features" if isinstance(layer_x, nn.Linear) else "in_channels", self.wide.weight.shape[1])
+        setattr(
+            self.wide, "in_features" if isinstance(layer_x, nn.Linear) else "in_channels", self.wide.weight.shape[1]
+        )
 
     def forward(self, x):
         c = self.anchor.expand_as(x)
@@ -344,7 +346,12 @@ def test_a_layer_that_cannot_be_drawn_anew_can_be_preserved(make):
 
 
 def test_the_linear_part_does_not_depend_on_the_bias():
-    for layer in (nn.Conv2d(3, 4, 3, padding=1), Standardized(3, 4, 3), weight_norm(nn.Conv2d(3, 4, 3)), PatchEmbedding()):
+    for layer in (
+        nn.Conv2d(3, 4, 3, padding=1),
+        Standardized(3, 4, 3),
+        weight_norm(nn.Conv2d(3, 4, 3)),
+        PatchEmbedding(),
+    ):
         layer, x = layer.double(), rand(B, *IMAGE)
         before, scale = linear_part(layer, x), layer(x).abs().max()
         assert (before - (layer(x) - layer(torch.zeros_like(x)))).abs().max() < 1e-12 * scale
@@ -543,7 +550,9 @@ def two_names():
 
 
 def twice():
-    return Function(lambda n, x: n.head((n.conv(x) + n.conv(x.flip(-1))).mean((2, 3))), conv=conv(), head=nn.Linear(4, C))
+    return Function(
+        lambda n, x: n.head((n.conv(x) + n.conv(x.flip(-1))).mean((2, 3))), conv=conv(), head=nn.Linear(4, C)
+    )
 
 
 def two_readers():
@@ -1145,7 +1154,10 @@ def test_corrupted_anchors_do_not_change_the_statistics_of_a_norm_before_the_lay
 
 def test_where_more_than_layers_precede_it_anchors_pass_in_evaluation_mode():
     body = Function(lambda net, x: net.body(net.norm(x) * 2), norm=nn.BatchNorm2d(3), body=conv_net()).double()
-    net, x = kedge.anchor(body.train(), init="fresh", layer="body.0", corruption=lambda c: 1 - c, every=1), rand(B, *IMAGE)
+    net, x = (
+        kedge.anchor(body.train(), init="fresh", layer="body.0", corruption=lambda c: 1 - c, every=1),
+        rand(B, *IMAGE),
+    )
     network, layer = literal(net, Concatenation)
     output = net(x)
     alone = copy.deepcopy(network.norm)
@@ -1179,7 +1191,11 @@ def test_an_error_in_training_leaves_the_network_usable():
             raise KeyError("broken")
         return c
 
-    net, x, state = kedge.anchor(conv_net(), corruption=sometimes, every=1).train(), rand(B, *IMAGE), torch.get_rng_state()
+    net, x, state = (
+        kedge.anchor(conv_net(), corruption=sometimes, every=1).train(),
+        rand(B, *IMAGE),
+        torch.get_rng_state(),
+    )
     with pytest.raises(KeyError):
         net(x)
     assert torch.equal(torch.get_rng_state(), state)
@@ -1205,7 +1221,11 @@ def test_targets_belong_to_the_last_batch():
     masked, targets = net.draw.masked, net.targets(y)
     assert 0 < masked.sum() < 9
     assert torch.equal(targets, torch.where(masked[:, None], torch.tensor(1 / C), F.one_hot(y, C).float()))
-    for labels, message in ((y[:8], r"\(9,\); got \(8,\)"), (torch.arange(9) % 6, "0..5"), (torch.arange(-1, 8), "-1..7")):
+    for labels, message in (
+        (y[:8], r"\(9,\); got \(8,\)"),
+        (torch.arange(9) % 6, "0..5"),
+        (torch.arange(-1, 8), "-1..7"),
+    ):
         with pytest.raises(InputError, match=f"labels must .*{message}"):
             net.targets(labels)
 

@@ -56,8 +56,8 @@ def test_a_global_temperature_must_be_learned_first_and_is_saved(tmp_path):
     assert torch.equal(again.score(images(5, seed=2)), control.score(images(5, seed=2)))
     control.fit(images())
     assert control.global_tau is None
-    with pytest.raises(InputError, match="temperature must be one of 'image', 'global'; got 'none'"):
-        kedge.AMP(network(anchored=True), temperature="none")
+    with pytest.raises(InputError, match="shared_tau=True goes with a score of rescaled logits"):
+        kedge.AMP(network(anchored=True), shared_tau=True, rescale="none")
 
 
 # K flips and crops.
@@ -100,8 +100,8 @@ def test_the_views_of_amp_are_what_amp_sees_where_anchors_do_not_count(k):
 
 
 def test_there_are_six_views():
-    with pytest.raises(InputError, match="k must be at most 6 with tta=True, which has no more; got 7"):
-        TTA(network(), k=7, tta=True)
+    with pytest.raises(InputError, match="k must be at most 6"):
+        TTA(network(), k=7, same_as_amp=True)
 
 
 def test_one_copy_is_energy():
