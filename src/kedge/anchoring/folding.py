@@ -80,7 +80,8 @@ def _can_fold(layer: nn.Module | None) -> bool:
     """
     if isinstance(layer, AnchoredLayer):
         return _can_fold(layer.layer_x)
-    return type(layer) in (nn.Conv1d, nn.Conv2d, nn.Conv3d) and set(layer._parameters) == {"weight", "bias"}
+    plain = type(layer) in (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+    return layer is not None and plain and set(layer._parameters) == {"weight", "bias"}
 
 
 def _is_pool(node: fx.Node, modules: dict[str, nn.Module]) -> bool:

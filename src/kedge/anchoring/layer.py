@@ -92,7 +92,7 @@ class AnchoredLayer(nn.Module):
         if one_of("init", init, INITS) == "fresh":
             _draw(self.layer_x, self.layer_c, seed)
         if _adds_bias(self.layer_c):
-            self.layer_c.bias = None
+            self.layer_c.register_parameter("bias", None)
         self.requires_grad_(True)
         self.training = layer.training
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from kedge.anchoring import Anchored
 from kedge.anchoring.layer import AnchoredLayer
 from kedge.anchoring.tta import view
-from kedge.detectors import AMP, Detector, Outputs, RescoringDetector, TemperatureScaling
+from kedge.detectors import AMP, Detector, Outputs, TemperatureScaling
 from kedge.detectors.inference import reads_logits_alone
 from kedge.detectors.logits import LogitDetector
 from kedge.errors import InputError

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import replace
 
+from kedge.anchoring.corruption import Corruption
 from kedge.data import ImageSet
 from kedge.detectors import AMP, MSP, SVI, DeepEnsemble, Energy, MCDropout, SVIAvUC, TemperatureScaling
 from kedge.evaluation.curve import Curve
@@ -13,6 +14,8 @@ from kedge.studies.study import CLASSES, Setting, Study
 BLUR = "gaussian_blur"
 MEMBERS = 5
 SCORINGS = ("AMP", "AMP, entropy", "AMP, energy")  # the paper shows three scoring functions without their names
+
+IMAGENET_T = Corruption(crop_scale=(0.08, 1.0))  # the paper's Algorithm 1
 
 
 def imagenet_c(setting: Setting) -> Study:
@@ -27,7 +30,7 @@ def imagenet_c(setting: Setting) -> Study:
     classes, members = CLASSES[known], MEMBERS if full else 2
     networks = setting.twins(network, classes)
     if full:
-        networks["anchored"] = replace(networks["anchored"], anchoring={"every": 10})
+        networks["anchored"] = replace(networks["anchored"], anchoring={"every": 10, "corruption": IMAGENET_T})
     names = ["plain"]
     for number in range(1, members):
         names.append(f"plain {number}")
