@@ -1,8 +1,8 @@
 """Anchoring: any network with an affine layer becomes one on [c, x - c], exactly and without stale caches.
 
-The oracle is `naive`: two explicit layers, A_x on the residual and A_c on the anchor, in place of the anchored layer, for
-one anchor after the other; for torch's own layers also one layer of twice the channels on the literal concatenation. The
-paper's formulas on top of it are in test_paper_section3.py.
+The oracle is `naive`: two explicit layers, A_x on the residual and A_c on the anchor, one anchor after the other; for
+torch's own layers also one layer of twice the channels on the literal concatenation. The paper's formulas on top of it
+are in test_paper_section3.py.
 """
 
 import concurrent.futures
