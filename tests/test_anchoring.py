@@ -1,8 +1,8 @@
 """Anchoring: any network with an affine layer becomes one on [c, x - c], exactly and without stale caches.
 
-The oracle is `naive`: two explicit layers, A_x on the residual and A_c on the anchor, in the place of the anchored layer,
-one anchor after the other; for torch's own layers also one layer of twice the channels on the literal concatenation. The
-paper's formulas on top of it are in test_paper_section3.py.
+The oracle is `naive`: two explicit layers, A_x on the residual and A_c on the anchor, one anchor after the other; for
+torch's own layers also one layer of twice the channels on the literal concatenation. The paper's formulas on top of it
+are in test_paper_section3.py.
 """
 
 import concurrent.futures
@@ -507,7 +507,7 @@ def test_without_an_example_a_wrong_guess_is_an_error_at_the_first_forward():
     net, x = anchored(Backwards().double())
     assert net.layer == "head"
     for call in (net.train(), net.eval(), net.per_anchor_logits):
-        with pytest.raises(ArchitectureError, match="'first' reads the input before it; pass example=.*or layer="):
+        with pytest.raises(ArchitectureError, match=r"'first' reads the input before it; pass example=.*or layer="):
             call(x)
 
 
@@ -684,12 +684,12 @@ def test_a_quantized_layer_is_refused_and_a_quantized_head_is_not():
         kedge.anchor(nn.Sequential(torch.ao.nn.quantized.Conv2d(3, 4, 3), nn.Flatten(), nn.Linear(80, C)))
     module = nn.Sequential(torch.ao.nn.quantized.dynamic.Linear(6, 6), nn.ReLU(), nn.Linear(6, C))
     for options in ({}, {"layer": "0"}):
-        with pytest.raises(ArchitectureError, match="'0'.*quantize afterwards"):
+        with pytest.raises(ArchitectureError, match=r"'0'.*quantize afterwards"):
             kedge.anchor(module, **options)
     if torch.backends.quantized.engine == "none":
         pytest.skip("no quantized kernels on this machine")
     x = rand(B, 6, dtype=torch.float32)
-    with pytest.raises(ArchitectureError, match="'0'.*quantize afterwards"):
+    with pytest.raises(ArchitectureError, match=r"'0'.*quantize afterwards"):
         kedge.anchor(module, example=x)
     module = nn.Sequential(nn.Linear(6, 6), nn.ReLU(), torch.ao.nn.quantized.dynamic.Linear(6, C)).eval()
     net, _ = anchored(module, (6,), "preserve", torch.float32, example=x)
@@ -721,7 +721,7 @@ def test_a_lazy_layer_needs_weights_first():
 def test_wrong_arguments_are_an_error(arguments, message):
     with pytest.raises(InputError, match=message):
         kedge.anchor(conv_net(), **arguments)
-    with pytest.raises(InputError, match="net must be a torch.nn.Module, got str"):
+    with pytest.raises(InputError, match=r"net must be a torch.nn.Module, got str"):
         kedge.anchor("resnet")
     with pytest.raises(InputError, match="anchored already"):
         kedge.anchor(kedge.anchor(conv_net()))

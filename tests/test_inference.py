@@ -45,7 +45,7 @@ MAKERS = {
     "amp": lambda: kedge.AMP(kedge.anchor(network(), init="fresh")),
     "amp with views": lambda: kedge.AMP(kedge.anchor(network(), init="fresh"), variant="recommended"),
     "amp, anchors of each image": lambda: kedge.AMP(kedge.anchor(network(), init="fresh"), variant="authors", pool=9),
-    "adaptive amp": lambda: kedge.AMP(kedge.anchor(network(), init="fresh"), anchors="auto"),
+    "early exit": lambda: kedge.EarlyExit(kedge.anchor(network(), init="fresh")),
     "energy": lambda: kedge.Energy(network("airbench")),
     "temperature scaling": lambda: kedge.TemperatureScaling(network()),
 }
@@ -70,15 +70,6 @@ def test_the_file_of_the_detector_stays_what_it_was(tmp_path):
     for_inference(detector)
     detector.save(tmp_path / "after.kedge")
     assert (tmp_path / "before.kedge").read_bytes() == (tmp_path / "after.kedge").read_bytes()
-
-
-def test_passes_of_an_adaptive_detector_are_counted_apart():
-    detector = ready(MAKERS["adaptive amp"]())
-    detector.asked = [7, 20]
-    fast = for_inference(detector)
-    fast.score(pixels(5))
-    assert fast.asked[0] == 5
-    assert detector.asked == [7, 20]
 
 
 @pytest.mark.parametrize("make", [kedge.KNN, kedge.ODIN, kedge.Gram])
@@ -194,7 +185,7 @@ def test_no_threads_are_an_error():
         use_threads(0)
 
 
-@pytest.mark.parametrize("name", ["amp", "adaptive amp", "energy"])
+@pytest.mark.parametrize("name", ["amp", "early exit", "energy"])
 def test_twins_share_weights_and_nothing_that_a_pass_writes(name):
     detector = for_inference(ready(MAKERS[name]()))
     first, second = thread_copies(detector, 2)

@@ -17,12 +17,13 @@ import torch.nn.functional as F
 from torch import nn
 
 import kedge
+from helpers import wide_weight
 from kedge import scores
 from kedge.errors import InputError
 
 MEAN, STD = [0.4, 0.5, 0.6], [0.2, 0.25, 0.3]
 LN3 = math.log(3.0)
-NAMED_SCORES = ["amp", "msp", "max_logit", "entropy", "energy"]
+NAMED_SCORES = ["kl_uniform", "msp", "max_logit", "entropy", "energy"]
 
 # ---------------------------------------------------------------------------------------------------------------------
 # The equations, naively: lists of Python floats (float64), no vectorisation, no rearrangement for stability.
@@ -47,7 +48,7 @@ def shannon(probabilities):
 
 
 ORACLE = {
-    "amp": lambda row: -nll_score(row),
+    "kl_uniform": lambda row: -nll_score(row),
     "msp": lambda row: -max(softmax(row)),
     "max_logit": lambda row: -max(row),
     "entropy": lambda row: shannon(softmax(row)),
@@ -110,8 +111,8 @@ def f_a(net, pair, weight=None):
     """Run the layers of an anchored `Tiny` on a literal (B, 2D, H, W) concatenation, in the dtype of `pair`."""
     to, layers = pair.dtype, net.network
     mode = "constant" if layers.padding_mode == "zeros" else layers.padding_mode
-    weight = net.stem.weight.to(to) if weight is None else weight
-    h = F.conv2d(F.pad(pair, (1, 1, 1, 1), mode=mode), weight, net.stem.bias.to(to), stride=2)
+    weight = wide_weight(net).to(to) if weight is None else weight
+    h = F.conv2d(F.pad(pair, (1, 1, 1, 1), mode=mode), weight, net.anchored_layer.layer_x.bias.to(to), stride=2)
     norm = layers.norm
     if net.training:
         h = F.batch_norm(h, None, None, norm.weight.to(to), norm.bias.to(to), training=True, eps=norm.eps)
@@ -248,8 +249,9 @@ def hand_network():
     net = kedge.anchor(module, init="fresh", example=x, mean=[0.0], std=[1.0], corruption=None)
     with torch.no_grad():
         weight = torch.tensor([[LN3, 2 * LN3], [-LN3, 0.0]], dtype=torch.float64)
-        net.stem.weight.copy_(weight[:, :, None, None])
-        net.stem.bias.zero_()
+        net.anchored_layer.layer_c.weight.copy_(weight[:, :1, None, None])
+        net.anchored_layer.layer_x.weight.copy_(weight[:, 1:, None, None])
+        net.anchored_layer.layer_x.bias.zero_()
     net.eval().set_anchors(torch.tensor([0.0, 1.0], dtype=torch.float64).reshape(2, 1, 1, 1))
     return net, x
 
@@ -275,7 +277,7 @@ def test_by_hand_the_exp_rescaling_divides_by_2_424():
 @pytest.mark.parametrize(
     ("name", "expected"),
     [
-        ("amp", -math.log(4 / math.sqrt(3))),
+        ("kl_uniform", -math.log(4 / math.sqrt(3))),
         ("msp", -3 / 4),
         ("max_logit", -LN3 / 2),
         ("entropy", math.log(4) - 3 / 4 * LN3),
@@ -471,7 +473,7 @@ def test_amp_is_at_most_minus_the_log_of_the_number_of_classes():
     assert_close(scores.kl_uniform(torch.full((1, 7), 3.0, dtype=torch.float64)), [-math.log(7)], rel=1e-12)
 
 
-@pytest.mark.parametrize("name", ["amp", "msp", "entropy"])
+@pytest.mark.parametrize("name", ["kl_uniform", "msp", "entropy"])
 def test_adding_a_constant_to_all_logits_changes_nothing(name):
     H, score = logits(6, 7), getattr(scores, name)
     assert_close(score(H + 12.5), score(H), rel=1e-12)
@@ -486,7 +488,7 @@ def test_adding_a_constant_to_all_logits_lowers_the_unnormalised_scores_by_it(na
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize(
     ("name", "expected"),
-    [("amp", -5000.0), ("msp", -1.0), ("max_logit", -10000.0), ("entropy", 0.0), ("energy", -10000.0)],
+    [("kl_uniform", -5000.0), ("msp", -1.0), ("max_logit", -10000.0), ("entropy", 0.0), ("energy", -10000.0)],
 )
 def test_no_score_overflows_on_large_logits(name, expected, dtype):
     # logsumexp(10^4, 0) = 10^4 and mean = 5000, so S = 5000; the softmax is (1, 0) to the last digit
@@ -524,12 +526,6 @@ def test_mutual_information_is_at_most_the_log_of_the_number_of_anchors():
 # ---------------------------------------------------------------------------------------------------------------------
 
 
-def test_the_stem_takes_twice_the_channels_and_stands_in_place_of_the_first_layer():
-    net = anchored()
-    assert net.stem.weight.shape == (4, 6, 3, 3)
-    assert net.network.first is net.stem
-
-
 def test_a_hypothesis_is_the_network_on_the_anchor_beside_the_residual():
     x, anchors = images(6, seed=2), images(5, seed=3)
     net = evaluated(anchors)
@@ -557,7 +553,7 @@ def test_the_anchor_is_the_first_half_of_the_channels():
     x, anchors = images(6, seed=2), images(5, seed=3)
     net = evaluated(anchors)
     with torch.no_grad():
-        net.stem.weight[:, 3:] = 0
+        net.anchored_layer.layer_x.weight.zero_()
     P = net.per_anchor_logits(x)
     assert_close(P, P[:, :1].expand_as(P))
     assert differ(P[1], P[0])
@@ -567,7 +563,7 @@ def test_the_residual_is_the_second_half_of_the_channels():
     anchors = images(5, seed=3)
     net = evaluated(anchors)
     with torch.no_grad():
-        net.stem.weight[:, :3] = 0
+        net.anchored_layer.layer_c.weight.zero_()
     P = net.per_anchor_logits(anchors)  # image b seen from anchor b leaves no residual
     diagonal = P.diagonal(dim1=0, dim2=1).T
     assert_close(diagonal, diagonal[:1].expand_as(diagonal))
@@ -626,13 +622,6 @@ def test_inference_masks_nothing():
 # ---------------------------------------------------------------------------------------------------------------------
 # Preserved weights: a network for which the hypotheses of all anchors are equal.
 # ---------------------------------------------------------------------------------------------------------------------
-
-
-def test_preserve_gives_both_halves_of_the_stem_the_original_weights():
-    module = tiny()
-    net = anchored(module, init="preserve")
-    assert torch.equal(net.stem.weight, torch.cat([module.first.weight, module.first.weight], dim=1))
-    assert torch.equal(net.stem.bias, module.first.bias)
 
 
 def test_preserve_makes_every_hypothesis_the_original_network_on_the_normalised_image():
@@ -740,9 +729,9 @@ def test_the_gradients_are_those_of_the_concatenation():
     x, y = images(6, seed=2), torch.arange(6) % 4
     net = anchored(corruption=negative, every=1).train()
     F.cross_entropy(net(x), y).backward()
-    weight = net.stem.weight.detach().clone().requires_grad_()
+    weight, pair = wide_weight(net).detach().requires_grad_(), net.anchored_layer
     F.cross_entropy(train_forward(net, x, negative, weight), y).backward()
-    assert_close(net.stem.weight.grad, weight.grad)
+    assert_close(torch.cat([pair.layer_c.weight.grad, pair.layer_x.weight.grad], dim=1), weight.grad)
 
 
 def test_the_loss_can_be_taken_against_the_targets_or_against_the_labels():
@@ -824,7 +813,7 @@ def test_a_corrupted_batch_does_not_look_like_a_clean_one():
     net = anchored(corruption=negative, every=1).train()
     y = net(x)
     clean = SimpleNamespace(permutation=net.draw.permutation, corrupted=False, masked=net.draw.masked, per_sample=None)
-    pretend = SimpleNamespace(draw=clean, training=True, network=net.network, stem=net.stem)
+    pretend = SimpleNamespace(draw=clean, training=True, network=net.network, anchored_layer=net.anchored_layer)
     assert differ(train_forward(pretend, x), y)
 
 

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import replace
 
+from kedge.anchoring.corruption import Corruption
 from kedge.data import ImageSet
 from kedge.detectors import AMP, MSP, SVI, DeepEnsemble, Energy, MCDropout, SVIAvUC, TemperatureScaling
 from kedge.evaluation.curve import Curve
@@ -14,6 +15,8 @@ BLUR = "gaussian_blur"
 MEMBERS = 5
 SCORINGS = ("AMP", "AMP, entropy", "AMP, energy")  # the paper shows three scoring functions without their names
 
+IMAGENET_T = Corruption(crop_scale=(0.08, 1.0))  # the paper's Algorithm 1
+
 
 def imagenet_c(setting: Setting) -> Study:
     """Table 5 and Figure 5: Gaussian blur at levels 1 to 5, and the methods of uncertainty beside AMP."""
@@ -23,7 +26,7 @@ def imagenet_c(setting: Setting) -> Study:
     networks = setting.networks(network, classes, members)
     ensemble = tuple(name for name in networks if name.startswith("unanchored"))
     if full:
-        networks["anchored"] = replace(networks["anchored"], anchoring={"every": 10})
+        networks["anchored"] = replace(networks["anchored"], anchoring={"every": 10, "corruption": IMAGENET_T})
     networks["dropout"] = setting.network(network, classes, arguments={"dropout": 0.2})
     networks["svi"] = setting.network(network, classes, method=SVI)
     networks["svi-avuc"] = setting.network(network, classes, method=SVIAvUC)

@@ -10,7 +10,7 @@ from kedge.anchoring.corruption import Corruption
 from kedge.errors import InputError
 from kedge.seeds import mix_seed, seeded
 
-OFF = {"crop": False, "flip": False, "jitter": False, "blur": False, "grey": False}
+OFF = {"crop": False, "flip": False, "jitter": False, "blur": False, "gray": False}
 PARTS = sorted(OFF)
 
 
@@ -84,7 +84,7 @@ def test_all_off_is_the_identity():
 
 
 @pytest.mark.parametrize("channels", [1, 2, 4, 5])
-@pytest.mark.parametrize("parts", [("jitter",), ("grey",), ("jitter", "grey")])
+@pytest.mark.parametrize("parts", [("jitter",), ("gray",), ("jitter", "gray")])
 def test_colour_is_left_alone_where_there_are_not_three_channels(channels, parts):
     x = images(50, channels)
     assert torch.equal(corrupt(x, *parts), x)
@@ -110,7 +110,7 @@ def test_flip_gives_the_image_or_its_mirror():
 
 def test_grey_gives_equal_channels_for_a_fifth_of_the_images():
     x = images(1000, height=3, width=4)
-    y = corrupt(x, "grey")
+    y = corrupt(x, "gray")
     same, grey = per_image(y == x), per_image(y == y[:, :1])
     assert (same ^ grey).all()
     assert_share(grey, 0.2)
@@ -172,6 +172,30 @@ def test_crop_shows_a_part_of_the_image_enlarged_to_its_size():
     assert len({tuple(corner.tolist()) for corner in y[:, :, 0, 0]}) > 150
 
 
+@pytest.mark.parametrize("low", [0.08, 0.6])
+def test_the_least_share_of_a_crop_can_be_set(low):
+    with seeded(0):
+        rows, columns = torch.meshgrid(torch.linspace(0, 1, 60), torch.linspace(0, 1, 60), indexing="ij")
+        y = Corruption(**(OFF | {"crop": True}), crop_scale=(low, 1.0))(
+            torch.stack([columns, rows]).repeat(400, 1, 1, 1)
+        )
+    area = (y.amax(dim=(2, 3)) - y.amin(dim=(2, 3))).prod(dim=1)
+    assert low - 0.06 < area.min() < low + 0.1
+
+
+def test_jitter_and_blur_can_share_one_draw_as_in_the_published_code():
+    x = 0.05 + 0.6 * images(1000, height=12, width=12)
+    with seeded(0):
+        y = Corruption(**(OFF | {"jitter": True, "blur": True}), joint_jitter_blur=True)(x)
+    same = per_image(y == x)
+    assert_share(~same, 0.8)
+    assert ((y - x)[~same].var(dim=(1, 2, 3)) > 1e-8).all()
+    brightness = y.mean(dim=(1, 2, 3)) / x.mean(dim=(1, 2, 3))
+    assert ((brightness[~same] - 1).abs() > 1e-4).double().mean() > 0.98  # jitter acts wherever blur does
+    apart = corrupt(x, "jitter", "blur")
+    assert_share(per_image(apart == x), 0.04)
+
+
 # --- errors ----------------------------------------------------------------------------------------------------------
 
 
@@ -185,6 +209,12 @@ def test_images_outside_0_to_1_are_an_error_that_says_so(low, high):
 def test_a_rounding_error_outside_0_to_1_is_none():
     y = corrupt(images(4) * (1 + 5e-4), "flip")
     assert y.max() <= 1
+
+
+@pytest.mark.parametrize("scale", [(0, 1), (0.5, 0.4), (0.5, 1.2)])
+def test_a_wrong_crop_scale_is_an_error(scale):
+    with pytest.raises(InputError, match="crop_scale must be"):
+        Corruption(crop_scale=scale)
 
 
 @pytest.mark.parametrize("shape", [(3, 12, 16), (4, 9), (4, 3, 9), (2, 1, 4, 4, 4)])
