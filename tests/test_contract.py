@@ -37,7 +37,7 @@ OPTIONS = {  # further cases: options that change how a method computes, learns 
     "temperature scaling, given": ("temperature_scaling", {"temperature": 3.0}),
 }
 NEED_ANCHORS = {name for name, method in METHODS.items() if method.reads == "per_anchor_logits"}
-PREPARED = {name for name, method in METHODS.items() if hasattr(method, "prepare")}  # they change the network
+PREPARED = [name for name, method in METHODS.items() if hasattr(method, "prepare")]  # they change the network
 CASES = [(name, "unanchored") for name in METHODS if name not in NEED_ANCHORS]
 CASES += [(name, "anchored") for name in METHODS if name not in PREPARED]
 CASES += [(case, "anchored" if name in NEED_ANCHORS else "unanchored") for case, (name, _) in OPTIONS.items()]

@@ -10,7 +10,7 @@ import kedge
 from kedge.detectors import for_inference, thread_copies
 from kedge.errors import InputError
 from kedge.models import build
-from kedge.scoring.job import Job, Scorer
+from kedge.scoring.job import Job, run_here
 from kedge.seeds import seeded
 from kedge.threads import cores, last_cache, use_threads
 
@@ -108,9 +108,17 @@ def test_a_network_in_training_mode_is_left_in_it():
     assert torch.allclose(fast.score(pixels(9)), detector.score(pixels(9)), atol=1e-5)
 
 
-def test_files_are_scored_by_the_faster_one(tmp_path):
+def test_files_are_scored_by_the_faster_one(tmp_path, monkeypatch):
     ready(MAKERS["amp"]()).save(tmp_path / "a.kedge")
-    assert norms(Scorer(Job(tmp_path / "a.kedge", (), tmp_path / "out.csv", "csv")).detector.net) == 0
+    used = []
+
+    def score_parts(job, detector, numbered):
+        used.append(detector)
+        yield from ()
+
+    monkeypatch.setattr("kedge.scoring.job.score_parts", score_parts)
+    run_here(Job(tmp_path / "a.kedge", (), tmp_path / "out.csv", "csv"), [], lambda done, total: None)
+    assert norms(used[0].net) == 0
 
 
 def test_so_is_what_is_served():
