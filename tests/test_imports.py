@@ -108,7 +108,7 @@ def test_no_device_is_chosen_for_the_user():
 
 
 def test_a_public_name_is_defined_once():
-    homes = defaultdict(list)
+    homes = defaultdict(set)
     for module, source in SOURCES.items():
         if not {"cli", "commands"} & set(module.split(".")):  # a command has the name of the function that it calls
             for node in ast.parse(source).body:
