@@ -113,7 +113,7 @@ def test_a_public_name_is_defined_once():
         if not {"cli", "commands"} & set(module.split(".")):  # a command has the name of the function that it calls
             for node in ast.parse(source).body:
                 if isinstance(node, ast.ClassDef | ast.FunctionDef) and not node.name.startswith("_"):
-                    homes[node.name].append(module)
+                    homes[node.name].add(module)
     assert {name: modules for name, modules in homes.items() if len(modules) > 1} == {}
 
 
