@@ -59,9 +59,8 @@ class Concatenation(Pair):
         super().__init__(layer_x, layer_c)
         self.wide = copy.deepcopy(layer_x)
         self.wide.weight = nn.Parameter(torch.cat([layer_c.weight, layer_x.weight], dim=1).detach())
-        setattr(
-            self.wide, "in_features" if isinstance(layer_x, nn.Linear) else "in_channels", self.wide.weight.shape[1]
-        )
+        inputs = "in_features" if isinstance(layer_x, nn.Linear) else "in_channels"
+        setattr(self.wide, inputs, self.wide.weight.shape[1])
 
     def forward(self, x):
         c = self.anchor.expand_as(x)
@@ -136,39 +135,48 @@ def anchored(module=None, shape=IMAGE, init="fresh", dtype=torch.float64, per_im
     return net, rand(B, *shape, seed=2, dtype=dtype)
 
 
-class PickyChannels(nn.Module):
+class Function(nn.Module):
+    """A network of named layers and a forward."""
+
+    def __init__(self, forward, **layers):
+        super().__init__()
+        self.run = forward
+        for name, layer in layers.items():
+            self.add_module(name, layer)
+
+    def forward(self, x):
+        return self.run(self, x)
+
+
+def conv(kernel=3):
+    return nn.Conv2d(3, 4, kernel, padding=kernel // 2)
+
+
+def picky_channels():
     """Checks its channel count, as transformers' networks do, and reads the batch size off its input."""
 
-    def __init__(self):
-        super().__init__()
-        self.conv, self.relu, self.head = nn.Conv2d(3, 4, 3, stride=2), nn.ReLU(inplace=True), nn.Linear(24, C)
-
-    def forward(self, x):
+    def forward(net, x):
         if x.shape[1] != 3:
             raise ValueError(f"expected 3 channels, got {x.shape[1]}")
-        return self.head(self.relu(self.conv(x)).reshape(x.size(0), -1))
+        return net.head(net.relu(net.conv(x)).reshape(x.size(0), -1))
+
+    return Function(forward, conv=nn.Conv2d(3, 4, 3, stride=2), relu=nn.ReLU(inplace=True), head=nn.Linear(24, C))
 
 
-class Backwards(nn.Module):
+def backwards(**more):
     """Registers its layers in the reverse of the order in which it calls them."""
-
-    def __init__(self):
-        super().__init__()
-        self.head, self.second, self.first = nn.Linear(4, C), nn.Conv2d(4, 4, 3), nn.Conv2d(3, 4, 3)
-
-    def forward(self, x):
-        return self.head(self.second(self.first(x).tanh()).mean(dim=(2, 3)))
+    layers = {"head": nn.Linear(4, C), "second": nn.Conv2d(4, 4, 3), "first": nn.Conv2d(3, 4, 3), **more}
+    return Function(lambda net, x: net.head(net.second(net.first(x).tanh()).mean(dim=(2, 3))), **layers)
 
 
-class Tokens(nn.Module):
-    """Cuts an image into columns and embeds each with one Linear."""
+def columns(x):
+    """Images as tokens, one per column."""
+    return x.flatten(1, 2).transpose(1, 2)
 
-    def __init__(self):
-        super().__init__()
-        self.embed, self.head = nn.Linear(21, 4), nn.Linear(4, C)
 
-    def forward(self, x):
-        return self.head(self.embed(x.flatten(1, 2).transpose(1, 2)).tanh().mean(dim=1))
+def tokens():
+    layers = {"embed": nn.Linear(21, 4), "head": nn.Linear(4, C)}
+    return Function(lambda net, x: net.head(net.embed(columns(x)).tanh().mean(dim=1)), **layers)
 
 
 def hf_resnet():
@@ -193,8 +201,8 @@ NETWORKS = {
     "volumes": (lambda: with_head(nn.Conv3d(1, 4, 3), shape=(1, 5, 6, 7)), (1, 5, 6, 7), "0", None),
     "multispectral": (lambda: conv_net(5), (5, 7, 6), "0", None),
     "one linear layer": (lambda: nn.Linear(9, C), (9,), "0", None),
-    "channel count checked": (PickyChannels, IMAGE, "conv", None),
-    "tokens": (Tokens, IMAGE, "embed", lambda c: c.flatten(1, 2).transpose(1, 2)),
+    "channel count checked": (picky_channels, IMAGE, "conv", None),
+    "tokens": (tokens, IMAGE, "embed", columns),
     "kedge's compact": (lambda: build("compact", width=4, classes=C), (3, 8, 8), "prep.0", None),
     "transformers ResNet": (hf_resnet, (3, 32, 32), "resnet.embedder.embedder.convolution", None),
     "transformers ViT": (hf_vit, (5, 12, 12), "vit.embeddings.patch_embeddings.projection", None),
@@ -237,21 +245,17 @@ def torch_layers():
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["single", "double"])
 @pytest.mark.parametrize(("layer", "shape"), list(torch_layers()))
-class TestTorchLayers:
-    @torch.no_grad()
-    def test_preserve_keeps_the_function_to_the_last_bit(self, layer, shape, dtype):
-        module = with_head(layer(), shape=shape, dtype=dtype)
-        net, x = anchored(module, shape, "preserve", dtype)
-        assert torch.equal(net.per_anchor_logits(x), module(x.repeat(K, *(1,) * len(shape))).view(K, B, C))
-        assert_close(net.train()(x), module(x))
-
-    @torch.no_grad()
-    def test_the_logits_are_those_of_the_concatenation(self, layer, shape, dtype):
-        net, x = anchored(with_head(layer(), shape=shape, dtype=dtype), shape, dtype=dtype)
-        expected = naive(net, x, kind=Concatenation)
-        assert_close(net.per_anchor_logits(x), expected)
-        assert_close(net(x), expected.mean(dim=0))
-        assert differ(expected[0], expected[1])
+@torch.no_grad()
+def test_torch_s_layers_compute_the_concatenation_or_the_preserved_function_to_the_last_bit(layer, shape, dtype):
+    module = with_head(layer(), shape=shape, dtype=dtype)
+    net, x = anchored(module, shape, "preserve", dtype)
+    assert torch.equal(net.per_anchor_logits(x), module(x.repeat(K, *(1,) * len(shape))).view(K, B, C))
+    assert_close(net.train()(x), module(x))
+    net, x = anchored(module, shape, dtype=dtype)
+    expected = naive(net, x, kind=Concatenation)
+    assert_close(net.per_anchor_logits(x), expected)
+    assert_close(net(x), expected.mean(dim=0))
+    assert differ(expected[0], expected[1])
 
 
 class SamePadding(nn.Conv2d):
@@ -346,12 +350,7 @@ def test_a_layer_that_cannot_be_drawn_anew_can_be_preserved(make):
 
 
 def test_the_linear_part_does_not_depend_on_the_bias():
-    for layer in (
-        nn.Conv2d(3, 4, 3, padding=1),
-        Standardized(3, 4, 3),
-        weight_norm(nn.Conv2d(3, 4, 3)),
-        PatchEmbedding(),
-    ):
+    for layer in (conv(), Standardized(3, 4, 3), weight_norm(nn.Conv2d(3, 4, 3)), PatchEmbedding()):
         layer, x = layer.double(), rand(B, *IMAGE)
         before, scale = linear_part(layer, x), layer(x).abs().max()
         assert (before - (layer(x) - layer(torch.zeros_like(x)))).abs().max() < 1e-12 * scale
@@ -406,17 +405,6 @@ def test_a_network_works_in_any_gradient_mode(foreign, mode):
     assert net.anchored_layer.layer_c.weight.grad.isfinite().all()
 
 
-class ShiftsInPlace(nn.Module):
-    """Centres its input in place."""
-
-    def __init__(self):
-        super().__init__()
-        self.body = conv_net()
-
-    def forward(self, x):
-        return self.body(x.sub_(0.5))
-
-
 # name: (layers before the convolution, or a network; what they do to anchors)
 BEFORE = {
     "batch norm": [nn.BatchNorm2d(3)],
@@ -448,7 +436,7 @@ def test_anchors_pass_through_the_layers_before_the_anchored_one(name, with_exam
 
 def test_a_network_that_writes_into_its_input_spoils_neither_anchors_nor_images():
     example = rand(B, *IMAGE, seed=2)
-    net, x = anchored(ShiftsInPlace(), example=example)
+    net, x = anchored(Function(lambda net, x: net.body(x.sub_(0.5)), body=conv_net()), example=example)
     with torch.no_grad():
         for _ in range(2):
             assert_close(net.per_anchor_logits(x), naive(net, x, lambda c: c - 0.5))
@@ -457,26 +445,13 @@ def test_a_network_that_writes_into_its_input_spoils_neither_anchors_nor_images(
     assert torch.equal(example, x)
 
 
-def test_the_original_keeps_its_layers_weights_and_modes():
-    module = conv_net()
-    module[1].train()
-    before = copy.deepcopy(module.state_dict())
-    net = kedge.anchor(module, init="fresh", example=rand(1, *IMAGE))
-    with torch.no_grad():
-        for p in net.parameters():
-            p.zero_()
-    assert isinstance(module[0], nn.Conv2d)
-    assert [m.training for m in module.modules()] == [False, False, True, False, False]
-    assert all(torch.equal(value, before[key]) for key, value in module.state_dict().items())
-    assert all(p.requires_grad for p in module.parameters())
-
-
 def test_the_anchored_copy_keeps_the_modes_of_single_modules():
     module = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Dropout(), nn.Flatten(), nn.Linear(80, C)).train()
     module[1].eval()  # frozen statistics in training
     assert [m.training for m in kedge.anchor(module).network] == [True, False, True, True, True]
     module.eval()[2].train()  # dropout at test time
-    net = kedge.anchor(module)
+    net = kedge.anchor(module, example=rand(1, *IMAGE, dtype=torch.float32))
+    assert [m.training for m in module] == [False, False, True, False, False]  # the original's stay too
     assert not net.training
     assert [m.training for m in net.network] == [False, False, True, False, False]
     for training in (True, False):
@@ -494,7 +469,7 @@ def test_a_classifier_hands_on_its_statistics():
 
 
 def test_the_first_layer_is_found_by_running_the_example_or_named():
-    module = Backwards().double().eval()
+    module = backwards().double().eval()
     net, x = anchored(module, example=rand(1, *IMAGE))
     assert net.layer == "first"
     assert_close(net.per_anchor_logits(x), naive(net, x))
@@ -504,7 +479,7 @@ def test_the_first_layer_is_found_by_running_the_example_or_named():
 
 
 def test_without_an_example_a_wrong_guess_is_an_error_at_the_first_forward():
-    net, x = anchored(Backwards().double())
+    net, x = anchored(backwards().double())
     assert net.layer == "head"
     for call in (net.train(), net.eval(), net.per_anchor_logits):
         with pytest.raises(ArchitectureError, match=r"'first' reads the input before it; pass example=.*or layer="):
@@ -521,23 +496,6 @@ def test_the_check_at_the_first_forward_leaves_no_trace():
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in net.modules())
 
 
-class Function(nn.Module):
-    """A network of named layers and a forward."""
-
-    def __init__(self, forward, **layers):
-        super().__init__()
-        self.run = forward
-        for name, layer in layers.items():
-            self.add_module(name, layer)
-
-    def forward(self, x):
-        return self.run(self, x)
-
-
-def conv(kernel=3):
-    return nn.Conv2d(3, 4, kernel, padding=kernel // 2)
-
-
 def tied():
     net = Function(lambda net, x: net.decode(net.encode(x).tanh()), encode=nn.Linear(6, 6), decode=nn.Linear(6, 6))
     net.decode.weight = net.encode.weight
@@ -550,18 +508,13 @@ def two_names():
 
 
 def twice():
-    return Function(
-        lambda n, x: n.head((n.conv(x) + n.conv(x.flip(-1))).mean((2, 3))), conv=conv(), head=nn.Linear(4, C)
-    )
+    layers = {"conv": conv(), "head": nn.Linear(4, C)}
+    return Function(lambda net, x: net.head((net.conv(x) + net.conv(x.flip(-1))).mean((2, 3))), **layers)
 
 
 def two_readers():
-    return Function(
-        lambda n, x: n.head((n.fine(x).tanh() + n.coarse(x)).mean((2, 3))),
-        fine=conv(),
-        coarse=conv(5),
-        head=nn.Linear(4, C),
-    )
+    layers = {"fine": conv(), "coarse": conv(5), "head": nn.Linear(4, C)}
+    return Function(lambda net, x: net.head((net.fine(x).tanh() + net.coarse(x)).mean((2, 3))), **layers)
 
 
 def skip():
@@ -569,19 +522,13 @@ def skip():
 
 
 def skip_into_head():
-    return Function(
-        lambda net, x: net.head(torch.cat([net.conv(x).mean((2, 3)), x.mean((2, 3))], dim=1)),
-        conv=conv(),
-        head=nn.Linear(7, C),
-    )
+    layers = {"conv": conv(), "head": nn.Linear(7, C)}
+    return Function(lambda net, x: net.head(torch.cat([net.conv(x).mean((2, 3)), x.mean((2, 3))], dim=1)), **layers)
 
 
 def merges():
-    return Function(
-        lambda net, x: net.head(net.embed(x.flatten(1, 2).transpose(1, 2).reshape(-1, 21)).view(len(x), -1)),
-        embed=nn.Linear(21, 4),
-        head=nn.Linear(24, C),
-    )
+    layers = {"embed": nn.Linear(21, 4), "head": nn.Linear(24, C)}
+    return Function(lambda net, x: net.head(net.embed(columns(x).reshape(-1, 21)).view(len(x), -1)), **layers)
 
 
 class HeldInAList(nn.Module):
@@ -647,22 +594,16 @@ def test_a_network_that_cannot_be_anchored_is_an_error_that_says_what_to_do(name
         use()
 
 
-def unused():
-    net = Backwards()
-    net.spare = conv()
-    return net
-
-
 @pytest.mark.parametrize(
     ("make", "layer", "message"),
     [
         (twice, "conv", "called 2 times"),
         (tied, "encode", "shares its weights"),
-        (Backwards, "first.weight", "layer must name a layer of the network, such as .'head', 'second', 'first'."),
-        (Backwards, "frist", "such as .'head', 'second', 'first'.; got 'frist'"),
+        (backwards, "first.weight", "layer must name a layer of the network, such as .'head', 'second', 'first'."),
+        (backwards, "frist", "such as .'head', 'second', 'first'.; got 'frist'"),
         (lambda: with_head(conv(), dtype=torch.float32), "1", "'1' is a Tanh that is not affine"),
         (lambda: nn.Sequential(nn.Sequential(conv(), nn.BatchNorm2d(4)), nn.Flatten()), "0", "contains a BatchNorm2d"),
-        (unused, "spare", "'spare' was not called"),
+        (lambda: backwards(spare=conv()), "spare", "'spare' was not called"),
     ],
 )
 @pytest.mark.parametrize("with_example", [True, False])
@@ -760,21 +701,15 @@ def load_other(net):
     net.load_state_dict(other.state_dict())
 
 
-@torch.no_grad()
-def in_place(net):
-    net.anchored_layer.layer_c.weight *= 1.5
-
-
-@torch.no_grad()
-def replaced(net):
-    net.anchored_layer.layer_x.weight = nn.Parameter(net.anchored_layer.layer_x.weight.flip(0))
+def flipped(net):
+    return nn.Parameter(net.anchored_layer.layer_x.weight.detach().flip(0))
 
 
 CHANGES = {
-    "weights in place": in_place,
+    "weights in place": torch.no_grad()(lambda net: net.anchored_layer.layer_c.weight.mul_(1.5)),
     "weights of the anchor through .data": lambda net: net.anchored_layer.layer_c.weight.data[:, 0].add_(0.3),
     "weights of the image through .data": lambda net: net.anchored_layer.layer_x.weight.data[:, 0].add_(0.3),
-    "another weight": replaced,
+    "another weight": lambda net: net.anchored_layer.layer_x.register_parameter("weight", flipped(net)),
     "bias through .data": lambda net: net.anchored_layer.layer_x.bias.data.add_(0.3),
     "an optimizer's step": step,
     "a training batch": lambda net: net.train()(rand(B, *IMAGE, seed=5)) is net.eval(),
@@ -942,7 +877,7 @@ def test_the_anchors_part_is_computed_once_and_the_image_s_part_once_per_image_a
     assert of_anchor == [K]
 
 
-def test_a_frozen_network_uses_its_cache_whether_gradients_are_on_or_not():
+def test_cached_parts_are_not_computed_again_with_a_frozen_network_or_anchors_of_an_image_s_own():
     net, x = anchored()
     net.requires_grad_(False)
     net.per_anchor_logits(x)
@@ -951,22 +886,18 @@ def test_a_frozen_network_uses_its_cache_whether_gradients_are_on_or_not():
     with torch.no_grad():
         net.per_anchor_logits(x)
     assert rows == []
-
-
-@torch.no_grad()
-def test_anchors_of_an_image_s_own_are_computed_once_each():
-    net, x = anchored(k=6, per_image=2)
-    net.per_anchor_logits(x)
-    rows = rows_of(net.anchored_layer.layer_c)
+    net.set_anchors(rand(6, *IMAGE), per_image=2)
     net.per_anchor_logits(x)
     assert rows == [len(choose_per_image(x, 6, 2, 0).unique())]
 
 
 def largest_activation(net, x):
     """Measure the bytes of the largest output of any layer for one image."""
-    sizes, hooks = [], []
-    for module in net.network:
-        hooks.append(module.register_forward_hook(lambda _m, _i, out: sizes.append(out[0].numel() * out.itemsize)))
+    sizes = []
+    hooks = [
+        module.register_forward_hook(lambda _m, _i, out: sizes.append(out[0].numel() * out.itemsize))
+        for module in net.network
+    ]
     net.per_anchor_logits(x)
     for hook in hooks:
         hook.remove()
@@ -1154,10 +1085,8 @@ def test_corrupted_anchors_do_not_change_the_statistics_of_a_norm_before_the_lay
 
 def test_where_more_than_layers_precede_it_anchors_pass_in_evaluation_mode():
     body = Function(lambda net, x: net.body(net.norm(x) * 2), norm=nn.BatchNorm2d(3), body=conv_net()).double()
-    net, x = (
-        kedge.anchor(body.train(), init="fresh", layer="body.0", corruption=lambda c: 1 - c, every=1),
-        rand(B, *IMAGE),
-    )
+    net = kedge.anchor(body.train(), init="fresh", layer="body.0", corruption=lambda c: 1 - c, every=1)
+    x = rand(B, *IMAGE)
     network, layer = literal(net, Concatenation)
     output = net(x)
     alone = copy.deepcopy(network.norm)
@@ -1169,16 +1098,12 @@ def test_where_more_than_layers_precede_it_anchors_pass_in_evaluation_mode():
 
 
 @pytest.mark.parametrize(
-    ("corruption", "came"),
-    [
-        (lambda c: c[:, :1], r"\(4, 1, 7, 6\)"),
-        (lambda c: c[:2], r"\(2, 3, 7, 6\)"),
-        (lambda c: None, "NoneType"),
-    ],
+    ("corruption", "shape"),
+    [(lambda c: c[:, :1], r"\(4, 1, 7, 6\)"), (lambda c: c[:2], r"\(2, 3, 7, 6\)"), (lambda c: None, "NoneType")],
 )
-def test_a_corruption_that_changes_the_shape_is_an_error(corruption, came):
+def test_a_corruption_that_changes_the_shape_is_an_error(corruption, shape):
     net = kedge.anchor(conv_net(), corruption=corruption, every=1).train()
-    with pytest.raises(InputError, match=rf"corruption must keep the shape \(4, 3, 7, 6\), got {came}"):
+    with pytest.raises(InputError, match=rf"corruption must keep the shape \(4, 3, 7, 6\), got {shape}"):
         net(rand(B, *IMAGE))
 
 
@@ -1191,11 +1116,8 @@ def test_an_error_in_training_leaves_the_network_usable():
             raise KeyError("broken")
         return c
 
-    net, x, state = (
-        kedge.anchor(conv_net(), corruption=sometimes, every=1).train(),
-        rand(B, *IMAGE),
-        torch.get_rng_state(),
-    )
+    net, x = kedge.anchor(conv_net(), corruption=sometimes, every=1).train(), rand(B, *IMAGE)
+    state = torch.get_rng_state()
     with pytest.raises(KeyError):
         net(x)
     assert torch.equal(torch.get_rng_state(), state)
@@ -1214,18 +1136,11 @@ def test_bytes_are_the_floats_that_they_stand_for(corruption):
 
 
 def test_targets_belong_to_the_last_batch():
-    net, y = kedge.anchor(fixed_net(), mask=0.5, mask_target="uniform", corruption=None), torch.arange(9) % C
+    net, y = kedge.anchor(fixed_net(), corruption=None), torch.arange(9) % C
     with pytest.raises(NotReadyError, match="call the network in training mode first"):
         net.targets(y)
     draws(net, 1)
-    masked, targets = net.draw.masked, net.targets(y)
-    assert 0 < masked.sum() < 9
-    assert torch.equal(targets, torch.where(masked[:, None], torch.tensor(1 / C), F.one_hot(y, C).float()))
-    for labels, message in (
-        (y[:8], r"\(9,\); got \(8,\)"),
-        (torch.arange(9) % 6, "0..5"),
-        (torch.arange(-1, 8), "-1..7"),
-    ):
+    for labels, message in ((y[:8], r"\(9,\); got \(8,\)"), (torch.arange(9) % 6, "0..5"), (y - 1, "-1..3")):
         with pytest.raises(InputError, match=f"labels must .*{message}"):
             net.targets(labels)
 
@@ -1441,7 +1356,7 @@ def test_kedge_s_own_networks_are_built_again(dtype):
     assert again(kedge.Classifier(compact(), mean=0.0, std=1.0)).has_statistics  # no normalisation, on purpose
 
 
-@pytest.mark.parametrize("make", [conv_net, lambda: Backwards().double(), lambda: nn.Linear(126, C).double()])
+@pytest.mark.parametrize("make", [conv_net, lambda: backwards().double(), lambda: nn.Linear(126, C).double()])
 def test_other_networks_are_built_again_from_a_fresh_one(make):
     module = make()
     shape = (126,) if isinstance(module, nn.Linear) else IMAGE

@@ -17,7 +17,6 @@ from kedge.checks import at_least, finite, one_of, shape_of
 from kedge.errors import InputError, NotReadyError
 from kedge.models.classifier import Classifier, evaluating, logits_of
 from kedge.models.features import read_features
-from kedge.pixels import to_unit
 from kedge.seeds import mix_seed, seeded
 from kedge.threads import last_cache
 
@@ -97,13 +96,13 @@ class Anchored(Classifier):
         """
         if not isinstance(images, Tensor) or images.ndim < 2 or len(images) < 1:
             raise InputError(f"anchors must be a tensor (K, D, ...) with at least one image, got {shape_of(images)}")
-        images = self._in_unit_range(images)
-        if not images.is_floating_point():
+        if not images.is_floating_point() and images.dtype != torch.uint8:
             raise InputError(f"anchors must be uint8 or floating point, got {images.dtype}")
+        images = self.as_input(images)
         finite("anchors", images, "choose other training images")
         if per_image is not None and at_least("per_image", per_image, 2) > len(images):
             raise InputError(f"per_image must be at most the number of anchors, {len(images)}; got {per_image}")
-        self.anchors = images.detach().clone().to(self.mean)
+        self.anchors = images.detach().clone()
         self.per_image = per_image
         self.anchors_version += 1
 
@@ -152,10 +151,7 @@ class Anchored(Classifier):
         which: Sequence[int] | None = None,
         tta: int = 1,
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """Per-anchor logits (K, B, C), and the mean over anchors of the layers' outputs, in one pass for each anchor.
-
-        ``which`` and ``tta`` are those of `per_anchor_logits`.
-        """
+        """Per-anchor logits (K, B, C) and the mean over anchors of the layers' outputs; see `per_anchor_logits`."""
         one_of("tta", tta, CHOICES)
         if self.anchors is None:
             raise NotReadyError(
@@ -175,34 +171,19 @@ class Anchored(Classifier):
             image_bytes = x[0].numel() * self.mean.element_size()
             row_bytes = 3 * math.ceil(image_bytes * (self._growth or 1.0))  # a layer's input, output and one more
             rows = max(1, self.memory_cap // row_bytes)
-            maps = self.shared_maps()[numbers] if self.per_image is None else None
             size = math.ceil(len(x) / math.ceil(len(x) / max(1, rows // k)))  # parts of one size
-            chosen_by = (x if like is None else like).split(size)
-            parts = [
-                self._fold(
-                    part,
-                    maps if maps is not None else self._own_maps(by)[numbers],
-                    [number % tta for number in numbers],
-                    min(k, rows),
-                    layers,
-                )
-                for part, by in zip(x.split(size), chosen_by, strict=True)
-            ]
+            shared = self.shared_maps() if self.per_image is None else None
+            views, parts = [number % tta for number in numbers], []
+            for part, chosen_by in zip(x.split(size), (x if like is None else like).split(size), strict=True):
+                maps = self._own_maps(chosen_by) if shared is None else shared
+                parts.append(self._fold(part, maps[numbers], views, min(k, rows), layers))
         if len(parts) == 1:
             return parts[0]
         features = {name: torch.cat([values[name] for _, values in parts]) for name in layers}
         return torch.cat([logits for logits, _ in parts], dim=1), features
 
     def targets(self, labels: Tensor) -> Tensor:
-        """Class probabilities (B, C) to train the last batch towards: one-hot, or uniform for masked pairs.
-
-        Example:
-            >>> from kedge import anchor
-            >>> net = anchor(nn.Sequential(nn.Flatten(), nn.Linear(12, 2)), mask=1.0, mask_target="uniform")
-            >>> logits = net(torch.rand(3, 3, 2, 2))
-            >>> net.targets(torch.tensor([0, 1, 1]))[0]
-            tensor([0.5000, 0.5000])
-        """
+        """Class probabilities (B, C) to train the last batch towards: one-hot, or uniform for masked pairs."""
         if self.draw is None or self._classes is None:
             raise NotReadyError("targets belong to a training batch: call the network in training mode first")
         if labels.shape != self.draw.masked.shape:
@@ -222,25 +203,29 @@ class Anchored(Classifier):
             raise InputError(f"among must hold x from row {first} on; x is {shape_of(x)} and among {shape_of(among)}")
         self.check(x)
         self.batches_seen += 1
-        seed = mix_seed(self.options.seed, self.batches_seen)
+        options = self.options
+        seed = mix_seed(options.seed, self.batches_seen)
         generator = torch.Generator().manual_seed(seed)
+
+        def drawn(p: float) -> Tensor:
+            return (torch.rand(len(among), generator=generator) < p).to(x.device)
+
         permutation = torch.randperm(len(among), generator=generator).to(x.device)
-        masked = (torch.rand(len(among), generator=generator) < self.options.mask).to(x.device)
-        per_sample = None
-        if self.options.per_sample:
-            per_sample = (torch.rand(len(among), generator=generator) < 1 / self.options.every).to(x.device)
-        due = bool(per_sample.any()) if per_sample is not None else self.batches_seen % self.options.every == 0
-        corruption = self.options.transform(x.ndim) if due and self.corrupting else None
+        masked = drawn(options.mask)
+        per_sample = drawn(1 / options.every) if options.per_sample else None
+        due = self.batches_seen % options.every == 0 if per_sample is None else bool(per_sample.any())
+        corruption = options.transform(x.ndim) if due and self.corrupting else None
         rows = slice(first, first + len(x))
         self.draw = Draw(
             permutation[rows], corruption is not None, masked[rows], None if per_sample is None else per_sample[rows]
         )
         normalised = self.normalise(x)
-        call = Pairs(self.draw.permutation, masked=self.draw.masked if self.options.mask > 0 else None)
+        call = Pairs(self.draw.permutation, masked=self.draw.masked if options.mask > 0 else None)
         if len(among) != len(x):
             call.clean = self._at_layer(among[self.draw.permutation], normalised)
         if corruption is not None:
-            anchors = self._in_unit_range(among[permutation])
+            anchors = among[permutation]
+            anchors = self.as_input(anchors) if anchors.dtype == torch.uint8 else anchors
             chosen = anchors if per_sample is None else anchors[per_sample]
             with seeded(seed):
                 corrupted = corruption(chosen)
@@ -259,14 +244,14 @@ class Anchored(Classifier):
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """Per-anchor logits and mean features of a few images, their anchors folded into the batch in groups."""
         normalised = self.normalise(x)
-        augmented = {number: view(normalised, number) for number in set(views)}
+        augmented = {number: view(normalised, number) if number else normalised for number in set(views)}
         call = Folded(images=len(x), maps=maps, views=views)
         outputs, sums = [], dict.fromkeys(layers, torch.zeros((), dtype=self.mean.dtype, device=x.device))
         for first, part in zip(range(0, len(views), group), maps.split(group), strict=True):
             call.maps, call.views = part, views[first : first + group]
             with calling(call):
                 folded = torch.cat([augmented[number] for number in call.views])  # networks may read B off their input
-                output, features = read_features(self.network, folded, layers)
+                output, features = read_features(self.network, folded, layers) if layers else (self.network(folded), {})
             outputs.append(logits_of(output).view(len(part), len(x), -1))  # (K, B, C)
             for name, value in features.items():
                 if len(value) != len(folded):
@@ -307,7 +292,7 @@ class Anchored(Classifier):
         layers = [self.network.get_submodule(name) for name in self._prefix or ()]
         hooked = any(layer._forward_hooks or layer._forward_pre_hooks for layer in layers)
         if self._prefix is not None and not hooked:
-            return survey.through(layers, anchors, batch)
+            return survey.through(layers, anchors, batch) if layers else anchors
         # It takes more than calling layers in turn: run the network, in evaluation mode so that no statistics change.
         call = Call()
         with evaluating(self.network), calling(call):
@@ -320,7 +305,8 @@ class Anchored(Classifier):
         """Raise if the layer cannot be anchored for images like these; the first forward pass does it otherwise."""
         if self._growth is not None:
             return
-        one, name = self._in_unit_range(x[:1].detach().clone()), f"the layer {self.layer!r}"
+        one = x[:1].detach().clone()
+        one = self.as_input(one) if one.dtype == torch.uint8 else one
         call = Pairs(torch.zeros(1, dtype=torch.long, device=x.device))
 
         def forward(image: Tensor) -> Any:
@@ -330,14 +316,11 @@ class Anchored(Classifier):
         result = survey.survey(self.network, lambda: forward(one))
         survey.check_called_once(self.layer, result)
         assert call.reached is not None
-        check_affine(self.anchored_layer.layer_x, name, call.reached)
+        check_affine(self.anchored_layer.layer_x, f"the layer {self.layer!r}", call.reached)
         self._prefix = survey.prefix(self.network, result.before(self.layer), self.normalise(one), call.reached)
         if self._must_be_first:
             survey.check_first(self.network, self.layer, result, one, forward)
         self._growth = result.row_bytes / (one.numel() * one.element_size())
-
-    def _in_unit_range(self, images: Tensor) -> Tensor:
-        return to_unit(images, self.mean.dtype) if images.dtype == torch.uint8 else images
 
     def _check_images(self, x: Tensor) -> None:
         if not isinstance(x, Tensor) or not (x.is_floating_point() or x.dtype == torch.uint8):
@@ -351,8 +334,7 @@ class Anchored(Classifier):
 
     def set_extra_state(self, state: Tensor) -> None:
         """Continue from a saved state."""
-        self.batches_seen, per_image = int(state[0]), int(state[1])
-        self.per_image = per_image or None
+        self.batches_seen, self.per_image = int(state[0]), int(state[1]) or None
         self.anchors_version += 1
 
 

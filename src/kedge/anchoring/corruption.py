@@ -21,11 +21,11 @@ class Corruption:
     calls it inside `seeded`.
 
     Args:
-        crop: Whether to crop and resize.
-        flip: Whether to mirror half of the images.
-        jitter: Whether to change the brightness of four fifths of the images.
-        blur: Whether to blur four fifths of the images.
-        gray: Whether to make a fifth of the images gray.
+        crop: Crop and resize.
+        flip: Mirror half of the images.
+        jitter: Change the brightness of four fifths of the images.
+        blur: Blur four fifths of the images.
+        gray: Make a fifth of the images gray.
         crop_scale: The least and the largest share of the image's area to crop; the paper's Algorithm 1, for ImageNet,
             has (0.08, 1).
         joint_jitter_blur: Whether one draw decides on jitter and blur together, as in the published code.
@@ -63,18 +63,12 @@ class Corruption:
                 f"images must lie in [0, 1] for the built-in corruption, got values from {low:.3g} to {high:.3g}; "
                 "pass images before normalisation and give mean= and std= to kedge.anchor"
             )
-        pipeline = _pipeline(self, images.shape[1], tuple(images.shape[2:]))
-        corrupted: Tensor = pipeline(images)
+        corrupted: Tensor = _pipeline(self, images.shape[1], tuple(images.shape[2:]))(images)
         return corrupted.clamp(0, 1)
 
 
 def describe_corruption(corruption: str | Transform | None) -> Any:
-    """The option ``corruption`` as plain data; of a function of the user's own only the name is kept.
-
-    Example:
-        >>> describe_corruption(torch.nn.functional.pad)
-        {'function': 'pad'}
-    """
+    """The option ``corruption`` as plain data; of a function of the user's own only the name is kept."""
     if isinstance(corruption, Corruption):
         return asdict(corruption)
     if callable(corruption):

@@ -51,35 +51,31 @@ def folded(net: Classifier) -> Classifier:
         if not isinstance(norm, NORMS) or used[str(node.target)] != 1 or norm.running_var is None:
             continue
         before, pooled = _before(node, modules)
-        layer = None if before is None else modules.get(str(before.target))
-        if before is None or layer is None or used[str(before.target)] != 1:
+        if before is None or used[before] != 1:
             continue
-        scale = _scale(norm)
-        if pooled and not bool((scale > 0).all()):
-            continue
-        _fold(layer, norm, scale)
-        fast.network.set_submodule(str(node.target), nn.Identity())
+        scale = (norm.running_var.double() + norm.eps).rsqrt()
+        scale = scale if norm.weight is None else scale * norm.weight.double()
+        if not pooled or bool((scale > 0).all()):
+            _fold(modules[before], norm, scale)
+            fast.network.set_submodule(str(node.target), nn.Identity())
     return fast
 
 
-def _before(node: fx.Node, modules: dict[str, nn.Module]) -> tuple[fx.Node | None, bool]:
-    """The layer whose output alone goes into a norm, if any, and whether it goes through a maximum pooling."""
+def _before(node: fx.Node, modules: dict[str, nn.Module]) -> tuple[str | None, bool]:
+    """The layer whose output alone goes into a norm, if any, and whether it goes through max pooling."""
     before: Any = node.args[0] if node.args else node.kwargs.get("input")
     pooled = isinstance(before, fx.Node) and _is_pool(before, modules) and len(before.users) == 1
     if pooled:
         before = before.args[0]
     if not isinstance(before, fx.Node) or before.op != "call_module" or len(before.users) != 1:
         return None, False
-    return (before, pooled) if _can_fold(modules.get(str(before.target))) else (None, False)
+    name = str(before.target)
+    return (name, pooled) if _can_fold(modules.get(name)) else (None, False)
 
 
 def _can_fold(layer: nn.Module | None) -> bool:
-    """Whether a layer is torch's own convolution over its own weight, or an anchored one.
-
-    No linear layer, behind which a norm may be that of tokens.
-    """
-    if isinstance(layer, AnchoredLayer):
-        return _can_fold(layer.layer_x)
+    """Whether it is torch's own convolution, or an anchored one; a norm behind a linear layer may be that of tokens."""
+    layer = layer.layer_x if isinstance(layer, AnchoredLayer) else layer
     if layer is None or type(layer) not in (nn.Conv1d, nn.Conv2d, nn.Conv3d):
         return False
     return set(layer._parameters) == {"weight", "bias"}
@@ -89,13 +85,6 @@ def _is_pool(node: fx.Node, modules: dict[str, nn.Module]) -> bool:
     if node.op == "call_module":
         return isinstance(modules.get(str(node.target)), POOLS)
     return node.op == "call_function" and node.target in POOL_FUNCTIONS
-
-
-def _scale(norm: nn.Module) -> Tensor:
-    assert isinstance(norm, NORMS)
-    assert norm.running_var is not None
-    scale = (norm.running_var.double() + norm.eps).rsqrt()
-    return scale if norm.weight is None else scale * norm.weight.double()
 
 
 @torch.no_grad()

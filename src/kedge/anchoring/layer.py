@@ -74,16 +74,9 @@ def calling(call: Call) -> Iterator[None]:
 
 
 class AnchoredLayer(nn.Module):
-    """Takes the place of an affine layer.
+    """Takes the place of an affine layer: ``layer_x`` is A_x, for the residual, ``layer_c`` is A_c, for the anchor.
 
-    Args:
-        layer: Any module that is affine in its input.
-        init: ``"preserve"`` makes ``layer_c`` a copy of the layer; ``"fresh"`` draws the weights of both anew.
-        seed: For ``"fresh"``.
-
-    Attributes:
-        layer_x: A_x, for the residual.
-        layer_c: A_c, for the anchor; without a bias if it is one of torch's own layers.
+    ``layer_c`` has no bias if it is one of torch's own layers. ``init`` and ``seed`` are those of `kedge.anchor`.
     """
 
     def __init__(self, layer: nn.Module, init: str, seed: int) -> None:
@@ -139,13 +132,7 @@ class AnchoredLayer(nn.Module):
 
 
 def linear_part(layer: nn.Module, x: Tensor) -> Tensor:
-    """A0(x) = A(x) - A(0) of an affine layer.
-
-    Example:
-        >>> layer = nn.Linear(1, 1)
-        >>> bool(linear_part(layer, torch.ones(1, 1)) == layer.weight)
-        True
-    """
+    """A0(x) = A(x) - A(0) of an affine layer."""
     if not _adds_bias(layer):
         return cast(Tensor, layer(x) - layer(torch.zeros_like(x[:1])))
     if layer.bias is None:
@@ -191,9 +178,8 @@ def check_affine(layer: nn.Module, name: str, like: Tensor) -> None:
 def _adds_bias(layer: nn.Module) -> bool:
     """Whether a layer computes what torch's own layers do, which is linear once its bias is None."""
     kind = next((kind for kind in TORCH_LAYERS if isinstance(layer, kind)), None)
-    methods = ("forward",) if kind is nn.Linear else ("forward", "_conv_forward")
-    same = kind is not None and all(getattr(type(layer), name) is getattr(kind, name) for name in methods)
-    return same and "bias" in layer._parameters
+    same = all(getattr(type(layer), name, None) is getattr(kind, name, None) for name in ("forward", "_conv_forward"))
+    return kind is not None and same and "bias" in layer._parameters
 
 
 def _check_rows(x: Tensor, images: int) -> None:

@@ -13,40 +13,24 @@ from kedge.models.conversion import apply, conversion
 
 
 class Shifted(nn.Module):
-    """A layer whose output is shifted by the constant part of an anchor.
-
-    Args:
-        layer: Takes images.
-        shape: The shape of its output for one image.
-
-    Example:
-        >>> layer = Shifted(nn.Linear(4, 2), (2,))
-        >>> bool((layer(torch.ones(1, 4)) == layer.layer(torch.ones(1, 4))).all())
-        True
-    """
+    """A layer whose output, of a shape per image, is shifted by the constant part of an anchor."""
 
     def __init__(self, layer: nn.Module, shape: tuple[int, ...]) -> None:
         super().__init__()
         weight = next(layer.parameters())
         self.layer = layer
-        # The name tells `kedge.export` that the sum belongs to the first layer.
+        # By this name `kedge.export` sees that the sum belongs to the first layer.
         self.anchor_maps = nn.Parameter(torch.zeros((1, *shape), dtype=weight.dtype, device=weight.device))
 
     def forward(self, x: Tensor) -> Tensor:
-        """The layer's output, (B, ...), with the anchor's part."""
+        """The layer's output with the anchor's part, (B, ...)."""
         shifted: Tensor = self.layer(x) + self.anchor_maps
         return shifted
 
 
 @conversion("mean anchor")
 def shift(network: nn.Module, *, layer: str, shape: list[int]) -> nn.Module:
-    """Add a constant to the output of a network's first layer: zero, until it is set or learned.
-
-    Example:
-        >>> shift(nn.Sequential(nn.Linear(4, 2), nn.ReLU()), layer="0", shape=[2])[0].anchor_maps
-        Parameter containing:
-        tensor([[0., 0.]], requires_grad=True)
-    """
+    """Add a constant to the output of a network's first layer: zero, until it is set or learned."""
     network.set_submodule(layer, Shifted(network.get_submodule(layer), tuple(shape)))
     return network
 
@@ -79,14 +63,7 @@ def under_mean_anchor(net: Anchored) -> Classifier:
 
 
 def with_first_layer(net: Anchored, layer: nn.Module) -> Classifier:
-    """An unanchored copy of an anchored network with another layer in place of the anchored one.
-
-    Example:
-        >>> from kedge import anchor
-        >>> net = anchor(nn.Sequential(nn.Flatten(), nn.Linear(12, 2)))
-        >>> with_first_layer(net, nn.Linear(12, 2)).network[1]
-        Linear(in_features=12, out_features=2, bias=True)
-    """
+    """An unanchored copy of an anchored network with another layer in place of the anchored one."""
     network = copy.deepcopy(net.network)
     network.set_submodule(net.layer, layer)
     unanchored = Classifier(network)

@@ -28,10 +28,6 @@ class AnchoringOptions:
         synthetic_outliers: Synthetic outliers for each training image, trained towards uniform; see
             `kedge.training.losses.SyntheticOutliers`.
         seed: Seed of permutations, corruptions and masks; a draw depends on it and the number of the batch alone.
-
-    Example:
-        >>> AnchoringOptions(every=10).every
-        10
     """
 
     corruption: str | Transform | None = "default"
@@ -69,10 +65,7 @@ VARIANTS = {
 
 @dataclass(frozen=True)
 class Draw:
-    """The random choices of a training batch: image i had ``x[permutation[i]]`` as its anchor.
-
-    ``corrupted`` tells whether T was applied, and ``per_sample`` to which pairs, if not to all.
-    """
+    """The draws of a training batch: each image's anchor, whether T acted, and on which pairs if not on all."""
 
     permutation: Tensor
     corrupted: bool

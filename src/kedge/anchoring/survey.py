@@ -21,7 +21,7 @@ _NORMS = (_NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm, nn.LocalResponseNor
 
 @dataclass
 class Survey:
-    """Results of one forward pass of one image: all layers in calling order, and the bytes of the largest output."""
+    """One forward pass of one image: all layers in calling order, and the bytes of the largest output."""
 
     calls: list[str] = field(default_factory=list)
     row_bytes: int = 1

@@ -12,8 +12,6 @@ def view(images: Tensor, number: int) -> Tensor:
     """Augmented view ``number`` of images (B, D, ...); pixels beyond the border are reflected.
 
     Example:
-        >>> view(torch.tensor([[[1, 2, 3]]]), 1)
-        tensor([[[3, 2, 1]]])
         >>> view(torch.tensor([[[1, 2, 3]]]), 4)
         tensor([[[2, 3, 2]]])
     """

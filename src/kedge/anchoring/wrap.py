@@ -47,7 +47,7 @@ def anchor(
         std: The same for the deviation.
         variant: Defaults of the options below: ``"paper"``, ``"authors"`` or ``"recommended"``, which corrupts a share
             of the anchors of every batch instead of all of every fifth, and trains with synthetic outliers.
-        corruption: See `kedge.anchoring.AnchoringOptions`, as for the rest; ``"default"`` is the variant's.
+        corruption: This and the options below: see `kedge.anchoring.AnchoringOptions`; ``"default"`` is the variant's.
         every: See there.
         per_sample: See there.
         mask: See there.
@@ -85,12 +85,11 @@ def anchor(
     )
     if mask_target is not None and mask is None:
         raise InputError(f"mask_target must come with mask, the share of pairs to mask; got {mask_target!r} alone")
-    classifier: Classifier | None = None
-    if isinstance(net, Classifier):
-        classifier = net
-        if mean is None and std is None and net.has_statistics:
-            mean, std = net.mean, net.std
-        net = net.network
+    classifier = net if isinstance(net, Classifier) else None
+    if classifier is not None:
+        net = classifier.network
+        if mean is None and std is None and classifier.has_statistics:
+            mean, std = classifier.mean, classifier.std
     try:
         network = copy.deepcopy(net)
     except (RuntimeError, TypeError) as error:
@@ -100,7 +99,13 @@ def anchor(
         ) from error
     if isinstance(network, TORCH_LAYERS) or next(network.children(), None) is None:
         network = nn.Sequential(network).train(net.training)  # the anchored layer needs a module around it
-    name = layer or _find(network, example, Classifier(network, mean=mean, std=std))
+    reader = Classifier(network, mean=mean, std=std)
+    if layer is not None:
+        name = layer
+    elif example is None:
+        name = first_registered(network)
+    else:
+        name = first_layer(network, lambda: reader(example[:1].clone(), raw=True))
     module = _layer(network, name)
     check_untied(network, name)
     network.set_submodule(name, AnchoredLayer(module, init, seed))
@@ -112,12 +117,6 @@ def anchor(
     if example is not None:
         anchored.check(example)
     return anchored
-
-
-def _find(network: nn.Module, example: Tensor | None, classifier: Classifier) -> str:
-    if example is None:
-        return first_registered(network)
-    return first_layer(network, lambda: classifier(example[:1].clone(), raw=True))
 
 
 def _layer(network: nn.Module, name: str) -> nn.Module:
