@@ -4,6 +4,7 @@ import pytest
 import torch
 
 import kedge
+from helpers import images
 from kedge.data.leakage import fingerprints, shared
 from kedge.errors import InputError
 from kedge.models import build
