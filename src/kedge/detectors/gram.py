@@ -28,14 +28,8 @@ CHUNK = 2**17  # numbers worked on at a time: few enough to stay in a processor'
 def gram_sums(features: Tensor, powers: Sequence[int] = POWERS) -> Tensor:
     """The row sums of F^p (F^p)^T for each power p, then their signed p-th root: (B, C, ...) -> (B, P, C).
 
-    One value per channel instead of one per pair of channels, so that bounds take memory linear in the channels. A row
-    sum is F^p times the sum of F^p over channels, so the Gram matrix is never formed. Nothing overflows at a high
-    power: see `_gram_sums`.
-
-    Example:
-        >>> gram_sums(torch.tensor([[[3.0, 0.0], [1.0, 2.0]]]), powers=[1, 2])[0]  # 9 + 3 and 3 + 5; 81 + 9 and 9 + 17
-        tensor([[12.0000,  8.0000],
-                [ 9.4868,  5.0990]])
+    One value per channel, so that bounds take memory linear in the channels. A row sum is F^p times the sum of F^p over
+    channels, so the Gram matrix is never formed.
     """
     if features.ndim < 2:
         raise InputError(f"features must be (B, channels, ...), got {shape_of(features)}")
