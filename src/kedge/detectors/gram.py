@@ -1,9 +1,9 @@
 """Gram matrices: correlations between channels, compared with their range for the predicted class.
 
 As in the authors' code, the row sums of each Gram matrix are compared, taken before the root, and the bounds are those
-of the class that the network predicts, in training as later. The authors' code also divides an image's deviations by
-its largest softmax probability, which is not part of the formula and not done here, and each layer's deviation by its
-mean over a tenth of the test images; ``normalise=True`` takes the mean over held-out images.
+of the predicted class, in training too. Their code also divides an image's deviations by its largest softmax
+probability, which is not part of the formula and not done here, and each layer's deviation by its mean over a tenth of
+the test images; ``normalise=True`` takes the mean over held-out images.
 """
 
 from collections.abc import Mapping, Sequence

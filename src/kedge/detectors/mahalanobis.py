@@ -239,8 +239,8 @@ class ClassStatistics:
 
 def squared_distances(features: Tensor, gaussians: Gaussians) -> Tensor:
     """The squared Mahalanobis distance to the closest class mean, (B, D) -> (B,), in float64."""
-    tensors: list[Tensor] = [value.to(features.device, torch.float64) for value in vars(gaussians).values()]
-    centre, whitening, means = tensors
+    kept = (gaussians.centre, gaussians.whitening, gaussians.means)
+    centre, whitening, means = (value.to(features.device, torch.float64) for value in kept)
     white = (features.double() - centre) @ whitening  # (B, R)
     # |w - m|^2 without a (B, C, R) tensor; in float64, and centred, the difference of squares loses nothing that counts
     squared = white.square().sum(dim=1, keepdim=True) - 2 * white @ means.T + means.square().sum(dim=1)  # (B, C)
