@@ -4,26 +4,27 @@ import dataclasses
 
 import pytest
 import torch
-from torch import nn
 
+import helpers
 import kedge
 from kedge.data.labels import renumbered
-from kedge.errors import KedgeWarning
-from kedge.seeds import seeded
+from kedge.errors import InputError, KedgeWarning
 
 KNOWN = ("bird", "cat", "dog")
 
 
 def images(n, classes, names, seed=0) -> kedge.ImageSet:
-    pixels = torch.randint(0, 256, (n, 1, 4, 4), dtype=torch.uint8, generator=torch.Generator().manual_seed(seed))
+    pixels = helpers.images(n, 1, 4, seed)
     return kedge.ImageSet(pixels, torch.arange(n) % classes, name=f"{'-'.join(names)} {seed}", classes=names)
+
+
+def energy(detector) -> kedge.Energy:
+    return kedge.Energy(detector.net).fit(images(30, 3, KNOWN))
 
 
 @pytest.fixture
 def detector() -> kedge.TemperatureScaling:
-    with seeded(0):
-        net = nn.Sequential(nn.Flatten(), nn.Linear(16, 3))
-    return kedge.TemperatureScaling(net).fit(images(30, 3, KNOWN))
+    return kedge.TemperatureScaling(helpers.flat(16, 3)).fit(images(30, 3, KNOWN))
 
 
 def test_numbers_follow_names():
@@ -46,33 +47,33 @@ def test_a_folder_of_two_classes_calibrates_as_those_classes(detector, kind):
 def test_labels_of_classes_that_the_detector_does_not_have_are_not_used_with_a_warning(detector):
     held = images(80, 2, ("yeti", "unicorn"), seed=1)
     with pytest.warns(KedgeWarning, match="yeti, unicorn.*bird, cat, dog"):
-        other_names = kedge.Energy(detector.net).fit(images(30, 3, KNOWN)).calibrate(held)
-    assert other_names.calibration.temperature == 1.0
-    unlabelled = dataclasses.replace(held, labels=None, classes=())
-    other = kedge.Energy(detector.net).fit(images(30, 3, KNOWN)).calibrate(unlabelled)
-    assert torch.equal(other_names.calibration.scores, other.calibration.scores)
+        other_names = energy(detector).calibrate(held).calibration
+    assert other_names.temperature == 1.0
+    unlabelled = energy(detector).calibrate(held.images).calibration
+    assert torch.equal(other_names.scores, unlabelled.scores)
 
 
 def test_accuracy_is_that_of_the_classes_by_name(detector):
-    energy = kedge.Energy(detector.net).fit(images(30, 3, KNOWN)).calibrate(images(60, 3, KNOWN, seed=2))
+    calibrated = energy(detector).calibrate(images(60, 3, KNOWN, seed=2))
     test, ood = images(50, 2, ("dog", "cat"), seed=3), images(20, 1, (), seed=4)
-    label = energy(test).label
+    label = calibrated(test).label
+
+    def accuracy(*names):
+        renamed = dataclasses.replace(test, classes=names, name="-".join(names))
+        return kedge.evaluate({"e": calibrated}, renamed, [ood]).results["e"].accuracy
+
     expected = (label == torch.where(test.labels == 0, 2, 1)).double().mean()
-    assert kedge.evaluate({"e": energy}, test, [ood]).results["e"].accuracy == pytest.approx(float(expected))
-    half = dataclasses.replace(test, classes=("dog", "yeti"), name="half")
-    known = test.labels == 0
-    expected = (label[known] == 2).double().mean()
-    assert kedge.evaluate({"e": energy}, half, [ood]).results["e"].accuracy == pytest.approx(float(expected))
-    strange = dataclasses.replace(test, classes=("unicorn", "yeti"), name="strange")
-    assert kedge.evaluate({"e": energy}, strange, [ood]).results["e"].accuracy is None
+    assert accuracy("dog", "cat") == pytest.approx(float(expected))
+    assert accuracy("dog", "yeti") == pytest.approx(float((label[test.labels == 0] == 2).double().mean()))
+    assert accuracy("unicorn", "yeti") is None
 
 
-def test_what_is_read_from_elsewhere_is_read_at_the_size_of_each_detector():
-    generator = torch.Generator().manual_seed(0)
-    pictures = torch.randint(0, 256, (4, 60, 3, 24, 24), dtype=torch.uint8, generator=generator)
+class Stream(list):
+    """A data set that is no ImageSet."""
 
-    class Stream(list):
-        """A data set that is no ImageSet."""
+
+def test_a_data_set_is_read_at_the_size_of_each_detector():
+    pictures = helpers.images(4 * 60, side=24).view(4, 60, 3, 24, 24)
 
     def stream(number) -> Stream:
         data = Stream(zip(pictures[number], [0] * 60, strict=True))
@@ -80,16 +81,14 @@ def test_what_is_read_from_elsewhere_is_read_at_the_size_of_each_detector():
         return data
 
     def fitted(side) -> kedge.Energy:
-        with seeded(side):
-            net = nn.Sequential(nn.Flatten(), nn.Linear(3 * side * side, 3))
-        shape = kedge.Preprocess((3, side, side))
+        net, shape = helpers.flat(3 * side * side, 3), kedge.Preprocess((3, side, side))
         return kedge.Energy(net).fit(pictures[0], preprocess=shape).calibrate(pictures[1])
 
-    small, large = fitted(6), fitted(24)
+    detectors = {"small": fitted(6), "large": fitted(24)}
     for order in (("small", "large"), ("large", "small")):
-        both = {name: {"small": small, "large": large}[name] for name in order}
+        both = {name: detectors[name] for name in order}
         evaluation = kedge.evaluate(both, stream(2), [stream(3)])
         for name, detector in both.items():
             assert torch.equal(evaluation.results[name].detections["stream 2"].score, detector.score(pictures[2]))
-        with pytest.raises(kedge.errors.InputError, match="among the calibration images"):
+        with pytest.raises(InputError, match="among the calibration images"):
             kedge.evaluate(both, stream(1), [stream(3)])

@@ -23,7 +23,7 @@ def linear(weight, bias=None) -> nn.Module:
     weight = torch.as_tensor(weight)
     layer = nn.Linear(weight.shape[1], len(weight), dtype=weight.dtype)
     layer.weight.data = weight
-    layer.bias.data = torch.zeros(len(weight)).to(weight) if bias is None else torch.as_tensor(bias).to(weight)
+    layer.bias.data = torch.as_tensor([0.0] * len(weight) if bias is None else bias).to(weight)
     return layer
 
 
@@ -118,52 +118,41 @@ def test_at_a_high_temperature_close_images_keep_their_order():
 
 def test_labels_are_those_of_the_image_as_it_is():
     net = network()
-    with torch.no_grad():
-        logits = net(images(9))
     detection = ODIN(net, epsilon=0.05).fit(images()).calibrate(images())(images(9))
-    assert detection.logits.allclose(logits, atol=1e-6)
+    with torch.no_grad():
+        assert detection.logits.allclose(net(images(9)), atol=1e-6)
 
 
 # Anchors.
 
 
 def single_anchor_networks(net) -> list[kedge.Classifier]:
-    nets = []
-    for anchor in net.anchors:
-        nets.append(copy.deepcopy(net))
-        nets[-1].set_anchors(anchor[None])
+    nets = [copy.deepcopy(net) for _ in net.anchors]
+    for single, anchor in zip(nets, net.anchors, strict=True):
+        single.set_anchors(anchor[None])
     return nets
 
 
-def test_with_anchors_the_logits_are_the_mean_in_both_passes():
+@pytest.mark.parametrize("per_image", [None, 2])
+def test_the_moved_image_keeps_the_anchors_of_the_image(per_image):
+    """The logits are the mean over anchors in both passes, also where an image's pixels, which move, choose them."""
     net = network("anchored", dtype=torch.float64)
-    detector = ODIN(net, temperature=10, epsilon=0.01).fit(images())
-    members = single_anchor_networks(net.eval())
-    x = images(6, seed=1).double() / 255
-    expected = naive(lambda x: sum(member(x) for member in members) / len(members), x, 10, 0.01)
-    assert detector.score(x).tolist() == pytest.approx(expected, abs=1e-9)
-
-
-def test_the_moved_image_keeps_the_anchors_of_the_image():
-    """Where each image draws its own by its pixels, which the step changes."""
-    net = network("anchored", dtype=torch.float64)
-    net.set_anchors(images(20, seed=2), per_image=2)
+    net.set_anchors(images(20 if per_image else 5, seed=2), per_image=per_image)
     members = single_anchor_networks(net.eval())
     x = images(6, seed=1).double() / 255
     detector = ODIN(net, temperature=10, epsilon=0.01).fit(images())
     for image, score in zip(x, detector.score(x).tolist(), strict=True):
-        own = [members[i] for i in choose_per_image(image[None], 20, 2, net.options.seed)[:, 0].tolist()]
-        expected = naive(lambda x, own=own: sum(member(x) for member in own) / 2, image[None], 10, 0.01)
+        own = members
+        if per_image:
+            own = [members[i] for i in choose_per_image(image[None], 20, 2, net.options.seed)[:, 0].tolist()]
+        expected = naive(lambda x, own=own: sum(member(x) for member in own) / len(own), image[None], 10, 0.01)
         assert score == pytest.approx(expected[0], abs=1e-9)
-
-
-def test_it_costs_two_forward_passes_and_a_backward_one_per_anchor():
-    assert ODIN(network("anchored")).fit(images()).cost == Cost(forward=10, backward=5)
 
 
 @pytest.mark.parametrize("kind", ["unanchored", "anchored"])
 def test_few_images_at_a_time_keep_their_activations(kind):
     detector = ODIN(network(kind), epsilon=0.01).fit(images())
+    assert detector.cost == (Cost(forward=10, backward=5) if kind == "anchored" else Cost(forward=2, backward=1))
     seen = rows_seen(detector.net.network.fc)
     detector.score(images(300), batch_size=300)
     assert max(len(rows) for rows in seen) <= GRADIENT_ROWS
@@ -182,16 +171,12 @@ def test_the_step_that_gives_the_training_images_most_confidence(top, expected):
     assert detector.config()["epsilon"] is None
 
 
-def test_the_step_is_the_best_of_all_that_are_tried():
+def test_the_step_is_the_best_of_all_that_are_tried_and_the_smallest_of_equal_ones():
     net = network(dtype=torch.float64)
     means = [ODIN(net, epsilon=e, temperature=2).fit(images()).score(images()).mean() for e in EPSILONS]
     assert ODIN(net, temperature=2).fit(images()).epsilon == EPSILONS[int(np.argmin(means))]
-
-
-def test_of_equal_steps_the_smallest():
-    """Of a network that no step can change."""
-    detector = ODIN(linear([[0.0, 0.0], [0.0, 0.0]], [1.0, 0.0])).fit(torch.rand(5, 2))
-    assert detector.epsilon == 0
+    constant = linear([[0.0, 0.0], [0.0, 0.0]], [1.0, 0.0])
+    assert ODIN(constant).fit(torch.rand(5, 2)).epsilon == 0
 
 
 def test_the_choice_looks_at_500_images_drawn_by_the_seed():

@@ -31,10 +31,6 @@ def is_ood(calibration: Tensor, scores: Tensor, alpha: float, delta: float | Non
 
     The guarantee holds on average over draws of the calibration images; with ``delta`` it holds, with probability
     1 - delta, for the very images that were drawn.
-
-    Example:
-        >>> is_ood(torch.arange(19.0), torch.tensor([5.0, 18.0, 18.5]), alpha=0.05)
-        tensor([False, False,  True])
     """
     return _ranks(calibration, scores) <= allowed(len(calibration), alpha, delta)
 
@@ -48,8 +44,8 @@ def threshold(calibration: Tensor, alpha: float, delta: float | None = None, *, 
         calibration: Scores (n,) of held-out in-distribution images.
         alpha: See `is_ood`.
         delta: See `is_ood`.
-        halved: Whether the scores are those of a random half of the held-out images, as where a method learns from the
-            other half. Only for the number of images in the warning.
+        halved: Whether a method learned from a random half of the held-out images and these scores are of the other
+            half: only for the number of images in the warning.
 
     Example:
         >>> threshold(torch.arange(100.0), alpha=0.05)  # k = 5: the fifth largest
@@ -60,12 +56,11 @@ def threshold(calibration: Tensor, alpha: float, delta: float | None = None, *, 
     if k > 0:
         return float(ordered[-k])
     wanted = f"alpha={alpha}" if delta is None else f"alpha={alpha}, delta={delta}"
-    few = f"{len(ordered)} calibration scores are too few to flag any image at {wanted}; calibrate with at least"
     fewest = _fewest(alpha, delta)
+    needed = f"{_to_split(fewest) if halved else fewest} held-out images"
     warnings.warn(
-        f"{few} {_to_split(fewest)} held-out images, about half of which the method learns from"
-        if halved
-        else f"{few} {fewest} held-out images",
+        f"{len(ordered)} calibration scores are too few to flag any image at {wanted}; calibrate with at least {needed}"
+        + (", about half of which the method learns from" if halved else ""),
         KedgeWarning,
         stacklevel=2,
     )
@@ -77,10 +72,6 @@ def allowed(n: int, alpha: float, delta: float | None = None) -> int:
 
     For continuous scores the share of ID images flagged follows Beta(k, n + 1 - k) over draws of the calibration set.
     Its mean, k / (n + 1), must not exceed alpha; with ``delta``, its quantile at level 1 - delta must not.
-
-    Example:
-        >>> allowed(19, 0.05), allowed(18, 0.05), allowed(1000, 0.05), allowed(1000, 0.05, delta=0.1)
-        (1, 0, 50, 41)
     """
     at_least("n", n, 1)
     error = _exact(between("alpha", alpha, 0, 1, open_ends=True))
@@ -128,10 +119,6 @@ def temperature_of_known(logits: Tensor, labels: Tensor) -> float:
     """The temperature of the images whose label is known (not -1), or 1.0 if none of these is misclassified.
 
     Where every label is right there is nothing to fit: the likelihood rises without end as T goes to zero.
-
-    Example:
-        >>> temperature_of_known(torch.tensor([[4.0, 0.0], [4.0, 0.0]]), torch.tensor([0, -1]))
-        1.0
     """
     known = labels >= 0
     wrong = known & (logits.argmax(dim=1) != labels)
@@ -160,13 +147,11 @@ def _to_split(n: int) -> int:
 def _sorted(calibration: Tensor) -> Tensor:
     if calibration.ndim != 1 or len(calibration) == 0:
         raise InputError(
-            f"calibration must be (n,) with n at least 1, got {shape_of(calibration)}; "
-            "pass one score per held-out in-distribution image"
+            f"calibration must be one score per held-out image, (n,) with n at least 1; got {shape_of(calibration)}"
         )
     values = _no_nan("calibration", calibration).detach().double()
-    if bool((values[1:] >= values[:-1]).all()):  # a saved detector keeps them sorted, and every batch comes by here
-        return values
-    return values.sort().values
+    ascending = bool((values[1:] >= values[:-1]).all())  # as in a saved detector, for every batch
+    return values if ascending else values.sort().values
 
 
 def _ranks(calibration: Tensor, scores: Tensor) -> Tensor:
@@ -178,23 +163,19 @@ def _ranks(calibration: Tensor, scores: Tensor) -> Tensor:
 
 def _no_nan(name: str, values: Tensor) -> Tensor:
     if bad := int(torch.isnan(values).sum()):
-        raise InputError(
-            f"{name} must not hold NaN; {bad} of {values.numel()} values are NaN: find out where they arise"
-        )
+        raise InputError(f"{name} must not hold NaN; {bad} of {values.numel()} values are NaN")
     return values
 
 
 def _check_logits(logits: Tensor, labels: Tensor) -> None:
     if logits.ndim != 2 or logits.numel() == 0:
-        raise InputError(f"logits must be (B, C) and not empty, got {shape_of(logits)}; pass one row per image")
+        raise InputError(f"logits must be (B, C), one row per image, and not empty; got {shape_of(logits)}")
     if labels.shape != logits.shape[:1] or labels.is_floating_point():
         raise InputError(
-            f"labels must be ({len(logits)},) whole class numbers, got {shape_of(labels)} of {labels.dtype}; "
-            "pass one class per row of logits"
+            f"labels must be ({len(logits)},) whole class numbers, one per row of logits; got {shape_of(labels)} of "
+            f"{labels.dtype}"
         )
-    if int(labels.min()) < 0 or int(labels.max()) >= logits.shape[1]:
-        raise InputError(
-            f"labels must lie in 0..{logits.shape[1] - 1}, got {int(labels.min())}..{int(labels.max())}; "
-            "number the classes from 0, in the order of the logits"
-        )
+    low, high = int(labels.min()), int(labels.max())
+    if low < 0 or high >= logits.shape[1]:
+        raise InputError(f"labels must lie in 0..{logits.shape[1] - 1}, got {low}..{high}, in the order of the logits")
     finite("logits", logits, "a network that overflows cannot be calibrated; find the layer where they arise")

@@ -96,7 +96,7 @@ class Detector(ABC):
         self.classes: tuple[str, ...] = ()
         self._fitted_to = self._anchors_version
 
-    # --- what a method defines --------------------------------------------------------------------------------------
+    # What a method defines.
 
     @abstractmethod
     def outputs(self, x: Tensor) -> Outputs:
@@ -147,15 +147,14 @@ class Detector(ABC):
         seen = [m.outliers for m in self.net.modules() if isinstance(m, Classifier) and m.outliers is not None]
         return torch.cat([prints.cpu() for prints in seen]) if seen else None
 
-    # --- the verbs --------------------------------------------------------------------------------------------------
+    # The verbs.
 
     def fit(self, train_set: Any, *, preprocess: Preprocess | None = None) -> Self:
         """Learn from the training images: their shape, and whatever the method needs. Undoes a calibration.
 
         Args:
             train_set: Images in any form that `kedge.data.batches` takes.
-            preprocess: How images become inputs; by default they must have, or are resized to, the training images'
-                size.
+            preprocess: How images become inputs; by default they are resized to the training images' size.
         """
         recorded = self.net.record.get("preprocess")  # of `kedge.train`
         trained = None if recorded is None else Preprocess(**recorded)
@@ -226,33 +225,34 @@ class Detector(ABC):
                 "not trained on, or score(images) for scores alone"
             )
         outs = [out for out, _, _ in self._run(images, batch_size, progress)]
-        taus = [out.tau for out in outs if out.tau is not None]
+        tau = torch.cat([out.tau for out in outs if out.tau is not None]) if outs[0].tau is not None else None
         logits, score = torch.cat([out.logits for out in outs]), torch.cat([out.score for out in outs])
-        return self._decided(logits, score, torch.cat(taus) if taus else None, self.calibration)
+        return self._decided(logits, score, tau, self.calibration)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write weights, anchors, preprocessing and threshold to one file; `kedge.load` reads it back."""
         if self.preprocess is None:
             raise NotReadyError(f"an unfitted {type(self).__name__} has nothing to save: call fit(train_set) first")
-        tensors = {f"net.{name}": value for name, value in self.net.state_dict().items()}
-        tensors |= {f"detector.{name}": value for name, value in self.state().items()}
-        calibrated = None
+        calibrated: dict[str, Any] = {}
         if self.calibration is not None:
-            values = vars(self.calibration)
-            calibrated = {name: value for name, value in values.items() if not isinstance(value, Tensor)}
-            calibrated["images"] = len(self.calibration.scores)
-            tensors |= {f"calibration.{name}": value for name, value in values.items() if isinstance(value, Tensor)}
+            calibrated = vars(self.calibration) | {"images": len(self.calibration.scores)}
+        parts: dict[str, Any] = {
+            "net": self.net.state_dict(),
+            "detector": self.state(),
+            "calibration": calibrated,
+        }
         header = {
             "detector": {"name": self.name, "config": self.config()},
             "network": describe(self.net),
             "preprocess": asdict(self.preprocess),
             "classes": list(self.classes),
-            "calibration": calibrated,
+            "calibration": {k: value for k, value in calibrated.items() if not isinstance(value, Tensor)} or None,
             "versions": {"kedge": version("kedge"), "torch": str(torch.__version__)},
         }
-        artifact.write(path, header, tensors)
+        values = {f"{part}.{name}": value for part, each in parts.items() for name, value in each.items()}
+        artifact.write(path, header, {name: value for name, value in values.items() if isinstance(value, Tensor)})
 
-    # --- helpers for methods ----------------------------------------------------------------------------------------
+    # Helpers for methods.
 
     @property
     def anchored(self) -> list[Anchored]:
@@ -270,10 +270,9 @@ class Detector(ABC):
 
     def pieces(self, x: Tensor) -> tuple[Tensor, ...]:
         """A batch in pieces that are small enough for taking gradients."""
-        pieces: tuple[Tensor, ...] = x.split(max(1, GRADIENT_ROWS // passes(self.net)))
-        return pieces
+        return tuple(x.split(max(1, GRADIENT_ROWS // passes(self.net))))
 
-    # --- the steps of the verbs -------------------------------------------------------------------------------------
+    # Steps of the verbs.
 
     @property
     def _anchors_version(self) -> tuple[int, ...]:
@@ -301,9 +300,7 @@ class Detector(ABC):
             for x, y in batches(images, preprocess, size=batch_size):
                 with torch.no_grad(), lock:
                     out = self.outputs(self.as_input(x))
-                finite(
-                    "scores", out.score, "the network gives NaN or infinite logits for these images; check its weights"
-                )
+                finite("scores", out.score, "the network gives NaN or infinite logits here; check its weights")
                 done += len(x)
                 if progress is not None:
                     progress(done)
@@ -321,15 +318,10 @@ class Detector(ABC):
 
     @staticmethod
     def _decided(logits: Tensor, score: Tensor, tau: Tensor | None, calibrated: Calibration) -> Detection:
-        return Detection(
-            label=logits.argmax(dim=1),
-            logits=logits,
-            probability=(logits / calibrated.temperature).softmax(dim=1),
-            tau=tau,
-            score=score,
-            p_value=calibration.p_values(calibrated.scores, score),
-            is_ood=score.double() > calibrated.threshold,
-        )
+        probability = (logits / calibrated.temperature).softmax(dim=1)
+        p_value = calibration.p_values(calibrated.scores, score)
+        is_ood = score.double() > calibrated.threshold
+        return Detection(logits.argmax(dim=1), logits, probability, tau, score, p_value, is_ood)
 
 
 def passes(net: Classifier) -> int:

@@ -1,7 +1,7 @@
 """Detection: the result of a detector on N images, as tensors and as rows."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import Tensor
@@ -46,15 +46,12 @@ class Detection:
     def __getitem__(self, index: slice) -> "Detection":
         if not isinstance(index, slice):
             raise InputError(f"a Detection takes slices, as d[2:3]; got {index!r}")
-        values: dict[str, Any] = {f.name: getattr(self, f.name) for f in fields(self)}
-        return replace(self, **{name: value[index] for name, value in values.items() if value is not None})
+        return replace(self, **{name: value[index] for name, value in vars(self).items() if value is not None})
 
     def to_rows(self, classes: Sequence[str] = (), names: Sequence[str] | None = None) -> list[dict[str, Any]]:
-        """One dictionary per image, with the keys that files, the HTTP service and pipelines use too.
+        """One dictionary per image, with the keys `ROW` that files, the HTTP service and pipelines use too.
 
-        The keys, in order: ``name`` of the image, ``label`` (the number of the predicted class), ``class`` (its name),
-        ``probability`` (of that class), ``tau``, ``score``, ``p_value``, ``is_ood``. A value that does not exist is
-        None.
+        ``class`` is the name of the predicted class, ``probability`` that class's. A value that does not exist is None.
 
         Args:
             classes: Names of the classes, as in ``detector.classes``; may be empty.

@@ -1,9 +1,9 @@
 """Gram matrices: correlations between channels, compared with their range for the predicted class.
 
 As in the authors' code, the row sums of each Gram matrix are compared, taken before the root, and the bounds are those
-of the class that the network predicts, in training as later. The authors' code also divides an image's deviations by
-its largest softmax probability, which is not part of the formula and not done here, and each layer's deviation by its
-mean over a tenth of the test images; ``normalise=True`` takes the mean over held-out images.
+of the predicted class, in training too. Their code also divides an image's deviations by its largest softmax
+probability, which is not part of the formula and not done here, and each layer's deviation by its mean over a tenth of
+the test images; ``normalise=True`` takes the mean over held-out images.
 """
 
 from collections.abc import Mapping, Sequence
@@ -28,14 +28,8 @@ CHUNK = 2**17  # numbers worked on at a time: few enough to stay in a processor'
 def gram_sums(features: Tensor, powers: Sequence[int] = POWERS) -> Tensor:
     """The row sums of F^p (F^p)^T for each power p, then their signed p-th root: (B, C, ...) -> (B, P, C).
 
-    One value per channel instead of one per pair of channels, so that bounds take memory linear in the channels. A row
-    sum is F^p times the sum of F^p over channels, so the Gram matrix is never formed. Nothing overflows at a high
-    power: see `_gram_sums`.
-
-    Example:
-        >>> gram_sums(torch.tensor([[[3.0, 0.0], [1.0, 2.0]]]), powers=[1, 2])[0]  # 9 + 3 and 3 + 5; 81 + 9 and 9 + 17
-        tensor([[12.0000,  8.0000],
-                [ 9.4868,  5.0990]])
+    One value per channel, so that bounds take memory linear in the channels. A row sum is F^p times the sum of F^p over
+    channels, so the Gram matrix is never formed.
     """
     if features.ndim < 2:
         raise InputError(f"features must be (B, channels, ...), got {shape_of(features)}")

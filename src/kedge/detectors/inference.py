@@ -33,9 +33,8 @@ def for_inference(detector: Detector) -> Detector:
         >>> bool(torch.allclose(for_inference(detector).score(images), detector.score(images), atol=1e-4))
         True
     """
-    if not reads_logits_alone(detector) or type(detector.net) not in (Classifier, Anchored):
-        return detector
-    if detector.preprocess is None:
+    foldable = reads_logits_alone(detector) and type(detector.net) in (Classifier, Anchored)
+    if not foldable or detector.preprocess is None:
         return detector
     net = folded(detector.net)
     if net.mean.device.type == "cpu":  # elsewhere the fastest layout depends on the device
@@ -52,13 +51,6 @@ def thread_copies(detector: Detector, count: int) -> list[Detector]:
 
     The modules are copied, since they may hold values during a pass; the weights are shared. A method that reads more
     than the network's output is called by one thread at a time: the list is then the detector alone.
-
-    Example:
-        >>> from kedge.detectors import KNN, MSP
-        >>> from kedge.models import build
-        >>> net = build("compact", width=4)
-        >>> len(thread_copies(MSP(net), 2)), len(thread_copies(KNN(net), 2))
-        (2, 1)
     """
     if not reads_logits_alone(detector):
         return [detector]

@@ -69,11 +69,8 @@ class KNN(FeatureDetector):
         super().fit_method(train_set, preprocess)
         parts = (directions(z) for _, z in self.training_features(train_set, preprocess))
         bank = sample_rows(parts, self.limit, self.seed)
-        if self.given is not None and self.given > len(bank):
-            raise InputError(
-                f"k must be at most the number of training images, {len(bank)}; got {self.given}: fit with more images "
-                "or give a smaller k"
-            )
+        if (self.given or 0) > len(bank):
+            raise InputError(f"k must be at most the number of training images, {len(bank)}; got {self.given}")
         self.bank = bank
 
     def outputs(self, x: Tensor) -> Outputs:
@@ -81,14 +78,12 @@ class KNN(FeatureDetector):
         assert self.bank is not None
         assert self.k is not None
         logits, z = self.features(x)
-        z = directions(z)
-        self.bank = self.bank.to(z.device)
+        z, self.bank = directions(z), self.bank.to(z.device)
         return Outputs(logits, kth_distance(z, self.bank, self.k).to(z.dtype))
 
     def config(self) -> dict[str, Any]:
         """The arguments."""
-        layer = None if self.head else self.layer
-        return {"k": self.given, "layer": layer, "limit": self.limit, "seed": self.seed}
+        return {"k": self.given, "layer": None if self.head else self.layer, "limit": self.limit, "seed": self.seed}
 
 
 def directions(z: Tensor) -> Tensor:
@@ -121,20 +116,14 @@ def sample_rows(parts: Iterable[Tensor], limit: int | None, seed: int) -> Tensor
 
 
 def kth_distance(queries: Tensor, bank: Tensor, k: int) -> Tensor:
-    """The Euclidean distance of each query (B, d) to the k-th nearest row of the bank (N, d), in float64.
-
-    Example:
-        >>> kth_distance(torch.tensor([[0.0, 1.0]]), torch.tensor([[0.0, 1.0], [3.0, 5.0], [9.0, 9.0]]), k=2)
-        tensor([5.], dtype=torch.float64)
-    """
+    """The Euclidean distance of each query (B, d) to the k-th nearest row of the bank (N, d), in float64."""
     return torch.cat([_kth_distance(part.double(), bank, k) for part in queries.split(QUERIES)])
 
 
 def _kth_distance(q: Tensor, bank: Tensor, k: int) -> Tensor:
     # |q|^2 + |b|^2 - 2 q.b cancels near zero. In float64 it still finds the k-th neighbour among near duplicates; its
     # distance is then computed from the difference, so that a training image is at 0 from itself.
-    squared = q.new_empty(len(q), 0)
-    index = torch.empty(len(q), 0, dtype=torch.long, device=q.device)
+    squared, index = q.new_empty(len(q), 0), torch.empty(len(q), 0, dtype=torch.long, device=q.device)
     for first in range(0, len(bank), ROWS):
         rows = bank[first : first + ROWS].double()
         here = (q * q).sum(dim=1, keepdim=True) + (rows * rows).sum(dim=1) - 2 * q @ rows.T  # (B, rows)

@@ -36,9 +36,7 @@ def load(path: str | os.PathLike[str], *, model: nn.Module | None = None, score:
     try:
         return _detector(migrate(header), migrate_tensors(header, tensors), model, score)
     except (KeyError, TypeError, AttributeError) as error:  # the checksum is right, the content is not
-        raise FileFormatError(
-            f"{path} is a kedge file, but not a detector that this kedge can read: {error}"
-        ) from error
+        raise FileFormatError(f"{path} is a kedge file, but no detector that this kedge can read: {error}") from error
 
 
 def _detector(

@@ -32,7 +32,7 @@ class LogitDetector(Detector):
 class MSP(LogitDetector):
     """Maximum softmax probability (Hendrycks and Gimpel, ICLR 2017): ``-max softmax(z)`` of logits z.
 
-    The baseline of the field. One forward pass, nothing to fit. https://arxiv.org/abs/1610.02136
+    The baseline of the field. https://arxiv.org/abs/1610.02136
 
     Example:
         >>> import torch
@@ -49,7 +49,7 @@ class MSP(LogitDetector):
 class MaxLogit(LogitDetector):
     """Maximum logit (Hendrycks et al., ICML 2022): ``-max z``, which keeps the logits' scale.
 
-    Better than MSP with many classes. One forward pass, nothing to fit. https://arxiv.org/abs/1911.11132
+    Better than MSP with many classes. https://arxiv.org/abs/1911.11132
     """
 
     name = "max_logit"
@@ -58,10 +58,7 @@ class MaxLogit(LogitDetector):
 
 @register
 class Entropy(LogitDetector):
-    """Entropy of the softmax: ``-sum p log p`` with ``p = softmax(z)``.
-
-    Close to MSP, but it uses the probabilities of all classes. One forward pass, nothing to fit.
-    """
+    """Entropy of the softmax, ``-sum p log p`` with ``p = softmax(z)``: close to MSP, but of all probabilities."""
 
     name = "entropy"
     score_function = scores.entropy
@@ -71,8 +68,7 @@ class Entropy(LogitDetector):
 class Energy(LogitDetector):
     """Free energy of the logits (Liu et al., NeurIPS 2020): ``-logsumexp(z)``.
 
-    Usually better than MSP, since it keeps the logits' scale. One forward pass, nothing to fit.
-    https://arxiv.org/abs/2010.03759
+    Usually better than MSP, since it keeps the logits' scale. https://arxiv.org/abs/2010.03759
     """
 
     name = "energy"
@@ -84,7 +80,6 @@ class KLUniform(LogitDetector):
     """KL divergence from uniform to the softmax, negated, up to a constant: ``mean(z) - logsumexp(z)``.
 
     The score of AMP, without anchors. Unlike `Energy` it does not change when all logits of an image shift together.
-    One forward pass, nothing to fit.
     """
 
     name = "kl_uniform"

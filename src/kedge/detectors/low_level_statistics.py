@@ -17,11 +17,10 @@ from kedge.errors import NotReadyError
 class LowLevelStatistics(Detector):
     """Distance of an image's brightness, contrast and compressed size from those of the training images.
 
-    A baseline, not a method of the field: it ignores what an image shows. A set that it detects is easy for reasons
-    that have nothing to do with classes (another camera, another resizing), and a method's success there means little.
-    The score is the squared Mahalanobis distance of three numbers: the mean of all pixels, their standard deviation,
-    and the size of the losslessly compressed image, as a PNG would have. No pass through the network for the score;
-    labels come from one pass.
+    A baseline, not a method of the field: a set that it detects is easy for reasons that have nothing to do with
+    classes (another camera, another resizing), and a method's success there means little. The score is the squared
+    Mahalanobis distance of three numbers: mean and standard deviation of all pixels, and the size of the losslessly
+    compressed image. No pass through the network for the score; labels come from one pass.
 
     Args:
         net: The classifier that gives the labels.

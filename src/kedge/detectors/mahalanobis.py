@@ -66,9 +66,9 @@ class Mahalanobis(Detector):
         self.layers = chosen_layers(self.net.network, layers)
         self.epsilon = between("epsilon", epsilon, 0, 1)
         self.combine = one_of("combine", combine or ("equal" if outliers is None else "logistic"), COMBINATIONS)
-        if self.combine == "equal" and outliers is not None:
-            raise InputError('outliers are of no use to combine="equal"; pass combine="logistic", or no outliers')
         self.learns_held_out = self.combine == "logistic"
+        if outliers is not None and not self.learns_held_out:
+            raise InputError('outliers are of no use to combine="equal"; pass combine="logistic", or no outliers')
         self.gaussians: dict[str, Gaussians] = {}
         self.weights: Tensor | None = None  # one for each layer, and the bias, (L + 1,)
         self._outlier_images = outliers
@@ -89,10 +89,7 @@ class Mahalanobis(Detector):
     def fit_method(self, train_set: Any, preprocess: Preprocess) -> None:
         """Learn the class means and the shared covariance of each layer."""
         if self.combine == "logistic" and self._outlier_images is None:
-            raise InputError(
-                'combine="logistic" needs outliers to weigh the layers by: pass outliers= with images, or '
-                'combine="equal"'
-            )
+            raise InputError('combine="logistic" needs outliers to weigh the layers: pass outliers= with images')
         super().fit_method(train_set, preprocess)
         statistics: dict[str, ClassStatistics] = {}
         for x, y in self.inputs(train_set, preprocess):
@@ -135,10 +132,7 @@ class Mahalanobis(Detector):
         if self.combine == "equal":
             return Outputs(logits, distances.sum(dim=1))
         if self.weights is None:
-            raise NotReadyError(
-                "Mahalanobis has no weights for its layers yet: call calibrate(held_out), or use "
-                'combine="equal" and no outliers'
-            )
+            raise NotReadyError("Mahalanobis has no weights for its layers yet: call calibrate(held_out)")
         weights = self.weights.to(distances)
         return Outputs(logits, distances @ weights[:-1] + weights[-1])
 
@@ -155,10 +149,8 @@ class Mahalanobis(Detector):
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
         """Restore the Gaussians and the weights."""
-        self.gaussians = {
-            name: Gaussians(*(state[f"{name}.{key}"] for key in ("centre", "whitening", "means")))
-            for name in self.layers
-        }
+        keys = ("centre", "whitening", "means")
+        self.gaussians = {name: Gaussians(*(state[f"{name}.{key}"] for key in keys)) for name in self.layers}
         self.weights, self._outlier_prints = state.get("weights"), state.get("outliers")
 
     def _features(self, x: Tensor, like: Tensor | None = None) -> tuple[Tensor, dict[str, Tensor]]:
@@ -193,17 +185,11 @@ class Mahalanobis(Detector):
 
 @dataclass(frozen=True)
 class Gaussians:
-    """Class Gaussians with one covariance, as whitened class means: distances between whitened vectors are Euclidean.
+    """Class Gaussians with one covariance, whitened, so that distances between whitened vectors are Euclidean."""
 
-    Attributes:
-        centre: The mean of all training features, (D,).
-        whitening: W with W W^T the precision, one column for each direction in which features vary, (D, R).
-        means: (mean of the class - centre) W, for each class that has images, (C, R).
-    """
-
-    centre: Tensor
-    whitening: Tensor
-    means: Tensor
+    centre: Tensor  # the mean of all training features, (D,)
+    whitening: Tensor  # W with W W^T the precision, one column for each direction in which features vary, (D, R)
+    means: Tensor  # (mean of the class - centre) W, for each class that has images, (C, R)
 
 
 class ClassStatistics:
@@ -233,13 +219,10 @@ class ClassStatistics:
         self.counts[present] += new
 
     def gaussians(self, rounding: float) -> Gaussians:
-        """The Gaussians of the classes that have images.
+        """The Gaussians of the classes that have images; ``rounding`` is the relative error of a feature.
 
         The precision is the pseudo-inverse of the covariance, without the directions that vary less than features are
         exact: dividing by that variance would make a score of the noise.
-
-        Args:
-            rounding: The relative error of a feature.
         """
         seen = self.counts > 0
         share = self.counts[seen] / self.counts.sum()  # (C,)
@@ -255,16 +238,9 @@ class ClassStatistics:
 
 
 def squared_distances(features: Tensor, gaussians: Gaussians) -> Tensor:
-    """The squared Mahalanobis distance to the closest class mean, (B, D) -> (B,), in float64.
-
-    Example:
-        >>> unit = Gaussians(torch.zeros(2), torch.eye(2), torch.tensor([[0.0, 0.0], [4.0, 0.0]]))
-        >>> squared_distances(torch.tensor([[3.0, 2.0]]), unit)
-        tensor([5.], dtype=torch.float64)
-    """
-    centre, whitening, means = (
-        value.to(features.device, torch.float64) for value in (gaussians.centre, gaussians.whitening, gaussians.means)
-    )
+    """The squared Mahalanobis distance to the closest class mean, (B, D) -> (B,), in float64."""
+    kept = (gaussians.centre, gaussians.whitening, gaussians.means)
+    centre, whitening, means = (value.to(features.device, torch.float64) for value in kept)
     white = (features.double() - centre) @ whitening  # (B, R)
     # |w - m|^2 without a (B, C, R) tensor; in float64, and centred, the difference of squares loses nothing that counts
     squared = white.square().sum(dim=1, keepdim=True) - 2 * white @ means.T + means.square().sum(dim=1)  # (B, C)
@@ -278,9 +254,7 @@ def _class_labels(labels: Tensor | None, classes: int) -> Tensor:
             "train_set must have a label for each image, since Mahalanobis learns the mean of each class; pass an "
             "ImageSet with labels or (image, label) pairs"
         )
-    if int(labels.max()) >= classes:
-        raise InputError(
-            f"labels must lie in 0..{classes - 1}, the classes of the network; got {int(labels.min())}.."
-            f"{int(labels.max())}"
-        )
+    low, high = int(labels.min()), int(labels.max())
+    if high >= classes:
+        raise InputError(f"labels must lie in 0..{classes - 1}, the classes of the network; got {low}..{high}")
     return labels

@@ -80,12 +80,11 @@ class ODIN(Detector):
     def outputs(self, x: Tensor) -> Outputs:
         """The logits of the images as they are, and the score of the moved ones."""
         assert self.epsilon is not None
-        logits, score = [], []
+        outs = []
         for piece in self.pieces(x):
-            clean, direction = uphill(self.net, piece, self.temperature)
-            logits.append(clean)
-            score.append(self._score(piece + self.epsilon * direction, like=piece))
-        return Outputs(torch.cat(logits), torch.cat(score))
+            logits, direction = uphill(self.net, piece, self.temperature)
+            outs.append((logits, self._score(piece + self.epsilon * direction, like=piece)))
+        return Outputs(*map(torch.cat, zip(*outs, strict=True)))
 
     def config(self) -> dict[str, Any]:
         """The arguments; epsilon only if it was given."""

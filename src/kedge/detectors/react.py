@@ -69,9 +69,8 @@ class ReAct(FeatureDetector):
 
     def outputs(self, x: Tensor) -> Outputs:
         """The unclipped logits, and the score of the logits of clipped activations."""
-        assert self.head is not None
         logits, z = self.features(x)
-        clipped = self.net.network.get_submodule(self.head)(z.clamp(max=self.clip))  # (B, C)
+        clipped = self.net.network.get_submodule(str(self.head))(z.clamp(max=self.clip))  # (B, C)
         return Outputs(logits, scores.SCORES[self.score_by](clipped))
 
     def config(self) -> dict[str, Any]:

@@ -63,8 +63,7 @@ class TemperatureScaling(LogitDetector):
         """The logits as they are, and MSP of the logits divided by the temperature."""
         if self.temperature is None:
             raise NotReadyError(
-                "TemperatureScaling has no temperature yet: call calibrate(held_out) with labelled images, or pass "
-                "temperature="
+                "TemperatureScaling has no temperature yet: call calibrate(held_out) with labelled images"
             )
         return Outputs(logits, scores.msp(logits / self.temperature))
 

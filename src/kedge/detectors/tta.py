@@ -68,10 +68,7 @@ class TTA(Detector):
         """The mean logits over the copies and their score."""
         if x.ndim != 4:
             raise InputError(f"x must be images (B, D, H, W) to flip and crop, got {tuple(x.shape)}")
-        logits = self.net(x)
-        for copy in self._copies(x):
-            logits = logits + self.net(copy)
-        logits = logits / self.k
+        logits = sum((self.net(copy) for copy in self._copies(x)), self.net(x)) / self.k
         return Outputs(logits, scores.SCORES[self.score_by](logits))
 
     def config(self) -> dict[str, Any]:
@@ -83,11 +80,8 @@ class TTA(Detector):
         generator = torch.Generator().manual_seed(self.seed)
         shifts = torch.randint(-self.shift, self.shift + 1, (self.k, 2), generator=generator).tolist()
         for number, (down, right) in enumerate(shifts[1:], start=1):
-            if self.same_as_amp:
-                yield view(x, number)
-            else:
-                copy = shift_image(x, down, right)
-                yield copy.flip(3) if self.flip and number % 2 else copy
+            copy = view(x, number) if self.same_as_amp else shift_image(x, down, right)
+            yield copy.flip(3) if self.flip and number % 2 and not self.same_as_amp else copy
 
 
 def shift_image(x: Tensor, down: int, right: int) -> Tensor:

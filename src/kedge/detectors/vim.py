@@ -88,7 +88,7 @@ class ViM(FeatureDetector):
         if largest <= 0:
             raise InputError(
                 "the network's largest logit must be positive on average over the training images, since ViM scales "
-                "the residual to it, and it is not; use a method that does not need it, such as KNN"
+                "the residual to it; use a method that does not need it, such as KNN"
             )
         self.origin, self.residual, self.alpha = origin, residual, largest / norms
 
@@ -104,8 +104,7 @@ class ViM(FeatureDetector):
 
     @property
     def _head_layer(self) -> nn.Linear:
-        assert self.head is not None
-        return cast(nn.Linear, self.net.network.get_submodule(self.head))
+        return cast(nn.Linear, self.net.network.get_submodule(str(self.head)))
 
 
 def default_dim(features: int) -> int:
@@ -118,11 +117,9 @@ def origin_of(layer: nn.Linear) -> Tensor:
     weight = layer.weight.detach().double()
     if layer.bias is None:
         return weight.new_zeros(layer.in_features)
-    origin: Tensor = -(torch.linalg.pinv(weight) @ layer.bias.detach().double())
-    return origin
+    return cast(Tensor, -(torch.linalg.pinv(weight) @ layer.bias.detach().double()))
 
 
 def residual_norm(z: Tensor, origin: Tensor, residual: Tensor) -> Tensor:
     """The norm of what lies outside the principal space, (B, d) -> (B,), in float64."""
-    norm: Tensor = ((z.double() - origin) @ residual.double()).norm(dim=1)
-    return norm
+    return cast(Tensor, ((z.double() - origin) @ residual.double()).norm(dim=1))
