@@ -31,9 +31,6 @@ def loaded(source: Classifier, into: Classifier) -> Classifier:
     return into
 
 
-# Normalisation.
-
-
 def test_without_statistics_the_network_gets_the_images_as_they_are():
     network, x = flat(), images()
     net = Classifier(network)
@@ -128,9 +125,6 @@ def test_weights_are_rounded_to_half_precision():
     assert all(weight.equal(weight.half().float()) for weight in net.parameters())
 
 
-# The network's output.
-
-
 @pytest.mark.parametrize(
     ("output", "came"),
     [
@@ -156,9 +150,6 @@ def test_a_first_layer_that_works_in_place_does_not_change_the_caller_s_images()
     kedge.Energy(net).fit(x).score(x)
     assert torch.equal(x, images())
     assert kedge.ODIN(net).fit(x).score(x).shape == (4,)
-
-
-# State dicts.
 
 
 @pytest.mark.parametrize(
@@ -194,9 +185,6 @@ def test_statistics_are_loaded_as_a_part_of_a_larger_module():
     fresh.load_state_dict(saved.state_dict())
     assert torch.equal(fresh["a"].mean, saved["a"].mean)
     assert [net.has_statistics for net in fresh.values()] == [True, False]
-
-
-# Evaluation mode.
 
 
 def modes(network):

@@ -78,9 +78,6 @@ def naive_log_density(features: np.ndarray, train: np.ndarray, labels: np.ndarra
     return logsumexp(np.stack(parts), axis=0)
 
 
-# The inputs of the predictor.
-
-
 @pytest.mark.parametrize("kind", ["unanchored", "anchored"])
 def test_the_features_are_density_entropy_energy_and_the_disagreement_of_anchors(kind):
     detector, train = DEUP(network(kind)).fit(labelled()), labelled()
@@ -124,9 +121,6 @@ def test_the_training_set_streams_through_in_any_batches():
         torch.testing.assert_close(parts.describe(x)[1], whole.describe(x)[1], rtol=1e-9, atol=1e-9)
 
 
-# What it learns from.
-
-
 def test_the_errors_are_the_cross_entropies_of_held_out_images():
     detector, held_out = DEUP(network()).fit(labelled()), labelled(50, seed=3)
     detector.fit_held_out(held_out.images, held_out.labels)
@@ -163,9 +157,6 @@ def test_images_without_a_label_are_left_out():
     first.fit_held_out(held_out.images, held_out.labels)
     second.fit_held_out(torch.cat([held_out.images, images(10, seed=7)]), labels)
     assert second.score(images(9)).equal(first.score(images(9)))
-
-
-# The fit.
 
 
 def problem(n=300, seed=0, noise=0.1) -> tuple[torch.Tensor, torch.Tensor]:
@@ -298,9 +289,6 @@ def test_predictions_stay_bounded_far_away():
     assert predictor(far)[0] > predictor(far)[1]  # the density is least where the error is largest
 
 
-# The detector.
-
-
 def test_the_score_is_the_predicted_error():
     detector = ready()
     x = images(9, seed=5)
@@ -379,9 +367,6 @@ def test_it_works_on_the_built_in_networks_and_counts_its_passes():
         assert detector.score(pixels).shape == (60,)
         assert detector.score(pixels).dtype == torch.float32
         assert detector.cost == Cost(forward=cost)
-
-
-# What is refused.
 
 
 def test_labels_are_needed_and_must_fit():

@@ -8,14 +8,14 @@ import torch
 from torch import nn
 
 import kedge
-from helpers import images, labelled
+from helpers import StopError, images, labelled, same_weights, stop_at
 from kedge.detectors import Cost
 from kedge.detectors.trained.discrepancy import ClassifierDiscrepancy, TwoHeads
 from kedge.errors import InputError
 from kedge.pixels import to_unit
 from kedge.seeds import seeded
 from kedge.training import Recipe
-from method_helpers import StopError, entropy, same_weights, small, softmax, step_of, stop_at
+from method_helpers import entropy, small, softmax, step_of
 
 RECIPE = Recipe(epochs=2, batch=16, lr=0.05, crop=0, flip=False)
 DATA = labelled(48, classes=2, channels=1)
@@ -41,9 +41,6 @@ def tiny(classes=4) -> kedge.Classifier:
     for parameter in net.network[3].parameters():
         parameter.data.mul_(4)  # for softmaxes that differ
     return net
-
-
-# The two heads.
 
 
 def test_prepare_puts_two_different_heads_in_the_place_of_one():
@@ -78,9 +75,6 @@ def test_the_logits_are_the_mean_and_give_the_geometric_mean_of_the_softmaxes():
     assert net(gray(6)).equal(output.logits)
     both = (first.softmax(dim=1) * second.softmax(dim=1)).sqrt()
     assert output.logits.softmax(dim=1).allclose(both / both.sum(dim=1, keepdim=True))
-
-
-# The loss.
 
 
 @pytest.mark.parametrize("margin", [1.2, 0.0, 5.0])
@@ -159,9 +153,6 @@ def test_arguments_and_networks_that_do_not_fit_are_named():
         kedge.train(kedge.anchor(two()), DATA, RECIPE, **options)
 
 
-# The training.
-
-
 def test_the_same_as_a_loop_by_hand():
     """Each step takes all images, so that their order does not matter; the first two of four leave the others out."""
     data, outliers = labelled(12, classes=4, channels=1), unlabelled(24)
@@ -228,9 +219,6 @@ def test_a_run_stopped_in_mid_epoch_goes_on_as_if_it_never_had(tmp_path):
         with pytest.raises(StopError):
             run(f"stopped {at}", stop_at(at))
         assert same_weights(run(f"stopped {at}"), straight)
-
-
-# The detector.
 
 
 def test_the_score_is_the_distance_between_the_softmaxes():

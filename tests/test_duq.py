@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import kedge
-from helpers import images, labelled
+from helpers import StopError, images, labelled, same_weights, stop_at
 from kedge.detectors import Cost
 from kedge.detectors.trained.duq import DUQ, RBFHead, gradient_penalty, kernel_cross_entropy, log1mexp
 from kedge.errors import InputError
@@ -19,7 +19,7 @@ from kedge.pixels import to_unit
 from kedge.seeds import seeded
 from kedge.studies.demo import demo_data
 from kedge.training import Recipe, recipe, train
-from method_helpers import StopError, same_weights, small, step_of, stop_at
+from method_helpers import small, step_of
 
 RECIPE = Recipe(epochs=2, batch=16, lr=0.05, crop=0, flip=False)
 DATA = labelled(48, classes=2, channels=1)
@@ -51,9 +51,6 @@ def kernels(head: RBFHead, features: np.ndarray) -> np.ndarray:
 def normalised(x: torch.Tensor) -> np.ndarray:
     mean, std = np.array([0.5, 0.25]), np.array([0.25, 2.0])
     return ((x.numpy() - mean[None, :, None, None]) / std[None, :, None, None]).reshape(len(x), -1)
-
-
-# The head.
 
 
 def test_the_kernel_by_hand():
@@ -93,9 +90,6 @@ def test_the_seed_alone_decides_the_new_head():
     assert same_weights(first, again)
     assert not torch.equal(first.weight, other.weight)
     assert not torch.equal(first.centroids, other.centroids)
-
-
-# The loss.
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -181,9 +175,6 @@ def test_the_penalty_reaches_through_a_whole_network_with_batch_norm_pooling_and
     assert net.network.prep[0].weight.grad.abs().max() > 0
 
 
-# The centroids.
-
-
 def test_centroids_are_the_running_means_of_their_images_embeddings():
     net, gamma = linear(gamma=0.9), 0.9
     head = net.network[1]
@@ -235,9 +226,6 @@ def test_several_processes_move_the_centroids_as_one_would(monkeypatch):
     DUQ.loss().after_step(step_of(apart, x, y))
     torch.testing.assert_close(apart.network[1].centroids, together.network[1].centroids)
     torch.testing.assert_close(apart.network[1].counts, together.network[1].counts)
-
-
-# Training.
 
 
 def blobs(n=90, seed=0) -> tuple[torch.Tensor, torch.Tensor]:
@@ -308,9 +296,6 @@ def test_arguments_and_networks_that_do_not_fit_are_named():
     net, (x, _) = linear(), batch()
     with pytest.raises(InputError, match=r"labels must lie in 0\.\.2"):
         DUQ.loss().loss(step_of(net, x, torch.full((7,), 3)))
-
-
-# The detector.
 
 
 def test_the_score_is_the_squared_distance_to_the_closest_centroid():

@@ -109,9 +109,6 @@ def test_a_layer_that_merges_images_is_refused_on_an_anchored_network():
         net.eval().features(torch.rand(4, 3, 8, 8), ["mean"])
 
 
-# The head.
-
-
 def test_the_head_is_the_last_linear_layer_or_the_one_named():
     assert head_name(unanchored().network) == "fc"
     net = nn.Sequential(nn.Flatten(), nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2))
@@ -146,9 +143,6 @@ def test_a_head_may_give_more_than_logits():
     net.network.fc = TwoOutputs(net.network.fc)
     assert torch.equal(net(x), logits)
     assert torch.equal(net(x, raw=True).extra[0], features["flatten"])
-
-
-# Conversions.
 
 
 @pytest.fixture

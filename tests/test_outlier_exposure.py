@@ -12,7 +12,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import kedge
-from helpers import images, labelled
+from helpers import StopError, images, labelled, same_weights, stop_at
 from kedge import scores
 from kedge.data.leakage import fingerprints
 from kedge.detectors.trained.outlier_exposure import OutlierExposure
@@ -22,7 +22,7 @@ from kedge.seeds import seeded
 from kedge.training import Recipe
 from kedge.training.loader import epoch_order
 from kedge.training.outlier_loader import OutlierLoader
-from method_helpers import StopError, same_weights, small, softmax, step_of, stop_at
+from method_helpers import small, softmax, step_of
 
 RECIPE = Recipe(epochs=2, batch=16, lr=0.05, crop=0, flip=False)
 DATA = labelled(48, classes=2, channels=1)
@@ -47,9 +47,6 @@ def linear(classes=3) -> kedge.Classifier:
     """Has no batch norm, so that a loss is the same however its images are passed."""
     with seeded(0):
         return kedge.Classifier(nn.Sequential(nn.Flatten(), nn.Linear(64, classes)).double(), mean=0.5, std=0.25)
-
-
-# The loss.
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
@@ -97,9 +94,6 @@ def test_arguments_and_networks_that_do_not_fit_are_named():
         kedge.train(small(), DATA, RECIPE, outliers=unlabelled())
     with pytest.raises(InputError, match="'outlier exposure' trains"):
         trained(net=kedge.anchor(small()))
-
-
-# The training.
 
 
 def test_without_weight_it_is_ordinary_training():
@@ -168,9 +162,6 @@ def test_a_run_stopped_in_mid_epoch_goes_on_as_if_it_never_had(tmp_path):
         run("straight", outliers=unlabelled(seed=7))
 
 
-# The detector.
-
-
 @pytest.mark.parametrize("score", list(scores.SCORES))
 def test_the_score_is_that_of_the_logits(score):
     net, x = trained(), gray(30, 5)
@@ -207,9 +198,6 @@ def test_evaluation_refuses_the_outliers_that_it_learned_from(tmp_path):
     assert without.outliers is None
     result = kedge.evaluate({"x": without}, kedge.ImageSet(gray(9, 4), name="in"), [kedge.ImageSet(mixed)])
     assert result.results["x"].uses_outliers is False
-
-
-# The loader of outliers.
 
 
 def loader(data, count=4, seed=0, recipe=RECIPE, **options) -> OutlierLoader:

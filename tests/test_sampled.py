@@ -40,9 +40,6 @@ def test_arguments_out_of_range_are_named():
         DeepEnsemble([flat()], score="mutual_information")
 
 
-# Ensembles as networks.
-
-
 def test_the_logits_of_an_ensemble_are_the_logarithm_of_the_mean_softmax():
     nets, x = [flat(seed=seed).double() for seed in range(3)], torch.rand(5, 3, 8, 8, dtype=torch.float64)
     result = Ensemble(nets)(x).tolist()
@@ -102,9 +99,6 @@ def test_the_record_has_the_preprocessing_that_the_members_agree_on(tmp_path):
     again = kedge.load(tmp_path / "x.kedge", model=model)
     assert [member.record["seed"] for member in again.net.members] == [0, 1]
     assert again.net.record == net.record
-
-
-# DeepEnsemble.
 
 
 @pytest.mark.parametrize("score", SCORES)
@@ -175,9 +169,6 @@ def test_ensembles_of_ensembles_are_saved_too(tmp_path):
     assert kedge.load(tmp_path / "x.kedge").score(images()).equal(detector.score(images()))
 
 
-# Dropout masks.
-
-
 def dense(dropout=0.5):
     """Two linear layers with dropout between them, which numpy can follow."""
     with seeded(3):
@@ -246,9 +237,6 @@ def test_dropout_of_everything_leaves_nothing_and_the_mean_of_a_linear_network_i
     with torch.no_grad():
         expected = linear.eval()(vectors(2))
     assert ((result.mean(dim=0) - expected).abs() < 4 * result.std(dim=0) / math.sqrt(1000)).all()
-
-
-# MCDropout.
 
 
 @pytest.mark.parametrize("score", SCORES)

@@ -11,7 +11,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 import kedge
-from helpers import images, labelled
+from helpers import StopError, images, labelled, same_weights, stop_at
 from kedge import scores
 from kedge.detectors.trained.kmeans import kmeans
 from kedge.detectors.trained.udg import UDG, GroupHead, filter_known
@@ -20,7 +20,7 @@ from kedge.models.head import head_name
 from kedge.pixels import to_unit
 from kedge.seeds import mix_seed, seeded
 from kedge.training import Recipe
-from method_helpers import StopError, same_weights, small, softmax, step_of, stop_at
+from method_helpers import small, softmax, step_of
 
 RECIPE = Recipe(epochs=2, batch=16, lr=0.05, crop=0, flip=False)
 RULE = kedge.Preprocess((1, 8, 8))
@@ -67,9 +67,6 @@ def naive_filter(groups, labels, unlabelled, purity):
     return result
 
 
-# The group head.
-
-
 def test_prepare_puts_a_head_for_groups_next_to_the_head():
     net, state = small(classes=3), torch.get_rng_state()
     prepared = UDG.prepare(net, groups=7)
@@ -87,9 +84,6 @@ def test_prepare_puts_a_head_for_groups_next_to_the_head():
     assert not UDG.prepare(net, groups=7, seed=1).fc.groups.weight.equal(prepared.fc.groups.weight)
     assert isinstance(UDG.prepare(nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 2)), groups=5, head="0")[0], GroupHead)
     assert tiny().network[3].groups.weight.dtype == torch.float64
-
-
-# Which unlabelled images are known.
 
 
 def test_filtering_by_hand():
@@ -118,9 +112,6 @@ def test_filtering_is_the_rule_in_words(purity):
         assert result.tolist() == expected
         taken += sum(label >= 0 for label in expected)
     assert 0 < taken < 30 * 14
-
-
-# Before an epoch.
 
 
 def test_groups_are_those_of_k_means_on_the_features():
@@ -254,9 +245,6 @@ def test_as_many_groups_as_images_but_not_more():
     assert loss.state()["groups"].equal(loss.state()["outlier_groups"])
 
 
-# The loss.
-
-
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 @pytest.mark.parametrize("pseudo", [[2, -1, 0, -1], [-1] * 4, [1] * 4])
 def test_the_loss_by_hand(smoothing, pseudo):
@@ -333,9 +321,6 @@ def test_arguments_and_networks_that_do_not_fit_are_named():
         kedge.train(grouped(), DataLoader(DATA, batch_size=16), RECIPE, **options)
 
 
-# The training.
-
-
 def test_with_no_epoch_grouped_it_is_ordinary_training():
     trained = kedge.train(small(), DATA, RECIPE)
     waiting = kedge.train(grouped(), DATA, RECIPE, loss=UDG.loss(start=2), outliers=UNLABELLED)
@@ -398,9 +383,6 @@ def test_a_run_stopped_in_mid_epoch_goes_on_as_if_it_never_had(tmp_path, start):
         net, again = run(f"stopped {at}")
         assert same_weights(net, straight)
         assert all(again[key].equal(state[key]) for key in state)
-
-
-# The detector.
 
 
 @pytest.mark.parametrize("score", list(scores.SCORES))
