@@ -63,19 +63,6 @@ def test_the_loss_by_hand(smoothing):
     assert result.logits.allclose(net(x))
 
 
-def test_outliers_with_equal_logits_cost_the_least():
-    """The cross-entropy to the uniform distribution is log C there, and its gradient is zero."""
-    net = linear(classes=4)
-    nn.init.zeros_(net.network[1].weight)
-    nn.init.zeros_(net.network[1].bias)
-    x, outliers = to_unit(gray(2), torch.float64), to_unit(gray(3, 1), torch.float64)
-    given = step_of(net, x, torch.tensor([0, 1]), outliers=outliers)
-    values = [OutlierExposure.loss(weight=weight).loss(given).value for weight in (10.0, 0)]
-    assert values[0].item() == pytest.approx(11 * math.log(4))
-    gradients = [torch.autograd.grad(value, net.network[1].weight)[0] for value in values]
-    assert gradients[0].allclose(gradients[1])
-
-
 def test_arguments_and_networks_that_do_not_fit_are_named():
     assert OutlierExposure.loss().config() == {"weight": 0.5, "outliers_per_image": 2}
     wrong = [("weight", -0.1), ("weight", math.nan), ("outliers_per_image", 0), ("outliers_per_image", 1.5)]
@@ -88,12 +75,14 @@ def test_arguments_and_networks_that_do_not_fit_are_named():
     for weight in (0, 0.5):
         with pytest.raises(InputError, match=r"labels must lie in 0\.\.2.*got 1\.\.3"):
             OutlierExposure.loss(weight=weight).loss(step_of(net, x, torch.tensor([1, 3]), outliers=x))
-    with pytest.raises(InputError, match="'outlier exposure' needs outliers"):
-        kedge.train(small(), DATA, RECIPE, loss=OutlierExposure.loss())
-    with pytest.raises(InputError, match="'cross-entropy' uses no outliers"):
-        kedge.train(small(), DATA, RECIPE, outliers=unlabelled())
-    with pytest.raises(InputError, match="'outlier exposure' trains"):
-        trained(net=kedge.anchor(small()))
+    exposed, unused = {"loss": OutlierExposure.loss()}, {"outliers": unlabelled()}
+    for net, options, message in (
+        (small(), exposed, "'outlier exposure' needs outliers"),
+        (small(), unused, "'cross-entropy' uses no outliers"),
+        (kedge.anchor(small()), exposed | unused, "'outlier exposure' trains"),
+    ):
+        with pytest.raises(InputError, match=message):
+            kedge.train(net, DATA, RECIPE, **options)
 
 
 def test_without_weight_it_is_ordinary_training():
@@ -162,42 +151,31 @@ def test_a_run_stopped_in_mid_epoch_goes_on_as_if_it_never_had(tmp_path):
         run("straight", outliers=unlabelled(seed=7))
 
 
-@pytest.mark.parametrize("score", list(scores.SCORES))
-def test_the_score_is_that_of_the_logits(score):
+def test_the_score_is_that_of_the_logits_and_of_their_mean_over_anchors():
     net, x = trained(), gray(30, 5)
-    detector = OutlierExposure(net, score=score).fit(DATA)
-    with torch.no_grad():
-        assert detector.score(x).allclose(scores.SCORES[score](net(x)), atol=1e-6)
-    assert detector.cost == kedge.detectors.Cost(forward=1)
-    assert detector.config() == {"score": score}
-
-
-def test_it_scores_an_anchored_network_by_the_mean_over_anchors():
+    for score, function in scores.SCORES.items():
+        detector = OutlierExposure(net, score=score).fit(DATA)
+        with torch.no_grad():
+            assert detector.score(x).allclose(function(net(x)), atol=1e-6)
+        assert detector.cost == kedge.detectors.Cost(forward=1)
+        assert detector.config() == {"score": score}
     net = kedge.anchor(small().eval(), init="fresh", mean=0.5, std=0.25)
-    detector, x = OutlierExposure(net).fit(DATA), gray(5, 5)
-    logits = net.per_anchor_logits(to_unit(x)).mean(dim=0)
-    assert detector.score(x).allclose(-logits.softmax(dim=1).amax(dim=1), atol=1e-6)
+    detector = OutlierExposure(net).fit(DATA)
+    mean = net.per_anchor_logits(to_unit(x)).mean(dim=0)
+    assert detector.score(x).allclose(-mean.softmax(dim=1).amax(dim=1), atol=1e-6)
 
 
 def test_evaluation_refuses_the_outliers_that_it_learned_from(tmp_path):
-    outliers, held_out = unlabelled(), labelled(40, classes=2, channels=1, seed=2)
+    outliers, fresh = unlabelled(), kedge.ImageSet(gray(9, 4), name="fresh")
     net = trained(outliers)
     assert net.outliers.equal(fingerprints(outliers.images).unique(dim=0))
-    detector = OutlierExposure(net).fit(DATA).calibrate(held_out)
+    detector = OutlierExposure(net).fit(DATA).calibrate(labelled(40, classes=2, channels=1, seed=2))
     detector.save(tmp_path / "saved.kedge")
-    mixed = torch.cat([gray(9, 3), outliers.images[7:8]])
-    others = (kedge.load(tmp_path / "saved.kedge"), kedge.MSP(net).fit(DATA).calibrate(gray(40, 2)))
-    for each in (detector, *others):
-        for inside, outside in [(gray(9, 4), mixed), (mixed, gray(9, 4))]:
-            sets = kedge.ImageSet(inside, name="in"), [kedge.ImageSet(outside, name="out")]
-            with pytest.raises(InputError, match=r"1 of the images in '(in|out)' are among the training outliers"):
-                kedge.evaluate({"x": each}, *sets)
-        good = kedge.evaluate({"x": each}, kedge.ImageSet(gray(9, 4), name="in"), [kedge.ImageSet(gray(9, 3))])
-        assert good.results["x"].uses_outliers is True
-    without = kedge.MSP(kedge.train(small(), DATA, RECIPE)).fit(DATA).calibrate(gray(40, 2))
-    assert without.outliers is None
-    result = kedge.evaluate({"x": without}, kedge.ImageSet(gray(9, 4), name="in"), [kedge.ImageSet(mixed)])
-    assert result.results["x"].uses_outliers is False
+    mixed = kedge.ImageSet(torch.cat([gray(9, 3), outliers.images[7:8]]), name="mixed")
+    for each in (detector, kedge.load(tmp_path / "saved.kedge"), kedge.MSP(net).fit(DATA).calibrate(gray(40, 2))):
+        for inside, outside in ((fresh, mixed), (mixed, fresh)):
+            with pytest.raises(InputError, match="1 of the images in 'mixed' are among the training outliers"):
+                kedge.evaluate({"x": each}, inside, [outside])
 
 
 def loader(data, count=4, seed=0, recipe=RECIPE, **options) -> OutlierLoader:
@@ -265,20 +243,16 @@ def test_each_round_has_crops_of_its_own():
         assert not all(crop.equal(crops[0]) for crop in crops)
 
 
-@pytest.mark.parametrize(
-    ("data", "message"),
-    [
+def test_wrong_outliers_are_named():
+    for data, message in (
         (DataLoader(TensorDataset(torch.rand(4, 1, 8, 8))), "got DataLoader"),
         (iter([1]), "got list_iterator"),
         ([], "empty"),
         (kedge.ImageSet(gray(3, side=9)), r"\(1, 8, 8\); got \(1, 9, 9\)"),
-    ],
-)
-def test_wrong_outliers_are_named(data, message):
-    with pytest.raises(InputError, match=f"outliers.*{message}"):
-        loader(data)
-    with pytest.raises(InputError, match=f"outliers.*{message}"):
-        trained(data)
+    ):
+        for use in (loader, trained):
+            with pytest.raises(InputError, match=f"outliers.*{message}"):
+                use(data)
 
 
 def test_the_network_records_outliers_at_the_size_of_its_inputs():
