@@ -28,13 +28,6 @@ class RBFHead(nn.Module):
 
     Each class has a matrix W_c of its own. The outputs are the logarithms of the kernel values
     K_c = exp(-mean of (W_c f - e_c)^2 / (2 length_scale^2)): 0 at the centroid, less further away.
-
-    Args:
-        like: The layer that it replaces.
-        centroid_size: E, the length of the centroids.
-        length_scale: Length scale of the kernel.
-        gamma: Decay of the exponential average that moves the centroids.
-        seed: Seed of the first matrices and centroids.
     """
 
     counts: Tensor  # N_c, (C,)
@@ -155,12 +148,11 @@ class DUQLoss(MethodLoss):
 class DUQ(TrainedDetector):
     """Deterministic uncertainty quantification (van Amersfoort et al., ICML 2020): the distance to the closest class.
 
-    The network's last layer is replaced by one centroid per class, and the network learns to bring images close to
-    their own and away from the others; a penalty on its gradient keeps it sensitive to changes of the image, so that
-    unknown images do not fall on known centroids. The score is the squared distance to the closest centroid in units of
-    the kernel's length scale: -log of the paper's largest kernel value, so in the same order, without its underflow.
-    Use it where training anew is fine and scoring must be cheap. The second derivatives of the penalty make training
-    take about three times as long; scoring costs one forward pass.
+    The network learns to bring images close to the centroid of their class and away from the others; a penalty on its
+    gradient keeps it sensitive to changes of the image, so that unknown images do not fall on known centroids. The
+    score is -log of the paper's largest kernel value, a squared distance: the same order, without underflow. Use it
+    where training anew is fine and scoring must be cheap: training takes about three times as long, for the second
+    derivatives of the penalty; scoring costs one forward pass.
 
     Args:
         net: A network from ``DUQ.prepare``, trained with ``DUQ.loss()``.
