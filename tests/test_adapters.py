@@ -8,7 +8,6 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from torch import nn
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 import kedge
@@ -149,24 +148,6 @@ def test_a_kedge_detector_fits_on_a_loader_and_predicts_its_own_scores(kind):
         adapted(9 * x)
 
 
-def test_pytorch_ood_s_usual_loop_separates_outliers():
-    """Scores by batch, with negative labels for outliers, as its metrics take them."""
-    net = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(3, 3, bias=False))
-    net[2].weight.data = 20 * torch.eye(3)
-    inside, outside = 0.1 * unit(30), 0.1 * unit(30, seed=1)
-    inside[torch.arange(30), torch.arange(30) % 3] += 0.8
-    train, test = (
-        DataLoader(TensorDataset(x, y), batch_size=7)
-        for x, y in (
-            (inside, torch.arange(30) % 3),
-            (torch.cat([inside, outside]), torch.cat([torch.arange(30) % 3, -torch.ones(30, dtype=torch.long)])),
-        )
-    )
-    adapted = pytorch_ood(kedge.MSP(net)).fit(train)
-    scores, labels = (torch.cat(parts) for parts in zip(*((adapted(x), y) for x, y in test), strict=True))
-    assert scores[labels < 0].min() > scores[labels >= 0].max()
-
-
 def test_fit_leaves_out_images_with_negative_labels_and_needs_others():
     class Seen(kedge.MSP):
         def fit_method(self, train_set, preprocess):
@@ -264,21 +245,18 @@ class Stream(IterableDataset):
         return iter(zip(unit(20), torch.arange(20) % CLASSES, strict=True))
 
 
-@pytest.mark.parametrize(
-    ("source", "length"),
-    [
-        (DataLoader(TensorDataset(unit(20), torch.arange(20) % CLASSES), batch_size=8), 3),
-        (list(zip(unit(20), (torch.arange(20) % CLASSES).tolist(), strict=True)), 1),
+def test_the_loader_that_a_peer_gets_has_a_length():
+    pairs = list(zip(unit(20), (torch.arange(20) % CLASSES).tolist(), strict=True))
+    for source, length in (
+        (loader(20, batch=8), 3),
+        (pairs, 1),
         (Stream(), 1),
         (DataLoader(Stream(), batch_size=8), 3),
-    ],
-    ids=["loader", "list", "stream", "loader of a stream"],
-)
-def test_the_loader_that_a_peer_gets_has_a_length(source, length):
-    peer = Recorder(network())
-    pytorch_ood(peer).fit(source)
-    assert peer.length == length
-    assert torch.cat([x for x, _ in peer.batches]).allclose(unit(20))
+    ):
+        peer = Recorder(network())
+        pytorch_ood(peer).fit(source)
+        assert peer.length == length
+        assert torch.cat([x for x, _ in peer.batches]).allclose(unit(20))
 
 
 def test_images_without_a_label_are_left_out_of_a_peer_s_fit():

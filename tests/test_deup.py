@@ -150,7 +150,7 @@ def test_images_without_a_label_are_left_out():
 
 
 def problem(n=300, seed=0, noise=0.1) -> tuple[torch.Tensor, torch.Tensor]:
-    """The error is a function of the first feature, the log-density, but not a linear one; the others say nothing."""
+    """The error is a function of the first feature, the log-density, but not a linear one, and of no other."""
     generator = torch.Generator().manual_seed(seed)
     phi = torch.randn(n, 3, generator=generator, dtype=torch.float64) * torch.tensor([20.0, 0.1, 3.0]) - 40
     logarithm = -4 + 3 / (1 + (phi[:, 0] / 10 + 4).exp()) + noise * torch.randn(n, generator=generator).double()
@@ -327,7 +327,7 @@ def test_sets_networks_and_arguments_that_do_not_fit_are_named():
         (network(), labelled(classes=4), r"labels must lie in 0\.\.2, the classes of the network; got 0\.\.3"),
         (network(), few, "at least two images of a class.*got 3 images of 3"),
         (Ensemble([dense(), dense()]), labelled(), "an ensemble has no layers to read"),
-        (rows, labelled(), r"the head '1' must take a vector per image; it takes \(60, 1, 16\)"),
+        (rows, labelled(), r"the head '1' must take a vector per image, not \(60, 1, 16\)"),
         (broken, labelled(), "features must be finite"),
     ):
         with pytest.raises(InputError, match=message):

@@ -94,18 +94,6 @@ def test_the_loss_by_hand(margin, smoothing):
         assert result.logits.allclose((known[0] + known[1]) / 2)
 
 
-@pytest.mark.parametrize(("unsure", "expected"), [("first", 0.0), ("second", 1.2 + math.log(4))])
-def test_the_first_head_must_be_the_unsure_one(unsure, expected):
-    """Entropies of log 4 and of 0: their difference is more than the margin, or as far from it as can be."""
-    net, x = tiny(), to_unit(gray(3), torch.float64)
-    for name in ("first", "second"):
-        head = getattr(net.network[3], name)
-        nn.init.zeros_(head.weight)
-        head.bias.data = torch.tensor([0.0 if name == unsure else 200.0, 0, 0, 0], dtype=torch.float64)
-    result = ClassifierDiscrepancy.loss(start=0).loss(step_of(net, x, torch.tensor([0, 0, 0]), outliers=x))
-    assert result.value.item() == pytest.approx(math.log(4) + expected)
-
-
 def test_arguments_and_networks_that_do_not_fit_are_named():
     given = {"margin": 0.5, "start": 0.9, "outliers_per_image": 3}
     assert ClassifierDiscrepancy.loss(**given).config() == given

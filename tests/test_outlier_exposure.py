@@ -205,12 +205,17 @@ def test_every_image_comes_once_a_round_in_a_new_order(count):
         assert x.equal(to_unit(data.images[index]))
 
 
-def test_the_seed_decides_the_order_and_it_is_not_that_of_the_training_images():
+def test_the_seed_decides_the_order_and_each_round_has_crops_of_its_own():
     def order(seed):
         return first(loader(unlabelled(40), 40, seed), 1)[0][1].tolist()
 
     assert order(0) == order(0) != order(1)
-    assert order(0) != epoch_order(40, 0, 0).tolist()
+    assert order(0) != epoch_order(40, 0, 0).tolist()  # not that of the training images
+    (x, index), *_ = first(loader(unlabelled(10), 40, recipe=Recipe(epochs=1, crop=2)), 1)
+    for number in range(10):
+        crops = x[index == number]
+        assert len(crops) == 4
+        assert not all(crop.equal(crops[0]) for crop in crops)
 
 
 @pytest.mark.parametrize("data", [unlabelled(10), list(gray(10, 100))], ids=["set", "data set"])
@@ -233,14 +238,6 @@ def test_pictures_are_the_same_as_a_set_of_their_pixels(workers):
     pictures = [(Image.fromarray(image[0].numpy()), "no number") for image in data.images]  # labels are not read
     expected = first(loader(data, 23, recipe=recipe), 5)  # of 10, so that images come twice and thrice in a batch
     check_same(expected, first(loader(pictures, 23, recipe=recipe, workers=workers), 5))
-
-
-def test_each_round_has_crops_of_its_own():
-    (x, index), *_ = first(loader(unlabelled(10), 40, recipe=Recipe(epochs=1, crop=2)), 1)
-    for number in range(10):
-        crops = x[index == number]
-        assert len(crops) == 4
-        assert not all(crop.equal(crops[0]) for crop in crops)
 
 
 def test_wrong_outliers_are_named():

@@ -437,23 +437,18 @@ def test_processes_share_one_threshold(monkeypatch):
     assert loss.threshold == pytest.approx((0.6 + entropies(z)[0]) / 2)
 
 
-def test_another_training_measures_anew():
-    loss, data = SVIAvUC.loss(), bright_classes()
-    first = train(SVIAvUC.prepare(network()), data, RECIPE, loss=loss)
-    threshold, counts = loss.threshold, loss.counts.clone()
-    assert 0 < threshold < math.log(3)
-    assert 0 < int(counts.sum()) <= 0.3 * 3 * 64 + 16
-    second = train(SVIAvUC.prepare(network()), data, RECIPE, loss=loss)
-    assert (loss.threshold, loss.counts.tolist()) == (threshold, counts.tolist())
-    assert same_weights(first, second)
-
-
-def test_without_its_weight_the_term_changes_nothing():
-    trained = [
-        train(SVI.prepare(network()), NOISE, RECIPE, loss=loss)
-        for loss in (SVI.loss(), SVIAvUC.loss(beta=0.0), SVIAvUC.loss())
-    ]
+def test_another_training_measures_anew_and_without_its_weight_the_term_changes_nothing():
+    loss = SVIAvUC.loss()
+    losses, states, trained = [SVI.loss(), SVIAvUC.loss(beta=0.0), loss, loss], [], []
+    for each in losses:
+        trained.append(train(SVIAvUC.prepare(network()), NOISE, RECIPE, loss=each))
+        if each is loss:
+            states.append((loss.threshold, loss.counts.tolist()))
+    assert states[0] == states[1]
+    assert 0 < loss.threshold < math.log(3)
+    assert 0 < int(loss.counts.sum()) <= 0.3 * 3 * 64 + 16
     assert same_weights(trained[0], trained[1])
+    assert same_weights(trained[2], trained[3])
     assert not same_weights(trained[0], trained[2])
 
 

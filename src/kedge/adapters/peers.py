@@ -193,10 +193,6 @@ class FromPytorchOOD(Detector):
         once = passes(self.net)
         return Cost(3 * once, once) if self._needs_gradients else Cost(2 * once)
 
-    def config(self) -> dict[str, Any]:
-        """Nothing that could be saved."""
-        return {}
-
     def save(self, path: str | os.PathLike[str]) -> None:
         """Raise: a kedge file runs no code, and this detector is code of another library."""
         raise InputError(

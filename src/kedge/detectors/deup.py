@@ -64,6 +64,7 @@ class DEUP(Detector):
 
     name = "deup"
     learns_held_out = True
+    options = ("hidden", "seed", "head")
 
     def __init__(self, net: nn.Module, *, hidden: int = 32, seed: int = 0, head: str | None = None) -> None:
         super().__init__(net)
@@ -137,10 +138,6 @@ class DEUP(Detector):
         logits, phi = self.describe(x)
         return Outputs(logits, self.predictor(phi).to(logits.dtype))
 
-    def config(self) -> dict[str, Any]:
-        """The arguments, defaults resolved."""
-        return {"hidden": self.hidden, "seed": self.seed, "head": self.head}
-
     def state(self) -> dict[str, Tensor]:
         """The Gaussians with the classes' shares, and the predictor if there is one."""
         if self.gaussians is None or self.shares is None:
@@ -172,17 +169,13 @@ class DEUP(Detector):
         else:
             logits, features = self.net.features(x, [layer])
         if features[layer].ndim != 2:
-            raise InputError(
-                f"the head {self.head!r} must take a vector per image; it takes {shape_of(features[layer])}"
-            )
+            raise InputError(f"the head {self.head!r} must take a vector per image, not {shape_of(features[layer])}")
         return logits, features[layer], per_anchor
 
 
 def _checked(labels: Tensor, classes: int) -> Tensor:
     """The labels, if the network has an output for each."""
     if int(labels.max()) >= classes:
-        raise InputError(
-            f"labels must lie in 0..{classes - 1}, the classes of the network; got {int(labels.min())}.."
-            f"{int(labels.max())}"
-        )
+        came = f"{int(labels.min())}..{int(labels.max())}"
+        raise InputError(f"labels must lie in 0..{classes - 1}, the classes of the network; got {came}")
     return labels

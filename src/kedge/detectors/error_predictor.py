@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 SMALLEST = 1e-5  # errors below it count as this large, as in DEUP's published code
-PENALTY = 1.0  # on the squared weights, beside the sum of the squared residuals
+PENALTY = 1.0  # on the squared weights, next to the sum of the squared residuals
 STEPS = 500  # of Newton's method, which takes less than a hundred
 
 

@@ -135,7 +135,3 @@ class ClassifierDiscrepancy(TrainedDetector):
         logits, features = self.net.features(x, names)
         first, second = (features[name].softmax(dim=1) for name in names)  # (B, C) each
         return Outputs(logits, (first - second).abs().sum(dim=1))
-
-    def config(self) -> dict[str, Any]:
-        """No arguments."""
-        return {}

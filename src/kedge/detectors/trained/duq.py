@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from kedge import scores
 from kedge.checks import at_least, between
-from kedge.detectors.base import Outputs
+from kedge.detectors.logits import LogitDetector
 from kedge.detectors.registry import register
 from kedge.detectors.trained.base import MethodLoss, TrainedDetector
 from kedge.models.classifier import Classifier, evaluating
@@ -145,7 +145,7 @@ class DUQLoss(MethodLoss):
 
 
 @register
-class DUQ(TrainedDetector):
+class DUQ(LogitDetector, TrainedDetector):
     """Deterministic uncertainty quantification (van Amersfoort et al., ICML 2020): the distance to the closest class.
 
     The network learns to bring images close to the centroid of their class and away from the others; a penalty on its
@@ -168,8 +168,8 @@ class DUQ(TrainedDetector):
     """
 
     name = "duq"
-    reads = "logits"
     loss = DUQLoss
+    score_function = scores.max_logit  # minus the largest logarithm of a kernel value
 
     def __init__(self, net: nn.Module) -> None:
         super().__init__(net)
@@ -202,15 +202,3 @@ class DUQ(TrainedDetector):
         between("gamma", gamma, 0, 1, open_ends=True)
         arguments = {"centroid_size": centroid_size, "length_scale": length_scale, "gamma": gamma, "seed": seed}
         return convert(net, "duq", head=name, **arguments)
-
-    def outputs(self, x: Tensor) -> Outputs:
-        """The logarithms of the kernel values, and the squared distance to the closest centroid."""
-        return self.of_logits(self.net(x))
-
-    def of_logits(self, logits: Tensor) -> Outputs:
-        """The score of logits (B, C): minus the largest."""
-        return Outputs(logits, scores.max_logit(logits))
-
-    def config(self) -> dict[str, Any]:
-        """No arguments."""
-        return {}

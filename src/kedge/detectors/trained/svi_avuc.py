@@ -121,7 +121,7 @@ class SVIAvUC(SVI):
     code, or ``loss(samples=...)``.
 
     Args:
-        net: A network made by ``SVIAvUC.prepare`` and trained with ``SVIAvUC.loss()``.
+        net: A network from ``SVIAvUC.prepare``, trained with ``SVIAvUC.loss()``.
         samples: See `SVI`.
         score: See `SVI`.
         seed: See `SVI`.
