@@ -1,7 +1,7 @@
 """Training steps, interrupted runs and numbers without torch, for tests of methods with their own training."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -32,26 +32,6 @@ def step_of(net: kedge.Classifier, x: Tensor, y: Tensor, *, images: int | None =
     given = {"index": None, "outliers": None, "outlier_index": None, "anchors": {}, "done": 0.0, "epoch": 0}
     given |= {"images": len(x) if images is None else images, "label_smoothing": 0.0}
     return Step(net=net, forward=net, x=x, y=y, **(given | fields))
-
-
-def same_weights(a: nn.Module, b: nn.Module) -> bool:
-    """Whether two networks have the very same parameters and buffers."""
-    first, second = a.state_dict(), b.state_dict()
-    return first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)
-
-
-class StopError(Exception):
-    """Raised by `stop_at`, in place of a killed process."""
-
-
-def stop_at(step: int) -> Callable[[Any], None]:
-    """A ``progress`` that ends a training at a step."""
-
-    def progress(report: Any) -> None:
-        if report.step == step:
-            raise StopError
-
-    return progress
 
 
 def softmax(logits: Sequence[float]) -> list[float]:

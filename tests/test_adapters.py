@@ -8,7 +8,6 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from torch import nn
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 import kedge
@@ -23,9 +22,6 @@ KINDS = ["unanchored", "anchored"]
 
 def unit(n=40, seed=0) -> torch.Tensor:
     return to_unit(images(n, seed=seed))
-
-
-# pytorch-ood's protocol, as its api.py defines it.
 
 
 class RequiresFittingError(Exception):
@@ -128,50 +124,31 @@ class Dropout(MaxSoftmax):
         return scores
 
 
-# A kedge detector for pytorch-ood.
-
-
 def loader(n=40, seed=0, batch=16) -> DataLoader:
     return DataLoader(TensorDataset(unit(n, seed), torch.arange(n) % CLASSES), batch_size=batch)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_kedge_detector_fits_on_a_loader_and_predicts_its_own_scores(kind):
-    net = network(kind)
+    net, x = network(kind), unit(9, seed=1)
     adapted = pytorch_ood(kedge.Energy(net))
     assert adapted.requires_fit
+    with pytest.raises(NotReadyError, match="not fitted"):
+        adapted.predict(x)
     assert adapted.fit(loader()) is adapted
     assert not adapted.requires_fit
-    x = unit(9, seed=1)
     scores = adapted.predict(x)
-    assert scores.shape == (9,)
     assert scores.device == x.device
     assert not scores.requires_grad
     with torch.no_grad():
         assert scores.allclose(-net(x).logsumexp(dim=1), atol=1e-5)
-    assert adapted(x).equal(scores)
-    assert adapted.detector.score(x).equal(scores)
+    for same in (adapted(x), adapted.detector.score(x), pytorch_ood(adapted.detector)(x)):
+        assert same.equal(scores)
+    with pytest.raises(InputError, match=r"must lie in \[0, 1\].*before normalisation"):
+        adapted(9 * x)
 
 
-def test_pytorch_ood_s_usual_loop_separates_outliers():
-    """Scores by batch, with negative labels for outliers, as its metrics take them."""
-    net = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(3, 3, bias=False))
-    net[2].weight.data = 20 * torch.eye(3)
-    inside, outside = 0.1 * unit(30), 0.1 * unit(30, seed=1)
-    inside[torch.arange(30), torch.arange(30) % 3] += 0.8
-    train, test = (
-        DataLoader(TensorDataset(x, y), batch_size=7)
-        for x, y in (
-            (inside, torch.arange(30) % 3),
-            (torch.cat([inside, outside]), torch.cat([torch.arange(30) % 3, -torch.ones(30, dtype=torch.long)])),
-        )
-    )
-    adapted = pytorch_ood(kedge.MSP(net)).fit(train)
-    scores, labels = (torch.cat(parts) for parts in zip(*((adapted(x), y) for x, y in test), strict=True))
-    assert scores[labels < 0].min() > scores[labels >= 0].max()
-
-
-def test_fit_leaves_out_images_with_negative_labels():
+def test_fit_leaves_out_images_with_negative_labels_and_needs_others():
     class Seen(kedge.MSP):
         def fit_method(self, train_set, preprocess):
             for _ in range(2):  # a method may read the training set more than once
@@ -183,6 +160,14 @@ def test_fit_leaves_out_images_with_negative_labels():
     adapted = pytorch_ood(Seen(network())).fit(DataLoader(TensorDataset(x, y), batch_size=16))
     assert torch.cat([x for x, _ in adapted.detector.seen]).equal(x[y >= 0])
     assert torch.cat([y for _, y in adapted.detector.seen]).equal(y[y >= 0])
+    for batches, message in (
+        ([(unit(4), -torch.ones(4, dtype=torch.long))], "labels of 0 and above"),
+        ([], "labels of 0 and above; it holds none"),
+        ([(unit(4), torch.zeros(4, 8, 8))], r"a label per image, \(4,\); it gives \(4, 8, 8\)"),
+        ([(unit(4), [0, 1, 2, 0])], r"a label per image, \(4,\); it gives list"),
+    ):
+        with pytest.raises(InputError, match=message):
+            adapted.fit(batches)
 
 
 def test_any_stream_of_batches_fits_and_torch_s_generator_is_left_alone():
@@ -195,33 +180,15 @@ def test_any_stream_of_batches_fits_and_torch_s_generator_is_left_alone():
     assert labelled.detector.net.anchors.equal(alone.detector.net.anchors)
 
 
-@pytest.mark.parametrize(
-    ("batches", "message"),
-    [
-        ([(unit(4), -torch.ones(4, dtype=torch.long))], "data_loader must hold images with labels of 0 and above"),
-        ([], "data_loader must hold images with labels of 0 and above; it holds none"),
-        ([(unit(4), torch.zeros(4, 8, 8))], r"data_loader must give a label per image, \(4,\); it gives \(4, 8, 8\)"),
-        ([(unit(4), [0, 1, 2, 0])], r"data_loader must give a label per image, \(4,\); it gives list"),
-    ],
-)
-def test_loaders_that_do_not_serve(batches, message):
-    with pytest.raises(InputError, match=message):
-        pytorch_ood(kedge.MSP(network())).fit(batches)
+def test_the_rest_of_the_protocol(monkeypatch):
+    class Base(ABC):  # noqa: B024 -- as the real one, it is used for isinstance only
+        pass
 
-
-def test_a_fitted_detector_predicts_straight_away_and_an_unfitted_one_says_so():
-    fitted = kedge.MSP(network()).fit(labelled())
-    adapted = pytorch_ood(fitted)
-    assert not adapted.requires_fit
-    assert adapted(unit(5)).equal(fitted.score(unit(5)))
-    with pytest.raises(NotReadyError, match="not fitted"):
-        pytorch_ood(kedge.MSP(network())).predict(unit(5))
-    with pytest.raises(InputError, match=r"must lie in \[0, 1\].*before normalisation"):
-        adapted(9 * unit(5))
-
-
-def test_the_rest_of_the_protocol():
+    assert not [name for name in sys.modules if name.startswith("pytorch_ood")]  # it is not imported
+    assert not isinstance(pytorch_ood(kedge.MSP(network())), Base)
+    monkeypatch.setitem(sys.modules, "pytorch_ood.api", SimpleNamespace(Detector=Base))
     adapted = pytorch_ood(kedge.MSP(network().double()))
+    assert isinstance(adapted, Base)
     assert adapted.info is None
     assert adapted.hyperparameter_space == adapted.get_hyperparameters() == {}
     assert adapted.set_hyperparameters() is adapted
@@ -239,44 +206,27 @@ def test_the_rest_of_the_protocol():
     assert adapted.predict(torch.empty(3, 3, 8, 8, device="meta")).device == torch.device("meta")  # the images' device
 
 
-def test_pytorch_ood_s_benchmarks_take_it_for_one_of_theirs(monkeypatch):
-    class Base(ABC):  # noqa: B024 -- as the real one, it is used for isinstance only
-        pass
-
-    assert not [name for name in sys.modules if name.startswith("pytorch_ood")]  # it is not imported
-    assert not isinstance(pytorch_ood(kedge.MSP(network())), Base)
-    monkeypatch.setitem(sys.modules, "pytorch_ood.api", SimpleNamespace(Detector=Base))
-    assert isinstance(pytorch_ood(kedge.MSP(network())), Base)
-
-
-# A pytorch-ood detector for kedge.
-
-
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_peer_runs_behind_the_verbs(kind):
-    net = network(kind)
-    detector = pytorch_ood(MaxSoftmax(net))
-    assert isinstance(detector, kedge.Detector)
-    assert detector.fit(labelled(seed=1)) is detector
-    detector.calibrate(labelled(60, seed=2))
-    x = images(9, seed=3)
-    result = detector(x)
-    msp = kedge.MSP(net).fit(labelled(seed=1)).calibrate(labelled(60, seed=2))
-    expected = msp(x)
-    assert result.score.allclose(expected.score)
-    assert result.logits.allclose(expected.logits)
-    assert result.label.equal(expected.label)
-    assert result.is_ood.equal(expected.is_ood)
-    assert result.p_value.allclose(expected.p_value)
+def test_a_peer_runs_behind_the_verbs(kind, tmp_path):
+    net, x = network(kind), images(9, seed=3)
+    peer, msp = pytorch_ood(MaxSoftmax(net)), kedge.MSP(net)
+    for detector in (peer, msp):
+        assert detector.fit(labelled(seed=1)).calibrate(labelled(60, seed=2)) is detector
+    for name, expected in vars(msp(x)).items():
+        torch.testing.assert_close(vars(peer(x))[name], expected)
     sets = labelled(30, seed=4, name="test"), [labelled(30, seed=5, name="other")]
-    results = kedge.evaluate({"MaxSoftmax": detector, "MSP": msp}, *sets).results
+    results = kedge.evaluate({"MaxSoftmax": peer, "MSP": msp}, *sets).results
     assert results["MaxSoftmax"].mean("auroc") == results["MSP"].mean("auroc")
     assert results["MaxSoftmax"].accuracy == results["MSP"].accuracy
+    assert isinstance(peer, FromPytorchOOD)
+    assert peer.config() == {}
+    with pytest.raises(InputError, match="MaxSoftmax cannot be saved"):
+        peer.save(tmp_path / "x.kedge")
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_peer_that_needs_fitting_gets_the_training_images_with_labels_in_batches():
-    peer = Recorder(network())
-    data = labelled(600)
+    peer, data = Recorder(network().train()), labelled(600)
     detector = pytorch_ood(peer).fit(data)
     assert [len(x) for x, _ in peer.batches] == [256, 256, 88]
     assert peer.length == 3
@@ -284,8 +234,10 @@ def test_a_peer_that_needs_fitting_gets_the_training_images_with_labels_in_batch
     assert x.dtype == torch.float32
     assert x.mul(255).round().to(torch.uint8).equal(data.images)
     assert y.equal(data.labels)
-    detector.fit(labelled(10))
+    detector.fit(labelled(10)).score(images(5))
     assert sum(len(x) for x, _ in peer.batches) == 10  # a new fit forgets the old
+    assert peer.modes == [False] * 3  # it sees the network in evaluation mode
+    assert peer.model.training
 
 
 class Stream(IterableDataset):
@@ -293,38 +245,31 @@ class Stream(IterableDataset):
         return iter(zip(unit(20), torch.arange(20) % CLASSES, strict=True))
 
 
-@pytest.mark.parametrize(
-    ("source", "length"),
-    [
-        (DataLoader(TensorDataset(unit(20), torch.arange(20) % CLASSES), batch_size=8), 3),
-        (list(zip(unit(20), (torch.arange(20) % CLASSES).tolist(), strict=True)), 1),
+def test_the_loader_that_a_peer_gets_has_a_length():
+    pairs = list(zip(unit(20), (torch.arange(20) % CLASSES).tolist(), strict=True))
+    for source, length in (
+        (loader(20, batch=8), 3),
+        (pairs, 1),
         (Stream(), 1),
         (DataLoader(Stream(), batch_size=8), 3),
-    ],
-    ids=["loader", "list", "stream", "loader of a stream"],
-)
-def test_the_loader_that_a_peer_gets_has_a_length(source, length):
-    peer = Recorder(network())
-    pytorch_ood(peer).fit(source)
-    assert peer.length == length
-    assert torch.cat([x for x, _ in peer.batches]).allclose(unit(20))
+    ):
+        peer = Recorder(network())
+        pytorch_ood(peer).fit(source)
+        assert peer.length == length
+        assert torch.cat([x for x, _ in peer.batches]).allclose(unit(20))
 
 
-def test_images_without_a_label_would_be_outliers_to_a_peer():
-    peer = Recorder(network())
-    data = [(x, -1 if i % 2 == 0 else i) for i, x in enumerate(unit(12))]
-    pytorch_ood(peer).fit(data)
-    assert torch.cat([y for _, y in peer.batches]).tolist() == [1, 3, 5, 7, 9, 11]
-    with pytest.raises(InputError, match="train_set must hold images with labels of 0 and above; it holds none"):
-        pytorch_ood(Recorder(network())).fit(images())
-
-
-def test_a_peer_that_needs_no_fitting_is_not_fitted():
+def test_images_without_a_label_are_left_out_of_a_peer_s_fit():
     class Eager(MaxSoftmax):
         def fit(self, data_loader):
             raise AssertionError
 
-    assert pytorch_ood(Eager(network())).fit(images()).score(images(3)).shape == (3,)  # nor does it need labels
+    peer = Recorder(network())
+    pytorch_ood(peer).fit([(x, -1 if i % 2 == 0 else i) for i, x in enumerate(unit(12))])
+    assert torch.cat([y for _, y in peer.batches]).tolist() == [1, 3, 5, 7, 9, 11]
+    with pytest.raises(InputError, match="train_set must hold images with labels of 0 and above; it holds none"):
+        pytorch_ood(Recorder(network())).fit(images())
+    pytorch_ood(Eager(network())).fit(images())  # needs no fit and no labels
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -343,10 +288,13 @@ def test_a_peer_with_an_encoder_takes_its_labels_from_net(kind):
     scores = detector.score(images(7, seed=1))
     assert scores.dtype == torch.float64
     assert np.allclose(scores, expected, rtol=1e-4)
-    with torch.no_grad():
-        assert detector.calibrate(labelled(60, seed=2))(images(7, seed=1)).logits.allclose(
-            net(unit(7, seed=1)), atol=1e-4
-        )
+    logits = detector.calibrate(labelled(60, seed=2))(images(7, seed=1)).logits
+    assert logits.allclose(net(unit(7, seed=1)), atol=1e-4)
+    own = network(seed=1)
+    with torch.no_grad():  # net takes precedence over a model of the peer
+        outputs = pytorch_ood(MaxSoftmax(own), net=net).fit(images()).outputs(unit(4))
+        assert outputs.logits.allclose(net(unit(4)))
+        assert outputs.score.allclose(-own(unit(4)).softmax(dim=1).amax(dim=1))
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -363,33 +311,14 @@ def test_gradients_are_there_for_a_peer_that_needs_them_and_leave_no_trace(kind)
     assert scores.allclose(gradient.flatten(1).norm(dim=1), rtol=1e-4)
     assert not scores.requires_grad
 
-    class Attached(MaxSoftmax):
-        def predict(self, x):
-            assert not torch.is_grad_enabled()  # others score without gradients
-            return super().predict(x)
-
-    assert not pytorch_ood(Attached(net)).fit(images()).score(images(3)).requires_grad
-
-
-def test_a_peer_sees_the_network_in_evaluation_mode_and_the_mode_comes_back():
-    net = network()
-    net.train()
-    peer = Recorder(net)
-    pytorch_ood(peer).fit(labelled()).score(images(5))
-    assert peer.modes == [False, False]
-    assert net.training
-
-
-def test_a_failure_puts_gradients_back():
     class Failing(MaxSoftmax):
         def predict(self, x):
+            assert not torch.is_grad_enabled()  # others score without gradients
             raise RequiresFittingError
 
-    net = network()
-    next(net.parameters()).grad = torch.ones_like(next(net.parameters()))
     with pytest.raises(RequiresFittingError):
         pytorch_ood(Failing(net)).fit(images()).score(images(3))
-    assert next(net.parameters()).grad is not None
+    assert all(p.grad.equal(own[name]) for name, p in net.named_parameters())
 
 
 def test_what_a_peer_draws_is_the_same_every_time():
@@ -421,18 +350,16 @@ def test_training_mode_is_no_way_to_score_an_anchored_network():
     assert net.batches_seen == 0
 
 
-@pytest.mark.parametrize(
-    ("scores", "message"),
-    [(torch.zeros(5, 8, 8), "one score per image"), (torch.zeros(5, 1), "one score per image"),
-     (torch.zeros(()), "one score per image"), (torch.full((5,), math.nan), "scores must be finite")],
-)  # fmt: skip
-def test_a_score_is_one_finite_number_per_image(scores, message):
+def test_a_score_is_one_finite_number_per_image():
     class Odd(MaxSoftmax):
         def predict(self, x):
-            return scores
+            return self.scores
 
-    with pytest.raises(InputError, match=message):
-        pytorch_ood(Odd(network())).fit(images()).score(images(5))
+    peer = Odd(network())
+    detector = pytorch_ood(peer).fit(images())
+    for peer.scores in (torch.zeros(5, 8, 8), torch.zeros(5, 1), torch.zeros(()), torch.full((5,), math.nan)):
+        with pytest.raises(InputError, match=r"one score per image|scores must be finite"):
+            detector.score(images(5))
 
 
 def test_what_it_costs():
@@ -440,18 +367,6 @@ def test_what_it_costs():
     assert vars(pytorch_ood(GradNorm(network())).cost) == {"forward": 3, "backward": 1}
     anchored = pytorch_ood(MaxSoftmax(network("anchored"))).fit(labelled())
     assert vars(anchored.cost) == {"forward": 10, "backward": 0}
-
-
-def test_only_kedge_s_own_detectors_are_saved(tmp_path):
-    detector = pytorch_ood(MaxSoftmax(network())).fit(labelled())
-    assert isinstance(detector, FromPytorchOOD)
-    assert detector.config() == {}
-    with pytest.raises(InputError, match="MaxSoftmax cannot be saved: only kedge's own detectors can"):
-        detector.save(tmp_path / "x.kedge")
-    assert not list(tmp_path.iterdir())
-
-
-# What is neither.
 
 
 def test_objects_that_cannot_be_adapted_are_named():
@@ -463,12 +378,3 @@ def test_objects_that_cannot_be_adapted_are_named():
     for given in (Distance(None), MaxSoftmax(network().forward)):
         with pytest.raises(InputError, match="net must be given"):
             pytorch_ood(given)
-
-
-def test_net_takes_precedence_over_the_peer_s_own_model():
-    given, own = network(), network(seed=1)
-    detector = pytorch_ood(MaxSoftmax(own), net=given).fit(images())
-    with torch.no_grad():
-        outputs = detector.outputs(unit(4))
-        assert outputs.logits.allclose(given(unit(4)))
-        assert outputs.score.allclose(-own(unit(4)).softmax(dim=1).amax(dim=1))

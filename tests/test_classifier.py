@@ -26,14 +26,6 @@ def flat(channels=3):
     return helpers.flat(channels * 30, classes=2)
 
 
-def loaded(source: Classifier, into: Classifier) -> Classifier:
-    into.load_state_dict(source.state_dict())
-    return into
-
-
-# Normalisation.
-
-
 def test_without_statistics_the_network_gets_the_images_as_they_are():
     network, x = flat(), images()
     net = Classifier(network)
@@ -52,14 +44,11 @@ def test_each_channel_is_normalised_by_its_own_mean_and_deviation(dtype):
     torch.testing.assert_close(net.normalise(x), expected)
     torch.testing.assert_close(net(x), network(expected))
     assert Classifier(flat(), mean=MEAN, std=STD).double().mean.dtype == torch.float64  # moves with the network
-
-
-@pytest.mark.parametrize("shape", [(4, 3), (4, 3, 7), (4, 3, 2, 2), (4, 3, 2, 2, 2)])
-def test_vectors_signals_images_and_volumes_are_normalised_along_their_channels(shape):
-    x = torch.rand(shape)
-    y = Classifier(nn.Flatten(), mean=MEAN, std=STD).normalise(x)
-    for c in range(3):
-        torch.testing.assert_close(y[:, c], (x[:, c] - MEAN[c]) / STD[c])
+    assert all(weight.equal(weight.half().to(dtype)) for weight in net.round_weights().parameters())
+    for shape in ((4, 3), (4, 3, 7), (4, 3, 2, 2, 2)):  # vectors, signals and volumes
+        x = torch.rand(shape, dtype=dtype)
+        for c in range(3):
+            torch.testing.assert_close(net.normalise(x)[:, c], (x[:, c] - MEAN[c]) / STD[c])
 
 
 def test_one_value_serves_all_channels_and_either_may_be_left_out():
@@ -98,57 +87,37 @@ def test_statistics_are_a_copy_and_can_be_set_again():
         torch.testing.assert_close(other.mean, torch.tensor(MEAN))
 
 
-@pytest.mark.parametrize(
-    ("channels", "shape"), [(1, (4, 1, 5, 6)), (5, (4, 5, 5, 6)), (1, (3, 5, 6)), (1, (3,))], ids=str
-)
-def test_images_with_other_channels_than_the_statistics_are_an_error(channels, shape):
-    net = Classifier(flat(channels), mean=MEAN, std=STD)
-    with pytest.raises(InputError, match=r"\(B, 3, \.\.\.\).*x\[None\]"):
-        net(torch.rand(shape))
-
-
-@pytest.mark.parametrize(
-    ("mean", "std", "text"),
-    [
+def test_statistics_that_make_no_sense_or_do_not_match_the_images_are_an_error():
+    for mean, std, text in (
         ([0.1, 0.2], [0.1, 0.2, 0.3], "got 2 and 3"),
         ([], [], "got 0 and 0"),
         (0.5, 0.0, "std positive"),
         (0.5, [0.1, -0.1, 0.1], "std positive"),
         (float("nan"), 1.0, "finite"),
         (0.5, float("inf"), "finite"),
-    ],
-)
-def test_statistics_that_make_no_sense_are_an_error(mean, std, text):
-    with pytest.raises(InputError, match=text):
-        Classifier(flat(), mean=mean, std=std)
+    ):
+        with pytest.raises(InputError, match=text):
+            Classifier(flat(), mean=mean, std=std)
+    for shape in ((4, 1, 5, 6), (4, 5, 5, 6), (3, 5, 6), (3,)):
+        with pytest.raises(InputError, match=r"\(B, 3, \.\.\.\).*x\[None\]"):
+            Classifier(nn.Flatten(), mean=MEAN, std=STD)(torch.rand(shape))
 
 
-def test_weights_are_rounded_to_half_precision():
-    net = Classifier(flat()).round_weights()
-    assert all(weight.equal(weight.half().float()) for weight in net.parameters())
-
-
-# The network's output.
-
-
-@pytest.mark.parametrize(
-    ("output", "came"),
-    [
-        (torch.rand(4, 2, 3), r"\(4, 2, 3\)"),
-        (torch.rand(4), r"\(4,\)"),
-        ((torch.rand(4, 2), torch.rand(4, 8)), "tuple"),
-        ({"logits": torch.rand(4, 2)}, "dict"),
-        (SimpleNamespace(logits=torch.rand(4, 2, 3)), r"\(4, 2, 3\)"),
-        (SimpleNamespace(logits=None), "SimpleNamespace"),
-        (None, "NoneType"),
-    ],
-)
-def test_logits_are_a_matrix_or_in_an_output_object(output, came):
+def test_logits_are_a_matrix_or_in_an_output_object():
     logits = torch.rand(4, 2)
     assert logits_of(logits) is logits
     assert logits_of(SimpleNamespace(logits=logits, hidden_states=None)) is logits
-    with pytest.raises(InputError, match=f"got {came}; wrap it"):
-        logits_of(output)
+    for output, came in (
+        (torch.rand(4, 2, 3), r"\(4, 2, 3\)"),
+        (torch.rand(4), r"\(4,\)"),
+        ((logits, torch.rand(4, 8)), "tuple"),
+        ({"logits": logits}, "dict"),
+        (SimpleNamespace(logits=torch.rand(4, 2, 3)), r"\(4, 2, 3\)"),
+        (SimpleNamespace(logits=None), "SimpleNamespace"),
+        (None, "NoneType"),
+    ):
+        with pytest.raises(InputError, match=f"got {came}; wrap it"):
+            logits_of(output)
 
 
 def test_a_first_layer_that_works_in_place_does_not_change_the_caller_s_images():
@@ -158,45 +127,32 @@ def test_a_first_layer_that_works_in_place_does_not_change_the_caller_s_images()
     assert kedge.ODIN(net).fit(x).score(x).shape == (4,)
 
 
-# State dicts.
-
-
-@pytest.mark.parametrize(
-    ("before", "after"),
-    [
-        ({}, {"mean": MEAN, "std": STD}),
+def test_the_statistics_come_along_with_the_weights():
+    per_channel, x = {"mean": MEAN, "std": STD}, images()
+    for before, after in (
+        ({}, per_channel),
         ({}, {"mean": 0.5}),
         ({}, {"std": 0.5}),
-        ({"mean": 0.5, "std": 0.5}, {"mean": MEAN, "std": STD}),
-        ({"mean": MEAN, "std": STD}, {"mean": 0.5, "std": 0.25}),
-        ({"mean": MEAN, "std": STD}, {"mean": MEAN, "std": 0.5}),
-    ],
-)
-def test_the_statistics_come_along_with_the_weights(before, after):
-    saved, x = Classifier(flat(), **after), images()
-    net = loaded(saved, Classifier(helpers.flat(90, classes=2, seed=1), **before))
-    assert net.has_statistics
-    assert torch.equal(net(x), saved(x))
-    saved.mean.fill_(9)
-    assert not net.mean.eq(9).any()  # a copy
+        ({"mean": 0.5, "std": 0.5}, per_channel),
+        (per_channel, {"mean": 0.5, "std": 0.25}),
+        (per_channel, {"mean": MEAN, "std": 0.5}),
+    ):
+        saved, net = Classifier(flat(), **after), Classifier(helpers.flat(90, classes=2, seed=1), **before)
+        net.load_state_dict(saved.state_dict())
+        assert net.has_statistics
+        assert torch.equal(net(x), saved(x))
+        saved.mean.fill_(9)
+        assert not net.mean.eq(9).any()  # a copy
 
 
-def test_loaded_statistics_take_the_precision_of_the_network_and_none_stay_none():
-    net = loaded(Classifier(flat(), mean=MEAN, std=STD), Classifier(flat().double()))
-    assert net.mean.dtype == net.std.dtype == torch.float64
-    # So that kedge.train takes them from its training images.
-    assert not loaded(Classifier(flat()), Classifier(flat())).has_statistics
-
-
-def test_statistics_are_loaded_as_a_part_of_a_larger_module():
+def test_statistics_are_loaded_as_a_part_of_a_larger_module_in_the_precision_of_the_network():
     saved = nn.ModuleDict({"a": Classifier(flat(), mean=MEAN, std=STD), "b": Classifier(flat())})
-    fresh = nn.ModuleDict({"a": Classifier(flat()), "b": Classifier(flat())})
+    fresh = nn.ModuleDict({"a": Classifier(flat().double()), "b": Classifier(flat())})
     fresh.load_state_dict(saved.state_dict())
-    assert torch.equal(fresh["a"].mean, saved["a"].mean)
+    assert torch.equal(fresh["a"].mean, saved["a"].mean.double())
+    assert fresh["a"].std.dtype == torch.float64
+    # None stay none, so that kedge.train takes them from its training images.
     assert [net.has_statistics for net in fresh.values()] == [True, False]
-
-
-# Evaluation mode.
 
 
 def modes(network):
@@ -220,6 +176,11 @@ def test_evaluating_switches_every_module_and_puts_each_back_as_it_was():
     with pytest.raises(RuntimeError), evaluating(network):
         network(torch.rand(2, 99))
     assert modes(network) == before
+    mostly_evaluating = nn.Sequential(nn.Linear(3, 3), nn.Dropout()).eval()
+    mostly_evaluating[1].train()  # dropout at test time, on purpose: it stays
+    with evaluating(mostly_evaluating):
+        assert modes(mostly_evaluating) == [False, False, True]
+    assert modes(mostly_evaluating) == [False, False, True]
 
 
 def test_threads_that_evaluate_at_once_leave_the_modes_as_they_were():
@@ -234,11 +195,3 @@ def test_threads_that_evaluate_at_once_leave_the_modes_as_they_were():
     with ThreadPoolExecutor(4) as pool:
         assert not any(pool.map(work, range(200)))
     assert modes(network) == before
-
-
-def test_a_network_in_evaluation_mode_keeps_the_modules_that_are_not():
-    network = nn.Sequential(nn.Linear(3, 3), nn.Dropout()).eval()
-    network[1].train()  # dropout at test time, on purpose
-    with evaluating(network):
-        assert modes(network) == [False, False, True]
-    assert modes(network) == [False, False, True]

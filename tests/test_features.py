@@ -56,7 +56,7 @@ def test_features_of_a_classifier_are_of_normalised_images():
 @pytest.mark.parametrize("per_image", [None, 4])
 @pytest.mark.parametrize("rows", [None, 7, 1])  # how many rows fit into memory at a time
 def test_features_of_an_anchored_network_are_means_over_its_anchors(per_image, rows):
-    net, x, layers = anchored(per_image), images(), ["stage1", "fc:in"]
+    net, x, layers = anchored(per_image), images().requires_grad_(), ["stage1", "fc:in"]
     expected: dict[str, torch.Tensor] = {}
     for b in range(B):  # one image, one anchor at a time
         one, chosen = copy.deepcopy(net), net.anchors
@@ -74,6 +74,7 @@ def test_features_of_an_anchored_network_are_means_over_its_anchors(per_image, r
     logits, features = net.features(x, layers)
     for value, name in ((logits, "logits"), (net(x), "logits"), *((features[name], name) for name in layers)):
         torch.testing.assert_close(value, expected[name], rtol=1e-9, atol=1e-9)
+    assert torch.autograd.grad(features["fc:in"].sum(), x)[0].any()
 
 
 def test_a_perturbed_image_keeps_the_anchors_of_its_original():
@@ -85,12 +86,6 @@ def test_a_perturbed_image_keeps_the_anchors_of_its_original():
         alone = copy.deepcopy(net)
         alone.set_anchors(net.anchors[choose_per_image(x[b : b + 1], 12, 4, net.options.seed)[:, 0]])
         torch.testing.assert_close(logits[b], alone(moved[b : b + 1])[0], rtol=1e-9, atol=1e-9)
-
-
-def test_gradients_of_features_reach_the_image():
-    net, x = anchored(), images().requires_grad_()
-    (gradient,) = torch.autograd.grad(net.features(x, ["flatten"])[1]["flatten"].sum(), x)
-    assert gradient.any()
 
 
 def test_a_layer_that_merges_images_is_refused_on_an_anchored_network():
@@ -107,9 +102,6 @@ def test_a_layer_that_merges_images_is_refused_on_an_anchored_network():
     net.set_anchors(torch.rand(3, 3, 8, 8))
     with pytest.raises(InputError, match="layer 'mean' must give a row per image"):
         net.eval().features(torch.rand(4, 3, 8, 8), ["mean"])
-
-
-# The head.
 
 
 def test_the_head_is_the_last_linear_layer_or_the_one_named():
@@ -148,9 +140,6 @@ def test_a_head_may_give_more_than_logits():
     assert torch.equal(net(x, raw=True).extra[0], features["flatten"])
 
 
-# Conversions.
-
-
 @pytest.fixture
 def halved():
     @conversion("halved")
@@ -178,6 +167,8 @@ def test_a_conversion_leaves_the_original_and_is_repeated_when_a_network_is_rebu
     again = rebuild(described, classifier.state_dict(), None)
     torch.testing.assert_close(again(x), converted(x))
     torch.testing.assert_close(rebuild(describe(again), again.state_dict(), None)(x), converted(x))
+    with pytest.raises(InputError, match=r"conversion must be one of .*; got 'nonesuch'"):
+        convert(net, "nonesuch")
 
 
 @pytest.mark.parametrize("kind", ["unanchored", "anchored"])
@@ -190,8 +181,3 @@ def test_a_foreign_network_prepared_for_a_method_is_saved_and_rebuilt_from_model
     detector = method(net).fit(images(20))
     detector.save(tmp_path / "x.kedge")
     assert kedge.load(tmp_path / "x.kedge", model=foreign()).score(images()).equal(detector.score(images()))
-
-
-def test_an_unknown_conversion_is_named():
-    with pytest.raises(InputError, match=r"conversion must be one of .*; got 'nonesuch'"):
-        convert(unanchored(), "nonesuch")

@@ -45,11 +45,8 @@ def test_the_same_as_scikit_learn_from_the_same_start(seed):
         for steps in (1, 3, 300):
             check_like_sklearn(x, x[torch.randperm(60, generator=torch.Generator().manual_seed(seed))[:k]], steps)
     check_like_sklearn(x, torch.cat([x[:3], torch.full((1, 3), 50.0, dtype=torch.float64)]), 300)  # an empty group
-
-
-def test_more_points_than_one_sum_takes():
-    x = points(70_000, 2)
-    check_like_sklearn(x, kmeans(x, 3, steps=0)[1], 2)
+    many = points(70_000, 2)  # more than one sum takes
+    check_like_sklearn(many, kmeans(many, 3, steps=0)[1], 2)
 
 
 def test_empty_groups_take_the_points_that_are_furthest_from_their_centres_and_can_be_spared():
@@ -125,18 +122,16 @@ def test_the_seed_decides_and_the_global_generator_stays():
     assert not kmeans(points(), 9, seed=2)[1].equal(first[1])
 
 
-@pytest.mark.parametrize(
-    ("x", "k", "options", "message"),
-    [
+def test_wrong_arguments_are_named():
+    x = torch.rand(3, 2)
+    for points, k, options, message in (
         (torch.rand(3), 1, {}, r"points must be floating point numbers \(N, d\)"),
-        (torch.rand(3, 2), 4, {}, r"at least k = 4; got \(3, 2\)"),
-        (torch.ones(3, 2, dtype=torch.long), 2, {}, "points must be floating point"),
-        (torch.rand(3, 2), 0, {}, "k must be"),
+        (x, 4, {}, r"at least k = 4; got \(3, 2\)"),
+        (x.long(), 2, {}, "points must be floating point"),
+        (x, 0, {}, "k must be"),
         (torch.full((3, 2), torch.nan), 2, {}, "points must be finite"),
-        (torch.rand(3, 2), 2, {"steps": -1}, "steps"),
-        (torch.rand(3, 2), 2, {"centres": torch.rand(2, 3)}, r"centres must be \(k, d\)"),
-    ],
-)
-def test_wrong_arguments_are_named(x, k, options, message):
-    with pytest.raises(InputError, match=message):
-        kmeans(x, k, **options)
+        (x, 2, {"steps": -1}, "steps"),
+        (x, 2, {"centres": torch.rand(2, 3)}, r"centres must be \(k, d\)"),
+    ):
+        with pytest.raises(InputError, match=message):
+            kmeans(points, k, **options)

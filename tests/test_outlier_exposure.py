@@ -12,7 +12,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import kedge
-from helpers import images, labelled
+from helpers import StopError, images, labelled, same_weights, stop_at
 from kedge import scores
 from kedge.data.leakage import fingerprints
 from kedge.detectors.trained.outlier_exposure import OutlierExposure
@@ -22,7 +22,7 @@ from kedge.seeds import seeded
 from kedge.training import Recipe
 from kedge.training.loader import epoch_order
 from kedge.training.outlier_loader import OutlierLoader
-from method_helpers import StopError, same_weights, small, softmax, step_of, stop_at
+from method_helpers import small, softmax, step_of
 
 RECIPE = Recipe(epochs=2, batch=16, lr=0.05, crop=0, flip=False)
 DATA = labelled(48, classes=2, channels=1)
@@ -49,9 +49,6 @@ def linear(classes=3) -> kedge.Classifier:
         return kedge.Classifier(nn.Sequential(nn.Flatten(), nn.Linear(64, classes)).double(), mean=0.5, std=0.25)
 
 
-# The loss.
-
-
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 def test_the_loss_by_hand(smoothing):
     net, x, outliers = linear(), to_unit(gray(5), torch.float64), to_unit(gray(7, 1), torch.float64)
@@ -66,19 +63,6 @@ def test_the_loss_by_hand(smoothing):
     assert result.logits.allclose(net(x))
 
 
-def test_outliers_with_equal_logits_cost_the_least():
-    """The cross-entropy to the uniform distribution is log C there, and its gradient is zero."""
-    net = linear(classes=4)
-    nn.init.zeros_(net.network[1].weight)
-    nn.init.zeros_(net.network[1].bias)
-    x, outliers = to_unit(gray(2), torch.float64), to_unit(gray(3, 1), torch.float64)
-    given = step_of(net, x, torch.tensor([0, 1]), outliers=outliers)
-    values = [OutlierExposure.loss(weight=weight).loss(given).value for weight in (10.0, 0)]
-    assert values[0].item() == pytest.approx(11 * math.log(4))
-    gradients = [torch.autograd.grad(value, net.network[1].weight)[0] for value in values]
-    assert gradients[0].allclose(gradients[1])
-
-
 def test_arguments_and_networks_that_do_not_fit_are_named():
     assert OutlierExposure.loss().config() == {"weight": 0.5, "outliers_per_image": 2}
     wrong = [("weight", -0.1), ("weight", math.nan), ("outliers_per_image", 0), ("outliers_per_image", 1.5)]
@@ -91,15 +75,14 @@ def test_arguments_and_networks_that_do_not_fit_are_named():
     for weight in (0, 0.5):
         with pytest.raises(InputError, match=r"labels must lie in 0\.\.2.*got 1\.\.3"):
             OutlierExposure.loss(weight=weight).loss(step_of(net, x, torch.tensor([1, 3]), outliers=x))
-    with pytest.raises(InputError, match="'outlier exposure' needs outliers"):
-        kedge.train(small(), DATA, RECIPE, loss=OutlierExposure.loss())
-    with pytest.raises(InputError, match="'cross-entropy' uses no outliers"):
-        kedge.train(small(), DATA, RECIPE, outliers=unlabelled())
-    with pytest.raises(InputError, match="'outlier exposure' trains"):
-        trained(net=kedge.anchor(small()))
-
-
-# The training.
+    exposed, unused = {"loss": OutlierExposure.loss()}, {"outliers": unlabelled()}
+    for net, options, message in (
+        (small(), exposed, "'outlier exposure' needs outliers"),
+        (small(), unused, "'cross-entropy' uses no outliers"),
+        (kedge.anchor(small()), exposed | unused, "'outlier exposure' trains"),
+    ):
+        with pytest.raises(InputError, match=message):
+            kedge.train(net, DATA, RECIPE, **options)
 
 
 def test_without_weight_it_is_ordinary_training():
@@ -168,48 +151,31 @@ def test_a_run_stopped_in_mid_epoch_goes_on_as_if_it_never_had(tmp_path):
         run("straight", outliers=unlabelled(seed=7))
 
 
-# The detector.
-
-
-@pytest.mark.parametrize("score", list(scores.SCORES))
-def test_the_score_is_that_of_the_logits(score):
+def test_the_score_is_that_of_the_logits_and_of_their_mean_over_anchors():
     net, x = trained(), gray(30, 5)
-    detector = OutlierExposure(net, score=score).fit(DATA)
-    with torch.no_grad():
-        assert detector.score(x).allclose(scores.SCORES[score](net(x)), atol=1e-6)
-    assert detector.cost == kedge.detectors.Cost(forward=1)
-    assert detector.config() == {"score": score}
-
-
-def test_it_scores_an_anchored_network_by_the_mean_over_anchors():
+    for score, function in scores.SCORES.items():
+        detector = OutlierExposure(net, score=score).fit(DATA)
+        with torch.no_grad():
+            assert detector.score(x).allclose(function(net(x)), atol=1e-6)
+        assert detector.cost == kedge.detectors.Cost(forward=1)
+        assert detector.config() == {"score": score}
     net = kedge.anchor(small().eval(), init="fresh", mean=0.5, std=0.25)
-    detector, x = OutlierExposure(net).fit(DATA), gray(5, 5)
-    logits = net.per_anchor_logits(to_unit(x)).mean(dim=0)
-    assert detector.score(x).allclose(-logits.softmax(dim=1).amax(dim=1), atol=1e-6)
+    detector = OutlierExposure(net).fit(DATA)
+    mean = net.per_anchor_logits(to_unit(x)).mean(dim=0)
+    assert detector.score(x).allclose(-mean.softmax(dim=1).amax(dim=1), atol=1e-6)
 
 
 def test_evaluation_refuses_the_outliers_that_it_learned_from(tmp_path):
-    outliers, held_out = unlabelled(), labelled(40, classes=2, channels=1, seed=2)
+    outliers, fresh = unlabelled(), kedge.ImageSet(gray(9, 4), name="fresh")
     net = trained(outliers)
     assert net.outliers.equal(fingerprints(outliers.images).unique(dim=0))
-    detector = OutlierExposure(net).fit(DATA).calibrate(held_out)
+    detector = OutlierExposure(net).fit(DATA).calibrate(labelled(40, classes=2, channels=1, seed=2))
     detector.save(tmp_path / "saved.kedge")
-    mixed = torch.cat([gray(9, 3), outliers.images[7:8]])
-    others = (kedge.load(tmp_path / "saved.kedge"), kedge.MSP(net).fit(DATA).calibrate(gray(40, 2)))
-    for each in (detector, *others):
-        for inside, outside in [(gray(9, 4), mixed), (mixed, gray(9, 4))]:
-            sets = kedge.ImageSet(inside, name="in"), [kedge.ImageSet(outside, name="out")]
-            with pytest.raises(InputError, match=r"1 of the images in '(in|out)' are among the training outliers"):
-                kedge.evaluate({"x": each}, *sets)
-        good = kedge.evaluate({"x": each}, kedge.ImageSet(gray(9, 4), name="in"), [kedge.ImageSet(gray(9, 3))])
-        assert good.results["x"].uses_outliers is True
-    without = kedge.MSP(kedge.train(small(), DATA, RECIPE)).fit(DATA).calibrate(gray(40, 2))
-    assert without.outliers is None
-    result = kedge.evaluate({"x": without}, kedge.ImageSet(gray(9, 4), name="in"), [kedge.ImageSet(mixed)])
-    assert result.results["x"].uses_outliers is False
-
-
-# The loader of outliers.
+    mixed = kedge.ImageSet(torch.cat([gray(9, 3), outliers.images[7:8]]), name="mixed")
+    for each in (detector, kedge.load(tmp_path / "saved.kedge"), kedge.MSP(net).fit(DATA).calibrate(gray(40, 2))):
+        for inside, outside in ((fresh, mixed), (mixed, fresh)):
+            with pytest.raises(InputError, match="1 of the images in 'mixed' are among the training outliers"):
+                kedge.evaluate({"x": each}, inside, [outside])
 
 
 def loader(data, count=4, seed=0, recipe=RECIPE, **options) -> OutlierLoader:
@@ -239,12 +205,17 @@ def test_every_image_comes_once_a_round_in_a_new_order(count):
         assert x.equal(to_unit(data.images[index]))
 
 
-def test_the_seed_decides_the_order_and_it_is_not_that_of_the_training_images():
+def test_the_seed_decides_the_order_and_each_round_has_crops_of_its_own():
     def order(seed):
         return first(loader(unlabelled(40), 40, seed), 1)[0][1].tolist()
 
     assert order(0) == order(0) != order(1)
-    assert order(0) != epoch_order(40, 0, 0).tolist()
+    assert order(0) != epoch_order(40, 0, 0).tolist()  # not that of the training images
+    (x, index), *_ = first(loader(unlabelled(10), 40, recipe=Recipe(epochs=1, crop=2)), 1)
+    for number in range(10):
+        crops = x[index == number]
+        assert len(crops) == 4
+        assert not all(crop.equal(crops[0]) for crop in crops)
 
 
 @pytest.mark.parametrize("data", [unlabelled(10), list(gray(10, 100))], ids=["set", "data set"])
@@ -269,28 +240,16 @@ def test_pictures_are_the_same_as_a_set_of_their_pixels(workers):
     check_same(expected, first(loader(pictures, 23, recipe=recipe, workers=workers), 5))
 
 
-def test_each_round_has_crops_of_its_own():
-    (x, index), *_ = first(loader(unlabelled(10), 40, recipe=Recipe(epochs=1, crop=2)), 1)
-    for number in range(10):
-        crops = x[index == number]
-        assert len(crops) == 4
-        assert not all(crop.equal(crops[0]) for crop in crops)
-
-
-@pytest.mark.parametrize(
-    ("data", "message"),
-    [
+def test_wrong_outliers_are_named():
+    for data, message in (
         (DataLoader(TensorDataset(torch.rand(4, 1, 8, 8))), "got DataLoader"),
         (iter([1]), "got list_iterator"),
         ([], "empty"),
         (kedge.ImageSet(gray(3, side=9)), r"\(1, 8, 8\); got \(1, 9, 9\)"),
-    ],
-)
-def test_wrong_outliers_are_named(data, message):
-    with pytest.raises(InputError, match=f"outliers.*{message}"):
-        loader(data)
-    with pytest.raises(InputError, match=f"outliers.*{message}"):
-        trained(data)
+    ):
+        for use in (loader, trained):
+            with pytest.raises(InputError, match=f"outliers.*{message}"):
+                use(data)
 
 
 def test_the_network_records_outliers_at_the_size_of_its_inputs():

@@ -25,16 +25,16 @@ def photos():
 
 
 def test_one_image_gives_its_likeliest_classes_with_the_verdict_in_each(detector, photos):
-    found = kedge.pipeline(detector)(photos[0])
-    said = detector(photos[0])
-    order = np.argsort(-said.probability[0].numpy())
-    assert [(each["label"], each["class"]) for each in found] == [(k, CLASSES[k]) for k in order]
-    assert [each["probability"] for each in found] == pytest.approx(said.probability[0].numpy()[order].tolist())
-    (row,) = said.to_rows(CLASSES)
-    assert found[0] == row | {"probability": pytest.approx(row["probability"])}
-    for each in found:
+    result = kedge.pipeline(detector)(photos[0])
+    detection = detector(photos[0])
+    order = np.argsort(-detection.probability[0].numpy())
+    assert [(each["label"], each["class"]) for each in result] == [(k, CLASSES[k]) for k in order]
+    assert [each["probability"] for each in result] == pytest.approx(detection.probability[0].numpy()[order].tolist())
+    (row,) = detection.to_rows(CLASSES)
+    assert result[0] == row | {"probability": pytest.approx(row["probability"])}
+    for each in result:
         assert {key: each[key] for key in ("name", "tau", "score", "p_value", "is_ood")}.items() <= row.items()
-    assert json.loads(json.dumps(found)) == found
+    assert json.loads(json.dumps(result)) == result
 
 
 def test_several_images_give_a_list_for_each(detector, photos, tmp_path):
@@ -47,9 +47,9 @@ def test_several_images_give_a_list_for_each(detector, photos, tmp_path):
         photo.save(paths[-1])
     assert detect(paths[2]) == detect(str(paths[2]))
     for given in (photos, tuple(photos), paths, IMAGES[:7], kedge.ImageSet(IMAGES[:7])):
-        found = detect(given)
-        assert [each[0]["label"] for each in found] == [each[0]["label"] for each in alone]
-        scores = [each[0]["score"] for each in found]
+        result = detect(given)
+        assert [each[0]["label"] for each in result] == [each[0]["label"] for each in alone]
+        scores = [each[0]["score"] for each in result]
         assert scores == pytest.approx([each[0]["score"] for each in alone], rel=1e-4)
 
 
@@ -79,9 +79,9 @@ def test_a_pipeline_comes_from_a_file_a_folder_or_a_detector(detector, photos, t
 def test_classes_without_names_have_their_number(photos):
     net = flat(classes=7)
     detector = kedge.MSP(net).fit(IMAGES[:9]).calibrate(IMAGES)
-    found = kedge.pipeline(detector)(photos[0])
+    result = kedge.pipeline(detector)(photos[0])
     likeliest = detector(photos[0]).probability[0].argsort(descending=True)[:5]
-    assert [(each["label"], each["class"]) for each in found] == [(k, None) for k in likeliest.tolist()]
+    assert [(each["label"], each["class"]) for each in result] == [(k, None) for k in likeliest.tolist()]
 
 
 def test_it_needs_a_threshold_and_sensible_numbers(detector):

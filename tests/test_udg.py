@@ -11,7 +11,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 import kedge
-from helpers import images, labelled
+from helpers import StopError, images, labelled, same_weights, stop_at
 from kedge import scores
 from kedge.detectors.trained.kmeans import kmeans
 from kedge.detectors.trained.udg import UDG, GroupHead, filter_known
@@ -20,7 +20,7 @@ from kedge.models.head import head_name
 from kedge.pixels import to_unit
 from kedge.seeds import mix_seed, seeded
 from kedge.training import Recipe
-from method_helpers import StopError, same_weights, small, softmax, step_of, stop_at
+from method_helpers import small, softmax, step_of
 
 RECIPE = Recipe(epochs=2, batch=16, lr=0.05, crop=0, flip=False)
 RULE = kedge.Preprocess((1, 8, 8))
@@ -67,9 +67,6 @@ def naive_filter(groups, labels, unlabelled, purity):
     return result
 
 
-# The group head.
-
-
 def test_prepare_puts_a_head_for_groups_next_to_the_head():
     net, state = small(classes=3), torch.get_rng_state()
     prepared = UDG.prepare(net, groups=7)
@@ -87,9 +84,6 @@ def test_prepare_puts_a_head_for_groups_next_to_the_head():
     assert not UDG.prepare(net, groups=7, seed=1).fc.groups.weight.equal(prepared.fc.groups.weight)
     assert isinstance(UDG.prepare(nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 2)), groups=5, head="0")[0], GroupHead)
     assert tiny().network[3].groups.weight.dtype == torch.float64
-
-
-# Which unlabelled images are known.
 
 
 def test_filtering_by_hand():
@@ -120,17 +114,15 @@ def test_filtering_is_the_rule_in_words(purity):
     assert 0 < taken < 30 * 14
 
 
-# Before an epoch.
-
-
-def test_groups_are_those_of_k_means_on_the_features():
-    net, data, outliers = tiny().train(), THREE, UNLABELLED
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])  # the latter grouped in single precision
+def test_groups_are_those_of_k_means_on_the_features(dtype):
+    net, data, outliers = tiny(dtype=dtype).train(), THREE, UNLABELLED
     loss, count = UDG.loss(purity=0.5, seed=3), len(data)
     loss.begin_epoch(net, data, outliers, RULE, epoch=2)
     inner = net.network
-    x = to_unit(torch.cat([data.images, outliers.images]), torch.float64)
+    x = to_unit(torch.cat([data.images, outliers.images]), dtype)
     features = inner[2](inner[1](inner[0]((x - 0.5) / 0.25))).detach()
-    expected, _ = kmeans(features, 4, seed=mix_seed(3, 2))
+    expected, _ = kmeans(features.double() if dtype == torch.float64 else features.float(), 4, seed=mix_seed(3, 2))
     state = loss.state()
     assert state["groups"].equal(expected[:count])
     assert state["outlier_groups"].equal(expected[count:])
@@ -203,15 +195,6 @@ def test_random_transforms_of_a_data_set_are_seeded():
     assert all(states[0][key].equal(states[1][key]) for key in states[0])
 
 
-def test_half_precision_features_are_grouped_in_single_precision():
-    net, loss = tiny(dtype=torch.bfloat16), UDG.loss()
-    loss.begin_epoch(net, THREE, UNLABELLED, RULE, epoch=0)
-    with torch.no_grad():
-        x = to_unit(torch.cat([THREE.images, UNLABELLED.images]), torch.bfloat16)
-        features = net.features(x, ["3.classes:in"])[1]["3.classes:in"]
-    assert loss.state()["groups"].equal(kmeans(features.float(), 4, seed=mix_seed(0, 0))[0][:48])
-
-
 def test_processes_take_the_groups_of_the_first(monkeypatch):
     def first(groups, src):
         assert src == 0
@@ -224,37 +207,23 @@ def test_processes_take_the_groups_of_the_first(monkeypatch):
     assert set(loss.state()["groups"].tolist()) == set(loss.state()["outlier_groups"].tolist()) == {3}
 
 
-@pytest.mark.parametrize(
-    ("data", "message"),
-    [
-        (DataLoader(THREE, batch_size=16), "data must be a set"),
-        (list(images(48, channels=1)), r"a label in 0\.\.2 for each image.*got none"),
-        (
-            [(image, i % 5) for i, image in enumerate(images(48, channels=1))],
-            r"label in 0\.\.2 .*got \[0, 1, 2, 3",
-        ),
-        ([(image, i % 3 - 1) for i, image in enumerate(images(48, channels=1))], r"label in 0\.\.2 .*got \[-1, 0, 1\]"),
-    ],
-)
-def test_data_that_cannot_be_grouped(data, message):
-    with pytest.raises(InputError, match=message):
-        UDG.loss().begin_epoch(tiny(), data, UNLABELLED, RULE, epoch=0)
-    if isinstance(data, DataLoader):  # refused before epochs are spent on it
-        with pytest.raises(InputError, match=message):
-            UDG.loss(start=5).begin_epoch(tiny(), data, UNLABELLED, RULE, epoch=0)
-
-
-def test_as_many_groups_as_images_but_not_more():
+def test_data_that_cannot_be_grouped():
+    x, stream = images(48, channels=1), DataLoader(THREE, batch_size=16)
     few = kedge.ImageSet(UNLABELLED.images[:10], name="few")
     loss = UDG.loss()
-    with pytest.raises(InputError, match=r"groups must be at most the number of images, 58 .*; got 59"):
-        loss.begin_epoch(tiny(groups=59), THREE, few, RULE, epoch=0)
+    for net, data, outliers, start, message in (
+        (tiny(), stream, UNLABELLED, 0, "data must be a set"),
+        (tiny(), stream, UNLABELLED, 5, "data must be a set"),  # before epochs are spent on it
+        (tiny(), list(x), UNLABELLED, 0, r"a label in 0\.\.2 for each image.*got none"),
+        (tiny(), [(image, i % 5) for i, image in enumerate(x)], UNLABELLED, 0, r"label in 0\.\.2 .*got \[0, 1, 2, 3"),
+        (tiny(), [(image, i % 3 - 1) for i, image in enumerate(x)], UNLABELLED, 0, r"in 0\.\.2 .*got \[-1, 0, 1\]"),
+        (tiny(groups=59), THREE, few, 0, r"groups must be at most the number of images, 58 .*; got 59"),
+    ):
+        with pytest.raises(InputError, match=message):
+            UDG.loss(start=start).begin_epoch(net, data, outliers, RULE, epoch=0)
     loss.begin_epoch(tiny(groups=58), THREE, few, RULE, epoch=0)
     loss.begin_epoch(tiny(), THREE, THREE, RULE, epoch=0)  # one set may be both
     assert loss.state()["groups"].equal(loss.state()["outlier_groups"])
-
-
-# The loss.
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
@@ -303,12 +272,11 @@ def test_before_the_first_grouping_the_labels_are_learned_alone():
 
 
 def test_arguments_and_networks_that_do_not_fit_are_named():
-    given = {"groups": 9, "purity": 0.5, "weight_groups": 0.2, "weight_outliers": 0.3, "outliers_per_image": 2,
-             "start": 1, "seed": 5}  # fmt: skip
+    given = {"groups": 9, "purity": 0.5, "weight_groups": 0.2, "weight_outliers": 0.3}
+    given |= {"outliers_per_image": 2, "start": 1, "seed": 5}
     assert UDG.loss(**given).config() == given
-    wrong = {"groups": 1, "purity": 1.1, "weight_groups": -1, "weight_outliers": math.nan, "outliers_per_image": 0,
-             "start": 0.5}  # fmt: skip
-    for name, value in wrong.items():
+    wrong = {"groups": 1, "purity": 1.1, "weight_groups": -1, "weight_outliers": math.nan}
+    for name, value in (wrong | {"outliers_per_image": 0, "start": 0.5}).items():
         with pytest.raises(InputError, match=name):
             UDG.loss(**{name: value})
     for options in ({"groups": 1}, {"head": "prep"}):
@@ -320,36 +288,26 @@ def test_arguments_and_networks_that_do_not_fit_are_named():
         UDG(grouped(), score="best")
     with pytest.raises(InputError, match=r"labels must lie in 0\.\.2.*got 0\.\.3"):
         UDG.loss().loss(step(tiny(), labelled(10, channels=1), [0, 3], UNLABELLED, [0]))
-    options = {"loss": UDG.loss(), "outliers": UNLABELLED}
-    with pytest.raises(InputError, match=r"GroupHead.*UDG\.prepare\(net\)"):
-        kedge.train(small(), DATA, RECIPE, **options)
-    with pytest.raises(InputError, match="groups must be 6, as the network was prepared for; got 7"):
-        kedge.train(grouped(), DATA, RECIPE, **options | {"loss": UDG.loss(groups=7)})
-    with pytest.raises(InputError, match="'unsupervised dual grouping' needs outliers"):
-        kedge.train(grouped(), DATA, RECIPE, loss=UDG.loss(groups=6))
-    with pytest.raises(InputError, match="'unsupervised dual grouping' trains"):
-        kedge.train(kedge.anchor(grouped()), DATA, RECIPE, **options)
-    with pytest.raises(InputError, match="data must be a set"):
-        kedge.train(grouped(), DataLoader(DATA, batch_size=16), RECIPE, **options)
+    other, stream = {"loss": UDG.loss(groups=7)}, DataLoader(DATA, batch_size=16)
+    for net, data, options, message in (
+        (small(), DATA, {}, r"GroupHead.*UDG\.prepare\(net\)"),
+        (grouped(), DATA, other, "groups must be 6, as the network was prepared for; got 7"),
+        (grouped(), DATA, {"outliers": None}, "'unsupervised dual grouping' needs outliers"),
+        (kedge.anchor(grouped()), DATA, {}, "'unsupervised dual grouping' trains"),
+        (grouped(), stream, {}, "data must be a set"),
+    ):
+        with pytest.raises(InputError, match=message):
+            kedge.train(net, data, RECIPE, **{"loss": UDG.loss(), "outliers": UNLABELLED} | options)
 
 
-# The training.
-
-
-def test_with_no_epoch_grouped_it_is_ordinary_training():
-    trained = kedge.train(small(), DATA, RECIPE)
-    waiting = kedge.train(grouped(), DATA, RECIPE, loss=UDG.loss(start=2), outliers=UNLABELLED)
-    for name, value in trained.network.state_dict().items():
-        assert waiting.network.state_dict()[name.replace("fc.", "fc.classes.")].equal(value), name
-
-
-def test_without_weight_on_groups_and_without_filtering_it_is_outlier_exposure():
+def test_without_grouping_it_is_ordinary_training_and_without_filtering_outlier_exposure():
     exposure = kedge.OutlierExposure.loss(weight=0.5, outliers_per_image=2)
-    exposed = kedge.train(small(), DATA, RECIPE, loss=exposure, outliers=UNLABELLED)
     loss = UDG.loss(purity=1, weight_groups=0, weight_outliers=0.5, outliers_per_image=2)
-    net = kedge.train(grouped(), DATA, RECIPE, loss=loss, outliers=UNLABELLED)
-    for name, value in exposed.network.state_dict().items():
-        assert net.network.state_dict()[name.replace("fc.", "fc.classes.")].allclose(value, rtol=1e-3, atol=1e-5), name
+    trained = kedge.train(small(), DATA, RECIPE), kedge.train(small(), DATA, RECIPE, loss=exposure, outliers=UNLABELLED)
+    for net, method_loss, close in ((trained[0], UDG.loss(start=2), 0), (trained[1], loss, 1)):
+        state = kedge.train(grouped(), DATA, RECIPE, loss=method_loss, outliers=UNLABELLED).network.state_dict()
+        for name, value in net.network.state_dict().items():
+            assert state[name.replace("fc.", "fc.classes.")].allclose(value, rtol=1e-3 * close, atol=1e-5 * close), name
 
 
 def turned_squares(n=160) -> tuple[kedge.ImageSet, kedge.ImageSet, torch.Tensor]:
@@ -400,21 +358,14 @@ def test_a_run_stopped_in_mid_epoch_goes_on_as_if_it_never_had(tmp_path, start):
         assert all(again[key].equal(state[key]) for key in state)
 
 
-# The detector.
-
-
-@pytest.mark.parametrize("score", list(scores.SCORES))
-def test_the_score_is_that_of_the_logits(score):
+def test_the_score_is_that_of_the_logits_and_of_their_mean_over_anchors():
     net = kedge.Classifier(grouped(classes=3, seed=3).eval(), mean=0.5, std=0.25)
-    x = images(30, channels=1, seed=5)
+    anchored = kedge.anchor(grouped(seed=3).eval(), init="fresh", mean=0.5, std=0.25)
+    x, detector = images(30, channels=1, seed=5), UDG(anchored).fit(DATA)
     with torch.no_grad():
         logits = net.network.fc.classes(net.features(x, ["fc.classes:in"])[1]["fc.classes:in"])
-    assert UDG(net, score=score).fit(DATA).score(x).allclose(scores.SCORES[score](logits), atol=1e-6)
-    assert UDG(net).config() == {"score": "msp"}
-
-
-def test_an_anchored_network_gives_the_mean_over_its_anchors():
-    net = kedge.anchor(grouped(seed=3).eval(), init="fresh", mean=0.5, std=0.25)
-    detector, x = UDG(net).fit(DATA), images(5, channels=1, seed=5)
-    logits = net.per_anchor_logits(to_unit(x)).mean(dim=0)
-    assert detector.score(x).allclose(-logits.softmax(dim=1).amax(dim=1), atol=1e-6)
+        mean = anchored.per_anchor_logits(to_unit(x)).mean(dim=0)
+    for score, function in scores.SCORES.items():
+        assert UDG(net, score=score).fit(DATA).score(x).allclose(function(logits), atol=1e-6)
+    assert detector.score(x).allclose(-mean.softmax(dim=1).amax(dim=1), atol=1e-6)
+    assert detector.config() == {"score": "msp"}

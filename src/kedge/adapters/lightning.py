@@ -41,12 +41,10 @@ class AnchorCallback(Callback):  # type: ignore[misc]  # mypy does not read Ligh
     Attributes:
         detector: None until `fit` has ended.
 
-    Example:
-        >>> from kedge.data import ImageSet
-        >>> images = ImageSet(torch.randint(0, 256, (40, 3, 4, 4)).byte(), torch.arange(40) % 2)
-        >>> callback = AnchorCallback(images, torch.rand(40, 3, 4, 4), path="detector.kedge")
-        >>> callback.detector is None  # lightning.Trainer(callbacks=[callback]).fit(module, loader) makes it
-        True
+    ::
+
+        callback = AnchorCallback(train_set, held_out, path="detector.kedge")
+        lightning.Trainer(callbacks=[callback]).fit(module, loader)
     """
 
     def __init__(

@@ -21,6 +21,7 @@ from kedge.seeds import seeded
 API = "pytorch_ood.api"  # looked up among the loaded modules, never imported
 GRADIENTS = "GradientDetector"  # the base of pytorch-ood's detectors that need gradients to score
 BATCH = 256
+Pairs = Iterator[tuple[Any, Any]]
 
 
 @overload
@@ -65,13 +66,9 @@ def pytorch_ood(detector: Any, *, net: nn.Module | None = None) -> "ForPytorchOO
 class ForPytorchOOD:
     """A kedge detector with the protocol of ``pytorch_ood.api.Detector``; made by `pytorch_ood`.
 
-    `fit` takes loaders of (image, label) batches and leaves out images with negative labels, which are pytorch-ood's
-    outliers. A method that learns from held-out images, such as `TemperatureScaling`, does so in
-    ``.detector.calibrate``. A detector that is fitted already can predict at once. pytorch-ood's benchmarks accept it
-    if pytorch-ood was imported before it was made.
-
-    Attributes:
-        detector: The kedge detector.
+    `fit` leaves out images with negative labels, which are pytorch-ood's outliers. A method that learns from held-out
+    images, such as `TemperatureScaling`, does so in ``.detector.calibrate``. pytorch-ood's benchmarks accept it if
+    pytorch-ood was imported first.
     """
 
     info: ClassVar[None] = None
@@ -134,12 +131,8 @@ class ForPytorchOOD:
 class FromPytorchOOD(Detector):
     """A pytorch-ood detector behind kedge's verbs, all but `save`; made by `pytorch_ood`.
 
-    `fit` fits it on the training images with their labels, if it requires that. It draws from torch's generator, seeded
-    alike for every batch and restored afterwards. Its scores may depend on the batch.
-
-    Args:
-        net: The network whose logits give the labels.
-        peer: The detector.
+    It draws from torch's generator, seeded alike for every batch and restored afterwards. Its scores may depend on the
+    batch.
     """
 
     name = "pytorch_ood"
@@ -200,10 +193,6 @@ class FromPytorchOOD(Detector):
         once = passes(self.net)
         return Cost(3 * once, once) if self._needs_gradients else Cost(2 * once)
 
-    def config(self) -> dict[str, Any]:
-        """Nothing that could be saved."""
-        return {}
-
     def save(self, path: str | os.PathLike[str]) -> None:
         """Raise: a kedge file runs no code, and this detector is code of another library."""
         raise InputError(
@@ -215,9 +204,7 @@ class FromPytorchOOD(Detector):
 class _Labelled(IterableDataset[Batch]):
     """Batches without the images whose labels are negative; can be read several times."""
 
-    def __init__(
-        self, read: Callable[[], Iterator[tuple[Any, Any]]], name: str, count: Callable[[], int] | None
-    ) -> None:
+    def __init__(self, read: Callable[[], Pairs], name: str, count: Callable[[], int] | None) -> None:
         self._read, self._name, self._count = read, name, count
 
     def __iter__(self) -> Iterator[Any]:
@@ -241,8 +228,6 @@ class _Labelled(IterableDataset[Batch]):
         return self._count()
 
 
-def _loader(
-    read: Callable[[], Iterator[tuple[Any, Any]]], name: str, count: Callable[[], int] | None = None
-) -> DataLoader[Batch]:
+def _loader(read: Callable[[], Pairs], name: str, count: Callable[[], int] | None = None) -> DataLoader[Batch]:
     """Batches as a data loader; with a generator of its own, so that torch's stays as it is."""
     return DataLoader(_Labelled(read, name, count), batch_size=None, generator=torch.Generator())

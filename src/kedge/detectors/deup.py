@@ -26,16 +26,9 @@ def log_density(features: Tensor, gaussians: Gaussians, shares: Tensor) -> Tenso
     """The log-density of a mixture of class Gaussians with the classes' ``shares`` (C,): (B, D) -> (B,), in float64.
 
     Where the features do not vary in all directions, it is the density within those in which they do.
-
-    Example:
-        >>> normal = Gaussians(torch.zeros(1), torch.ones(1, 1), torch.zeros(1, 1))
-        >>> log_density(torch.zeros(1, 1), normal, torch.ones(1))
-        tensor([-0.9189], dtype=torch.float64)
     """
-    centre, whitening, means, shares = (
-        value.to(features.device, torch.float64)
-        for value in (gaussians.centre, gaussians.whitening, gaussians.means, shares)
-    )
+    values = (gaussians.centre, gaussians.whitening, gaussians.means, shares)
+    centre, whitening, means, shares = (value.to(features.device, torch.float64) for value in values)
     white = (features.double() - centre) @ whitening  # (B, R)
     # Not by a matrix product, whose rounding depends on the size of the batch.
     distances: Tensor = torch.cdist(white, means, compute_mode="donot_use_mm_for_euclid_dist")  # (B, C)
@@ -48,13 +41,12 @@ def log_density(features: Tensor, gaussians: Gaussians, shares: Tensor) -> Tenso
 class DEUP(Detector):
     """Direct epistemic uncertainty prediction (Lahlou et al., TMLR 2023): a second network that predicts the error.
 
-    A small regressor learns, from labelled images that the network was not trained on, how large the network's
-    cross-entropy is. Its inputs are the log-density of the image's penultimate features under class Gaussians of the
-    training set, the entropy of the softmax and the energy, and for anchored networks also tau. The score is the
-    predicted error; the paper subtracts the aleatoric part, which is taken as zero where images have one label. Use it
-    to predict where the network will be wrong, if you have held-out labels: it learns errors of in-distribution images
-    alone, so its prediction far from them is that at their edge. Costs one forward pass; `calibrate` fits the regressor
-    on half of its images and the threshold on the other.
+    A small regressor learns the network's cross-entropy on labelled images that it was not trained on, from the
+    log-density of the penultimate features under class Gaussians of the training set, the entropy of the softmax, the
+    energy, and for anchored networks tau. The score is the predicted error; the aleatoric part, which the paper
+    subtracts, is taken as zero. Use it to predict where the network will be wrong, if you have held-out labels: it
+    learns errors of in-distribution images alone, so its prediction far from them is that at their edge. Costs one
+    forward pass; `calibrate` fits the regressor on half of its images and the threshold on the other.
 
     Args:
         net: A classifier, anchored or not, that ends in a linear layer.
@@ -72,6 +64,7 @@ class DEUP(Detector):
 
     name = "deup"
     learns_held_out = True
+    options = ("hidden", "seed", "head")
 
     def __init__(self, net: nn.Module, *, hidden: int = 32, seed: int = 0, head: str | None = None) -> None:
         super().__init__(net)
@@ -145,10 +138,6 @@ class DEUP(Detector):
         logits, phi = self.describe(x)
         return Outputs(logits, self.predictor(phi).to(logits.dtype))
 
-    def config(self) -> dict[str, Any]:
-        """The arguments, defaults resolved."""
-        return {"hidden": self.hidden, "seed": self.seed, "head": self.head}
-
     def state(self) -> dict[str, Tensor]:
         """The Gaussians with the classes' shares, and the predictor if there is one."""
         if self.gaussians is None or self.shares is None:
@@ -180,17 +169,13 @@ class DEUP(Detector):
         else:
             logits, features = self.net.features(x, [layer])
         if features[layer].ndim != 2:
-            raise InputError(
-                f"the head {self.head!r} must take a vector per image; it takes {shape_of(features[layer])}"
-            )
+            raise InputError(f"the head {self.head!r} must take a vector per image, not {shape_of(features[layer])}")
         return logits, features[layer], per_anchor
 
 
 def _checked(labels: Tensor, classes: int) -> Tensor:
     """The labels, if the network has an output for each."""
     if int(labels.max()) >= classes:
-        raise InputError(
-            f"labels must lie in 0..{classes - 1}, the classes of the network; got {int(labels.min())}.."
-            f"{int(labels.max())}"
-        )
+        came = f"{int(labels.min())}..{int(labels.max())}"
+        raise InputError(f"labels must lie in 0..{classes - 1}, the classes of the network; got {came}")
     return labels

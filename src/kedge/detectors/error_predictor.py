@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 SMALLEST = 1e-5  # errors below it count as this large, as in DEUP's published code
-PENALTY = 1.0  # on the squared weights, beside the sum of the squared residuals
+PENALTY = 1.0  # on the squared weights, next to the sum of the squared residuals
 STEPS = 500  # of Newton's method, which takes less than a hundred
 
 
@@ -42,11 +42,7 @@ def perceptron(z: Tensor, first: Tensor, last: Tensor) -> Tensor:
 
 
 def misfit(z: Tensor, target: Tensor, first: Tensor, last: Tensor) -> Tensor:
-    """The fitted loss: the sum of the squared residuals and the penalty, per image.
-
-    Its minimum is the most likely fit under residuals of variance one and a standard normal prior of the weights, not
-    of the biases.
-    """
+    """The fitted loss: the sum of the squared residuals and of the squared weights, without the biases, per image."""
     residuals = perceptron(z, first, last) - target
     squares = first[:-1].square().sum() + last[:-1].square().sum()
     return (residuals.square().sum() + PENALTY * squares) / len(z)
@@ -90,12 +86,6 @@ def fit_predictor(features: Tensor, errors: Tensor, *, hidden: int, seed: int, r
         hidden: Width of the hidden layer.
         seed: Seed of the starting weights.
         rounding: Features that vary by less than this, relative to their size, are taken as constant.
-
-    Example:
-        >>> x = torch.linspace(-2, 2, 1000)[:, None]
-        >>> predictor = fit_predictor(x, x[:, 0].square().exp(), hidden=4, seed=0, rounding=1e-6)
-        >>> predictor(torch.tensor([[0.0], [1.0]])).round()
-        tensor([1., 3.], dtype=torch.float64)
     """
     with torch.no_grad():
         phi, target = features.double(), errors.double().clamp_min(SMALLEST).log()

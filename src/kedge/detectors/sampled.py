@@ -33,14 +33,7 @@ SAMPLED_SCORES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 
 
 class SampledDetector(Detector):
-    """A detector that takes the mean softmax of several networks, or of several draws in one.
-
-    Args:
-        net: See `Detector`.
-        samples: Number of predictions.
-        score: ``"msp"`` or ``"entropy"`` of the mean softmax, or the ``"mutual_information"`` of label and sample,
-            which is large where confident predictions contradict each other.
-    """
+    """A detector that takes the mean softmax of several networks, or of several draws in one."""
 
     def __init__(self, net: nn.Module, *, samples: int, score: str) -> None:
         super().__init__(net)
@@ -64,11 +57,10 @@ class SampledDetector(Detector):
 class DeepEnsemble(SampledDetector):
     """Deep ensembles (Lakshminarayanan, Pritzel and Blundell, NeurIPS 2017): the mean softmax of several networks.
 
-    Networks trained from different seeds agree on images like those they were trained on and often differ elsewhere, so
-    their mean is less sure of what none of them has seen. It is usually more accurate and better calibrated than any
-    one of its members, and hard to beat where its cost is affordable: M networks take M times the training, the memory
-    and the forward passes of one. An ensemble of one with the score ``"msp"`` is MSP. An anchored member gives the mean
-    over its own anchors.
+    Networks trained from different seeds agree on images like those they were trained on and often differ elsewhere.
+    Usually more accurate and better calibrated than any member, and hard to beat where its cost is affordable: M times
+    the training, the memory and the forward passes of one network. An ensemble of one with the score ``"msp"`` is MSP.
+    An anchored member gives the mean over its own anchors.
 
     Args:
         members: A list of networks, anchored or not, or an `Ensemble` of them.
@@ -100,14 +92,7 @@ class DeepEnsemble(SampledDetector):
 
 
 class DrawnDetector(SampledDetector):
-    """A detector that draws something at random in a network, such as dropout masks, once for each sample.
-
-    Args:
-        net: See `Detector`.
-        samples: Number of draws.
-        score: See `SampledDetector`.
-        seed: Seed of the draws.
-    """
+    """A detector that draws something at random in a network, such as dropout masks, once for each sample."""
 
     def __init__(self, net: nn.Module, *, samples: int = 10, score: str = "msp", seed: int = 0) -> None:
         super().__init__(net, samples=samples, score=score)
@@ -140,11 +125,10 @@ class DrawnDetector(SampledDetector):
 class MCDropout(DrawnDetector):
     """Monte Carlo dropout (Gal and Ghahramani, ICML 2016): the mean softmax with dropout left on.
 
-    Each pass goes through a sub-network in which other values are dropped; the sub-networks disagree where the training
-    images do not determine the prediction. Use it for a network that was trained with dropout anyway: it needs no other
-    training and no second network, though an ensemble is usually better. Costs as many forward passes as there are
-    samples. The masks of a pass are drawn once from a seed and shared by all images, so that scores repeat and do not
-    depend on the batch; everything else, including batch norm, stays in evaluation mode.
+    Passes in which other values are dropped disagree where the training images do not determine the prediction. Use it
+    for a network that was trained with dropout anyway, though an ensemble is usually better. Costs as many forward
+    passes as there are samples. All images share the masks of a pass, which come from a seed; everything else,
+    including batch norm, stays in evaluation mode.
 
     Args:
         net: A network with `nn.Dropout` or `nn.Dropout1d` to `nn.Dropout3d` layers, anchored or not; an anchored one

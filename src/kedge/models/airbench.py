@@ -64,8 +64,7 @@ class Airbench(Network):
     def prepare(self, images: Tensor) -> None:
         """Set the first layer to whiten the patches of normalised training images (N, D, H, W), unless it does already.
 
-        Each direction of a patch's principal components, scaled to unit variance, and its negative become a filter. All
-        parts of an anchored first layer get the same filters; where weights are Gaussian, the filters are the means.
+        All parts of an anchored first layer get the same filters; where weights are Gaussian, they are the means.
         """
         if bool(self.whitened):
             return

@@ -17,10 +17,6 @@ class Spec:
     """A network's architecture as plain data: ``build(spec.name, **spec.arguments)`` builds it again.
 
     Every argument is resolved, defaults included, so that a saved spec outlives a change of default.
-
-    Example:
-        >>> Spec("compact", {"width": 16, "classes": 10, "channels": 1}).arguments["width"]
-        16
     """
 
     name: str

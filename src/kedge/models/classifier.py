@@ -2,6 +2,7 @@
 
 import contextlib
 import threading
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any, Self
 
@@ -14,7 +15,7 @@ from kedge.pixels import to_unit
 
 # Networks that are in evaluation mode for a while: the modes of their modules before, and how many blocks are inside.
 _MODES: dict[nn.Module, list[tuple[nn.Module, bool]]] = {}
-_INSIDE: dict[nn.Module, int] = {}
+_INSIDE: Counter[nn.Module] = Counter()
 _MODES_LOCK = threading.Lock()
 
 
@@ -148,18 +149,15 @@ def evaluating(network: nn.Module) -> Iterator[None]:
     with _MODES_LOCK:
         if network.training and network not in _MODES:
             _MODES[network] = [(module, module.training) for module in network.modules()]
-            _INSIDE[network] = 0
             network.eval()
         changed = network in _MODES
-        if changed:
-            _INSIDE[network] += 1
+        _INSIDE[network] += changed
     try:
         yield
     finally:
         with _MODES_LOCK:
-            if changed:
-                _INSIDE[network] -= 1
-            if changed and _INSIDE[network] == 0:
+            _INSIDE[network] -= changed
+            if _INSIDE[network] == 0:
                 del _INSIDE[network]
-                for module, mode in _MODES.pop(network):
+                for module, mode in _MODES.pop(network, []):
                     module.training = mode

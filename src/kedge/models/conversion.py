@@ -14,16 +14,7 @@ CONVERSIONS: dict[str, Conversion] = {}  # by name; each method registers its ow
 
 
 def conversion(name: str) -> Callable[[Conversion], Conversion]:
-    """Decorator: register a function that changes a network in place, or returns another, under its name in files.
-
-    Example:
-        >>> @conversion("example")
-        ... def shift(network: nn.Module, *, by: float) -> nn.Module:
-        ...     return nn.Sequential(network, nn.Threshold(-1e9, by))
-        >>> convert(nn.Linear(2, 2), "example", by=1.0).conversions
-        [{'name': 'example', 'arguments': {'by': 1.0}}]
-        >>> del CONVERSIONS["example"]
-    """
+    """Decorator: register a function that changes a network in place, or returns another, under its name in files."""
 
     def register(function: Conversion) -> Conversion:
         CONVERSIONS[name] = function

@@ -13,12 +13,7 @@ from kedge.models.classifier import Classifier
 
 
 def log_mean_softmax(logits: Tensor) -> Tensor:
-    """The logarithm of the mean softmax over members or draws: logits (M, B, C) -> (B, C).
-
-    Example:
-        >>> log_mean_softmax(torch.tensor([[[9.0, -9.0]], [[-9.0, 9.0]]])).exp()
-        tensor([[0.5000, 0.5000]])
-    """
+    """The logarithm of the mean softmax over members or draws: logits (M, B, C) -> (B, C)."""
     return logits.log_softmax(dim=-1).logsumexp(dim=0) - math.log(len(logits))
 
 

@@ -24,24 +24,14 @@ class HeadOutput:
 
 
 def in_anchored_layer(name: str) -> bool:
-    """Whether a module of this name is one of an anchored layer's pair, ``layer_x`` and ``layer_c``, or inside it.
-
-    Example:
-        >>> in_anchored_layer("stem.layer_c"), in_anchored_layer("layer1.0")
-        (True, False)
-    """
+    """Whether a module of this name is one of an anchored layer's pair, ``layer_x`` and ``layer_c``, or inside it."""
     return not {"layer_x", "layer_c"}.isdisjoint(name.split("."))
 
 
 def head_name(network: nn.Module, head: str | None = None) -> str:
-    """The name of a network's last linear layer, or ``head`` where it is given, checked.
-
-    Example:
-        >>> head_name(nn.Sequential(nn.Flatten(), nn.Linear(12, 8), nn.ReLU(), nn.Linear(8, 2)))
-        '3'
-    """
-    linear = [name for name, module in network.named_modules() if isinstance(module, nn.Linear) and name]
-    linear = [name for name in linear if not in_anchored_layer(name)]
+    """The name of a network's last linear layer, or ``head`` where it is given, checked."""
+    modules = [name for name, module in network.named_modules() if isinstance(module, nn.Linear)]
+    linear = [name for name in modules if name and not in_anchored_layer(name)]
     if head is None and not linear:
         raise ArchitectureError(
             f"{type(network).__name__} has no linear layer inside it to be its head; pass a module that ends in one"
@@ -93,12 +83,7 @@ def check_head(network: nn.Module, head: str, logits: Tensor, features: Tensor) 
 
 
 def chosen_layers(network: nn.Module, layers: Sequence[str] | None) -> tuple[str, ...]:
-    """The layers to read: those given, or a network's own ``feature_layers``, or the input of its head.
-
-    Example:
-        >>> chosen_layers(nn.Sequential(nn.Flatten(), nn.Linear(12, 2)), None)
-        ('1:in',)
-    """
+    """The layers to read: those given, or a network's own ``feature_layers``, or the input of its head."""
     if layers is None:
         own = getattr(network, "feature_layers", None)
         return (head_name(network) + INPUT,) if own is None else tuple(own)

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from kedge import scores
 from kedge.checks import one_of
 from kedge.detectors.base import Detector, Outputs
+from kedge.detectors.logits import LogitDetector
 from kedge.training.losses import Loss
 
 
@@ -32,23 +33,12 @@ class TrainedDetector(Detector):
         return net
 
 
-class LogitTrainedDetector(TrainedDetector):
-    """A trained method whose score is one of `kedge.scores` of the logits.
-
-    Args:
-        net: The trained network.
-        score: ``"msp"``, ``"max_logit"``, ``"entropy"``, ``"energy"`` or ``"kl_uniform"``.
-    """
-
-    reads = "logits"
+class LogitTrainedDetector(LogitDetector, TrainedDetector):
+    """A trained method whose score is one of `kedge.scores` of the logits."""
 
     def __init__(self, net: nn.Module, *, score: str = "msp") -> None:
         super().__init__(net)
         self.score_by = one_of("score", score, tuple(scores.SCORES))
-
-    def outputs(self, x: Tensor) -> Outputs:
-        """The network's logits and their score."""
-        return self.of_logits(self.net(x))
 
     def of_logits(self, logits: Tensor) -> Outputs:
         """The score of logits (B, C)."""

@@ -20,18 +20,13 @@ from kedge.training.losses import Step, StepLoss
 
 
 class TwoHeads(nn.Module):
-    """Two linear layers in the place of one; the logits are the mean of theirs.
-
-    The mean of the two log-softmaxes would give the same probabilities; the mean of the logits is also a linear
-    function of the features, as the logits of any other network are.
-    """
+    """Two linear layers in the place of one; the logits are the mean of theirs, a linear function of the features."""
 
     def __init__(self, like: nn.Linear, seed: int) -> None:
         super().__init__()
         with seeded(seed):
             shape = (like.in_features, like.out_features, like.bias is not None)
-            self.first = nn.Linear(*shape).to(like.weight)
-            self.second = nn.Linear(*shape).to(like.weight)
+            self.first, self.second = (nn.Linear(*shape).to(like.weight) for _ in range(2))
 
     def forward(self, features: Tensor) -> HeadOutput:
         """Features (B, d) to the mean of the logits, with the logits of both."""
@@ -102,10 +97,9 @@ class ClassifierDiscrepancy(TrainedDetector):
     """Maximum classifier discrepancy (Yu and Aizawa, ICCV 2019): two heads that agree on known images alone.
 
     Two linear heads on one network learn the same labels; then, on unlabelled images, one is trained to be unsure and
-    the other to be sure, so that they disagree where no labels tie them together. The score is the L1 distance between
-    their softmaxes, from 0 to 2. Use it where you have unlabelled images of the kind the detector will meet: known and
-    unknown ones may be mixed. Tables mark it as having used outliers. Training takes about half as long again as
-    ordinary training (one unlabelled image with each labelled one, in the second half); scoring costs one forward pass.
+    the other to be sure. The score is the L1 distance between their softmaxes, from 0 to 2. Use it where you have
+    unlabelled images of the kind the detector will meet: known and unknown ones may be mixed. Tables mark it as having
+    used outliers. Training takes about half as long again; scoring costs one forward pass.
 
     Args:
         net: A network from ``ClassifierDiscrepancy.prepare``, trained with ``ClassifierDiscrepancy.loss()``.
@@ -141,7 +135,3 @@ class ClassifierDiscrepancy(TrainedDetector):
         logits, features = self.net.features(x, names)
         first, second = (features[name].softmax(dim=1) for name in names)  # (B, C) each
         return Outputs(logits, (first - second).abs().sum(dim=1))
-
-    def config(self) -> dict[str, Any]:
-        """No arguments."""
-        return {}

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from kedge import scores
 from kedge.checks import at_least, between
-from kedge.detectors.base import Outputs
+from kedge.detectors.logits import LogitDetector
 from kedge.detectors.registry import register
 from kedge.detectors.trained.base import MethodLoss, TrainedDetector
 from kedge.models.classifier import Classifier, evaluating
@@ -28,13 +28,6 @@ class RBFHead(nn.Module):
 
     Each class has a matrix W_c of its own. The outputs are the logarithms of the kernel values
     K_c = exp(-mean of (W_c f - e_c)^2 / (2 length_scale^2)): 0 at the centroid, less further away.
-
-    Args:
-        like: The layer that it replaces.
-        centroid_size: E, the length of the centroids.
-        length_scale: Length scale of the kernel.
-        gamma: Decay of the exponential average that moves the centroids.
-        seed: Seed of the first matrices and centroids.
     """
 
     counts: Tensor  # N_c, (C,)
@@ -152,15 +145,14 @@ class DUQLoss(MethodLoss):
 
 
 @register
-class DUQ(TrainedDetector):
+class DUQ(LogitDetector, TrainedDetector):
     """Deterministic uncertainty quantification (van Amersfoort et al., ICML 2020): the distance to the closest class.
 
-    The network's last layer is replaced by one centroid per class, and the network learns to bring images close to
-    their own and away from the others; a penalty on its gradient keeps it sensitive to changes of the image, so that
-    unknown images do not fall on known centroids. The score is the squared distance to the closest centroid in units of
-    the kernel's length scale: -log of the paper's largest kernel value, so in the same order, without its underflow.
-    Use it where training anew is fine and scoring must be cheap. The second derivatives of the penalty make training
-    take about three times as long; scoring costs one forward pass.
+    The network learns to bring images close to the centroid of their class and away from the others; a penalty on its
+    gradient keeps it sensitive to changes of the image, so that unknown images do not fall on known centroids. The
+    score is -log of the paper's largest kernel value, a squared distance: the same order, without underflow. Use it
+    where training anew is fine and scoring must be cheap: training takes about three times as long, for the second
+    derivatives of the penalty; scoring costs one forward pass.
 
     Args:
         net: A network from ``DUQ.prepare``, trained with ``DUQ.loss()``.
@@ -176,8 +168,8 @@ class DUQ(TrainedDetector):
     """
 
     name = "duq"
-    reads = "logits"
     loss = DUQLoss
+    score_function = scores.max_logit  # minus the largest logarithm of a kernel value
 
     def __init__(self, net: nn.Module) -> None:
         super().__init__(net)
@@ -210,15 +202,3 @@ class DUQ(TrainedDetector):
         between("gamma", gamma, 0, 1, open_ends=True)
         arguments = {"centroid_size": centroid_size, "length_scale": length_scale, "gamma": gamma, "seed": seed}
         return convert(net, "duq", head=name, **arguments)
-
-    def outputs(self, x: Tensor) -> Outputs:
-        """The logarithms of the kernel values, and the squared distance to the closest centroid."""
-        return self.of_logits(self.net(x))
-
-    def of_logits(self, logits: Tensor) -> Outputs:
-        """The score of logits (B, C): minus the largest."""
-        return Outputs(logits, scores.max_logit(logits))
-
-    def config(self) -> dict[str, Any]:
-        """No arguments."""
-        return {}

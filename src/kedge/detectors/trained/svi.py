@@ -30,12 +30,7 @@ SPEED = 10.0
 
 
 def divergence(mean: Tensor, std: Tensor, prior_mean: Tensor | float, prior_std: float) -> Tensor:
-    """The Kullback-Leibler divergence of N(mean, std^2) from N(prior_mean, prior_std^2), summed over all weights.
-
-    Example:
-        >>> divergence(torch.ones(3), torch.full((3,), 2.0), 0.0, 2.0)
-        tensor(0.3750)
-    """
+    """The Kullback-Leibler divergence of N(mean, std^2) from N(prior_mean, prior_std^2), summed over all weights."""
     ratio = std / prior_std
     return ((ratio.square() + ((mean - prior_mean) / prior_std).square() - 1) / 2 - ratio.log()).sum()
 
@@ -44,17 +39,8 @@ class Gaussian(nn.Module):
     """Parametrization that makes the weight of a layer a Gaussian; the layer's own weight becomes the mean.
 
     The standard deviation is ``initial * exp(SPEED * rho)`` and rho is zero at first, so that weight decay, which pulls
-    every parameter towards zero, pulls the deviation back to its first value.
-
-    Args:
-        mean: The layer's weight.
-        initial: The first standard deviation.
-        prior: The standard deviation of the prior.
-        prior_mean: Its mean, or None for zero.
-
-    Attributes:
-        noise: Standard normal numbers that fix the weight. None: zero in evaluation; in training drawn anew for each
-            forward from torch's generator, as `nn.Dropout` does.
+    every parameter towards zero, pulls the deviation back to its first value. ``noise``, standard normal numbers, fixes
+    the weight; without it the weight is the mean in evaluation, and drawn for each forward in training.
     """
 
     prior_mean: Tensor | None
@@ -200,26 +186,25 @@ class SVILoss(MethodLoss):
     def complexity(self, step: Step) -> Tensor:
         """The weighted divergence from the prior per image."""
         layers = gaussians(step.net)
-        count = sum(mean.numel() for _, mean in layers)
-        weight = min(1.0, step.images / count) if self.kl_weight is None else self.kl_weight
-        grown = 1.0 if step.done >= self.warmup else step.done / self.warmup
-        total = torch.stack([gaussian.divergence(mean) for gaussian, mean in layers]).sum()
-        return weight * grown / step.images * total
+        weight = self.kl_weight
+        if weight is None:
+            weight = min(1.0, step.images / sum(mean.numel() for _, mean in layers))
+        warm = 1.0 if step.done >= self.warmup else step.done / self.warmup
+        return weight * warm / step.images * torch.stack([gaussian.divergence(mean) for gaussian, mean in layers]).sum()
 
 
 @register
 class SVI(DrawnDetector, TrainedDetector):
     """Mean-field variational inference (Graves, NIPS 2011; Blundell et al., ICML 2015): weights that are Gaussians.
 
-    Instead of one number each weight is a Gaussian, whose mean and deviation are trained; the mean softmax over draws
-    of all weights is the prediction, and draws disagree where the training images do not determine the weights. It is
-    the classical Bayesian network: one network instead of an ensemble, but twice the parameters, and usually neither as
-    accurate nor as good a detector. Training costs about as much as usual, scoring a forward pass for each draw. The
-    draws come from a seed and are shared by all images, so that scores repeat and do not depend on the batch.
+    The mean and the deviation of each weight are trained; the prediction is the mean softmax over draws of all weights,
+    which disagree where the training images do not determine the weights. One network with twice the parameters instead
+    of an ensemble, and usually neither as accurate nor as good a detector. Training costs about as much as usual,
+    scoring a forward pass for each draw. All images share the draws, which come from a seed.
 
     Args:
-        net: A network made by ``SVI.prepare`` and trained with ``SVI.loss()``, anchored or not; an anchored one gives
-            the mean over its anchors under each draw.
+        net: A network from ``SVI.prepare``, trained with ``SVI.loss()``; an anchored one gives the mean over its
+            anchors under each draw.
         samples: Draws of the weights.
         score: ``"msp"`` or ``"entropy"`` of the mean softmax, or the ``"mutual_information"`` of label and draw, which
             needs at least two of them.
@@ -245,10 +230,8 @@ class SVI(DrawnDetector, TrainedDetector):
     def prepare(cls, net: nn.Module, *, initial: float = 0.1, prior: float = 1.0, prior_mean: str = "zero") -> Any:
         """A copy of a network in which the weight of every convolution and linear layer is a Gaussian.
 
-        In training mode every forward draws new weights; in evaluation mode ``net(x)`` uses the means. Weight decay
-        pulls the means towards zero, in addition to the prior, and the deviations towards their first value. Biases and
-        normalisation stay numbers, and so does the anchored layer of an anchored network: anchor a network first and
-        prepare it then.
+        In training mode every forward draws new weights; in evaluation mode ``net(x)`` uses the means. Biases and
+        normalisation stay numbers, and so does the anchored layer: anchor a network first and prepare it then.
 
         Args:
             net: Any network with Conv1d, Conv2d, Conv3d or Linear layers. Its weights become the means.

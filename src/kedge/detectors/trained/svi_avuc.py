@@ -27,15 +27,6 @@ def avuc(logits: Tensor, labels: Tensor, threshold: float) -> Tensor:
     An image counts as accurate (A) or inaccurate (I) by its label, and as certain (C) if the entropy u of its softmax
     is at most the threshold, uncertain (U) otherwise. With the largest probability p, it counts p if it is accurate and
     1 - p if not, times 1 - tanh(u) if it is certain and tanh(u) if not.
-
-    Args:
-        logits: (B, C).
-        labels: (B,).
-        threshold: Threshold of the entropy, in nats.
-
-    Example:
-        >>> avuc(torch.tensor([[20.0, 0.0]]), torch.tensor([0]), 0.5)
-        tensor(0.)
     """
     confidence, predicted = logits.softmax(dim=1).max(dim=1)  # (B,), (B,)
     entropy = scores.entropy(logits)  # (B,)
@@ -73,8 +64,7 @@ class AvUCLoss(SVILoss):
     @property
     def threshold(self) -> float:
         """Between certain and uncertain entropies; where all predictions were right, or wrong, their mean."""
-        means = (self.sums / self.counts)[self.counts > 0]
-        return float(means.mean())
+        return float((self.sums / self.counts)[self.counts > 0].mean())
 
     def check(self, net: Classifier) -> None:
         """Raise if the network has no Gaussian weights, or if masked pairs have a uniform target."""
@@ -126,13 +116,12 @@ class SVIAvUC(SVI):
     """SVI with accuracy-versus-uncertainty calibration (Krishnan and Tickoo, NeurIPS 2020).
 
     Trains the Gaussian weights of SVI with one more term, which rewards predictions that are right and certain or wrong
-    and uncertain, and penalises the other two. Use it in place of SVI where confidence should follow accuracy, also on
-    images that are corrupted or shifted. The threshold between certain and uncertain is measured over the warm-up,
-    after which the term is switched on. Trains and scores at the cost of SVI, a forward pass for each draw of the
-    weights; a training step takes one draw, as in the authors' code, or ``loss(samples=...)``.
+    and uncertain. Use it in place of SVI where confidence should follow accuracy, also on images that are corrupted or
+    shifted. Trains and scores at the cost of SVI; a training step takes one draw of the weights, as in the authors'
+    code, or ``loss(samples=...)``.
 
     Args:
-        net: A network made by ``SVIAvUC.prepare`` and trained with ``SVIAvUC.loss()``.
+        net: A network from ``SVIAvUC.prepare``, trained with ``SVIAvUC.loss()``.
         samples: See `SVI`.
         score: See `SVI`.
         seed: See `SVI`.

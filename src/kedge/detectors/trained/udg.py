@@ -56,18 +56,8 @@ def with_groups(network: nn.Module, *, head: str, groups: int, seed: int) -> nn.
 def filter_known(groups: Tensor, labels: Tensor, unlabelled: Tensor, purity: float) -> Tensor:
     """The classes of the unlabelled images that lie in groups of one class, -1 for the others: (M,).
 
-    A group is of one class if more than ``purity`` of all its images, labelled or not, have that label.
-
-    Args:
-        groups: The groups of the labelled images, (N,).
-        labels: Their labels, (N,), from 0.
-        unlabelled: The groups of the unlabelled images, (M,).
-        purity: A fraction.
-
-    Example:
-        >>> groups, labels = torch.tensor([0, 0, 0, 1, 1]), torch.tensor([2, 2, 2, 0, 1])
-        >>> filter_known(groups, labels, torch.tensor([0, 1, 2]), purity=0.7)
-        tensor([ 2, -1, -1])
+    ``groups`` (N,) and ``unlabelled`` (M,) are the groups of the labelled and the unlabelled images. A group is of one
+    class if more than ``purity`` of all its images, labelled or not, have that label.
     """
     count, classes = int(torch.cat([groups, unlabelled]).max()) + 1, int(labels.max()) + 1
     known = torch.bincount(groups * classes + labels, minlength=count * classes).view(count, classes)
@@ -83,8 +73,7 @@ class GroupingLoss(MethodLoss):
     Before each epoch all images, labelled or not, are grouped by k-means on the features under the head, in evaluation
     mode and without augmentation. Unlabelled images in a group of one class count as images of that class for this
     epoch (`filter_known`); the others are trained towards equal probabilities. The group head learns the groups of all
-    images. Its weights are drawn anew before each epoch, as in the published code, since the numbers of the groups mean
-    nothing from one epoch to the next.
+    images; its weights are drawn anew before each epoch, since the numbers of the groups change.
 
     The published code also whitens the features and scales them to unit length, counts the pseudo-labels of the epoch
     before as labels when it looks for groups of one class, gives images of small groups more weight, and passes the
@@ -199,14 +188,12 @@ class GroupingLoss(MethodLoss):
 class UDG(LogitTrainedDetector):
     """Unsupervised dual grouping (Yang et al., ICCV 2021): outlier exposure that spares the known among the outliers.
 
-    Trains with unlabelled images among which some may be of the known classes. Before each epoch labelled and
-    unlabelled images are grouped by their features; unlabelled images in a group that is nearly all of one class are
-    trained as that class, the others towards equal probabilities, and a second head learns the groups. The score is
-    that of the softmax. Use it in the place of Outlier Exposure where the unlabelled images are unsorted; the known
-    ones among them are found as long as the labelled images of their class outnumber them (four to one at a purity of
-    0.8). Tables mark it as having used outliers. Training takes about twice as long as usual with one unlabelled image
-    for each labelled one, plus a forward pass of all images and a k-means for each epoch; scoring costs one forward
-    pass.
+    Before each epoch labelled and unlabelled images are grouped by their features; unlabelled images in a group that is
+    nearly all of one class are trained as that class, the others towards equal probabilities, and a second head learns
+    the groups. Use it in the place of Outlier Exposure where the unlabelled images are unsorted; the known ones among
+    them are recognised as long as the labelled images of their class outnumber them (four to one at a purity of 0.8).
+    Tables mark it as having used outliers. Training takes about twice as long as usual, plus a forward pass of all
+    images and a k-means for each epoch; scoring costs one forward pass.
 
     Args:
         net: A network from ``UDG.prepare``, trained with ``UDG.loss()``.
