@@ -13,6 +13,7 @@ from kedge import cli
 from kedge.data import load_dataset, sources
 from kedge.data.sources.fetching import Arrival
 from kedge.errors import KedgeWarning
+from test_sources import pixels
 
 
 @pytest.fixture
@@ -30,10 +31,6 @@ def run(monkeypatch, tmp_path):
         return result.stdout, " ".join(result.stdout.split()), " ".join(result.stderr.split())
 
     return call
-
-
-def pixels(*shape):
-    return np.random.default_rng(0).integers(0, 256, shape, dtype=np.uint8)
 
 
 @pytest.fixture

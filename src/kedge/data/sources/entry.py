@@ -56,9 +56,7 @@ class File:
 class Form:
     """One form in which a set may be on disk."""
 
-    paths: (
-        tuple[str, ...] | Mapping[str, tuple[str, ...]]
-    )  # per split if they differ; all must exist, the first is read
+    paths: tuple[str, ...] | Mapping[str, tuple[str, ...]]  # by split if they differ; all must exist, the first is read
     read: Reader
 
     def find(self, folder: Path, split: str) -> tuple[Path, ...]:

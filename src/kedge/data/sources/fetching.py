@@ -33,12 +33,7 @@ class Arrival:
 
 
 def data_folder(data_dir: str | os.PathLike[str] | None = None) -> Path:
-    """The folder of all data sets: the argument, else the variable KEDGE_DATA, else the user's cache directory.
-
-    Example:
-        >>> str(data_folder("sets"))
-        'sets'
-    """
+    """The folder of all data sets: the argument, else the variable KEDGE_DATA, else the user's cache directory."""
     if data_dir is not None:
         return Path(data_dir).expanduser()
     if os.environ.get(VARIABLE):

@@ -130,12 +130,7 @@ def by_class(
 
 
 def endings() -> frozenset[str]:
-    """The suffixes of image files that Pillow decodes, in lower case.
-
-    Example:
-        >>> ".jpeg" in endings()
-        True
-    """
+    """The suffixes of image files that Pillow decodes, in lower case."""
     registered = Image.registered_extensions().items()
     return frozenset(ending for ending, kind in registered if kind in Image.OPEN and kind not in _UNREAD)
 

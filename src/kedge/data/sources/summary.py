@@ -91,10 +91,6 @@ def contact_sheet(data: ImageSet | StreamedSet, n: int = 64, *, cell: int = 96) 
         data: The set.
         n: Largest number of images.
         cell: Side in pixels of the square for each image.
-
-    Example:
-        >>> contact_sheet(ImageSet(torch.zeros(9, 1, 8, 8, dtype=torch.uint8)), 4).size
-        (208, 208)
     """
     picked = evenly_spaced(len(data), at_least("n", n, 1))
     columns = math.ceil(math.sqrt(len(picked)))
