@@ -150,7 +150,7 @@ def test_evaluate_shows_all_metrics_in_a_narrow_terminal_too(folder, columns, ta
     assert done.exit_code == 0, done.output
     assert "…" not in done.output
     assert done.output.count("method") == tables
-    assert all(re.search(rf"\b{head} [↑↓]", done.output) for head in ("accuracy", "AUROC", "FPR95", "ECE", "AURC"))
+    assert all(re.search(rf"\b{head} [↑↓]", done.output) for head in ("Accuracy", "AUROC", "FPR95", "ECE", "AURC"))
 
 
 def test_warnings_are_told_in_a_line(folder, tmp_path):

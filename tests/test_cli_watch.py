@@ -5,10 +5,9 @@ import json
 import numpy as np
 import pytest
 import torch
-from typer.testing import CliRunner
 
 import kedge
-from kedge.cli import app
+from helpers import run_cli
 from kedge.errors import FileFormatError, InputError, NotReadyError
 from kedge.scoring.rows import COLUMNS
 from test_report import check
@@ -16,25 +15,19 @@ from test_report import check
 HEAD = (",".join(COLUMNS) + "\n").encode()
 
 
-def run(*arguments):
-    return CliRunner(env={"COLUMNS": "160"}).invoke(app, [str(argument) for argument in arguments])
-
-
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     """A detector, a stream of scores like those of its calibration, and one that moves after 300 images."""
     home = tmp_path_factory.mktemp("watch")
     images = torch.rand(400, 3, 16, 16, generator=torch.Generator().manual_seed(0))
-    net = kedge.models.build("compact", width=4, classes=3)
-    detector = kedge.MSP(net).fit(images[:10]).calibrate(images)
-    detector.save(home / "msp.kedge")
-    kedge.MSP(net).fit(images[:10]).save(home / "uncalibrated.kedge")
-    known, rng = detector.calibration.scores.numpy(), np.random.default_rng(1)
-    same = rng.choice(known, 600)
-    write(home / "same.jsonl", same)
-    write(home / "moved.jsonl", np.append(same[:300], same[300:] + 2 * known.std()))
-    write(home / "first.jsonl", same[:300])
-    write(home / "second.jsonl", same[300:] + 2 * known.std())
+    detector = kedge.MSP(kedge.models.build("compact", width=4, classes=3)).fit(images[:10])
+    detector.save(home / "uncalibrated.kedge")
+    detector.calibrate(images).save(home / "msp.kedge")
+    calibrated = detector.calibration.scores.numpy()
+    same = np.random.default_rng(1).choice(calibrated, 600)
+    first, second = same[:300], same[300:] + 2 * calibrated.std()
+    for name, scores in {"same": same, "moved": np.append(first, second), "first": first, "second": second}.items():
+        write(home / f"{name}.jsonl", scores)
     return home
 
 
@@ -48,57 +41,52 @@ def line(**values):
     return json.dumps(dict.fromkeys(COLUMNS) | {"name": "a.png"} | values).encode()
 
 
-def watched(*arguments):
-    done = run("watch", *arguments, "--json")
+def watch(folder, *arguments, detector="msp"):
+    return run_cli("watch", *arguments, "--detector", folder / f"{detector}.kedge")
+
+
+def watched(folder, *arguments):
+    done = watch(folder, *arguments, "--json")
     assert done.exit_code == 0, done.output
     return json.loads(done.stdout)
 
 
 def test_a_stream_that_moves_raises_both_alarms_after_it_moved(folder):
-    said = watched(folder / "moved.jsonl", "--detector", folder / "msp.kedge")
-    assert said["images"] == 600
-    assert said["drift"] is True
-    assert 300 <= said["martingale_since"] < 400
-    assert 300 <= said["window_since"] < 400
+    result = watched(folder, folder / "moved.jsonl")
+    assert (result["images"], result["drift"]) == (600, True)
+    assert 300 <= result["martingale_since"] < 400
+    assert 300 <= result["window_since"] < 400
     check((folder / "moved-drift.html").read_text())
+    assert watched(folder, folder / "first.jsonl", folder / "second.jsonl") == result  # one stream in that order
+    assert (folder / "second-drift.html").exists()
 
 
 def test_a_stream_that_stays_raises_none(folder, tmp_path):
-    said = watched(folder / "same.jsonl", "--detector", folder / "msp.kedge", "--out", tmp_path / "page.html")
-    assert (said["drift"], said["martingale_since"], said["window_since"]) == (False, None, None)
+    result = watched(folder, folder / "same.jsonl", "--out", tmp_path / "page.html")
+    assert (result["drift"], result["martingale_since"], result["window_since"]) == (False, None, None)
     page = (tmp_path / "page.html").read_text()
     check(page)
     assert "No drift" in page
 
 
-def test_several_files_are_one_stream_in_the_order_given(folder):
-    one = watched(folder / "moved.jsonl", "--detector", folder / "msp.kedge")
-    two = watched(folder / "first.jsonl", folder / "second.jsonl", "--detector", folder / "msp.kedge")
-    assert one == two
-    assert (folder / "second-drift.html").exists()
-
-
-def test_the_exit_code_tells_of_drift_where_asked(folder):
-    code = {
-        name: run("watch", folder / f"{name}.jsonl", "--detector", folder / "msp.kedge", "--fail-on-drift").exit_code
-        for name in ("same", "moved")
-    }
-    assert code == {"same": 0, "moved": 4}
+def test_fail_on_drift_sets_the_exit_code(folder):
+    for name, code in (("same", 0), ("moved", 4)):
+        assert watch(folder, folder / f"{name}.jsonl", "--fail-on-drift").exit_code == code
 
 
 def test_rows_with_an_error_are_left_out(folder, tmp_path):
     write(tmp_path / "rows.jsonl", [0.1, 0.2], errors=["a", "b"])
-    assert watched(tmp_path / "rows.jsonl", "--detector", folder / "msp.kedge")["images"] == 2
+    assert watched(folder, tmp_path / "rows.jsonl")["images"] == 2
     write(tmp_path / "none.jsonl", [], errors=["a"])
     with pytest.raises(InputError, match="rows must hold at least one score"):
-        raise run("watch", tmp_path / "none.jsonl", "--detector", folder / "msp.kedge").exception
+        raise watch(folder, tmp_path / "none.jsonl").exception
 
 
-def test_rows_of_a_name_that_does_not_tell_their_format(folder, tmp_path):
+def test_rows_whose_name_has_no_suffix_need_a_format(folder, tmp_path):
     (tmp_path / "rows").write_bytes((folder / "same.jsonl").read_bytes())
     with pytest.raises(InputError, match=r"format must be one of .*: name it with --format"):
-        raise run("watch", tmp_path / "rows", "--detector", folder / "msp.kedge").exception
-    assert watched(tmp_path / "rows", "--detector", folder / "msp.kedge", "--format", "jsonl")["images"] == 600
+        raise watch(folder, tmp_path / "rows").exception
+    assert watched(folder, tmp_path / "rows", "--format", "jsonl")["images"] == 600
 
 
 @pytest.mark.parametrize(
@@ -119,13 +107,13 @@ def test_rows_of_a_name_that_does_not_tell_their_format(folder, tmp_path):
         ("bad.parquet", b"no parquet", FileFormatError, r"bad\.parquet must be parquet as kedge score writes it"),
     ],
 )
-def test_files_that_are_no_rows_are_told_in_a_line(folder, tmp_path, name, content, error, words):
+def test_files_that_are_no_rows_are_an_error_in_a_line(folder, tmp_path, name, content, error, words):
     if content is not None:
         (tmp_path / name).write_bytes(content)
     with pytest.raises(error, match=words):
-        raise run("watch", tmp_path / name, "--detector", folder / "msp.kedge").exception
+        raise watch(folder, tmp_path / name).exception
 
 
-def test_without_calibration_there_is_nothing_to_compare_with(folder):
+def test_an_uncalibrated_detector_is_an_error(folder):
     with pytest.raises(NotReadyError, match="is not: run kedge calibrate first"):
-        raise run("watch", folder / "same.jsonl", "--detector", folder / "uncalibrated.kedge").exception
+        raise watch(folder, folder / "same.jsonl", detector="uncalibrated").exception

@@ -52,9 +52,6 @@ def every_order(window, calibration):
         yield [pooled[i] for i in chosen], [pooled[i] for i in rest]
 
 
-# --- ranks and their p-values ---------------------------------------------------------------------------------------
-
-
 @given(window=tied | spread, calibration=tied | spread)
 @quick
 def test_statistics_and_the_normal_p_value_are_scipys(window, calibration):
@@ -151,9 +148,6 @@ def test_ties_are_the_share_of_the_rank_variance_that_they_remove():
     assert one(np.round(normal(rng, 100), 1), np.round(normal(rng, 1000), 1)).ties[0] > MOST_TIES
 
 
-# --- windows --------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("decimals", [1, 9])
 def test_each_comparison_is_scipys_of_that_window(decimals):
     rng = np.random.default_rng(0)
@@ -195,19 +189,14 @@ def test_p_values_of_few_valued_scores_are_valid():
     assert small / runs <= level + 3 * standard_error(level, runs)
 
 
-def test_permutations_are_as_many_as_asked_for_at_most():
-    test = WindowTest([0.0] * 97 + [1.0] * 3, window=20, horizon=20, draws=99)
-    (compared,) = test.update([1.0] * 20)
+def test_the_settings_bound_the_permutations_and_share_alpha_among_the_tests_of_the_horizon():
+    (compared,) = WindowTest([0.0] * 97 + [1.0] * 3, window=20, horizon=20, draws=99).update([1.0] * 20)
     assert compared.p_up == 1 / 100
     assert compared.alarm  # by the distance
-
-
-def test_the_threshold_shares_alpha_among_the_tests_of_the_horizon():
     test = WindowTest(range(20), window=40, every=10, horizon=100, alpha=0.07)
     assert test.tests == len(test.update(range(100))) == 7
     assert test.threshold == pytest.approx(0.07 / 14)
-    assert WindowTest(range(20)).every == 25
-    assert WindowTest(range(20)).tests == 397
+    assert (WindowTest(range(20)).every, WindowTest(range(20)).tests) == (25, 397)
 
 
 def test_the_alarm_is_raised_by_the_first_small_p_value_and_stays():
@@ -248,9 +237,6 @@ def test_windows_notice_a_shift_of_one_deviation_within_75_images():
     assert min(delays) > 0
 
 
-# --- the martingale -------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("draw", [normal, rounded])
 def test_p_values_and_wealth_are_those_of_the_definition(draw):
     rng, smoothing = np.random.default_rng(1), np.random.Generator(np.random.PCG64(5))
@@ -275,18 +261,18 @@ def test_every_bet_is_fair():
     assert (payoffs(np.linspace(1e-9, 1, 1001)) >= 0).all()
 
 
-def p_values_of(calibration, stream, seed):
-    martingale = Martingale(calibration, seed=seed)
+def p_values_of(calibration, stream, seed, **options):
+    martingale = Martingale(calibration, seed=seed, **options)
     return np.array([martingale._p_value(score) for score in stream])  # what `update` bets on
 
 
-@pytest.mark.parametrize("draw", [normal, rounded])
-def test_p_values_are_uniform_and_independent(draw):
+@pytest.mark.parametrize(("draw", "bounded"), [(normal, False), (rounded, False), (normal, True)])
+def test_p_values_are_uniform_and_independent_from_the_first_on(draw, bounded):
     runs, length = 2500, 4
     p = np.empty((runs, length))
     for run in range(runs):
         scores = draw(np.random.default_rng([run, 1]), 3 + length)
-        p[run] = p_values_of(scores[:3], scores[3:], seed=run)
+        p[run] = p_values_of(np.sort(scores[:3]), scores[3:], seed=run, bounded=bounded)
     assert stats.kstest(p.ravel(), "uniform").pvalue > 0.001
     for a, b in itertools.combinations(range(length), 2):
         cells = np.histogram2d(p[:, a], p[:, b], bins=4, range=[[0, 1], [0, 1]])[0]
@@ -369,17 +355,6 @@ def test_with_a_bound_it_is_the_martingale_of_distances_in_half_precision():
     assert beyond == Martingale([0.0]).update([65_504.0] * 3)  # where half precision ends all tie
 
 
-def test_with_a_bound_p_values_are_uniform_and_independent_from_the_first_on():
-    runs, p = 2500, np.empty((2500, 3))
-    for run in range(runs):
-        scores = normal(np.random.default_rng([run, 1]), 5)
-        martingale = Martingale(np.sort(scores[:2]), seed=run, bounded=True)
-        p[run] = [martingale._p_value(score) for score in scores[2:]]
-    for a, b in itertools.combinations(range(3), 2):
-        cells = np.histogram2d(p[:, a], p[:, b], bins=4, range=[[0, 1], [0, 1]])[0]
-        assert stats.chisquare(cells.ravel()).pvalue > 0.001
-
-
 def test_with_a_bound_no_stream_takes_more_memory():
     martingale = Martingale(np.zeros(10), bounded=True)
     before = martingale._past._counts.nbytes
@@ -403,9 +378,6 @@ def test_the_smallest_draw_of_the_smoothing_does_not_pay_without_end():
     martingale = Martingale([1.0, 2.0])
     martingale._rng = Zero()
     assert [bet.p_value for bet in martingale.update([0.0, 9.0])] == [1.0, 0.25]
-
-
-# --- both -----------------------------------------------------------------------------------------------------------
 
 
 def instruments(calibration):
@@ -460,19 +432,19 @@ def test_history_is_both_instruments():
     test = WindowTest(calibration, window=40, every=5, horizon=200, alpha=0.02, seed=4)
     martingale = Martingale(calibration, alpha=0.02, seed=4)
     compared, bets = test.update(stream), martingale.update(stream)
-    assert h.log_wealth.tolist() == [b.log_wealth for b in bets]
-    assert h.p_values.tolist() == [b.p_value for b in bets]
-    assert h.windows.tolist() == [c.index for c in compared]
-    assert h.p_any.tolist() == [c.p_any for c in compared]
-    assert h.p_up.tolist() == [c.p_up for c in compared]
+    for name, states, field in (
+        ("log_wealth", bets, "log_wealth"),
+        ("p_values", bets, "p_value"),
+        ("windows", compared, "index"),
+        ("p_any", compared, "p_any"),
+        ("p_up", compared, "p_up"),
+    ):
+        assert getattr(h, name).tolist() == [getattr(state, field) for state in states]
     assert (h.threshold, h.window_since, h.wealth_since) == (test.threshold, test.since, martingale.since)
     assert h.window_since is not None
     assert h.log_wealth[h.wealth_since] >= h.log_limit > h.log_wealth[h.wealth_since - 1]
     assert history(stream, calibration, window=40, horizon=1000).threshold == 0.01 / 2 / 97
-
-
-def test_a_stream_shorter_than_the_window_is_not_tested():
-    for length in (0, 1, 99):
+    for length in (0, 1, 99):  # shorter than the window
         h = history(np.zeros(length), np.zeros(30))
         assert (len(h.log_wealth), len(h.windows), h.window_since, h.wealth_since) == (length, 0, None, None)
 
@@ -513,17 +485,9 @@ def test_bad_scores_are_refused_and_change_nothing(scores, message):
         assert instrument.state() == before
         with pytest.raises(InputError, match=f"calibration {message}"):
             type(instrument)(scores)
-    with pytest.raises(InputError, match=f"scores {message}"):
-        history(scores, range(40))
-    with pytest.raises(InputError, match=f"calibration {message}"):
-        history([1.0], scores)
-
-
-def test_too_few_calibration_scores_are_refused():
-    for make, fewest in ((WindowTest, 20), (Martingale, 1)):
-        with pytest.raises(InputError, match=f"calibration must hold at least {fewest} scores, got {fewest - 1}"):
-            make(np.zeros(fewest - 1))
-        make(np.zeros(fewest))
+    for name, arguments in (("scores", (scores, range(40))), ("calibration", ([1.0], scores))):
+        with pytest.raises(InputError, match=f"{name} {message}"):
+            history(*arguments)
 
 
 @pytest.mark.parametrize(
@@ -536,23 +500,27 @@ def test_too_few_calibration_scores_are_refused():
         ({"alpha": 1.0}, "alpha must lie in"),
         ({"seed": -1}, "seed must be"),
         ({"draws": 0}, "draws must be"),
+        ({"calibration": []}, "calibration must hold at least"),
+        ({"calibration": range(19)}, "calibration must hold at least 20 scores, got 19"),
     ],
 )
 def test_bad_settings_are_refused(settings, message):
-    with pytest.raises(InputError, match=message):
-        WindowTest(range(30), **settings)
-    if settings.keys() & {"alpha", "seed"}:
+    kinds = [WindowTest]
+    if settings.keys() & {"alpha", "seed"} or settings.get("calibration") == []:
+        kinds.append(Martingale)
+    for kind in kinds:
         with pytest.raises(InputError, match=message):
-            Martingale(range(30), **settings)
+            kind(**{"calibration": range(30)} | settings)
 
 
 def test_a_foreign_state_is_refused():
     test, martingale, _ = instruments(range(40))
-    with pytest.raises(InputError, match=r"state must be what state\(\)"):
-        WindowTest.restore(martingale.state())
-    with pytest.raises(InputError, match="past is missing or unknown"):
-        Martingale.restore({k: v for k, v in martingale.state().items() if k != "past"})
-    with pytest.raises(InputError, match="recent must be finite"):
-        WindowTest.restore(test.state() | {"recent": [NAN]})
-    with pytest.raises(InputError, match="start anew"):
-        Martingale.restore(martingale.state() | {"shares": [[1.0]]})
+    without = {key: value for key, value in martingale.state().items() if key != "past"}
+    for kind, state, message in (
+        (WindowTest, martingale.state(), r"state must be what state\(\)"),
+        (Martingale, without, "past is missing or unknown"),
+        (WindowTest, test.state() | {"recent": [NAN]}, "recent must be finite"),
+        (Martingale, martingale.state() | {"shares": [[1.0]]}, "start anew"),
+    ):
+        with pytest.raises(InputError, match=message):
+            kind.restore(state)

@@ -122,35 +122,34 @@ def test_each_metric_is_its_definition(name, inside, outside):
 @pytest.mark.parametrize("decimals", [1, 2, 15])
 def test_large_samples_agree_with_scikit_learn(decimals):
     rng = np.random.default_rng(decimals)
-    inside, outside = rng.normal(0, 1, 20_000).round(decimals), rng.normal(1, 2, 7_000).round(decimals)
-    truth = np.repeat([0, 1], [20_000, 7_000])
-    both = np.concatenate([inside, outside])
-    assert auroc(inside, outside) == pytest.approx(roc_auc_score(truth, both), abs=1e-12)
-    assert aupr_out(inside, outside) == pytest.approx(average_precision_score(truth, both), abs=1e-12)
-    assert aupr_in(inside, outside) == pytest.approx(average_precision_score(1 - truth, -both), abs=1e-12)
+    both = rng.normal(0, 1, 20_000).round(decimals), rng.normal(1, 2, 7_000).round(decimals)
+    truth, ranks = sklearn_input(*both)
+    assert auroc(*both) == pytest.approx(roc_auc_score(truth, ranks), abs=1e-12)
+    assert aupr_out(*both) == pytest.approx(sklearn_aupr_out(*both), abs=1e-12)
+    assert aupr_in(*both) == pytest.approx(sklearn_aupr_in(*both), abs=1e-12)
 
 
 @given(inside=scores, outside=scores)
 @quick
-def test_all_from_one_sort_are_the_single_ones(inside, outside):
-    together = detection_metrics(inside, outside)
-    assert together == {name: Estimate(getattr(metrics, name)(inside, outside)) for name in NAMES}
-
-
-@given(inside=scores, outside=scores)
-@quick
-def test_exchanging_the_roles_and_the_sign_exchanges_the_directed_metrics(inside, outside):
-    flipped = [-o for o in outside], [-i for i in inside]
+def test_metrics_agree_with_each_other(inside, outside):
+    single = {name: Estimate(getattr(metrics, name)(inside, outside)) for name in NAMES}
+    assert detection_metrics(inside, outside) == single  # from one sort
+    flipped = [-o for o in outside], [-i for i in inside]  # exchanges the roles and the sign
     assert fpr95_ood(inside, outside) == fpr95(*flipped)
     assert aupr_out(inside, outside) == aupr_in(*flipped)
     assert auroc(inside, outside) == auroc(*flipped)
     assert dtacc(inside, outside) == dtacc(*flipped)
+    curve = flagged_id, flagged_ood = metrics.roc_curve(inside, outside)  # from none to all flagged
+    for flagged in curve:
+        assert (flagged[0], flagged[-1], bool((np.diff(flagged) >= 0).all())) == (0, 1, True)
+    assert np.trapezoid(flagged_ood, flagged_id) == pytest.approx(pairs_won(inside, outside), abs=1e-12)
 
 
-def test_95_percent_is_counted_in_whole_images():
-    for n in (1, 2, 19, 20, 21, 40, 60, 100, 140, 180, 220, 999, 1000):
+def test_numbers_are_not_rounded():
+    for n in (1, 2, 19, 20, 21, 40, 60, 100, 140, 180, 220, 999, 1000):  # 95 % is counted in whole images
         enough = math.ceil(Fraction(95, 100) * n)
         assert fpr95(range(n), range(n)) == fpr95_ood(range(n), range(n)) == enough / n
+    assert auroc([2**53], [2**53 + 1]) == 1  # no tie
 
 
 def test_the_benchmark_compares_every_metric_with_scikit_learn():
@@ -161,23 +160,13 @@ def test_the_benchmark_compares_every_metric_with_scikit_learn():
 
 
 def test_perfect_inverted_and_constant_scores():
-    perfect = {"auroc": 1, "fpr95": 0, "dtacc": 1, "aupr_in": 1, "aupr_out": 1, "fpr95_ood": 0}
-    assert {name: e.value for name, e in detection_metrics([0, 1], [2, 3]).items()} == perfect
-    assert (auroc([2, 3], [0, 1]), fpr95([2, 3], [0, 1]), fpr95_ood([2, 3], [0, 1])) == (0, 1, 1)
-    assert dtacc([2, 3], [0, 1]) == 0.5
-    constant = {"auroc": 0.5, "fpr95": 1, "dtacc": 0.5, "aupr_in": 0.75, "aupr_out": 0.25, "fpr95_ood": 1}
-    assert {name: e.value for name, e in detection_metrics([7] * 30, [7] * 10).items()} == constant
-
-
-@given(inside=scores, outside=scores)
-@quick
-def test_roc_curve_runs_from_none_to_all_flagged_over_the_area_auroc(inside, outside):
-    flagged_id, flagged_ood = metrics.roc_curve(inside, outside)
-    assert flagged_id[0] == flagged_ood[0] == 0
-    assert flagged_id[-1] == flagged_ood[-1] == 1
-    assert (np.diff(flagged_id) >= 0).all()
-    assert (np.diff(flagged_ood) >= 0).all()
-    assert np.trapezoid(flagged_ood, flagged_id) == pytest.approx(pairs_won(inside, outside), abs=1e-12)
+    for sets, values in (
+        (([0, 1], [2, 3]), (1, 0, 1, 1, 1, 0)),
+        (([2, 3], [0, 1]), (0, 1, 0.5, 5 / 12, 5 / 12, 1)),
+        (([7] * 30, [7] * 10), (0.5, 1, 0.5, 0.75, 0.25, 1)),
+    ):
+        estimates = detection_metrics(*sets)
+        assert [estimates[name].value for name in NAMES] == pytest.approx(values, abs=1e-12)
 
 
 # Arguments.
@@ -200,15 +189,8 @@ def test_lists_arrays_and_tensors_of_any_kind_give_the_same(convert):
     assert detection_metrics(*given) == expected
     assert detection_metrics(given[0], outside, resamples=2)["auroc"].value == expected["auroc"].value
     assert [list(map(int, v)) for v in given] == [inside, outside]  # left alone
-    once = [np.ones(len(v), dtype=np.int64) for v in given]
-    counts = Repeated(*given)(*once)
-    assert {name: metric(counts) for name, metric in DETECTION_METRICS.items()} == {
-        name: estimate.value for name, estimate in expected.items()
-    }
-
-
-def test_large_whole_numbers_are_not_rounded_into_ties():
-    assert auroc([2**53], [2**53 + 1]) == 1
+    counts = Repeated(*given)(*(np.ones(len(v), dtype=np.int64) for v in given))
+    assert all(metric(counts) == expected[name].value for name, metric in DETECTION_METRICS.items())
 
 
 @pytest.mark.parametrize("function", [auroc, dtacc, metrics.roc_curve, detection_metrics, Repeated])
@@ -225,10 +207,9 @@ def test_large_whole_numbers_are_not_rounded_into_ties():
     ],
 )
 def test_bad_scores_are_refused_by_name(function, bad, message):
-    with pytest.raises(InputError, match=f"(?s)id_scores.*{message}"):
-        function(bad, [1.0])
-    with pytest.raises(InputError, match=f"(?s)ood_scores.*{message}"):
-        function([1.0], bad)
+    for name, arguments in (("id_scores", (bad, [1.0])), ("ood_scores", ([1.0], bad))):
+        with pytest.raises(InputError, match=f"(?s){name}.*{message}"):
+            function(*arguments)
 
 
 # Intervals.
@@ -242,16 +223,12 @@ def normals():
     return rng.normal(0, 1, 300).round(1), rng.normal(1, 1, 200).round(1)
 
 
-def test_intervals_come_from_the_seed_alone(normals):
+def test_intervals_come_from_the_seed_alone_hold_the_value_and_grow_with_the_level(normals):
     first = detection_metrics(*normals, resamples=50, seed=3)
     shuffled = [np.random.default_rng(1).permutation(v) for v in normals]
     assert detection_metrics(*shuffled, resamples=50, seed=3) == first
     assert detection_metrics(*normals, resamples=50, seed=4) != first
-
-
-def test_intervals_hold_the_value_and_grow_with_the_level(normals):
-    narrow = detection_metrics(*normals, resamples=400, level=0.5)
-    wide = detection_metrics(*normals, resamples=400, level=0.99)
+    narrow, wide = (detection_metrics(*normals, resamples=400, level=level) for level in (0.5, 0.99))
     for name in BOUNDED:
         assert wide[name].value == narrow[name].value == getattr(metrics, name)(*normals)
         assert 0 <= wide[name].low <= wide[name].value <= wide[name].high <= 1

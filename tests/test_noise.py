@@ -27,29 +27,24 @@ def scores(seed, sizes) -> dict[str, list[float]]:
 
 
 def result(auroc, by_set) -> EvaluationResult:
-    """A result with a given mean AUROC, and an FPR95 of twice what is missing; only the scores are anything else."""
-    values = {}
+    """A result with a given mean AUROC, an FPR95 of twice what is missing, and scores."""
+    values, detections = {}, {}
     for ood, step in (("near", -0.02), ("far", 0.02)):
         values[ood] = dict.fromkeys(METRICS, Estimate(auroc + step)) | {"fpr95": Estimate(2 * (1 - auroc) + step)}
-    said = {}
     for name, each in by_set.items():
         score, logits = torch.tensor(each, dtype=torch.float64), torch.zeros(len(each), 2)
-        said[name] = Detection(logits.argmax(dim=1), logits, logits.softmax(dim=1), None, score, score, score > 0)
-    return EvaluationResult(values, {}, {}, 1.0, Cost(forward=1), False, said)
+        detections[name] = Detection(logits.argmax(dim=1), logits, logits.softmax(dim=1), None, score, score, score > 0)
+    return EvaluationResult(values, {}, {}, 1.0, Cost(forward=1), False, detections)
 
 
 def summary(*trainings, sizes=SIZES) -> SeedSummary:
     """One evaluation for each training: AUROCs by label."""
+    sets = {name: kedge.ImageSet(torch.zeros(n, 1, 2, 2, dtype=torch.uint8), name=name) for name, n in sizes.items()}
+    known = {"near": "of near"} if "of near" in sizes else {}
     evaluations = {}
     for seed, aurocs in enumerate(trainings):
-        sets = {
-            name: kedge.ImageSet(torch.zeros(n, 1, 2, 2, dtype=torch.uint8), name=name) for name, n in sizes.items()
-        }
-        results = {
-            label: result(value, scores(10 * seed + number, sizes))
-            for number, (label, value) in enumerate(aurocs.items())
-        }
-        known = {"near": "of near"} if "of near" in sizes else {}
+        drawn = (scores(10 * seed + number, sizes) for number in range(len(aurocs)))
+        results = {label: result(value, next(drawn)) for label, value in aurocs.items()}
         evaluations[seed] = Evaluation(results, sets, "inside", 0, ("other light",), known)
     return SeedSummary(evaluations)
 
@@ -61,51 +56,30 @@ TWO = summary(
 DRAWS = ("AMP, seed 1", "AMP, seed 2")
 
 
-def test_the_parts_by_hand():
-    found = noise_parts(TWO, "AMP", DRAWS, resamples=2)
-    assert found.mean == pytest.approx(0.88)  # of 0.92 and 0.84
-    assert found.anchors == pytest.approx(math.sqrt((0.0004 + 0.0016) / 2))  # variances of either training's draws
-    # The means are 0.08 apart: a variance of 0.0032, of which a third of the anchors' is theirs.
-    assert found.trainings == pytest.approx(math.sqrt(0.0032 - 0.001 / 3))
+THREE = summary({"A": 0.6, "B": 0.8}, {"A": 0.8, "B": 0.8}, {"A": 0.9, "B": 0.7})
+ONE = summary({"AMP": 0.9, "again": 0.7})
 
 
-def test_the_parts_are_those_of_the_metric_asked_for():
-    found = noise_parts(TWO, "AMP", DRAWS, "fpr95", resamples=2)  # twice what is missing: twice the deviations
-    assert found.mean == pytest.approx(0.24)
-    assert found.anchors == pytest.approx(2 * math.sqrt(0.001))
-    assert found.trainings == pytest.approx(2 * math.sqrt(0.0032 - 0.001 / 3))
-
-
-def test_three_trainings_by_hand():
-    three = summary({"A": 0.6, "B": 0.8}, {"A": 0.8, "B": 0.8}, {"A": 0.9, "B": 0.7})
-    found = noise_parts(three, "A", ("B",), resamples=2)
-    within = (0.02 + 0 + 0.02) / 3
-    assert found.mean == pytest.approx((0.7 + 0.8 + 0.8) / 3)
-    assert found.anchors == pytest.approx(math.sqrt(within))
-    assert found.trainings == 0  # the variance of 0.7, 0.8, 0.8 is a 300th; the anchors' half alone is a 150th
-
-
-def test_where_the_anchors_explain_all_nothing_is_left_for_the_training():
-    found = noise_parts(summary({"A": 0.8, "B": 0.9}, {"A": 0.9, "B": 0.8}), "A", ("B",), resamples=2)
-    assert found.anchors == pytest.approx(math.sqrt(0.005))
-    assert found.trainings == 0
-
-
-def test_without_other_draws_the_training_has_the_whole_deviation():
-    found = noise_parts(TWO, "MSP", (), resamples=2)
-    assert found.anchors is None
-    assert found.trainings == pytest.approx(statistics.stdev([0.9, 0.8]))
-    assert found.mean == pytest.approx(0.85)
-
-
-def test_one_training_says_nothing_of_others():
-    one = summary({"AMP": 0.9, "again": 0.7})
-    found = noise_parts(one, "AMP", ("again",), resamples=2)
-    assert found.trainings is None
-    assert found.anchors == pytest.approx(math.sqrt(0.02))
-    alone = noise_parts(one, "AMP", (), resamples=2)
-    assert (alone.anchors, alone.trainings) == (None, None)
-    assert alone.mean == pytest.approx(0.9)
+@pytest.mark.parametrize(
+    ("given", "arguments", "mean", "anchors", "trainings"),
+    [
+        # The anchors have the mean variance of either training's draws. The means of the trainings, 0.92 and 0.84, have
+        # a variance of 0.0032, of which a third of the anchors' is theirs.
+        (TWO, ("AMP", DRAWS), 0.88, (0.0004 + 0.0016) / 2, 0.0032 - 0.001 / 3),
+        (TWO, ("AMP", DRAWS, "fpr95"), 0.24, 4 * 0.001, 4 * (0.0032 - 0.001 / 3)),  # twice what is missing
+        # The variance of 0.7, 0.8, 0.8 is a 300th; the anchors' half alone is a 150th: none is left.
+        (THREE, ("A", ("B",)), (0.7 + 0.8 + 0.8) / 3, (0.02 + 0 + 0.02) / 3, 0),
+        (summary({"A": 0.8, "B": 0.9}, {"A": 0.9, "B": 0.8}), ("A", ("B",)), 0.85, 0.005, 0),
+        (TWO, ("MSP", ()), 0.85, None, statistics.variance([0.9, 0.8])),  # without draws: all is the training's
+        (ONE, ("AMP", ("again",)), 0.8, 0.02, None),
+        (ONE, ("AMP", ()), 0.9, None, None),
+    ],
+)
+def test_the_parts_by_hand(given, arguments, mean, anchors, trainings):
+    parts = noise_parts(given, *arguments, resamples=2)
+    assert parts.mean == pytest.approx(mean)
+    for part, variance in ((parts.anchors, anchors), (parts.trainings, trainings)):
+        assert part == (None if variance is None else pytest.approx(math.sqrt(variance)))
 
 
 @pytest.mark.parametrize("metric", METRICS)
@@ -136,25 +110,21 @@ def test_the_noise_of_the_images_is_as_wide_as_delongs_standard_error_says():
     assert found.images / math.sqrt(error) == pytest.approx(1, abs=0.15)
 
 
-def test_methods_that_are_not_there_are_named():
-    with pytest.raises(InputError, match=r"must be methods of the summary; got ODIN$"):
-        noise_parts(TWO, "ODIN", ())
-    with pytest.raises(InputError, match=r"must be methods of the summary; got AMP, seed 7, Gram$"):
-        noise_parts(TWO, "AMP", ("AMP, seed 1", "AMP, seed 7", "Gram"))
+def test_missing_methods_are_named_in_the_error():
+    for label, draws, missing in (("ODIN", (), "ODIN"), ("AMP", (*DRAWS, "AMP, seed 7", "Gram"), "AMP, seed 7, Gram")):
+        with pytest.raises(InputError, match=f"must be methods of the summary; got {missing}$"):
+            noise_parts(TWO, label, draws)
 
 
 def test_the_table_has_two_rows_for_each_method():
     table = noise_table(TWO, {"AMP": DRAWS, "MSP": ()}, resamples=12)
     assert table.heads == ("method", "metric", "mean", "± anchors", "± training", "± images")
-    assert [row[:2] for row in table.rows] == [
-        ("AMP", "AUROC ↑"),
-        ("AMP", "FPR95 ↓"),
-        ("MSP", "AUROC ↑"),
-        ("MSP", "FPR95 ↓"),
+    assert [row[:5] for row in table.rows[:3]] == [
+        ("AMP", "AUROC ↑", "88.00", "3.16", "5.35"),  # the roots of 0.001 and of 0.0032 less a third of that
+        ("AMP", "FPR95 ↓", "24.00", "6.32", "10.71"),
+        ("MSP", "AUROC ↑", "85.00", "", "7.07"),  # 10 over root two
     ]
-    assert table.rows[0][2:5] == ("88.00", "3.16", "5.35")  # the roots of 0.001 and of 0.0032 less a third of that
-    assert table.rows[1][2:5] == ("24.00", "6.32", "10.71")
-    assert table.rows[2][2:5] == ("85.00", "", "7.07")  # 10 over root two
+    assert table.rows[3][:2] == ("MSP", "FPR95 ↓")
     assert table.rows[0][5] == f"{100 * noise_parts(TWO, 'AMP', DRAWS, resamples=12).images:.2f}"
     assert "over 2 trainings" in table.caption
     assert noise_table(summary({"AMP": 0.9}), {"AMP": ()}, resamples=2).rows[0][3:5] == ("", "")

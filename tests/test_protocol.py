@@ -9,11 +9,7 @@ from kedge.errors import InputError
 from kedge.evaluation import evaluate
 from kedge.evaluation.protocol import redrawn
 from kedge.metrics import detection_metrics
-
-
-def images(n, name, seed) -> kedge.ImageSet:
-    pixels = torch.randint(0, 256, (n, 1, 4, 4), dtype=torch.uint8, generator=torch.Generator().manual_seed(seed))
-    return kedge.ImageSet(pixels, torch.arange(n) % 2, name=name)
+from test_summary import images
 
 
 @pytest.fixture(scope="module")
@@ -33,30 +29,23 @@ def test_the_metrics_are_means_over_draws_of_the_same_images_for_every_detector(
         inside = result.detections["test"].score
         for name, each in picks.items():
             drawn = [detection_metrics(inside, result.detections[name].score[pick]) for pick in each]
-            for metric, found in again.results[label].metrics[name].items():
-                assert found.value == pytest.approx(sum(d[metric].value for d in drawn) / 3)
-                assert found.low is None
+            for metric, estimate in again.results[label].metrics[name].items():
+                assert estimate.value == pytest.approx(sum(d[metric].value for d in drawn) / 3)
+                assert estimate.low is None
 
 
-def test_a_set_with_fewer_images_is_taken_whole(evaluation):
-    again = redrawn(evaluation, ood_ratio=0.2, draws=2)
+def test_fewer_outliers_raise_in_distribution_precision_and_leave_the_rest(evaluation):
+    again = redrawn(evaluation, ood_ratio=0.2, draws=20)
     for label, result in evaluation.results.items():
-        for metric in ("auroc", "fpr95", "aupr_in"):
-            assert again.results[label].metrics["few"][metric].value == pytest.approx(
-                result.metrics["few"][metric].value
-            )
-
-
-def test_fewer_outliers_make_in_distribution_precision_higher_and_leave_the_rest(evaluation):
-    again = redrawn(evaluation, ood_ratio=0.1, draws=20)
-    for label, result in evaluation.results.items():
-        assert again.results[label].metrics["many"]["aupr_in"].value > result.metrics["many"]["aupr_in"].value
-        assert again.results[label].accuracy == result.accuracy
-        assert again.results[label].detections is result.detections
+        after = again.results[label]
+        assert after.metrics["many"]["aupr_in"].value > result.metrics["many"]["aupr_in"].value
+        for metric in ("auroc", "fpr95", "aupr_in"):  # a set with fewer images is taken whole
+            assert after.metrics["few"][metric].value == pytest.approx(result.metrics["few"][metric].value)
+        assert after.accuracy == result.accuracy
+        assert after.detections is result.detections
 
 
 def test_bad_arguments(evaluation):
-    with pytest.raises(InputError, match="ood_ratio"):
-        redrawn(evaluation, ood_ratio=0.0)
-    with pytest.raises(InputError, match="draws"):
-        redrawn(evaluation, ood_ratio=0.2, draws=0)
+    for bad in ({"ood_ratio": 0.0}, {"draws": 0}):
+        with pytest.raises(InputError, match=next(iter(bad))):
+            redrawn(evaluation, **{"ood_ratio": 0.2} | bad)

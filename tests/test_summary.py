@@ -18,13 +18,11 @@ def images(n, name, seed) -> kedge.ImageSet:
     return kedge.ImageSet(pixels, torch.arange(n) % 2, name=name)
 
 
-def evaluation(seed, kinds=(kedge.MSP, kedge.Energy), labelled=True) -> kedge.evaluation.Evaluation:
+def evaluation(seed, kinds=(kedge.MSP, kedge.Energy), labels=True) -> kedge.evaluation.Evaluation:
     torch.manual_seed(seed)
     net = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(16, 2))
     detectors = {kind.__name__: kind(net).fit(images(20, "train", 1)).calibrate(images(30, "c", 2)) for kind in kinds}
-    test = images(25, "test", 3)
-    if not labelled:
-        test = kedge.ImageSet(test.images, name="test")
+    test = images(25, "test", 3) if labels else kedge.ImageSet(images(25, "test", 3).images, name="test")
     return evaluate(detectors, test, [images(15, "near", 4), images(15, "far", 5)])
 
 
@@ -35,30 +33,24 @@ def three() -> SeedSummary:
 
 def test_means_and_deviations_are_over_the_seeds(three):
     for label in ("MSP", "Energy"):
-        by_hand = [e.results[label].metrics["near"]["auroc"].value for e in three.evaluations.values()]
-        spread = three.value(label, "auroc", "near")
-        assert spread.values == tuple(by_hand)
-        assert spread.mean == pytest.approx(sum(by_hand) / 3)
-        assert spread.deviation == pytest.approx(statistics.stdev(by_hand))
-        both = [
-            (e.results[label].metrics["near"]["fpr95"].value + e.results[label].metrics["far"]["fpr95"].value) / 2
-            for e in three.evaluations.values()
-        ]
+        results = [e.results[label] for e in three.evaluations.values()]
+        by_hand = [r.metrics["near"]["auroc"].value for r in results]
+        values = three.value(label, "auroc", "near")
+        assert values.values == tuple(by_hand)
+        assert values.mean == pytest.approx(sum(by_hand) / 3)
+        assert values.deviation == pytest.approx(statistics.stdev(by_hand))
+        both = [(r.metrics["near"]["fpr95"].value + r.metrics["far"]["fpr95"].value) / 2 for r in results]
         assert three.value(label, "fpr95").values == pytest.approx(tuple(both))
-        assert three.value(label, "accuracy").values == tuple(
-            e.results[label].accuracy for e in three.evaluations.values()
-        )
+        assert three.value(label, "accuracy").values == tuple(r.accuracy for r in results)
+    assert SeedValues((0.1234,)).words() == "12.3"
+    assert SeedValues((0.1, 0.3)).words() == "20.0 ± 14.1"  # the difference of two values over root two
 
 
-def test_one_seed_has_no_deviation():
-    one = SeedSummary({0: evaluation(0)})
+def test_one_seed_has_no_deviation_and_without_labels_there_is_no_accuracy():
+    one = SeedSummary({0: evaluation(0, labels=False)})
     assert one.value("MSP", "auroc").deviation is None
     assert "±" not in one.table().markdown()
     assert "seeds" not in one.table().caption
-
-
-def test_without_labels_there_is_no_accuracy():
-    one = SeedSummary({0: evaluation(0, labelled=False)})
     assert one.value("MSP", "accuracy") is None
     assert one.table(("accuracy", "auroc")).rows[0][1] == ""
 
@@ -85,57 +77,38 @@ def test_a_star_marks_what_learned_from_outliers(three):
 
 
 def test_evaluations_must_be_comparable(three):
-    with pytest.raises(InputError, match="at least one"):
-        SeedSummary({})
-    with pytest.raises(InputError, match="the same methods; those of seed 1 differ"):
-        SeedSummary({0: evaluation(0), 1: evaluation(1, kinds=(kedge.MSP,))})
-    other = dataclasses.replace(three.first, id_name="near")
-    with pytest.raises(InputError, match="sets of the same names; those of seed 1 differ"):
-        SeedSummary({0: three.first, 1: other})
+    other_sets = dataclasses.replace(three.first, id_name="near")
+    for evaluations, message in (
+        ({}, "at least one"),
+        ({0: three.first, 1: evaluation(1, kinds=(kedge.MSP,))}, "the same methods; those of seed 1 differ"),
+        ({0: three.first, 1: other_sets}, "sets of the same names; those of seed 1 differ"),
+    ):
+        with pytest.raises(InputError, match=message):
+            SeedSummary(evaluations)
 
 
-def test_plain_data_goes_through_json(three):
-    plain = json.loads(json.dumps(three.as_dict()))
-    assert plain["summary"]["MSP"]["auroc"]["values"] == list(three.value("MSP", "auroc").values)
-    assert plain["seeds"]["2"]["results"]["Energy"]["aurc"] == three.evaluations[2].results["Energy"].aurc
-
-
-def test_a_spread_is_in_percent():
-    assert SeedValues((0.1234,)).words() == "12.3"
-    assert (
-        SeedValues((0.1, 0.3)).words() == "20.0 ± 14.1"
-    )  # the deviation of two values is their difference over root two
+def test_the_data_goes_through_json(three):
+    data = json.loads(json.dumps(three.as_dict()))
+    assert data["summary"]["MSP"]["auroc"]["values"] == list(three.value("MSP", "auroc").values)
+    assert data["seeds"]["2"]["results"]["Energy"]["aurc"] == three.evaluations[2].results["Energy"].aurc
 
 
 TABLE = TextTable("a & b: 50 % of [x]", ("method", "AUROC ↑"), (("A_1 | B", "1.0 ± 0.1"), ("[bold]C", "2.0")))
 
 
-def test_markdown_escapes_what_would_break_the_table():
+def test_markdown_and_latex_are_escaped():
     lines = TABLE.markdown().splitlines()
-    assert lines[0] == "| method | AUROC ↑ |"
-    assert lines[1] == "|---|---:|"
-    assert lines[2] == "| A_1 \\| B | 1.0 ± 0.1 |"
+    assert lines[:3] == ["| method | AUROC ↑ |", "|---|---:|", "| A_1 \\| B | 1.0 ± 0.1 |"]
     assert lines[-1] == "a & b: 50 % of [x]"
-
-
-def test_latex_escapes_its_special_characters():
     text = TABLE.latex()
-    assert r"A\_1 | B & 1.0 $\pm$ 0.1 \\" in text
-    assert r"AUROC $\uparrow$ \\" in text
-    assert r"\caption{a \& b: 50 \% of [x]}" in text
+    for line in (r"A\_1 | B & 1.0 $\pm$ 0.1 \\", r"AUROC $\uparrow$ \\", r"\caption{a \& b: 50 \% of [x]}"):
+        assert line in text
     assert text.count(r"\begin{tabular}{lr}") == text.count(r"\end{tabular}") == 1
 
 
-def test_a_terminal_shows_brackets_as_they_are():
-    console = Console(width=100, record=True)
-    with console.capture() as captured:
-        console.print(TABLE.terminal())
-    assert "[bold]C" in captured.get()
-
-
-def test_a_narrow_terminal_wraps_labels_and_cuts_no_number():
-    rows = (("a method with a name that is as long as this", "88.3 ± 0.3", "57.6"), ("short", "1.0", "2.0"))
-    console = Console(width=40, record=True)
+def test_a_narrow_terminal_wraps_labels_cuts_no_number_and_keeps_brackets():
+    rows = (("[bold] method with a name as long as this", "88.3 ± 0.3", "57.6"), ("short", "1.0", "2.0"))
+    console = Console(width=40)
     with console.capture() as captured:
         console.print(TextTable("", ("method", "a set of images, validation", "mean"), rows).terminal())
     assert "…" not in captured.get()

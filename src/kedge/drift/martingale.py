@@ -40,12 +40,8 @@ class Bet:
 
 
 def payoffs(p: Floats) -> Floats:
-    """The payoff of one unit on each bet: densities on [0, 1], so that no bet gains on average if p is uniform.
-
-    Example:
-        >>> payoffs(np.array([0.25]))  # no bet; larger, far larger and smaller scores; narrower and wider spread
-        array([[1.   , 1.5  , 1.   , 0.5  , 1.125, 0.75 ]])
-    """
+    """The payoff of one unit on each bet: densities on [0, 1], so that no bet gains on average if p is uniform."""
+    # No bet; larger, far larger and smaller scores; narrower and wider spread.
     larger, smaller = 2 * (1 - p), 2 * p
     return np.array(
         [np.ones_like(p), larger, 0.5 / np.sqrt(p), smaller, 1.5 * larger * smaller, 3 * (1 - smaller) ** 2]
@@ -75,12 +71,7 @@ def first_shares() -> Floats:
 
 
 def float16_cells(numbers: Floats) -> NDArray[np.int64]:
-    """The rank of each number's float16 among all of them; numbers beyond 65,504 share the outermost one.
-
-    Example:
-        >>> float16_cells(np.array([-1.0, -0.0, 0.0, 1e-7, 1.0])).tolist()
-        [17407, 32768, 32768, 32770, 48128]
-    """
+    """The rank of each number's float16 among all of them; numbers beyond 65,504 share the outermost one."""
     half = np.clip(numbers, -LARGEST, LARGEST).astype(np.float16) + np.float16(0)  # turns -0 into 0
     bits = half.view(np.uint16).astype(np.int64)
     return np.where(bits < CELLS // 2, bits + CELLS // 2, CELLS - 1 - bits)
@@ -109,10 +100,6 @@ class GridPast:
 
     The cells are finest around one score, drawn at random, which is then no part of the past: a grid derived from
     scores of the past would treat them differently from future ones.
-
-    Args:
-        scores: The first scores, at least one.
-        seed: Random seed of the draw.
     """
 
     def __init__(self, scores: Floats, seed: int) -> None:
@@ -207,14 +194,7 @@ class Martingale:
         return (above + ties * (1 - self._rng.random())) / size  # in (0, 1]: p = 0 would pay infinitely much
 
     def state(self) -> dict[str, Any]:
-        """Everything, as plain data for JSON; `restore` continues from it.
-
-        Example:
-            >>> martingale = Martingale([1, 2, 3])
-            >>> _ = martingale.update([2, 5])
-            >>> Martingale.restore(martingale.state()).update([9]) == martingale.update([9])
-            True
-        """
+        """Everything, as plain data for JSON; `restore` continues from it."""
         bounded = isinstance(self._past, GridPast)
         values = {name: getattr(self, name) for name in _VALUES}
         return {"past": self._past.state(), "bounded": bounded, **values, "shares": self._shares.tolist()}

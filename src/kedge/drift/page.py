@@ -13,15 +13,7 @@ BLOCKS = 200  # points of the lines of quantiles
 
 
 def drift_page(history: DriftHistory, scores: Floats, threshold: float, *, title: str, alpha: float) -> str:
-    """The whole page, which loads nothing.
-
-    Args:
-        history: From `kedge.drift.history`.
-        scores: One per image, in the order of the stream.
-        threshold: Above which the detector flags an image.
-        title: The title of the page.
-        alpha: The probability of a false alarm.
-    """
+    """The whole page, which loads nothing."""
     parts = (
         ("wealth", "Martingale", _wealth(history, alpha)),
         ("windows", "Windows", _windows(history)),

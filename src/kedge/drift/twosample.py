@@ -53,13 +53,7 @@ class Ranks:
 
 
 def ranks(windows: Floats, calibration: Floats) -> Ranks:
-    """Rank each window (T, m) among the calibration scores (n,), which must be sorted.
-
-    Example:
-        >>> r = ranks(np.array([[2.0, 3.0]]), np.array([1.0, 2.0]))
-        >>> r.ks, r.auroc
-        (array([0.5]), array([0.875]))
-    """
+    """Rank each window (T, m) among the calibration scores (n,), which must be sorted."""
     (T, m), n = windows.shape, len(calibration)
     N = n + m
     pooled = np.concatenate([np.broadcast_to(calibration, (T, n)), windows], axis=1)  # (T, N)
@@ -90,10 +84,6 @@ def p_any(distance: Ints, n: int, m: int, ends: NDArray[np.bool_] | None = None)
 
     Walks through the pooled scores in rising order and keeps the probability that i of those passed belong to the
     window and the distance was never reached; it can be reached only where a group of ties ends.
-
-    Example:
-        >>> p_any(np.array([4]), n=2, m=2)  # both below or both above: 2 of 6 orders
-        array([0.33333333])
     """
     N, i = n + m, np.arange(m + 1)
     at = np.zeros((len(distance), m + 1))  # (T, m + 1)
@@ -118,10 +108,6 @@ def p_up(wins: Floats, deviation: Floats, n: int, m: int) -> Floats:
     Without ties the tail of the rank sum is thinner than the normal one, so that these are conservative. With ties
     the sum takes fewer values, in larger steps than the correction assumes, and may be skewed or heavy-tailed; beyond
     `MOST_TIES` use `p_up_permuted`.
-
-    Example:
-        >>> p_up(np.array([5100.0]), np.array([409.3]), 100, 100).round(4)
-        array([0.404])
     """
     above = wins - n * m / 2 - 0.5
     return np.array(
@@ -133,10 +119,6 @@ def p_up_permuted(window: Floats, calibration: Floats, draws: int, rng: np.rando
     """Monte Carlo permutation p-value of the rank sum of one window: valid for any ties and any number of draws.
 
     Stops early once `ENOUGH` permutations reach the observed sum (Besag and Clifford 1991), which keeps it valid.
-
-    Example:
-        >>> p_up_permuted(np.ones(2), np.zeros(2), 9999, np.random.default_rng(0))  # 1 of 6 orders
-        0.18050541516245489
     """
     values, sizes = np.unique(np.concatenate([calibration, window]), return_counts=True)
     twice_rank = 2 * np.cumsum(sizes) - sizes  # of each distinct value, to be summed in whole numbers

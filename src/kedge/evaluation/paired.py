@@ -55,10 +55,6 @@ def redraw(
 
     Returns:
         (resamples, detectors, OOD sets, metrics), in the order of `kedge.metrics.DETECTION_METRICS`.
-
-    Example:
-        >>> redraw([[np.arange(9), np.arange(5)]], resamples=3).shape
-        (3, 1, 1, 6)
     """
     rng = np.random.default_rng(seed)
     pairs = pairs or [((0,), place) for place in range(1, len(scores[0]))]
@@ -86,18 +82,7 @@ def redrawn_results(evaluation: Evaluation, labels: Sequence[str], resamples: in
 
 
 def winner(values: Sequence[float], drawn: NDArray[np.float64], sign: int) -> int | None:
-    """The place of the best value, if the interval of its lead over each other value excludes zero.
-
-    Args:
-        values: One per detector.
-        drawn: The same values on redrawn images, (resamples, detectors).
-        sign: 1 if larger is better, -1 if smaller is.
-
-    Example:
-        >>> drawn = np.array([[0.9, 0.7], [0.8, 0.6], [0.9, 0.8]])
-        >>> winner([0.9, 0.7], drawn, 1), winner([0.9, 0.9], drawn[:, [0, 0]], 1)
-        (0, None)
-    """
+    """Place of the best value, if the interval of its lead over any other excludes zero; drawn: (resamples, N)."""
     if len(values) < 2:
         return None
     best = int(np.argmax(sign * np.asarray(values)))

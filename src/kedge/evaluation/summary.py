@@ -67,12 +67,7 @@ class TextTable:
 
 @dataclass(frozen=True)
 class SeedValues:
-    """A metric by seed: its mean, and its deviation (unbiased) if there are several seeds.
-
-    Example:
-        >>> SeedValues((0.5, 0.75, 1.0)).words()
-        '75.0 ± 25.0'
-    """
+    """A metric by seed: its mean, and its deviation (unbiased) if there are several seeds."""
 
     values: tuple[float, ...]
 

@@ -71,10 +71,6 @@ def count(id_scores: Numbers, ood_scores: Numbers) -> Counts:
 class Repeated:
     """Counts of samples in which each image stands any number of times: sorted once, then linear time per sample.
 
-    Args:
-        id_scores: One score per in-distribution image.
-        ood_scores: One score per out-of-distribution image.
-
     Example:
         >>> Repeated([1, 2, 9], [2, 3])(np.array([1, 1, 0]), np.array([1, 1]))
         Counts(id=array([0, 1, 2, 2, 2]), ood=array([0, 0, 1, 2, 2]))

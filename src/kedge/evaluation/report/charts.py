@@ -39,16 +39,7 @@ class Group:
 def figure_section(
     identifier: str, heading: str, words: str, *groups: Group, layout: str = "panels", id_name: str = ""
 ) -> Html:
-    """A section of figures.
-
-    Args:
-        identifier: The target of links.
-        heading: The heading.
-        words: A paragraph below it.
-        groups: The figures.
-        layout: ``"panels"`` (small), ``"pair"`` (two in a row) or ``"wide"``.
-        id_name: The in-distribution set, for the legend of histograms.
-    """
+    """A section of figures, ``"panels"`` (small), ``"pair"`` (two in a row) or ``"wide"``; id_name: for the legend."""
     return render_template(
         "figures.html", id=identifier, heading=heading, words=words, groups=groups, layout=layout, id_name=id_name
     )

@@ -10,18 +10,7 @@ from kedge.files import atomic
 
 
 def document(title: str, finding: str, intro: Iterable[str], parts: Iterable[tuple[str, str, Html | None]]) -> str:
-    """A page that loads nothing.
-
-    Args:
-        title: The heading and the window's title.
-        finding: The result in a sentence or two.
-        intro: Paragraphs below it.
-        parts: Identifier, name in the list of links, and content of each section; None for a section without content.
-
-    Example:
-        >>> document("Grays", "All is gray.", [], [("sets", "Sets", Html("<p>...</p>"))])[:15]
-        '<!DOCTYPE html>'
-    """
+    """A page that loads nothing; parts are (identifier, name in the links, content), None for no content."""
     shown = [part for part in parts if part[2] is not None]
     page = render_template(
         "page.html", title=title, finding=finding, intro=list(intro), parts=shown, version=version("kedge")

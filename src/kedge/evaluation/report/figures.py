@@ -47,12 +47,7 @@ def require() -> Any:
 
 
 def edges(sets: Sequence[Array]) -> Array:
-    """Bins that hold all but the outermost half percent of each set at either end; fewer if a set is small.
-
-    Example:
-        >>> edges([np.linspace(0, 1, 1001)])[[0, -1]]
-        array([0.005, 0.995])
-    """
+    """Bins that hold all but the outermost half percent of each set at either end; fewer if a set is small."""
     bins = min(max(round(2 * math.sqrt(min(map(len, sets)))), 8), 44)
     low = min(float(np.quantile(values, 0.005)) for values in sets)
     high = max(float(np.quantile(values, 0.995)) for values in sets)
@@ -171,15 +166,7 @@ def render(
     label: str,
     draw: Callable[[Any], None],
 ) -> Html:
-    """A figure as SVG in the page's own colors.
-
-    Args:
-        name: Of the figure, different from the others on the page.
-        inches: Width and height.
-        box: Left, bottom, right and top of the axes, as shares of the figure.
-        label: A description for screen readers.
-        draw: Draws on the axes.
-    """
+    """A figure as SVG in the page's own colors; the box of the axes is left, bottom, right and top, as shares."""
     matplotlib = require()
     target = io.StringIO()
     # The user's own style must not change a report; ids are hashes salted with the name, so they do not clash.

@@ -21,12 +21,7 @@ ANCHORS = 12  # shown at most: as many as fit side by side
 
 
 def png_address(image: Tensor) -> str:
-    """An image (D, H, W), uint8 or in [0, 1], as a data: address; unless D is 1 or 3, its mean over channels.
-
-    Example:
-        >>> png_address(torch.zeros(1, 8, 8, dtype=torch.uint8))[:32]
-        'data:image/png;base64,iVBORw0KGg'
-    """
+    """An image (D, H, W), uint8 or in [0, 1], as a data: address; unless D is 1 or 3, its mean over channels."""
     pixels = image.detach().cpu()
     if pixels.dtype != torch.uint8:
         pixels = (255 * pixels.double().clamp(0, 1)).round().to(torch.uint8)
@@ -56,13 +51,7 @@ def per_anchor_probabilities(detector: AMP, one: ImageSet) -> Tensor:
 
 
 def image_section(evaluation: Evaluation, lead: str, detector: AMP | None = None) -> Html:
-    """The in-distribution images that score highest and the OOD images that score lowest.
-
-    Args:
-        evaluation: The results.
-        lead: The detector whose errors are shown.
-        detector: That detector, if it has anchors: the cards then show the votes of the anchors.
-    """
+    """The in-distribution images that score highest and the OOD images that score lowest."""
     detections = evaluation.results[lead].detections
     inside, oods = detections[evaluation.id_name], evaluation.ood_names
     alarms = inside.score.argsort(descending=True, stable=True)[:ALARMS].tolist()
@@ -81,13 +70,7 @@ def image_section(evaluation: Evaluation, lead: str, detector: AMP | None = None
 
 
 def anchor_section(detector: AMP, evaluation: Evaluation, lead: str) -> Html:
-    """The anchors as thumbnails, and the prediction under each for a typical and an extreme image of either side.
-
-    Args:
-        detector: Fitted and calibrated; the one of the first result.
-        evaluation: Whose images are shown.
-        lead: The name of that result.
-    """
+    """The anchors as thumbnails, and the prediction under each for a typical and an extreme image of either side."""
     anchors, per_image = detector.net.anchors, detector.net.per_image
     if anchors is None or detector.calibration is None:
         raise NotReadyError("the detector has no anchors to show: call fit(train_set) and calibrate(held_out) first")

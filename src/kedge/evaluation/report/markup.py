@@ -23,22 +23,12 @@ LONG = 300  # characters of a line of the record that is not folded
 
 
 def percent(value: float | None) -> str:
-    """A share in percent to one decimal, without the sign; a dash for None.
-
-    Example:
-        >>> percent(0.98765)
-        '98.8'
-    """
+    """A share in percent to one decimal, without the sign; a dash for None."""
     return NOTHING if value is None else f"{100 * value:.1f}"
 
 
 def number(value: float, digits: int = 3) -> str:
-    """A number to a few digits, with its trailing zeros and a true minus sign.
-
-    Example:
-        >>> number(2.5), number(1234.5), number(0.0025, 2)
-        ('2.50', '1234', '0.0025')
-    """
+    """A number to a few digits, with its trailing zeros and a true minus sign."""
     text = f"{value:.0f}" if abs(value) >= 10**digits else f"{value:#.{digits}g}".rstrip(".")
     return text.replace("-", "\N{MINUS SIGN}")
 
@@ -73,14 +63,7 @@ def figure(picture: Html, *caption: str) -> Html:
 
 
 def table(caption: str, head: Iterable[str], rows: Iterable[Html], *, label: str) -> Html:
-    """A table that scrolls within itself on a narrow page.
-
-    Args:
-        caption: The caption; may be `Html`.
-        head: The cells of its head: text, or ``<th>`` elements.
-        rows: Its rows, ``<tr>`` each.
-        label: Names the scrolling region for screen readers.
-    """
+    """A table that scrolls within itself on a narrow page."""
     return _macro("table", caption, list(head), Html("\n").join(rows), label)
 
 

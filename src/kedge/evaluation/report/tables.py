@@ -18,12 +18,7 @@ def guaranteed(result: EvaluationResult) -> float | None:
 
 
 def evaluation_finding(evaluation: Evaluation, best: Best) -> str:
-    """The result of an evaluation in a sentence.
-
-    Args:
-        evaluation: Of one or more detectors.
-        best: The detectors that are best beyond noise.
-    """
+    """The result of an evaluation in a sentence."""
     results, sets = evaluation.results, len(evaluation.averaged)
     explained = evaluation.over.replace(" OOD sets", " out-of-distribution (OOD) sets", 1)
     over = f"over {explained}" if sets > 1 else f"on {evaluation.over}"
