@@ -80,26 +80,27 @@ NUMBERS = (0, 1, 0x7F, 0x80, 0xFF, 0x7FFF, 0xFFFF, 0x7FFFFFFF, 0x80000000, 0xFFF
 
 def damaged(rng) -> bytes:
     """One of the files, cut, flipped, overwritten, spliced or repeated somewhere; heads more often than the rest."""
-    data = bytearray(SEEDS[NAMES[rng.integers(len(NAMES))]])
+
+    def any_of(values):
+        return values[int(rng.integers(len(values)))]
+
+    data = bytearray(SEEDS[any_of(NAMES)])
     for _ in range(rng.integers(1, 4)):
         if not data:
             break
         at = int(rng.integers(min(len(data), 160) if rng.random() < 0.5 else len(data)))
-        match rng.integers(6):
-            case 0:
-                del data[at:]
-            case 1:
-                data[at] ^= 1 << int(rng.integers(8))
-            case 2:
-                number = int(NUMBERS[rng.integers(len(NUMBERS))])
-                data[at : at + 4] = number.to_bytes(4, "big" if rng.random() < 0.5 else "little")
-            case 3:
-                del data[at : at + int(rng.integers(1, 32))]
-            case 4:
-                other = SEEDS[NAMES[rng.integers(len(NAMES))]]
-                data[at:at] = other[int(rng.integers(len(other))) :][:64]
-            case _:
-                data[at:at] = data[at : at + 16] * int(rng.integers(1, 8))
+        other = SEEDS[any_of(NAMES)]
+        end, new = any_of(
+            [
+                (len(data), b""),
+                (at + 1, bytes([data[at] ^ 1 << int(rng.integers(8))])),
+                (at + 4, any_of(NUMBERS).to_bytes(4, any_of(("big", "little")))),
+                (at + int(rng.integers(1, 32)), b""),
+                (at, other[int(rng.integers(len(other))) :][:64]),
+                (at, data[at : at + 16] * int(rng.integers(1, 8))),
+            ]
+        )
+        data[at:end] = new
     return bytes(data)
 
 
@@ -198,34 +199,21 @@ def test_an_odd_image_has_its_own_pixels_whatever_the_ending_of_its_file(tmp_pat
 ZIP = io.BytesIO()
 with zipfile.ZipFile(ZIP, "w") as archive:
     archive.writestr("a.png", SEEDS["png"])
-NOT_IMAGES = {
-    "nothing": b"",
-    "one byte": b"\x89",
-    "zeros": bytes(1000),
-    "text": b"no image",
-    "html": b"<!doctype html><img src=x onerror=alert(1)>",
-    "svg": b'<?xml version="1.0"?><svg xmlns="http://www.w3.org/2000/svg"><script>alert(1)</script></svg>',
-    "pdf": b"%PDF-1.4\n" + file(PHOTO, "PDF"),
-    "a script": b"#!/bin/sh\nrm -rf /\n",
-    "php": b"GIF89a<?php system($_GET[0]); ?>",
-    "postscript": file(PHOTO, "EPS"),
-    "a zip": ZIP.getvalue(),
-    "an icon": SEEDS["ico"],
-    "jpeg 2000": file(PHOTO, "JPEG2000"),
-    "ppm": file(PHOTO, "PPM"),
-    "a pickle": b"\x80\x04cos\nsystem\n(S'true'\ntR.",
-    "elf": b"\x7fELF" + bytes(100),
-}
+PAGES = (b"<img src=x onerror=alert(1)>", b'<?xml version="1.0"?><svg xmlns="http://www.w3.org/2000/svg"></svg>')
+PROGRAMS = (b"#!/bin/sh\nrm -rf /\n", b"GIF89a<?php system($_GET[0]); ?>", b"\x80\x04cos\nsystem\n(S'true'\ntR.")
+OTHER_FORMATS = [file(PHOTO, kind) for kind in ("PDF", "EPS", "ICO", "JPEG2000", "PPM")]
+NOT_IMAGES = [b"", b"\x89", bytes(1000), b"no image", b"\x7fELF" + bytes(100), ZIP.getvalue()]
+NOT_IMAGES += [*PAGES, *PROGRAMS, *OTHER_FORMATS]
 
 
 def test_what_is_not_an_image_is_refused_and_never_given_to_another_program(tmp_path, monkeypatch):
-    for data in NOT_IMAGES.values():
+    for data in NOT_IMAGES:
         with pytest.raises(InputError, match=r"^images\[0\] cannot be read as an image"):
             decode(data, 0, RULE, PIXELS)
     with pytest.raises(InputError, match=f"it is none of {', '.join(FORMATS)}"):
         decode(b"text", 0, RULE, PIXELS)
     monkeypatch.setattr("subprocess.check_call", lambda *_, **__: pytest.fail("Pillow ran Ghostscript"))
-    (tmp_path / "photo.png").write_bytes(NOT_IMAGES["postscript"])
+    (tmp_path / "photo.png").write_bytes(file(PHOTO, "EPS"))
     with pytest.raises(InputError, match=r"photo\.png cannot be read as an image: EPS files are programs"):
         RULE(tmp_path / "photo.png")
 
@@ -252,13 +240,8 @@ def png(width, height, raw=bytes(100), extra=b"", bits=8, colours=0):
     return b"\x89PNG\r\n\x1a\n" + body
 
 
-def jpeg_of_scans(count):
-    whole = SEEDS["jpeg, progressive"]
-    last = whole.rindex(b"\xff\xda")
-    return whole[:-2] + whole[last:-2] * count + whole[-2:]
-
-
-JPEG, GIF, MANY = SEEDS["jpeg"], SEEDS["gif"], 100_000
+JPEG, GIF, SCANS, MANY = SEEDS["jpeg"], SEEDS["gif"], SEEDS["jpeg, progressive"], 100_000
+LAST_SCAN = SCANS[SCANS.rindex(b"\xff\xda") : -2]
 GIF_COLORS = 13 + 3 * 2 ** ((GIF[10] & 7) + 1)
 BOMBS = {
     "png of 2 billion a side": (png(2**31 - 1, 2**31 - 1), "pixels"),
@@ -271,7 +254,7 @@ BOMBS = {
     ),
     "tiff of 4 billion a side": (tiff((256, 2**32 - 1), (257, 2**32 - 1)), "pixels"),
     "tiff with enormous tiles": (tiff((259, 5), (322, 40_000), (323, 40_000), (324, 300), (325, 64)), "tiles of 40000"),
-    "jpeg of many scans": (jpeg_of_scans(20_000), "more than 100 scans"),
+    "jpeg of many scans": (SCANS[:-2] + LAST_SCAN * 20_000 + SCANS[-2:], "more than 100 scans"),
     "jpeg of many segments": (JPEG[:2] + b"\xff\xe5\0\2" * MANY + JPEG[2:], "too many pieces"),
     "jpeg of many comments": (JPEG[:2] + b"\xff\xfe\0\2" * MANY + JPEG[2:], "too many pieces"),
     "png of many chunks": (png(8, 8, extra=chunk(b"abCd", b"") * MANY), "too many pieces"),
@@ -343,7 +326,7 @@ def checked_rows(detector, shard):
 
 def test_each_file_of_a_folder_gets_a_row(detector, tmp_path):
     rng = np.random.default_rng(2)
-    hostile = [damaged(rng) for _ in range(100)] + list(NOT_IMAGES.values()) + [data for data, _ in BOMBS.values()]
+    hostile = [damaged(rng) for _ in range(100)] + NOT_IMAGES + [data for data, _ in BOMBS.values()]
     for number, data in enumerate(hostile):
         (tmp_path / f"{number:03}.{('png', 'jpg', 'tif')[number % 3]}").write_bytes(data)
     (tmp_path / "folder.png").mkdir()
