@@ -55,9 +55,21 @@ def home(tmp_path_factory):
     return home
 
 
-def scored(home, sources, out, **options):
-    score_files(home / "detector.kedge", list(map(str, sources)), out, **options)
+def scored(home, sources, out, detector="detector.kedge", **options):
+    score_files(home / detector, list(map(str, sources)), out, **options)
     return list(read_rows(out))
+
+
+class Stopped(Exception):  # noqa: N818
+    pass
+
+
+def stop(*_, **__):
+    raise Stopped
+
+
+def stop_after(count):
+    return lambda done, total: stop() if done >= count else None
 
 
 # --- rows -----------------------------------------------------------------------------------------------------------
@@ -99,10 +111,8 @@ def test_a_row_for_each_image_equals_the_detector_s_result(home, tmp_path, kind,
 @pytest.mark.parametrize("kind", ["parquet", "csv", "jsonl"])
 def test_rows_of_older_files_are_read_with_the_keys_of_today(tmp_path, kind):
     old = {"path": "a.png", "label": "cat", "probability": 0.5, "score": 2.0, "temperature": 1.5, "p_value": 0.25}
-    rows = [
-        old | {"is_ood": True, "error": None},
-        old | {"path": "b.png", "label": "7", "is_ood": False, "error": None},
-    ]
+    old |= {"is_ood": True, "error": None}
+    rows = [old, old | {"path": "b.png", "label": "7", "is_ood": False}]
     rows.append(dict.fromkeys(rows[0]) | {"path": "c.png", "error": "broken"})
     file = tmp_path / f"old.{kind}"
     if kind == "parquet":
@@ -154,20 +164,16 @@ def names_of(inputs, **options):
     return [name for shard in plan(list(map(str, inputs)), **options) for name in shard.names()]
 
 
-def test_inputs_are_files_folders_globs_and_lists_in_the_order_given(home):
+def test_inputs_are_files_folders_globs_and_lists_in_the_order_given(home, tmp_path):
     listed = home / "some.txt"
     listed.write_text("# two of them\nphotos/2/05.png\n\nphotos/2/02.png\n")
-    given = [home / "photos" / "0" / "03.png", home / "photos" / "1" / "*.png", listed]
-    ones = sorted(str(p) for p in (home / "photos" / "1").glob("*.png"))
-    assert names_of(given, shard=3) == [
-        str(given[0]), *ones, str(home / "photos/2/05.png"), str(home / "photos/2/02.png")
-    ]  # fmt: skip
-
-
-def test_every_file_that_pillow_reads_is_an_input_of_a_folder_and_of_a_tar(tmp_path):
+    given = [home / "photos/0/03.png", home / "photos/1/*.png", listed]
+    ones = sorted((home / "photos/1").glob("*.png"))
+    expected = [given[0], *ones, home / "photos/2/05.png", home / "photos/2/02.png"]
+    assert names_of(given, shard=3) == list(map(str, expected))
     folder = tmp_path / "photos"
     folder.mkdir()
-    for name in ("a.jfif", "b.JPE", "c.png"):
+    for name in ("a.jfif", "b.JPE", "c.png"):  # every ending that Pillow reads
         picture(1).save(folder / name, format="png" if name == "c.png" else "jpeg")
     (folder / "d.h5").write_bytes(b"no image")
     with tarfile.open(tmp_path / "some.tar", "w") as tar:
@@ -207,35 +213,32 @@ def test_a_column_with_another_name_must_be_named(home, tmp_path):
 
 
 def test_what_is_wrong_is_named_and_nothing_is_left_of_the_job(home, tmp_path):
-    empty, broken_tar, broken_parquet = tmp_path / "empty", tmp_path / "a.tar", tmp_path / "a.parquet"
-    empty.mkdir()
-    broken_tar.write_bytes(b"no tar at all" * 100)
-    broken_parquet.write_bytes(b"no parquet")
+    empty = tmp_path / "empty"
+    (empty / "out.csv.parts").mkdir(parents=True)
+    (empty / "out.csv.parts" / "notes.md").write_text("of somebody else")
+    (tmp_path / "a.tar").write_bytes(b"no tar at all" * 100)
+    (tmp_path / "a.parquet").write_bytes(b"no parquet")
+    kedge.AMP(network("anchored")).fit(images()).save(home / "bare.kedge")
     photos, new = [home / "photos"], tmp_path / "new" / "er" / "out.csv"
-    before = sorted(path.name for path in tmp_path.iterdir())
+    before = sorted(tmp_path.rglob("*"))
     for sources, out, options, error, words in [
         ([], new, {}, InputError, "inputs must name at least one"),
         (["nowhere"], new, {}, InputError, "inputs must exist; nowhere"),
+        (["nowhere"], empty / "out.csv", {}, InputError, "inputs must exist"),
         ([empty], new, {}, InputError, "inputs must contain images"),
-        ([broken_tar], new, {}, FileFormatError, r"a\.tar must be an uncompressed tar"),
-        ([broken_parquet], new, {}, FileFormatError, r"a\.parquet cannot be read"),
-        (photos, new, {"shard": 0}, InputError, "shard must be"),
-        (photos, new, {"batch": 0}, InputError, "batch must be"),
-        (photos, new, {"workers": 0}, InputError, "workers must be"),
+        ([tmp_path / "a.tar"], new, {}, FileFormatError, r"a\.tar must be an uncompressed tar"),
+        ([tmp_path / "a.parquet"], new, {}, FileFormatError, r"a\.parquet cannot be read"),
+        *((photos, new, {name: 0}, InputError, f"{name} must be") for name in ("shard", "batch", "workers")),
         (photos, empty, {"kind": "csv", "overwrite": True}, InputError, "is a folder"),
         (photos, tmp_path / "out.xlsx", {}, InputError, "format must be one of parquet, csv, jsonl; got 'xlsx'"),
+        (photos, new, {"detector": "none.kedge"}, InputError, r"none\.kedge must be a saved detector"),
+        (photos, new, {"detector": "bare.kedge"}, NotReadyError, "has no threshold yet; run kedge calibrate"),
     ]:
         with pytest.raises(error, match=words):
             scored(home, sources, out, **options)
-        assert sorted(path.name for path in tmp_path.iterdir()) == before
-    with pytest.raises(InputError, match=r"none\.kedge must be a saved detector"):
-        score_files(tmp_path / "none.kedge", photos, new)
-    kedge.AMP(network("anchored")).fit(images()).save(home / "bare.kedge")
-    with pytest.raises(NotReadyError, match="has no threshold yet; run kedge calibrate"):
-        score_files(home / "bare.kedge", photos, new)
+        assert sorted(tmp_path.rglob("*")) == before
     with pytest.raises(InputError, match="address must be"):
         RayEngine("ray://a:1")
-    assert sorted(path.name for path in tmp_path.iterdir()) == before
 
 
 def test_what_exists_is_not_replaced_without_overwrite(home, tmp_path):
@@ -249,35 +252,7 @@ def test_what_exists_is_not_replaced_without_overwrite(home, tmp_path):
     assert len(scored(home, [home / "photos" / "1"], out, overwrite=True)) == 11
 
 
-def test_other_files_in_the_folder_of_a_job_that_fails_at_once_stay(home, tmp_path):
-    (tmp_path / "out.csv.parts").mkdir()
-    (tmp_path / "out.csv.parts" / "notes.md").write_text("of somebody else")
-    with pytest.raises(InputError, match="inputs must exist"):
-        scored(home, ["nowhere"], tmp_path / "out.csv")
-    assert [path.name for path in (tmp_path / "out.csv.parts").iterdir()] == ["notes.md"]
-
-
-def test_the_detector_is_read_once(home, tmp_path, monkeypatch):
-    digests, real = [], artifact._digest
-    monkeypatch.setattr(artifact, "_digest", lambda *given: digests.append(1) or real(*given))
-    command = ["score", "--detector", home / "detector.kedge", home / "photos", "-o", tmp_path / "out.csv"]
-    assert run_cli(*command).exit_code == 0
-    assert len(digests) == 1
-
-
 # --- resume, locks and kills ----------------------------------------------------------------------------------------
-
-
-class Stopped(Exception):  # noqa: N818
-    pass
-
-
-def stop(*_, **__):
-    raise Stopped
-
-
-def stop_after(count):
-    return lambda done, total: stop() if done >= count else None
 
 
 def test_a_job_is_resumed_with_the_inputs_that_it_was_planned_with(home, tmp_path):
@@ -287,45 +262,35 @@ def test_a_job_is_resumed_with_the_inputs_that_it_was_planned_with(home, tmp_pat
     with pytest.raises(Stopped):
         scored(*given, progress=stop_after(4), shard=2)
     assert len(list((tmp_path / "out.jsonl.parts").glob("part-*"))) == 2
+    with pytest.raises(InputError, match="begun with other inputs, shard"):
+        scored(home, [home / "photos" / "1"], given[2], shard=5)
     reports = []
     picture(99).save(tmp_path / "0-new.png")  # after the job was planned, so it is not part of it
     rows = scored(*given, progress=lambda *report: reports.append(report), shard=2)
     assert reports == [(4, 9), (6, 9), (8, 9), (9, 9)]  # the first four are not scored again
     assert [os.path.basename(row["name"]) for row in rows] == [f"{n}.png" for n in range(9)]
-
-
-def test_a_job_begun_with_other_arguments_is_not_mixed_with_this_one(home, tmp_path):
-    out = tmp_path / "out.csv"
     with pytest.raises(Stopped):
-        scored(home, [home / "photos"], out, progress=stop_after(4), shard=4)
-    with pytest.raises(InputError, match="begun with other inputs, shard"):
-        scored(home, [home / "photos" / "1"], out, shard=5)
-    assert len(scored(home, [home / "photos" / "1"], out, shard=5, overwrite=True)) == 11
+        scored(*given, progress=stop_after(4), shard=2, overwrite=True)
+    assert len(scored(home, [home / "photos" / "1"], given[2], shard=5, overwrite=True)) == 11
 
 
-def test_the_last_step_of_a_job_is_repeated_if_it_was_cut(home, tmp_path):
+def test_the_last_steps_of_a_job_are_repeated_if_they_were_cut(home, tmp_path, monkeypatch):
     out, seen = tmp_path / "out.csv", []
 
     def cut(rows):
         seen.append(len(list(read_rows(rows))))
         raise Stopped
 
+    with monkeypatch.context() as patch:
+        patch.setattr(job, "read_rows", stop)
+        with pytest.raises(Stopped):
+            scored(home, [home / "photos"], out)
+    assert [path.name for path in tmp_path.iterdir()] == ["out.csv.parts"]
     with pytest.raises(Stopped):
         scored(home, [home / "photos"], out, finish=cut)
     scored(home, [home / "photos"], out, finish=lambda rows: seen.append(rows.name))
     assert seen == [32, "out.csv"]
     assert [path.name for path in tmp_path.iterdir()] == ["out.csv"]
-
-
-def test_a_job_that_is_stopped_while_it_assembles_its_shards_leaves_nothing_next_to_its_folder(
-    home, tmp_path, monkeypatch
-):
-    with monkeypatch.context() as patch:
-        patch.setattr(job, "read_rows", stop)
-        with pytest.raises(Stopped):
-            scored(home, [home / "photos"], tmp_path / "out.csv")
-    assert [path.name for path in tmp_path.iterdir()] == ["out.csv.parts"]
-    assert len(scored(home, [home / "photos"], tmp_path / "out.csv")) == 32
 
 
 def test_a_second_job_for_the_same_file_is_refused_and_told_who_holds_it(home, tmp_path):
@@ -430,10 +395,13 @@ def test_a_few_images_are_printed(home):
     assert run_cli(*command, "--format", "csv").exit_code == 0
 
 
-def test_the_command_writes_rows_a_page_and_json(home, tmp_path):
+def test_the_command_reads_the_detector_once_and_writes_rows_a_page_and_json(home, tmp_path, monkeypatch):
+    digests, real = [], artifact._digest
+    monkeypatch.setattr(artifact, "_digest", lambda *given: digests.append(1) or real(*given))
     command = ["score", "--detector", home / "detector.kedge", home / "photos", "-o"]
     done = run_cli(*command, tmp_path / "out.csv", "--json")
     assert done.exit_code == 0, done.output
+    assert len(digests) == 1
     result = json.loads(done.stdout)
     assert (result["images"], result["errors"]) == (32, 2)
     assert len(list(read_rows(tmp_path / "out.csv"))) == 32

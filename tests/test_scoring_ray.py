@@ -46,16 +46,29 @@ class Stopped(Exception):  # noqa: N818
     pass
 
 
-def begun(home, out, images=0):
-    """A job that was stopped once so many images were scored."""
-
+def stop_after(images):
     def stop(done, total):
         if done >= images:
             raise Stopped
 
+    return stop
+
+
+@pytest.fixture
+def job(home, tmp_path, monkeypatch):
+    """A job that was stopped once two shards were scored."""
+    out = tmp_path / "out.csv"
     with pytest.raises(Stopped):
-        scored(home, out, progress=stop)
-    return Job(home / "detector.kedge", (str(home / "photos"),), out, out.suffix[1:], SHARD)
+        scored(home, out, progress=stop_after(2 * SHARD))
+    monkeypatch.chdir(tmp_path)  # which a worker changes
+    return Job(home / "detector.kedge", (str(home / "photos"),), out, "csv", SHARD)
+
+
+def run(job, *numbers, probes=(), worker=None):
+    """What a worker returns for the shards with these numbers."""
+    offsets = job.offsets()
+    worker = worker or Worker(job, str(job.out.parent), list(probes))
+    return worker({"number": np.array(numbers), "offset": np.array([offsets[number] for number in numbers])})
 
 
 # --- without a cluster ----------------------------------------------------------------------------------------------
@@ -65,10 +78,8 @@ def test_without_ray_the_error_names_the_extra(home, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(NotReadyError, match=r"needs ray, which is missing: pip install 'kedge\[ray\]'"):
         scored(home, tmp_path / "out.csv", RayEngine())
-    done = run_cli(
-        "score", "--detector", home / "detector.kedge", home / "photos", "-o", tmp_path / "b.csv", "--engine", "ray"
-    )
-    assert isinstance(done.exception, NotReadyError)
+    command = ["score", "--detector", home / "detector.kedge", home / "photos", "-o", tmp_path / "b.csv"]
+    assert isinstance(run_cli(*command, "--engine", "ray").exception, NotReadyError)
     assert not (tmp_path / "b.csv.parts").exists()
 
 
@@ -84,72 +95,53 @@ def test_options_are_checked(home):
         assert message in str(run_cli(*base, *options).exception)
 
 
-def tasks(job, *numbers):
-    offsets = job.offsets()
-    return {"number": np.array(numbers), "offset": np.array([offsets[number] for number in numbers])}
-
-
-def test_the_plan_gives_a_shard_by_its_offset(home, tmp_path):
-    job = begun(home, tmp_path / "out.csv")
+def test_a_worker_scores_what_has_no_rows_yet_and_loads_its_detector_once(home, job):
     assert [job.shard_at(offset) for offset in job.offsets()] == list(job.shards())
-
-
-def test_a_worker_scores_what_has_no_rows_yet_and_loads_its_detector_once(home, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)  # which a worker changes
-    job = begun(home, tmp_path / "out.csv", images=2 * SHARD)
     assert [job.part(number).exists() for number in range(4)] == [True, True, False, False]
     job.part(1).write_text("as it was")
-    worker = Worker(job, str(tmp_path), [])
-    assert worker(tasks(job, 1, 2)) == {"images": [2 * SHARD], "kind": [""], "error": [""], "trace": [""]}
+    worker = Worker(job, str(job.out.parent), [])
+    result = run(job, 1, 2, worker=worker)
+    assert result == {"images": [2 * SHARD], "kind": [""], "error": [""], "trace": [""]}
     assert job.part(1).read_text() == "as it was"
     assert len(list(read_rows(job.part(2)))) == SHARD
     assert not list(job.folder.glob("try-*"))
     (detector := home / "detector.kedge").rename(home / "elsewhere")
     try:
-        assert worker(tasks(job, 3))["error"] == [""]
+        assert run(job, 3, worker=worker)["error"] == [""]
     finally:
         (home / "elsewhere").rename(detector)
     assert job.part(3).exists()
 
 
-def test_a_worker_on_a_machine_that_does_not_share_the_files_says_so(home, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    job = begun(home, tmp_path / "out.csv")
-    result = Worker(job, str(tmp_path), [str(home / "photos/00.png"), "/not/mounted.png"])(tasks(job, 0))
+def test_a_worker_on_a_machine_that_does_not_share_the_files_is_an_error(home, job):
+    result = run(job, 2, probes=[str(home / "photos/00.png"), "/not/mounted.png"])
     assert result["kind"] == ["NotReadyError"]
     assert "/not/mounted.png must be visible to all machines of the cluster" in result["error"][0]
-    assert not job.part(0).exists()
+    assert not job.part(2).exists()
     head = json.loads((job.folder / "job.json").read_text())
     head["identity"]["detector"] = "of another file"
     (job.folder / "job.json").write_text(json.dumps(head))
-    result = Worker(job, str(tmp_path), [])(tasks(job, 0))
-    assert "detector must be the same file on all machines" in result["error"][0]
-    batch = tasks(job, 0)
+    assert "detector must be the same file on all machines" in run(job, 2)["error"][0]
     shutil.rmtree(job.folder)
-    assert "plan.jsonl must be visible to all machines" in Worker(job, str(tmp_path), [])(batch)["error"][0]
+    lost = Worker(job, str(job.out.parent), [])({"number": np.array([0]), "offset": np.array([0])})
+    assert "plan.jsonl must be visible to all machines" in lost["error"][0]
 
 
-def test_a_shard_that_kills_its_workers_is_given_up(home, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    job = begun(home, tmp_path / "out.csv")
-    (job.folder / "try-00000001").write_bytes(b"." * (TRIES - 1))
+def test_a_shard_that_kills_its_workers_is_given_up(job):
+    (job.folder / "try-00000003").write_bytes(b"." * (TRIES - 1))
     (job.folder / "try-00000002").write_bytes(b"." * TRIES)
-    worker = Worker(job, str(tmp_path), [])
-    assert worker(tasks(job, 1))["error"] == [""]
-    message = worker(tasks(job, 2))["error"][0]
+    assert run(job, 3)["error"] == [""]
+    message = run(job, 2)["error"][0]
     assert message.startswith(f"{TRIES} workers were killed while they scored the images from ")
     assert "photos/10.png to " in message
 
 
-def test_what_fails_in_a_worker_is_told_with_its_trace(home, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    job = begun(home, tmp_path / "out.csv")
-
+def test_a_failure_in_a_worker_comes_with_its_trace(job, monkeypatch):
     def broken(path):
         raise RuntimeError("no kernel for this")
 
     monkeypatch.setattr(ray_engine, "load", broken)
-    result = Worker(job, str(tmp_path), [])(tasks(job, 0))
+    result = run(job, 2)
     assert result["error"][0].startswith("RuntimeError: no kernel for this; on ")
     assert "in broken" in result["trace"][0]
 
@@ -203,18 +195,11 @@ def test_two_workers_write_what_one_process_writes_and_go_on_where_it_was(home, 
     monkeypatch.chdir(tmp_path)  # not where the cluster was started: its workers find relative paths all the same
     given = ("detector.kedge", ["photos/*.png"])
     score_files(*given, "whole.jsonl", shard=SHARD)
-
-    def stop(done, total):
-        if done >= 20:
-            raise Stopped
-
     with pytest.raises(Stopped):
-        score_files(*given, "out.jsonl", shard=SHARD, progress=stop)
+        score_files(*given, "out.jsonl", shard=SHARD, progress=stop_after(20))
     reports = []
-    score_files(
-        *given, "out.jsonl", shard=SHARD, engine=RayEngine(parallel=2),
-        progress=lambda done, total: reports.append((done, total)),
-    )  # fmt: skip
+    engine = RayEngine(parallel=2)
+    score_files(*given, "out.jsonl", shard=SHARD, engine=engine, progress=lambda *each: reports.append(each))
     assert (tmp_path / "out.jsonl").read_bytes() == (tmp_path / "whole.jsonl").read_bytes()
     rows = list(read_rows("out.jsonl"))
     assert len({row["name"] for row in rows}) == len(rows) == IMAGES
@@ -241,9 +226,7 @@ def test_a_worker_that_is_killed_in_mid_write_costs_no_image(home, cluster, tmp_
     monkeypatch.setattr(ray_engine, "Worker", Mortal)
     whole = scored(home, tmp_path / "whole.csv")
     reports = []
-    rows = scored(
-        home, tmp_path / "out.csv", RayEngine(parallel=1), progress=lambda done, total: reports.append((done, total))
-    )
+    rows = scored(home, tmp_path / "out.csv", RayEngine(parallel=1), progress=lambda *each: reports.append(each))
     assert int(marker.read_text()) != os.getpid()
     assert (tmp_path / "out.csv").read_bytes() == (tmp_path / "whole.csv").read_bytes()
     assert rows == whole
@@ -256,10 +239,9 @@ def test_a_detector_that_fails_in_a_worker_fails_the_job_as_in_one_process(home,
     header, tensors = kedge.io.artifact.read(home / "detector.kedge")
     header["detector"]["name"] = "strange"
     kedge.io.artifact.write(tmp_path / "other.kedge", header, tensors)
+    engine = RayEngine(parallel=1)
     with pytest.raises(FileFormatError, match="'strange'") as caught:
-        score_files(
-            tmp_path / "other.kedge", [str(home / "photos")], tmp_path / "out.csv", engine=RayEngine(parallel=1)
-        )
+        score_files(tmp_path / "other.kedge", [str(home / "photos")], tmp_path / "out.csv", engine=engine)
     assert "Traceback" in caught.value.__notes__[0]
     assert not (tmp_path / "out.csv").exists()
 

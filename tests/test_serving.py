@@ -29,6 +29,7 @@ import kedge
 from helpers import encoded, images, network, picture, run_cli, small_amp
 from kedge.errors import InputError, KedgeWarning, NotReadyError
 from kedge.serving import Batcher, Busy, Settings, create_app
+from kedge.serving.explain import predictions_by_anchor
 from kedge.serving.metrics import WINDOW, Metrics
 
 CLASSES = ("ant", "bee", "cow")
@@ -161,8 +162,7 @@ def test_a_detector_that_can_flag_nothing_has_no_threshold_to_show(detector):
     with pytest.warns(KedgeWarning, match="too few to flag any image"):
         bare.calibrate(torch.rand(5, 3, 12, 12))
     with client(bare) as http:
-        assert http.get("/v1/info").json()["threshold"] is None
-        assert http.get("/v1/background").json()["threshold"] is None
+        assert [http.get(f"/v1/{path}").json()["threshold"] for path in ("info", "background")] == [None] * 2
 
 
 # --- metrics --------------------------------------------------------------------------------------------------------
@@ -172,27 +172,22 @@ def value(text, name):
     return next(float(line.rsplit(" ", 1)[1]) for line in text.splitlines() if line.startswith(f"{name} "))
 
 
-def test_metrics_count_what_was_answered(detector):
+def test_metrics_count_what_was_answered_and_show_drift_in_memory_that_does_not_grow(detector):
     files = [png(n) for n in range(7)]
     flagged = sum(row["is_ood"] for row in expected(detector, *files))
     with client(detector) as http:
         http.post("/v1/score", **form(*files))
         http.post("/v1/score", content=b"", headers=PNG)
-        text = http.get("/metrics").text
-    counts = {"images_total": 7, "images_flagged_total": flagged, "score_count": 7, "request_seconds_count": 2}
-    counts |= {'requests_total{code="200"}': 1, 'requests_total{code="400"}': 1}
-    assert {name: value(text, f"kedge_{name}") for name in counts} == counts
-
-
-def test_metrics_show_drift_in_memory_that_does_not_grow(detector):
-    with client(detector) as http:
-        assert value(http.get("/metrics").text, "kedge_drift_alarm") == 0
+        before = http.get("/metrics").text
         for _ in range(3):  # the same image again and again: nothing like a calibration set
             http.post("/v1/score", **form(*[png(0)] * 60))
-        text = http.get("/metrics").text
+        after = http.get("/metrics").text
         assert http.app.state.service.metrics.drift.state()["bounded"]
-    assert value(text, "kedge_drift_alarm") == 1
-    assert value(text, "kedge_drift_log_wealth") > 4.6
+    counts = {"images_total": 7, "images_flagged_total": flagged, "score_count": 7, "request_seconds_count": 2}
+    counts |= {'requests_total{code="200"}': 1, 'requests_total{code="400"}': 1, "drift_alarm": 0}
+    assert {name: value(before, f"kedge_{name}") for name in counts} == counts
+    assert value(after, "kedge_drift_alarm") == 1
+    assert value(after, "kedge_drift_log_wealth") > 4.6
 
 
 def test_metrics_compare_the_newest_scores_with_the_calibration_and_forget_the_alarm():
@@ -213,16 +208,15 @@ def test_metrics_compare_the_newest_scores_with_the_calibration_and_forget_the_a
 
 
 def test_a_detector_that_fails_is_reported_to_the_log_and_not_to_the_client(detector, monkeypatch, caplog):
-    broken = create_app(detector)
-    batcher = broken.state.service.batcher
+    divides, gives_nan = create_app(detector), create_app(detector)
+    batcher = divides.state.service.batcher
     monkeypatch.setattr(batcher, "runs", [lambda images: 1 / 0] * len(batcher.runs))
-    with TestClient(broken, raise_server_exceptions=False) as http:
-        answers = [http.post("/v1/score", content=png(), headers=PNG)]
-    broken = create_app(detector)
-    for weights in broken.state.service.detector.net.parameters():
+    for weights in gives_nan.state.service.detector.net.parameters():
         weights.data.fill_(float("nan"))
-    with TestClient(broken, raise_server_exceptions=False) as http:
-        answers += [http.post(f"/v1/{what}", content=png(), headers=PNG) for what in ("score", "explain")]
+    answers = []
+    for broken, paths in ((divides, ["score"]), (gives_nan, ["score", "explain"])):
+        with TestClient(broken, raise_server_exceptions=False) as http:
+            answers += [http.post(f"/v1/{path}", content=png(), headers=PNG) for path in paths]
     assert [answer.status_code for answer in answers] == [500] * 3
     assert not any(word in answer.text for answer in answers for word in ("Zero", "division", "NaN"))
     assert "ZeroDivisionError" in caplog.text
@@ -234,7 +228,13 @@ def test_two_networks_answer_as_one(detector, monkeypatch):
     monkeypatch.setattr(torch, "get_num_threads", lambda: 2)  # of the machine; each network then has one
     app = create_app(detector)
     monkeypatch.undo()
-    service, seen = app.state.service, []
+    service, seen, explaining = app.state.service, [], []
+
+    def watched(*given):
+        explaining.append((service.taken, threading.current_thread().name))
+        return predictions_by_anchor(*given)
+
+    monkeypatch.setattr("kedge.serving.service.predictions_by_anchor", watched)
     assert len(service.batcher.runs) == 2
     for number, run in enumerate(service.batcher.runs):
         service.batcher.runs[number] = lambda images, run=run: (
@@ -249,6 +249,7 @@ def test_two_networks_answer_as_one(detector, monkeypatch):
     assert set(seen) == {("kedge-network-0_0", 1), ("kedge-network-1_0", 1)}
     assert "kedge_images_total 40.0" in metrics
     assert len(explained["anchors"]) == 3
+    assert explaining == [(1, "kedge-network-0_0")]  # it takes a place, and the thread of a network
     assert torch.get_num_threads() == before
 
 
@@ -271,26 +272,12 @@ def test_a_method_without_anchors_is_explained_without_them():
         assert [example["name"] for example in http.get("/v1/background").json()["examples"]] == ["noise", "stripes"]
 
 
-def test_an_explanation_takes_a_place_and_the_network_s_own_thread(detector, monkeypatch):
-    app, seen = create_app(detector), []
-
-    def watched(*_):
-        seen.append((app.state.service.taken, threading.current_thread().name))
-        return []
-
-    monkeypatch.setattr("kedge.serving.service.predictions_by_anchor", watched)
-    with TestClient(app) as http:
-        assert http.post("/v1/explain", content=png(), headers=PNG).status_code == 200
-    assert seen == [(1, "kedge-network-0_0")]
-
-
 def test_a_detector_must_have_a_threshold_and_limits_must_make_sense():
     with pytest.raises(NotReadyError, match="no threshold yet"):
         create_app(kedge.AMP(network("anchored")).fit(images()))
-    with pytest.raises(InputError, match="max_queue must be a whole number of at least 64; got 10"):
-        Settings(max_queue=10)
-    with pytest.raises(InputError, match="timeout"):
-        Settings(timeout=0)
+    for limits in ({"max_queue": 10}, {"timeout": 0}):
+        with pytest.raises(InputError, match=next(iter(limits))):
+            Settings(**limits)
 
 
 # --- the batcher ----------------------------------------------------------------------------------------------------
@@ -340,17 +327,21 @@ def fail(images):
     raise ValueError("bad network")
 
 
+def later(batcher, *sizes):
+    return [asyncio.create_task(batcher.submit(ones(n, 10 * k))) for k, n in enumerate(sizes)]
+
+
 def test_requests_that_come_together_share_batches_and_get_their_own_answers():
     run = Recorded(answer=lambda images: time.sleep(0.02) or [2 * float(x) for x in images])
     sizes = (1, 2, 3, 11, 1)
-    answers = batching(lambda b: asyncio.gather(*(b.submit(ones(n, 10 * n)) for n in sizes)), run, max_delay=0.05)
-    assert answers == [[2.0 * (10 * n + i) for i in range(n)] for n in sizes]
+    answers = batching(lambda b: asyncio.gather(*later(b, *sizes)), run, max_delay=0.05)
+    assert answers == [[2.0 * (10 * k + i) for i in range(n)] for k, n in enumerate(sizes)]
     assert (sum(run.sizes), max(run.sizes), len(run.sizes)) == (18, 8, 3)  # 18 images in batches of eight
 
 
 def test_a_batch_is_half_of_what_several_callers_wait_for():
     async def work(batcher):
-        await asyncio.gather(*(batcher.submit(ones(1)) for _ in range(32)))
+        await asyncio.gather(*later(batcher, *[1] * 32))
         await batcher.submit(ones(32))
 
     run = Recorded()
@@ -358,54 +349,43 @@ def test_a_batch_is_half_of_what_several_callers_wait_for():
     assert run.sizes == [16, 8, 8, 32], "the last has one caller, who gains nothing by halves"
 
 
-def test_two_networks_work_at_the_same_time_and_answers_keep_their_order():
+def test_two_networks_work_at_the_same_time_and_a_failure_in_one_leaves_the_other_at_work():
     both = threading.Barrier(2)  # passes only if the other network has a batch too
     run = Recorded(answer=lambda images: both.wait(10) * 0 or floats(images))
     assert batching(lambda b: b.submit(ones(32)), run, run, max_batch=64) == [float(n) for n in range(32)]
-
-
-def test_a_failure_in_one_network_leaves_the_other_at_work():
-    async def work(batcher):
-        return await asyncio.gather(*(batcher.submit(ones(8, k)) for k in (0, 10)), return_exceptions=True)
-
-    first, second = batching(work, floats, fail)
+    first, second = batching(lambda b: asyncio.gather(*later(b, 8, 8), return_exceptions=True), floats, fail)
     assert first == [float(n) for n in range(8)]
     assert isinstance(second, ValueError)
 
 
-def test_a_caller_alone_is_not_made_to_wait_and_several_are_waited_for():
-    run = Recorded()
+def test_a_caller_alone_does_not_wait_and_several_are_waited_for_unless_there_is_work():
+    run, busy = Recorded(), Recorded(threading.Event())
 
     async def work(batcher):
         for _ in range(3):
             await batcher.submit(ones(1))  # a minute each, if it waited for a full batch
-        await asyncio.gather(*(batcher.submit(ones(1)) for _ in range(3)))
-        later = [asyncio.create_task(batcher.submit(ones(1))) for _ in range(2)]
+        await asyncio.gather(*later(batcher, 1, 1, 1))
+        two = later(batcher, 1, 1)
         await asyncio.sleep(0.05)
         assert sum(run.sizes) == 6, "the last batch had three, so the two wait for a third"
-        await asyncio.gather(*later, batcher.submit(ones(1)))
+        await asyncio.gather(*two, batcher.submit(ones(1)))
+
+    async def work_is_waiting(batcher):
+        tasks = later(batcher, 4, 1)
+        await asyncio.sleep(0.01)
+        busy.go.set()
+        await asyncio.gather(*tasks)
 
     batching(work, run, max_delay=60)
     assert run.sizes == [1, 1, 1, 3, 3]
-
-
-def test_a_network_that_has_work_does_not_wait_for_more():
-    run = Recorded(threading.Event())
-
-    async def work(batcher):
-        full, late = (asyncio.create_task(batcher.submit(ones(n))) for n in (4, 1))
-        await asyncio.sleep(0.01)
-        run.go.set()
-        await asyncio.gather(full, late)
-
-    batching(work, run, max_batch=4, max_delay=60)
+    batching(work_is_waiting, busy, max_batch=4, max_delay=60)
 
 
 def test_a_full_queue_is_busy_and_has_room_again_later():
     run = Recorded(threading.Event())
 
     async def work(batcher):
-        first = asyncio.create_task(batcher.submit(ones(4)))
+        (first,) = later(batcher, 4)
         await asyncio.sleep(0.05)
         with pytest.raises(Busy):
             await batcher.submit(ones(1))
@@ -421,12 +401,12 @@ def test_a_full_queue_is_busy_and_has_room_again_later():
 
 def test_stopping_answers_what_was_accepted():
     async def work(batcher):
-        tasks = [asyncio.create_task(batcher.submit(ones(5))) for _ in range(4)]
+        tasks = later(batcher, 5, 5, 5, 5)
         await asyncio.sleep(0)
         await batcher.stop()
         return await asyncio.gather(*tasks)
 
-    assert batching(work, floats, max_batch=1) == [[0.0, 1.0, 2.0, 3.0, 4.0]] * 4
+    assert batching(work, floats, max_batch=1) == [[10.0 * k + n for n in range(5)] for k in range(4)]
 
 
 def test_a_failure_reaches_its_callers_and_nobody_else():
@@ -439,47 +419,41 @@ def test_a_failure_reaches_its_callers_and_nobody_else():
     batching(work, lambda images: fail(images) if float(images[0]) == 0 else floats(images), max_batch=2)
 
 
-def test_a_failing_batch_whose_caller_gave_up_is_not_run_again():
-    run = Recorded(threading.Event(), fail)
-
-    async def work(batcher):
-        gone = asyncio.create_task(batcher.submit(ones(1)))
-        await asyncio.sleep(0.05)
-        gone.cancel()
-        await asyncio.sleep(0)
-        run.go.set()
-        await asyncio.sleep(0.1)
-
-    batching(work, run, max_batch=4)
-    assert run.sizes == [1]
-
-
 def test_images_whose_callers_gave_up_are_not_computed():
-    run = Recorded(threading.Event())
+    run, failing = Recorded(threading.Event()), Recorded(threading.Event(), fail)
 
-    async def work(batcher):
-        first = asyncio.create_task(batcher.submit(ones(4)))
+    async def cancel(*tasks):
+        for task in tasks:
+            task.cancel()
+        await asyncio.sleep(0)
+
+    async def while_others_wait(batcher):
+        (first,) = later(batcher, 4)
         await asyncio.to_thread(run.begun.wait, 10)
         second, third = (asyncio.create_task(batcher.submit(ones(1, start))) for start in (10, 20))
         await asyncio.sleep(0)
-        for gone in (first, second):
-            gone.cancel()
-        await asyncio.sleep(0)
+        await cancel(first, second)
         run.go.set()
         return await third
 
-    assert batching(work, run, max_batch=2) == [20.0]
-    assert run.batches == [[0.0, 1.0], [20.0]]
+    async def before_a_failure(batcher):
+        (gone,) = later(batcher, 1)
+        await asyncio.to_thread(failing.begun.wait, 10)
+        await cancel(gone)
+        failing.go.set()
+        await asyncio.sleep(0.1)
 
-
-def test_a_caller_that_gives_up_leaves_no_trace():
-    async def work(batcher):
-        gone = asyncio.create_task(batcher.submit(ones(1)))
+    async def before_a_batch(batcher):
+        (gone,) = later(batcher, 1)
         await asyncio.sleep(0.01)
-        gone.cancel()
+        await cancel(gone)
         return await batcher.submit(ones(2, 5))
 
-    assert batching(work, floats, max_batch=4, max_delay=0.2) == [5.0, 6.0]
+    assert batching(while_others_wait, run, max_batch=2) == [20.0]
+    assert run.batches == [[0.0, 1.0], [20.0]]
+    batching(before_a_failure, failing, max_batch=4)
+    assert failing.sizes == [1]
+    assert batching(before_a_batch, floats, max_batch=4, max_delay=0.2) == [5.0, 6.0]
 
 
 # --- the command, in a process of its own ---------------------------------------------------------------------------

@@ -30,8 +30,7 @@ def resolve(name: str, value: str | Callable[..., T], names: Mapping[str, Callab
 
 def between(name: str, value: float, low: float, high: float, *, open_ends: bool = False) -> float:
     """Return ``value`` if it lies in [low, high], or in (low, high) with ``open_ends``."""
-    inside = low < value < high if open_ends else low <= value <= high
-    if not inside:  # also catches NaN
+    if not (low < value < high if open_ends else low <= value <= high):  # also catches NaN
         brackets = "()" if open_ends else "[]"
         raise InputError(f"{name} must lie in {brackets[0]}{low}, {high}{brackets[1]}; got {value!r}")
     return value
@@ -53,13 +52,7 @@ def finite(name: str, values: Tensor, remedy: str) -> Tensor:
 
 
 def needs(package: str, extra: str, what: str = "this") -> Any:
-    """Import a package of an extra, or raise an error with the command that installs it.
-
-    Example:
-        >>> needs("no_such_package", "onnx", "an export")
-        Traceback (most recent call last):
-        kedge.errors.NotReadyError: an export needs no_such_package, which is missing: pip install 'kedge[onnx]'
-    """
+    """Import a package of an extra, or raise an error with the command that installs it."""
     try:
         return import_module(package)
     except ImportError as error:

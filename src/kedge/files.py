@@ -38,22 +38,14 @@ def atomic(path: str | os.PathLike[str]) -> Iterator[Path]:
         temporary.chmod(mode)  # the writer may have replaced it by a private file
         temporary.replace(target)
     except OSError as error:
-        raise KedgeError(
-            f"{target} could not be written: {error.strerror or error}; any earlier file is unchanged. "
-            "Free space on the disk, or choose another place"
-        ) from error
+        reason = f"{error.strerror or error}; any earlier file is unchanged"
+        raise KedgeError(f"{target} could not be written: {reason}. Free space, or choose another place") from error
     finally:
         temporary.unlink(missing_ok=True)
 
 
 def check_target(name: str, path: str | os.PathLike[str], *, folder: bool = False) -> None:
-    """Raise an error if a file, or files in a folder, could not be written; for a check before long work.
-
-    Args:
-        name: Name of the path in the error.
-        path: The path to write to; nothing is created yet.
-        folder: Whether it is a folder for files.
-    """
+    """Raise an error about ``name`` if a file, or files in a ``folder``, could not be written; nothing is created."""
     target = Path(path)
     if not folder and target.is_dir():
         raise InputError(f"{name} must be a file to write; {target} is a folder: add a file name")

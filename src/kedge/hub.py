@@ -63,10 +63,6 @@ def push_to_hub(detector: Detector, repo_id: str, *, token: str | None = None, p
 
     Returns:
         The address of the repository.
-
-    Example:
-        >>> push_to_hub(kedge.load("cifar10"), "me/cifar10-anchored")  # doctest: +SKIP
-        'https://.../me/cifar10-anchored'
     """
     name = _repository(repo_id)
     with tempfile.TemporaryDirectory() as folder:
@@ -78,13 +74,7 @@ def push_to_hub(detector: Detector, repo_id: str, *, token: str | None = None, p
 
 
 def save_pretrained(detector: Detector, folder: str | os.PathLike[str], *, repo_id: str = "owner/name") -> None:
-    """Write what `push_to_hub` uploads into a folder: the detector and its model card.
-
-    Args:
-        detector: Fitted.
-        folder: Created if it is missing.
-        repo_id: The repository that the card names.
-    """
+    """Write what `push_to_hub` uploads into a folder: the detector and its model card, which names ``repo_id``."""
     detector.save(Path(folder) / FILE)
     with atomic(Path(folder) / CARD) as temporary:
         temporary.write_text(model_card(Path(folder) / FILE, repo_id), encoding="utf-8")
@@ -153,7 +143,7 @@ def _guarantee(described: dict[str, Any]) -> str:
 
 @contextmanager
 def _api(token: str | None, failure: str) -> Iterator[Any]:
-    """The hub's API; whatever fails inside the block is told in one line."""
+    """The hub's API; a failure inside the block becomes an error of one line."""
     hub = needs("huggingface_hub", "hub", "the hub")
     try:
         yield hub.HfApi(token=token, library_name="kedge", library_version=version("kedge"))
@@ -165,10 +155,11 @@ def _api(token: str | None, failure: str) -> Iterator[Any]:
 def _repository(given: str | os.PathLike[str]) -> str:
     name = str(given).removeprefix("hf://")
     if not _REPOSITORY.fullmatch(name):
-        raise InputError(
-            f"a detector must be a repository on the hub as owner/name, a folder with {FILE}, an existing file, or one "
-            f"that comes with kedge ({', '.join(artifact.shipped()) or 'none here'}); got {str(given)!r}"
+        names = ", ".join(artifact.shipped())
+        expected = (
+            f"a repository on the hub as owner/name, a folder with {FILE}, a file, or one of kedge's own ({names})"
         )
+        raise InputError(f"a detector must be {expected}; got {str(given)!r}")
     return name
 
 

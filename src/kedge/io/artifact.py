@@ -29,17 +29,12 @@ def shipped() -> list[str]:
 
 def locate(path: str | os.PathLike[str]) -> Path:
     """The file of a detector: the path itself, or, if there is no such file, the shipped one of that name."""
-    given = Path(path)
-    if not given.is_file() and str(path) in shipped():
-        return SHIPPED / f"{given}.kedge"
-    return given
+    is_name = not Path(path).is_file() and str(path) in shipped()
+    return SHIPPED / f"{path}.kedge" if is_name else Path(path)
 
 
 def write(path: str | os.PathLike[str], header: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
-    """Write a header and tensors to one file, whole or not at all.
-
-    Tensors of single precision whose values half precision holds exactly are stored in half precision; `read` restores
-    them.
+    """Write a header and tensors to one file, whole or not at all; float32 that fits float16 exactly is packed as that.
 
     Example:
         >>> import tempfile
@@ -48,14 +43,14 @@ def write(path: str | os.PathLike[str], header: Mapping[str, Any], tensors: Mapp
         >>> read_header(path)["kind"], read(path)[1]["x"]
         ('example', tensor([1., 1.]))
     """
-    plain = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
-    packed = sorted(name for name, tensor in plain.items() if _fits_half(tensor))
-    plain |= {name: plain[name].half() for name in packed}
+    content = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
+    packed = sorted(name for name, tensor in content.items() if _fits_half(tensor))
+    content |= {name: content[name].half() for name in packed}
     body = {"version": FORMAT_VERSION, **header, "packed": packed}
-    body["sha256"] = _digest(body, plain)
+    body["sha256"] = _digest(body, content)
     with atomic(path) as temporary:
         try:
-            save_file(plain, temporary, metadata={_KEY: json.dumps(body, allow_nan=True)})
+            save_file(content, temporary, metadata={_KEY: json.dumps(body, allow_nan=True)})
         except SafetensorError as error:  # how it reports a full disk
             raise OSError(str(error)) from error
 
@@ -91,10 +86,8 @@ def _opened(given: str | os.PathLike[str]) -> Iterator[tuple[dict[str, Any], Any
     """The header of a file, and the open file to read tensors from."""
     path = locate(given)
     if not path.is_file():
-        raise InputError(
-            f"{path} must be a saved detector, or the name of one that comes with kedge ({', '.join(shipped())}); "
-            "there is no such file"
-        )
+        names = ", ".join(shipped())
+        raise InputError(f"{path} must be a saved detector, or one of kedge's own ({names}); there is no such file")
     try:
         with safe_open(path, framework="pt") as opened:
             yield _header(path, opened.metadata() or {}), opened
@@ -120,19 +113,13 @@ def _header(path: Path, metadata: Mapping[str, str]) -> dict[str, Any]:
 
 
 def part(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Any]:
-    """The tensors whose names begin with a prefix, without it.
-
-    Example:
-        >>> part({"net.w": torch.ones(1), "x": torch.ones(1)}, "net.")
-        {'w': tensor([1.])}
-    """
+    """The tensors whose names begin with a prefix, without it."""
     return {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
 
 
 def _fits_half(tensor: Tensor) -> bool:
-    if tensor.dtype != torch.float32 or tensor.numel() < _WORTH_PACKING:
-        return False
-    return torch.equal(tensor.half().float(), tensor)
+    worth = tensor.dtype == torch.float32 and tensor.numel() >= _WORTH_PACKING
+    return worth and torch.equal(tensor.half().float(), tensor)
 
 
 def _digest(header: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> str:

@@ -12,12 +12,8 @@ def facts(file: str | os.PathLike[str]) -> dict[str, Any]:
     """Describe a saved detector; the code of a network that is not one of kedge's own is not needed.
 
     Example:
-        >>> import tempfile, torch
-        >>> from kedge.detectors import MSP
-        >>> path = tempfile.mkdtemp() + "/flat.kedge"
-        >>> MSP(torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(12, 2))).fit(torch.rand(8, 3, 2, 2)).save(path)
-        >>> facts(path)["input"]
-        '3 x 2 x 2'
+        >>> facts("cifar10")["input"]
+        '3 x 32 x 32'
     """
     header, tensors = artifact.read(file)
     try:
@@ -40,18 +36,14 @@ def facts(file: str | os.PathLike[str]) -> dict[str, Any]:
             "input": " x ".join(map(str, header["preprocess"]["shape"])),
             "classes": header["classes"],
             "calibration_images": calibration.get("images"),
-            "alpha": calibration.get("alpha"),
-            "delta": calibration.get("delta"),
-            "threshold": calibration.get("threshold"),
-            "temperature": calibration.get("temperature"),
+            **{name: calibration.get(name) for name in ("alpha", "delta", "threshold", "temperature")},
             "trained_on": data.get("name"),
             "training_images": data.get("images"),
             "epochs": record.get("epochs"),
             "seed": record.get("seed"),
             "training_seconds": record.get("seconds"),
             "commit": record.get("made with", {}).get("commit"),
-            "kedge": header["versions"]["kedge"],
-            "torch": header["versions"]["torch"],
+            **{name: header["versions"][name] for name in ("kedge", "torch")},
             "bytes": artifact.locate(file).stat().st_size,
         }
     except (KeyError, TypeError, AttributeError, IndexError) as error:

@@ -11,13 +11,7 @@ SCORE_NAMES = {"amp": "kl_uniform", "temperature": "tau"}
 
 
 def migrate(header: dict[str, Any]) -> dict[str, Any]:
-    """The header of a saved detector as this version writes it; a header of this version comes back as it is.
-
-    Example:
-        >>> old = {"detector": {"name": "energy", "config": {"centred": True}}, "network": {"anchored": None}}
-        >>> migrate(old | {"calibration": None})["detector"]["name"]
-        'kl_uniform'
-    """
+    """The header of a saved detector as this version writes it; a header of this version comes back as it is."""
     if header.get("version", 0) > 2:
         return header
     return {
@@ -29,15 +23,7 @@ def migrate(header: dict[str, Any]) -> dict[str, Any]:
 
 
 def migrate_tensors(header: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors of a saved detector as this version writes them; ``header`` is the file's own, not migrated.
-
-    Example:
-        >>> import torch
-        >>> network = {"anchored": {"layer": "0"}}
-        >>> old = {"net.network.0.weight": torch.tensor([[1.0, 2.0]])}
-        >>> migrate_tensors({"version": 2, "network": network}, old)
-        {'net.network.0.layer_x.weight': tensor([[2.]]), 'net.network.0.layer_c.weight': tensor([[1.]])}
-    """
+    """The tensors of a saved detector as this version writes them; ``header`` is the file's own, not migrated."""
     if header.get("version", 0) > 2:
         return dict(tensors)
     described = header["network"]
@@ -86,24 +72,20 @@ def _network(described: dict[str, Any]) -> dict[str, Any]:
         return {**described, "ensemble": [_network(member) for member in described["ensemble"]]}
     if described["anchored"] is None:
         return described
-    options = dict(described["anchored"]["options"])
-    for old, new in {"spread": "per_sample", "made": "synthetic_outliers"}.items():
-        if old in options:
-            options[new] = options.pop(old)
-    if isinstance(options.get("corruption"), dict) and "grey" in options["corruption"]:
-        options["corruption"] = {**options["corruption"], "gray": options["corruption"]["grey"]}
-        del options["corruption"]["grey"]
+    options = described["anchored"]["options"]
+    options = _renamed(options, {"spread": "per_sample", "made": "synthetic_outliers"})
+    if isinstance(options.get("corruption"), dict):
+        options["corruption"] = _renamed(options["corruption"], {"grey": "gray"})
     return {**described, "anchored": {**described["anchored"], "options": options}}
 
 
-def _calibration(known: dict[str, Any] | None) -> dict[str, Any] | None:
-    if known is None:
+def _renamed(options: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
+    return {names.get(name, name): value for name, value in options.items()}
+
+
+def _calibration(old: dict[str, Any] | None) -> dict[str, Any] | None:
+    if old is None:
         return None
-    known = dict(known)
-    tpr, confidence = known.pop("tpr"), known.pop("confidence")
-    return known | {"alpha": _rest(tpr), "delta": None if confidence is None else _rest(confidence)}
-
-
-def _rest(share: float) -> float:
-    """1 - share, as a person would write it: 0.05 of 0.95."""
-    return round(1 - share, 12)
+    rest = dict(old)
+    shares = {"alpha": rest.pop("tpr"), "delta": rest.pop("confidence")}
+    return rest | {name: None if share is None else round(1 - share, 12) for name, share in shares.items()}

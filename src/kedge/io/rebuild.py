@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from kedge.anchoring import Anchored, AnchoringOptions, anchor
+from kedge.anchoring import Anchored, anchor
 from kedge.anchoring.corruption import Corruption, describe_corruption
 from kedge.errors import ArchitectureError, FileFormatError, InputError
 from kedge.io import artifact
@@ -39,18 +39,13 @@ def describe(net: Classifier) -> dict[str, Any]:
         "record": net.record,
     }
     if isinstance(net, Anchored):
-        described["anchored"] = {"layer": net.layer, "options": _plain(net.options)}
+        options = {**vars(net.options), "corruption": describe_corruption(net.options.corruption)}
+        described["anchored"] = {"layer": net.layer, "options": options}
     return described
 
 
 def rebuild(described: Mapping[str, Any], weights: Mapping[str, Tensor], model: nn.Module | None) -> Classifier:
-    """Build a network from what `describe` gave and its weights; networks that are not kedge's own come as ``model``.
-
-    Example:
-        >>> net = Classifier(build("compact", width=8))
-        >>> rebuild(describe(net), net.state_dict(), None).network.spec.arguments["width"]
-        8
-    """
+    """Build a network from its description and weights; ``model`` is for networks that are not kedge's own."""
     if "ensemble" in described:
         return _ensemble(described, weights, model)
     anchored, spec = described["anchored"], described["spec"]
@@ -69,15 +64,15 @@ def rebuild(described: Mapping[str, Any], weights: Mapping[str, Tensor], model: 
         try:
             model = anchor(model, layer=anchored["layer"], **options)
         except (ArchitectureError, InputError) as error:
-            raise InputError(
-                f"model must be the {described['type']} that was saved, as it was before anchoring: {error}"
-            ) from error
+            raise InputError(f"model must be the {described['type']} as it was before anchoring: {error}") from error
     net = model if isinstance(model, Classifier) else Classifier(model)
     if not getattr(net.network, "conversions", None):
         for step in described["conversions"]:
             net.network = apply(net.network, step["name"], **step["arguments"])
     if anchored is None and isinstance(net, Anchored):
-        raise InputError("this file holds a plain network and model= is anchored; pass the network that was saved")
+        raise InputError(
+            "this file holds an unanchored network and model= is anchored; pass the network that was saved"
+        )
     for name, tensor in itertools.chain(net.named_parameters(), net.named_buffers()):
         saved = weights.get(name, tensor)
         if tensor.is_floating_point() and saved.is_floating_point():
@@ -85,9 +80,8 @@ def rebuild(described: Mapping[str, Any], weights: Mapping[str, Tensor], model: 
     try:
         net.load_state_dict(dict(weights))
     except RuntimeError as error:
-        raise InputError(
-            f"model must be the {described['type']} that was saved; its weights do not fit: {error}"
-        ) from error
+        saved_type = f"the {described['type']} that was saved"
+        raise InputError(f"model must be {saved_type}; its weights do not fit: {error}") from error
     if described["channels_last"]:
         net.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     net.has_statistics = bool(described["normalised"])
@@ -107,9 +101,8 @@ def _ensemble(described: Mapping[str, Any], weights: Mapping[str, Tensor], model
 
 def _channels_last(net: nn.Module) -> bool:
     """Whether the weights lie in memory as training leaves them; sums in another order differ in the last bit."""
-    layout = torch.channels_last
     maps = [p for p in net.parameters() if p.ndim == 4 and not p.is_contiguous()]
-    return any(p.is_contiguous(memory_format=layout) for p in maps)
+    return any(p.is_contiguous(memory_format=torch.channels_last) for p in maps)
 
 
 def _built_in(spec: Mapping[str, Any], numbers: int) -> nn.Module:
@@ -121,18 +114,10 @@ def _built_in(spec: Mapping[str, Any], numbers: int) -> nn.Module:
         with seeded(0):  # the weights are replaced; drawing them must not move torch's own generator
             return build(spec["name"], **spec["arguments"])
     except InputError as error:
-        raise FileFormatError(
-            f"this file's network cannot be built by this kedge: {error}; install a newer one"
-        ) from error
+        raise FileFormatError(f"this kedge cannot build the file's network: {error}; install a newer one") from error
 
 
-def _plain(options: AnchoringOptions) -> dict[str, Any]:
-    """The options as JSON holds them; a function of the user's own is left as its name."""
-    return {**vars(options), "corruption": describe_corruption(options.corruption)}
-
-
-def _corruption(plain: Any) -> Any:
-    if isinstance(plain, dict):
-        # A function is not in the file. It matters to training alone, so evaluation goes on without it.
-        return None if "function" in plain else Corruption(**plain)
-    return plain
+def _corruption(saved: Any) -> Any:
+    if not isinstance(saved, dict):
+        return saved
+    return None if "function" in saved else Corruption(**saved)  # a function is not in the file; only training needs it

@@ -28,22 +28,15 @@ READ_AHEAD = 64  # rows of a parquet file in memory besides those in use
 
 @dataclass(frozen=True)
 class Shard:
-    """A piece of work, as plain data.
+    """A piece of work that JSON can hold."""
 
-    Attributes:
-        kind: ``"files"``, ``"tar"`` or ``"parquet"``.
-        source: The tar or parquet file; empty for files.
-        items: Paths for files, (name, offset, size) for members of a tar, row numbers for parquet.
-        column: The column of a parquet file.
-    """
-
-    kind: str
-    source: str
-    items: tuple[Any, ...]
-    column: str = ""
+    kind: str  # "files", "tar" or "parquet"
+    source: str  # the tar or parquet file; empty for files
+    items: tuple[Any, ...]  # paths of files, (name, offset, size) of members of a tar, numbers of rows
+    column: str = ""  # of a parquet file
 
     def names(self) -> list[str]:
-        """The names of the images in rows."""
+        """The images' names, as in the rows."""
         if self.kind == "tar":
             return [as_text(f"{self.source}/{name}") for name, _, _ in self.items]
         return [as_text(item if self.kind == "files" else f"{self.source}#{item}") for item in self.items]
@@ -99,20 +92,14 @@ def plan(
         shard: Largest number of images in a shard.
         column: The column of parquet files with the images, as bytes, paths, or as Hugging Face's datasets store them.
         out: The file that the rows go to, which is not an input.
-
-    Example:
-        >>> list(plan(["no-such-folder"]))
-        Traceback (most recent call last):
-        kedge.errors.InputError: inputs must exist; no-such-folder does not, and as a glob it matches nothing
     """
     if not inputs:
         raise InputError("inputs must name at least one image, folder, glob, list, tar or parquet file; got none")
     single: list[str] = []  # files that do not fill a shard yet
     for path in _expanded(inputs, None if out is None else os.path.realpath(out)):
-        suffix = path.suffix.lower()
-        if suffix == ".tar":
+        if path.suffix.lower() == ".tar":
             yield from (Shard("tar", str(path), items) for items in cut(_members(path), shard))
-        elif suffix == ".parquet":
+        elif path.suffix.lower() == ".parquet":
             table = ParquetImages(str(path))
             chosen = table.image_column(column)
             yield from (Shard("parquet", str(path), items, chosen) for items in cut(range(table.rows), shard))
@@ -199,8 +186,7 @@ class ParquetImages:
     """A parquet file with a column of images."""
 
     def __init__(self, path: str) -> None:
-        self.path = path
-        parquet = parquet_module()
+        self.path, parquet = path, parquet_module()
         try:
             self.file = parquet.ParquetFile(path)
         except (OSError, ValueError) as error:  # pyarrow's own errors are of these kinds
@@ -231,12 +217,7 @@ class ParquetImages:
 
 
 def as_text(name: str) -> str:
-    r"""A file's name as valid text: bytes that are not UTF-8 become escapes.
-
-    Example:
-        >>> print(as_text("caf\udce9.png"))
-        caf\xe9.png
-    """
+    """A file's name as valid text: bytes that are not UTF-8 become escapes."""
     return name.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
 
 

@@ -33,18 +33,7 @@ PLAN = "plan.jsonl"
 
 @dataclass(frozen=True)
 class Job:
-    """The images to score, and where the rows go.
-
-    Args:
-        detector: The file of a calibrated detector.
-        sources: See `kedge.scoring.plan`.
-        out: The file of rows.
-        kind: The format of the rows.
-        shard: Images in a shard.
-        column: The column of parquet files with the images.
-        batch: Images in a batch of the network.
-        workers: Threads that read images.
-    """
+    """The images to score, and where the rows go; the arguments are those of `score_files`."""
 
     detector: Path
     sources: tuple[str, ...]
@@ -62,7 +51,7 @@ class Job:
     @property
     def folder(self) -> Path:
         """Holds the shards that are done until all are."""
-        return _folder(self.out)
+        return self.out.with_name(f"{self.out.name}.parts")
 
     def part(self, number: int) -> Path:
         """The file with the rows of one shard."""
@@ -100,11 +89,7 @@ class Job:
 
 def is_begun(out: Path) -> bool:
     """Whether a job for this file was planned and is not finished."""
-    return (_folder(out) / HEAD).exists()
-
-
-def _folder(out: Path) -> Path:
-    return out.with_name(f"{out.name}.parts")
+    return (out.with_name(f"{out.name}.parts") / HEAD).exists()
 
 
 def _shard(line: bytes) -> Shard:
@@ -231,10 +216,7 @@ def _decode(opener: Opener, preprocess: Preprocess) -> Tensor | str:
 
 @contextmanager
 def _locked(job: Job) -> Iterator[None]:
-    """Exclude other processes; the system releases the lock when the process ends, however it ends.
-
-    If the job fails before it is planned, or once it is finished, nothing of it is left.
-    """
+    """Exclude other processes, however this one ends; a job that is not planned, or is finished, leaves nothing."""
     created = [folder for folder in job.folder.parents if not folder.exists()]
     lock, owner = FileLock(job.folder / "lock", timeout=0), job.folder / "owner"
     try:
@@ -245,8 +227,7 @@ def _locked(job: Job) -> Iterator[None]:
         holder = "which has just begun"
         with suppress(OSError):
             holder = owner.read_text()
-        message = f"another process ({holder}) is writing {job.out}; wait for it, or choose another name"
-        raise InputError(message) from error
+        raise InputError(f"another process ({holder}) is writing {job.out}; wait, or choose another name") from error
     except OSError as error:
         raise InputError(f"out must be writable; {job.out} is not: {error.strerror or error}") from error
     try:
@@ -279,11 +260,8 @@ def _begin(job: Job, identity: dict[str, Any], overwrite: bool) -> int:
         if begun["identity"] == identity:
             return int(begun["images"])
         if not overwrite:
-            changed = [key for key, value in identity.items() if begun["identity"].get(key) != value]
-            raise InputError(
-                f"{job.folder} holds a job that was begun with other {', '.join(changed)}; finish it as it was, choose "
-                "another name, or overwrite it"
-            )
+            changed = ", ".join(key for key, value in identity.items() if begun["identity"].get(key) != value)
+            raise InputError(f"{job.folder} holds a job begun with other {changed}; finish it, or overwrite it")
         head.unlink()
     for old in job.folder.glob("part-*"):
         old.unlink()
@@ -301,8 +279,7 @@ def _begin(job: Job, identity: dict[str, Any], overwrite: bool) -> int:
 
 def _assemble(job: Job, shards: int) -> None:
     """Make one file of the shards, in order."""
-    missing = [number for number in range(shards) if not job.part(number).exists()]
-    if missing:
+    if missing := [number for number in range(shards) if not job.part(number).exists()]:
         raise KedgeError(f"{len(missing)} of {shards} shards were not scored; run the same command again")
     whole = job.folder / "whole"  # in the folder, so that no half of it is left elsewhere
     with atomic(whole) as temporary, writing(temporary, job.kind) as write:

@@ -17,14 +17,7 @@ from kedge.scoring.summary import RowSummary, class_of
 def score_page(
     summary: RowSummary, *, title: str, calibration: NDArray[np.float64] | None = None, column: str | None = None
 ) -> str:
-    """The whole page, which loads nothing.
-
-    Args:
-        summary: Of the rows.
-        title: Of the page.
-        calibration: The detector's calibration scores, to draw beside those of the images.
-        column: Of parquet files: where the images are.
-    """
+    """The page, which loads nothing; with ``calibration`` scores to compare, and the image ``column`` of parquet."""
     read = summary.images - summary.errors
     finding = f"{summary.flagged:,} of {read:,} images are flagged as out of distribution, {percent(summary.share)} %."
     unread = [f"{summary.errors:,} files could not be read as images; their rows say why."] if summary.errors else []
@@ -43,11 +36,8 @@ def _scores(summary: RowSummary, calibration: NDArray[np.float64] | None) -> Htm
     low, middle, high = np.quantile(summary.scores, [0.05, 0.5, 0.95])
     label = f"Histogram of scores. Of these images 90 % score from {low:.3g} to {high:.3g}, the median is {middle:.3g}."
     drawn = figures.histograms("scores", calibration, summary.scores, edges, axis="score", label=label)
-    words = (
-        "In blue the scores that the detector was calibrated on, in orange those of these images: further right is "
-        "further out."
-    )
-    return section("scores", "Scores", tag("p", words), tag("div", figure(drawn, label), class_="pair"))
+    words = tag("p", "Blue: calibration scores. Orange: these images. Further right is further out of distribution.")
+    return section("scores", "Scores", words, tag("div", figure(drawn, label), class_="pair"))
 
 
 def _classes(summary: RowSummary) -> Html:

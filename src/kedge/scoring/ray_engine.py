@@ -57,8 +57,7 @@ class RayEngine:
             at_least("parallel", self.parallel, 1)
         if self.address is not None and self.address.startswith("ray://"):
             raise InputError(
-                f"address must be 'auto', 'host:port' or 'local', since Ray Data does not run over ray://; got "
-                f"{self.address!r}: start the command on a machine of the cluster"
+                f"address must be 'auto', 'host:port' or 'local'; got {self.address!r}: run it inside the cluster"
             )
 
     def __call__(self, job: Job, waiting: list[int], report: Report) -> None:
@@ -125,10 +124,8 @@ class Worker:
                 file.write(b".")
             if tries.stat().st_size > TRIES:
                 names = shard.names()
-                raise KedgeError(
-                    f"{TRIES} workers were killed while they scored the images from {names[0]} to {names[-1]}; if they "
-                    "ran out of memory, use a smaller batch or fewer workers"
-                )
+                killed = f"{TRIES} workers were killed while they scored the images from {names[0]} to {names[-1]}"
+                raise KedgeError(f"{killed}; if they ran out of memory, use a smaller batch or fewer workers")
             list(score_parts(self.job, detector, [(number, shard)]))
             tries.unlink(missing_ok=True)
         return len(shard.items)

@@ -22,12 +22,7 @@ CHUNK = 4096  # rows in memory at a time
 
 
 def format_of(path: Path, chosen: str | None = None) -> str:
-    """The format that the user chose, or that the file's name ends with.
-
-    Example:
-        >>> format_of(Path("out.jsonl"))
-        'jsonl'
-    """
+    """The chosen format, or the one that the file's name ends with."""
     kind = chosen or path.suffix.removeprefix(".").lower()
     if kind not in FORMATS:
         raise InputError(f"format must be one of {', '.join(FORMATS)}; got {kind!r} for {path}: name it with --format")
@@ -68,7 +63,7 @@ def read_rows(path: str | Path, kind: str | None = None) -> Iterator[dict[str, A
     file = Path(path)
     kind = format_of(file, kind)
     try:
-        for raw in _parquet_rows(file) if kind == "parquet" else _text_rows(file, kind):
+        for raw in _raw_rows(file, kind):
             row = _with_current_keys(raw, kind)
             if row["score"] is None and not row["error"]:
                 raise ValueError(f"the row of {row['name']} has neither a score nor an error")
@@ -79,12 +74,11 @@ def read_rows(path: str | Path, kind: str | None = None) -> Iterator[dict[str, A
         raise FileFormatError(f"{file} must be {kind} as kedge score writes it; it is not: {error}") from error
 
 
-def _parquet_rows(file: Path) -> Iterator[dict[str, Any]]:
-    for batch in parquet_module().ParquetFile(file).iter_batches(CHUNK):
-        yield from batch.to_pylist()
-
-
-def _text_rows(file: Path, kind: str) -> Iterator[dict[str, Any]]:
+def _raw_rows(file: Path, kind: str) -> Iterator[dict[str, Any]]:
+    if kind == "parquet":
+        for batch in parquet_module().ParquetFile(file).iter_batches(CHUNK):
+            yield from batch.to_pylist()
+        return
     with file.open(encoding="utf-8", newline="") as lines:
         if kind == "jsonl":
             yield from map(json.loads, lines)

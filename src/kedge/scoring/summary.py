@@ -17,25 +17,15 @@ SAMPLE = 50_000  # scores that are kept for the plot
 
 @dataclass(frozen=True)
 class RowSummary:
-    """Counts over a file of rows.
-
-    Attributes:
-        images: Number of rows.
-        errors: Number of images that could not be read.
-        flagged: Number of images that were flagged.
-        by_class: Images and flagged images by predicted class, the most common first.
-        suspicious: The rows with the highest scores, the highest first.
-        scores: Scores for a plot; a random sample if there are very many.
-        is_ood: Whether these were flagged.
-    """
+    """Counts over a file of rows."""
 
     images: int
-    errors: int
+    errors: int  # images that could not be read
     flagged: int
-    by_class: dict[str, tuple[int, int]]
-    suspicious: tuple[Row, ...]
-    scores: NDArray[np.float64]
-    is_ood: NDArray[np.bool_]
+    by_class: dict[str, tuple[int, int]]  # images and flagged images by predicted class, the most common first
+    suspicious: tuple[Row, ...]  # the rows with the highest scores, the highest first
+    scores: NDArray[np.float64]  # for a plot; a random sample if there are very many
+    is_ood: NDArray[np.bool_]  # whether these were flagged
 
     @property
     def share(self) -> float:
@@ -45,10 +35,7 @@ class RowSummary:
 
     def as_dict(self) -> dict[str, Any]:
         """As plain data for JSON, without the single scores."""
-        return {
-            "images": self.images,
-            "errors": self.errors,
-            "flagged": self.flagged,
+        return {name: getattr(self, name) for name in ("images", "errors", "flagged")} | {
             "share_flagged": self.share,
             "by_class": {name: {"images": n, "flagged": flagged} for name, (n, flagged) in self.by_class.items()},
             "suspicious": [dict(row) for row in self.suspicious],

@@ -17,10 +17,8 @@ from kedge.serving.guard import add_guards
 from kedge.serving.service import Service
 from kedge.serving.settings import Settings
 
-POLICY = (
-    "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data: blob:; "
-    "connect-src 'self' data:"
-)
+INLINE = "style-src 'unsafe-inline'; script-src 'unsafe-inline'"
+POLICY = f"default-src 'none'; {INLINE}; img-src data: blob:; connect-src 'self' data:"
 
 
 class ResultRow(BaseModel):

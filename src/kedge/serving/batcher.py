@@ -65,11 +65,7 @@ class Batcher:
         self._more = asyncio.Event()
         self._stopping = False
         self._threads = [
-            ThreadPoolExecutor(
-                1,
-                thread_name_prefix=f"kedge-network-{number}",
-                initializer=partial(prepare, number) if prepare else None,
-            )
+            ThreadPoolExecutor(1, f"kedge-network-{number}", partial(prepare, number) if prepare else None)
             for number in range(len(runs))
         ]
         self._work: list[asyncio.Task[None]] = []
@@ -83,11 +79,7 @@ class Batcher:
             thread.shutdown()
 
     async def submit(self, images: Sequence[Tensor]) -> list[Answer]:
-        """The answers to these images, in order.
-
-        Raises:
-            Busy: There is no room for them.
-        """
+        """The answers to these images, in order; raises `Busy` if there is no room for them."""
         if self._stopping:
             raise Busy("the service is stopping")
         if self.queued + len(images) > self.max_queue:

@@ -38,11 +38,7 @@ class Refused(Exception):  # noqa: N818 -- an answer, not a fault
 async def images_of(request: Request, limits: Settings, readers: Executor, take: Callable[[int], None]) -> list[bytes]:
     """The image files in a request: the body itself, the parts of a form, or base64 in JSON.
 
-    Args:
-        request: As it comes in.
-        limits: The settings of the service.
-        readers: Threads for parsing long bodies.
-        take: Called with the number of bytes received, before they are kept; raises if there is no room.
+    Long bodies are parsed by ``readers``; ``take`` reserves bytes before they are kept, or raises.
     """
     content_type = request.headers.get("content-type", "")
     kind = content_type.partition(";")[0].strip().lower()
@@ -118,14 +114,9 @@ def _from_base64(text: Any, place: int) -> bytes:
 
 
 def from_form(body: bytes, boundary: bytes, max_images: int) -> list[bytes]:
-    r"""The files in a form (RFC 7578): the content of its parts that have a filename.
+    """The files in a form (RFC 7578): the content of its parts that have a filename.
 
     The body is in memory, so it is split at its boundaries; nothing is decoded as text, and other parts are skipped.
-
-    Example:
-        >>> head = b'Content-Disposition: form-data; name="images"; filename="a.png"'
-        >>> from_form(b"--x\r\n" + head + b"\r\n\r\nhello\r\n--x--\r\n", b"x", 2)
-        [b'hello']
     """
     most = 2 * max_images  # as many files, and as many other fields
     _, *parts = (b"\r\n" + body).split(b"\r\n--" + boundary, most + 1)  # what precedes the first is for people
@@ -146,14 +137,7 @@ def from_form(body: bytes, boundary: bytes, max_images: int) -> list[bytes]:
 
 
 def decode(data: bytes, place: int, preprocess: Preprocess, max_pixels: int) -> Tensor:
-    """An image file as the network's input.
-
-    Args:
-        data: The file, in one of `FORMATS`.
-        place: Its place in the request, for errors.
-        preprocess: The detector's.
-        max_pixels: Files that declare more are refused before they are decoded.
-    """
+    """An image file in one of `FORMATS` as the network's input; ``place`` names it in errors."""
     name = f"images[{place}]"
     image = open_image(io.BytesIO(data), name=name, formats=FORMATS, max_pixels=max_pixels)
     try:

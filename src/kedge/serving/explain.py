@@ -26,8 +26,8 @@ def background(detector: Detector) -> dict[str, Any]:
     scores = detector.calibration.scores.double().numpy()
     bins = edges([scores])
     counts, _ = np.histogram(np.clip(scores, bins[0], bins[-1]), bins)
-    kept = cast(AMP, detector).net.anchors if _has_shared_anchors(detector) else None
-    anchors = [] if kept is None else [data_url(image) for image in kept[:SHOWN]]
+    net = cast(AMP, detector).net if detector.reads == "per_anchor_logits" else None
+    anchors = [] if net is None or net.per_image is not None else [data_url(image) for image in net.anchors[:SHOWN]]
     examples = [{"name": f"anchor {k}", "image": image} for k, image in enumerate(anchors[:EXAMPLES], start=1)]
     if detector.preprocess.is_image:
         examples += [{"name": name, "image": data_url(image)} for name, image in _patterns(detector.preprocess.shape)]
@@ -58,12 +58,7 @@ def predictions_by_anchor(detector: Detector, image: Tensor) -> list[dict[str, A
 
 
 def data_url(image: Tensor) -> str:
-    """An image (D, H, W), uint8 or in [0, 1], as a data: address.
-
-    Example:
-        >>> data_url(torch.zeros(3, 4, 4, dtype=torch.uint8))[:22]
-        'data:image/png;base64,'
-    """
+    """An image (D, H, W), uint8 or in [0, 1], as a data: address."""
     pixels = image.detach().cpu()
     if pixels.dtype != torch.uint8:
         pixels = (255 * pixels.double().clamp(0, 1)).round().to(torch.uint8)
@@ -71,10 +66,6 @@ def data_url(image: Tensor) -> str:
     target = io.BytesIO()
     Image.fromarray(array[..., 0] if array.shape[2] == 1 else array).save(target, format="png")
     return "data:image/png;base64," + base64.b64encode(target.getvalue()).decode()
-
-
-def _has_shared_anchors(detector: Detector) -> bool:
-    return detector.reads == "per_anchor_logits" and cast(AMP, detector).net.per_image is None
 
 
 def _patterns(shape: tuple[int, ...]) -> list[tuple[str, Tensor]]:

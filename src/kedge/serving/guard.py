@@ -23,12 +23,7 @@ log = logging.getLogger(__name__)
 
 
 class Guard:
-    """ASGI middleware; Starlette's own for functions would cost each request a task and two queues.
-
-    Args:
-        app: The application behind it.
-        service: The service whose limits hold.
-    """
+    """ASGI middleware; Starlette's own for functions would cost each request a task and two queues."""
 
     def __init__(self, app: ASGIApp, service: Service) -> None:
         self.app, self.service, self.settings = app, service, service.settings
@@ -105,9 +100,6 @@ def impatient(seconds: float) -> type[asyncio.Protocol]:
     uvicorn itself waits for ever for the head of a request. A connection is closed after this many seconds without a
     request in progress: none came, its head arrives in drops, or bytes arrive that belong to no request, such as the
     rest of a refused one. uvicorn closes idle connections that had a request.
-
-    Args:
-        seconds: Until a request must have begun.
     """
     from uvicorn.protocols.http.auto import AutoHTTPProtocol
 

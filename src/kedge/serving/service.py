@@ -22,12 +22,7 @@ LANES = 2  # batches at a time, each with half of the threads: faster than one b
 
 
 class Service:
-    """Scores the images of many requests.
-
-    Args:
-        detector: Fitted and calibrated.
-        settings: The limits.
-    """
+    """Scores the images of many requests with a calibrated detector."""
 
     def __init__(self, detector: Detector, settings: Settings) -> None:
         if detector.preprocess is None or detector.calibration is None:
