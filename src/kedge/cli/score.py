@@ -64,8 +64,8 @@ def score(
 ) -> None:
     """Classify images and flag those that are out of distribution.
 
-    A few images are printed; with --out, one row per image is written. If it is killed, the same command resumes it, and
-    every image is in the file exactly once. Files that are not images become rows with an error; if there are no
+    A few images are printed; with --out, one row per image is written. If it is killed, the same command resumes it,
+    and every image is in the file exactly once. Files that are not images become rows with an error; if there are no
     other rows, the exit code is 5.
 
     For example:

@@ -27,7 +27,8 @@ def background(detector: Detector) -> dict[str, Any]:
     bins = edges([scores])
     counts, _ = np.histogram(np.clip(scores, bins[0], bins[-1]), bins)
     net = cast(AMP, detector).net if detector.reads == "per_anchor_logits" else None
-    anchors = [] if net is None or net.per_image is not None else [data_url(image) for image in net.anchors[:SHOWN]]
+    shared = net.anchors if net is not None and net.per_image is None else None
+    anchors = [] if shared is None else [data_url(image) for image in shared[:SHOWN]]
     examples = [{"name": f"anchor {k}", "image": image} for k, image in enumerate(anchors[:EXAMPLES], start=1)]
     if detector.preprocess.is_image:
         examples += [{"name": name, "image": data_url(image)} for name, image in _patterns(detector.preprocess.shape)]
