@@ -296,28 +296,32 @@ def test_another_network_than_the_teacher_s(kind, tmp_path):
 
 
 def test_a_student_moves_towards_its_teacher():
-    """On digits at half their size: nearer to the teacher than it began, on images that neither has seen."""
+    """On digits at half their size, for three seeds: nearer to the teacher than it began, on images neither has seen.
+
+    The logits of the mean anchor are near from the start: at the default rate they come nearer, at ten times that rate
+    the whole loss does, of which tau is nearly all.
+    """
     every = digits()
     small = kedge.ImageSet(every.images[:, :, ::2, ::2].contiguous(), every.labels, "digits")
     used, rest = small.split(0.5)
     train, held = used.split(0.8)
     test = rest.subset(range(500))
-    with seeded(0):
-        net = kedge.anchor(build("compact", width=4, channels=1), init="fresh")
-    kedge.train(net, train, recipe("demo", epochs=5, crop=1))
-    amp = kedge.AMP(net).fit(train).calibrate(held)
-    student = kedge.distill(amp, used, recipe=recipe("distill", epochs=2, batch=64, lr=1e-3, crop=1, flip=False))
-    initial = untrained_student(Distillation(amp), train).calibrate(held)
-    aims, before, after = (each(test) for each in (amp, initial, student))
+    for seed in range(3):
+        with seeded(seed):
+            net = kedge.anchor(build("compact", width=4, channels=1), init="fresh")
+        amp = kedge.AMP(kedge.train(net, train, recipe("demo", epochs=5, crop=1), seed=seed)).fit(train).calibrate(held)
+        loss, how = Distillation(amp), recipe("distill", batch=64, crop=1, flip=False)
+        slow, fast = (kedge.distill(amp, used, recipe=replace(how, lr=lr)) for lr in (how.lr, 10 * how.lr))
+        initial = untrained_student(loss, train).calibrate(held)
+        aims, before, near, nearer = (each(test) for each in (amp, initial, slow, fast))
 
-    def distance(outputs):
-        logits = (outputs.logits - aims.logits).square().mean()
-        return float(logits), float((outputs.tau / aims.tau).log().square().mean())
+        def distance(outputs, loss=loss, aims=aims):
+            return float(loss.distance(outputs.logits, outputs.tau.log(), (aims.logits, aims.tau.log())))
 
-    (logits, tau), (logits_initial, tau_initial) = distance(after), distance(before)
-    assert logits < 0.8 * logits_initial
-    assert tau < tau_initial
-    assert (after.label == aims.label).double().mean() > (before.label == aims.label).double().mean()
+        assert distance(near) < distance(before)
+        assert distance(nearer) < 0.85 * distance(before)
+        errors = [float((outputs.logits - aims.logits).square().mean()) for outputs in (near, before)]
+        assert errors[0] < 0.8 * errors[1]
 
 
 # --- the training ---------------------------------------------------------------------------------------------------
@@ -425,7 +429,7 @@ def test_images_on_disk(tmp_path):
 def test_the_teacher_s_training_images_are_refused_as_a_test_set():
     amp = kedge.AMP(kedge.train(anchored(), images(32, seed=7), SHORT)).fit(images(32, seed=7))
     student = kedge.distill(amp, images(), recipe=SHORT, held_out=images(20, seed=8))
-    with pytest.raises(InputError, match="'used' is what the network of 'student' was trained"):
+    with pytest.raises(InputError, match="'used' is the training set of the network of 'student'"):
         kedge.evaluate({"student": student}, images(32, seed=7, name="used"), [images(9, seed=9, name="other")])
 
 
