@@ -91,11 +91,7 @@ class Trainer:
         }
 
     def run(
-        self,
-        resume: bool,
-        checkpoint_seconds: float,
-        validation: Any,
-        progress: Callable[[Progress], None] | None,
+        self, resume: bool, checkpoint_seconds: float, validation: Any, progress: Callable[[Progress], None] | None
     ) -> None:
         """Train to the end, from the last checkpoint or from the start."""
         self._resume(resume)
