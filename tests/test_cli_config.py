@@ -42,7 +42,7 @@ def test_what_is_wrong_in_the_file_is_named(tmp_path):
     for text, message in [
         ("[trian]\nepochs = 3", "--config must have tables named after commands.*has 'trian'"),
         ("epochs = 3", "has 'epochs'"),
-        ("[train]\nepoch = 3", r"train has the options accelerator, batch, .*; got epoch"),
+        ("[train]\nepoch = 3", r"train has the options accelerator, anchor, .*; got epoch"),
         ("[train\n", "--config must be TOML"),
         ("[evaluate]\nood = 'svhn'", r"ood of evaluate must be a list; got 'svhn': write ood = \['svhn'\]"),
     ]:

@@ -9,10 +9,15 @@ from importlib.util import find_spec
 import numpy as np
 import pytest
 from PIL import Image
-from typer.testing import CliRunner
 
 import kedge
-from kedge.cli import app, main
+from helpers import run_cli
+from kedge.cli import main
+from kedge.errors import InputError
+
+needs_fabric = pytest.mark.skipif(
+    find_spec("lightning_fabric") is None, reason="lightning_fabric is missing: kedge[fabric]"
+)
 
 
 @pytest.fixture
@@ -31,7 +36,7 @@ def arguments(images, out, *more):
 
 
 def test_it_writes_a_calibrated_detector_a_history_and_a_record(images, tmp_path):
-    done = CliRunner().invoke(app, arguments(images, tmp_path / "run", "--seed", "3", "--tensorboard"))
+    done = run_cli(*arguments(images, tmp_path / "run", "--seed", "3", "--tensorboard"))
     assert done.exit_code == 0, done.output
     detector = kedge.load(tmp_path / "run" / "detector.kedge")
     assert isinstance(detector, kedge.AMP)
@@ -45,9 +50,7 @@ def test_it_writes_a_calibrated_detector_a_history_and_a_record(images, tmp_path
 
 
 def test_an_unanchored_network_gets_the_kl_to_uniform_score(images, tmp_path):
-    done = CliRunner().invoke(
-        app, arguments(images, tmp_path / "r[u]n", "--no-anchor", "--synthetic-outliers", "0.3", "--half")
-    )
+    done = run_cli(*arguments(images, tmp_path / "r[u]n", "--no-anchor", "--synthetic-outliers", "0.3", "--half"))
     assert done.exit_code == 0, done.output
     assert "r[u]n/detector.kedge" in done.output.replace("\n", "")  # a path is text, not markup
     detector = kedge.load(tmp_path / "r[u]n" / "detector.kedge")
@@ -57,13 +60,12 @@ def test_an_unanchored_network_gets_the_kl_to_uniform_score(images, tmp_path):
     assert all(p.equal(p.half().float()) for p in detector.net.parameters())
 
 
-@pytest.mark.skipif(find_spec("lightning_fabric") is None, reason="lightning_fabric is missing: kedge[fabric]")
+@needs_fabric
 def test_two_devices_on_this_machine(images, tmp_path):
     short = ("--no-anchor", "--epochs", "1", "--devices", "2", "--accelerator", "cpu")
-    done = subprocess.run(
-        [sys.executable, "-m", "kedge", *arguments(images, tmp_path / "run", *short)],
-        capture_output=True, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"}, timeout=600, check=False,
-    )  # fmt: skip
+    command = [sys.executable, "-m", "kedge", *arguments(images, tmp_path / "run", *short)]
+    env = os.environ | {"OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, capture_output=True, text=True, env=env, timeout=600, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     assert kedge.load(tmp_path / "run" / "detector.kedge").net.record["processes"] == 2
 
@@ -77,7 +79,7 @@ def test_an_unknown_recipe_is_an_error_in_one_line_with_exit_code_2(images, tmp_
 
 
 def test_a_variant_sets_training_and_scoring(images, tmp_path):
-    done = CliRunner().invoke(app, arguments(images, tmp_path / "run", "--variant", "recommended"))
+    done = run_cli(*arguments(images, tmp_path / "run", "--variant", "recommended"))
     assert done.exit_code == 0, done.output
     detector = kedge.load(tmp_path / "run" / "detector.kedge")
     options = detector.net.options
@@ -96,9 +98,8 @@ def test_a_variant_sets_training_and_scoring(images, tmp_path):
     ],
 )
 def test_options_are_checked_before_training(images, tmp_path, options, message):
-    done = CliRunner().invoke(app, arguments(images, tmp_path / "run", *options))
-    with pytest.raises(kedge.errors.InputError, match=message):
-        raise done.exception
+    with pytest.raises(InputError, match=message):
+        raise run_cli(*arguments(images, tmp_path / "run", *options)).exception
     assert not (tmp_path / "run").exists()
 
 
@@ -106,17 +107,16 @@ def test_images_on_disk_need_a_size(tmp_path):
     for number in range(24):
         folder = tmp_path / "photos" / ("dark" if number % 2 else "light")
         folder.mkdir(exist_ok=True, parents=True)
-        Image.new("RGB", (20 + number, 30), (20, 30, 40) if number % 2 else (220, 210, 200)).save(
-            folder / f"{number}.png"
-        )
-    command = ["train", f"folder:{tmp_path}/photos", "--epochs", "1", "--batch", "8", "--out", str(tmp_path / "run")]
-    assert "--size" in str(CliRunner().invoke(app, command).exception)
-    done = CliRunner().invoke(app, [*command, "--size", "16", "--workers", "0"])
+        color = (20, 30, 40) if number % 2 else (220, 210, 200)
+        Image.new("RGB", (20 + number, 30), color).save(folder / f"{number}.png")
+    command = ["train", f"folder:{tmp_path}/photos", "--epochs", "1", "--batch", "8", "--out", tmp_path / "run"]
+    assert "--size" in str(run_cli(*command).exception)
+    done = run_cli(*command, "--size", "16", "--workers", "0")
     assert done.exit_code == 0, done.output
     assert kedge.load(tmp_path / "run" / "detector.kedge").preprocess.shape == (3, 16, 16)
 
 
-@pytest.mark.skipif(find_spec("lightning_fabric") is None, reason="lightning_fabric is missing: kedge[fabric]")
+@needs_fabric
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
@@ -127,6 +127,5 @@ def test_images_on_disk_need_a_size(tmp_path):
     ],
 )
 def test_what_fabric_does_not_have_is_an_input_error(images, tmp_path, options, reason):
-    done = CliRunner().invoke(app, arguments(images, tmp_path / "run", *options))
-    with pytest.raises(kedge.errors.InputError, match=f"must be available to Fabric on this machine; got .*{reason}"):
-        raise done.exception
+    with pytest.raises(InputError, match=f"must be available to Fabric on this machine; got .*{reason}"):
+        raise run_cli(*arguments(images, tmp_path / "run", *options)).exception

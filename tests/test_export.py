@@ -1,4 +1,4 @@
-"""An exported detector says what the detector says, without kedge."""
+"""An exported detector gives the outputs of the detector, without kedge."""
 
 import hashlib
 import json
@@ -26,6 +26,7 @@ from kedge.export import Difference, OnnxDetector, compare, export_onnx, quantis
 from kedge.export import file as exported
 from kedge.export.graph import Graph
 from kedge.models import build
+from kedge.models.ensemble import Ensemble
 from kedge.seeds import seeded
 
 onnx = pytest.importorskip("onnx")
@@ -67,25 +68,34 @@ def session_of(path):
     return onnxruntime.InferenceSession(path, options)
 
 
-def assert_says_the_same(detector, path, images):
-    """Labels, decisions and all numbers, for several sizes of a batch."""
+def assert_same(outputs, detector, images):
+    """Labels, decisions and all numbers of a file are those of its detector."""
+    expected = detector(images)
+    close = 1e-4 * float(expected.score.abs().max())
+    np.testing.assert_array_equal(outputs["label"], expected.label)
+    np.testing.assert_array_equal(outputs["is_ood"], expected.is_ood)
+    np.testing.assert_allclose(outputs["score"], expected.score, rtol=0, atol=close)
+    np.testing.assert_allclose(outputs["probability"], expected.probability.amax(dim=1), rtol=1e-4)
+    if expected.tau is not None:
+        np.testing.assert_allclose(outputs["tau"], expected.tau, rtol=1e-4, atol=1e-6)
+
+
+def assert_agrees(detector, path, images):
+    """In onnxruntime alone, for several sizes of a batch."""
     session = session_of(path)
     names = [output.name for output in session.get_outputs()]
     expected = ["label", "probability", "score", "tau", "p_value", "is_ood"]
     assert names == [name for name in expected if name != "tau" or detector.has_tau]
     for n in (1, 3, 17):
-        said = detector(images[:n])
-        found = dict(zip(names, session.run(None, {"images": images[:n].numpy()}), strict=True))
-        close = 1e-4 * float(said.score.abs().max())
-        assert all(value.shape == (n,) for value in found.values())
-        assert found["label"].dtype == np.int64
-        assert found["is_ood"].dtype == np.bool_
-        np.testing.assert_array_equal(found["label"], said.label)
-        np.testing.assert_array_equal(found["is_ood"], said.is_ood)
-        np.testing.assert_allclose(found["score"], said.score, rtol=0, atol=close)
-        np.testing.assert_allclose(found["probability"], said.probability.amax(dim=1), rtol=1e-4)
-        if said.tau is not None:
-            np.testing.assert_allclose(found["tau"], said.tau, rtol=1e-4, atol=1e-6)
+        outputs = dict(zip(names, session.run(None, {"images": images[:n].numpy()}), strict=True))
+        assert all(value.shape == (n,) for value in outputs.values())
+        assert (outputs["label"].dtype, outputs["is_ood"].dtype) == (np.int64, np.bool_)
+        assert_same(outputs, detector, images[:n])
+
+
+def initializers(path):
+    """The tensors of a file by name."""
+    return {tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in onnx.load(path).graph.initializer}
 
 
 @pytest.fixture(scope="module")
@@ -138,31 +148,32 @@ def detector(home):
         (lambda: kedge.KLUniform(network("compact", 1)), 1),
         (lambda: kedge.TemperatureScaling(network("airbench", 1)), 1),
     ],
-    ids=["amp on airbench", "amp with one temperature", "amp with views", "centred energy", "temperature scaling"],
+    ids=["amp on airbench", "amp with shared tau", "amp with views", "kl uniform", "temperature scaling"],
 )
-def test_a_file_says_what_its_detector_says(make, channels, tmp_path):
+def test_a_file_gives_the_outputs_of_its_detector(make, channels, tmp_path):
     detector = calibrated(make(), channels)
     export_onnx(detector, tmp_path / "a.onnx")
-    assert_says_the_same(detector, tmp_path / "a.onnx", pixels(17, channels, seed=2))
-    assert [file.name for file in tmp_path.iterdir()] == ["a.onnx"]  # no weights beside it
+    assert_agrees(detector, tmp_path / "a.onnx", pixels(17, channels, seed=2))
+    assert [file.name for file in tmp_path.iterdir()] == ["a.onnx"]  # no second file with weights
 
 
 class Several(nn.Module):
-    """The scores of several detectors as functions of what one network says, so that one export tests all."""
+    """The scores of several detectors as functions of one network's logits, so that one export tests all."""
 
     def __init__(self, detectors):
         super().__init__()
         self.detectors = detectors
 
-    def forward(self, hypotheses):
-        amps = (d for d in self.detectors if isinstance(d, kedge.AMP))
-        others = (d for d in self.detectors if not isinstance(d, kedge.AMP))
-        logits = hypotheses.mean(dim=0)
-        return (*(d.of_per_anchor_logits(hypotheses).score for d in amps), *(d.of_logits(logits).score for d in others))
+    def forward(self, logits_k):
+        logits = logits_k.mean(dim=0)
+        return tuple(
+            (d.of_per_anchor_logits(logits_k) if isinstance(d, kedge.AMP) else d.of_logits(logits)).score
+            for d in self.detectors
+        )
 
 
 @pytest.mark.filterwarnings("ignore::FutureWarning")  # inside torch
-def test_every_score_and_option_is_an_operation_of_onnx(tmp_path):
+def test_every_score_and_option_can_be_written_in_onnx(tmp_path):
     net = kedge.anchor(nn.Sequential(nn.Flatten(), nn.Linear(12, 3)), init="fresh")
     scores = ("kl_uniform", "msp", "max_logit", "entropy", "energy", "tau", "mutual_information")
     options = [{"score": score} for score in scores] + [{"rescale": rule} for rule in ("exp", "plain", "none")]
@@ -171,80 +182,65 @@ def test_every_score_and_option_is_an_operation_of_onnx(tmp_path):
     detectors += [kedge.AMP(net, score=lambda logits: logits.std(dim=1))]
     detectors += [kind(net) for kind in (kedge.MSP, kedge.MaxLogit, kedge.Entropy, kedge.Energy)]
     detectors += [kedge.TemperatureScaling(net, temperature=1.7)]
-    hypotheses = torch.randn(4, 9, 3, generator=torch.Generator().manual_seed(0))
+    logits_k = torch.randn(4, 9, 3, generator=torch.Generator().manual_seed(0))
     several = Several(detectors).eval()
-    batch = {"hypotheses": {1: torch.export.Dim("N")}}
-    program = torch.onnx.export(several, (hypotheses,), dynamo=True, dynamic_shapes=batch, verbose=False)
-    program.save(tmp_path / "a.onnx")
+    batch = {"logits_k": {1: torch.export.Dim("N")}}
+    torch.onnx.export(several, (logits_k,), tmp_path / "a.onnx", dynamo=True, dynamic_shapes=batch, verbose=False)
     session = session_of(tmp_path / "a.onnx")
     for n in (1, 9):
-        found = session.run(None, {"hypotheses": hypotheses[:, :n].numpy()})
-        for ours, theirs in zip(several(hypotheses[:, :n]), found, strict=True):
+        outputs = session.run(None, {"logits_k": logits_k[:, :n].numpy()})
+        for ours, theirs in zip(several(logits_k[:, :n]), outputs, strict=True):
             np.testing.assert_allclose(theirs, ours, rtol=1e-4, atol=1e-6)
 
 
-def said_by_the_graph(detector, images):
+def graph_outputs(detector, images):
     graph = Graph(detector)
     return dict(zip(graph.names, graph(images), strict=True))
 
 
-@pytest.mark.parametrize("make", [lambda: kedge.Energy(anchored("compact")), lambda: kedge.MSP(network("compact"))])
-def test_what_is_exported_is_the_detector(make):
+class ReadsBatchSize(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv, self.fc = nn.Conv2d(3, 4, 3, stride=8, padding=1), nn.Linear(4 * 16, 3)
+
+    def forward(self, x):
+        return self.fc(self.conv(x).relu().view(x.shape[0], -1))
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: kedge.Energy(anchored("compact")),
+        lambda: kedge.MSP(network("compact")),
+        lambda: kedge.AMP(kedge.anchor(ReadsBatchSize(), init="fresh")),
+    ],
+)
+def test_the_graph_computes_the_detector_s_outputs(make):
     detector, images = calibrated(make()), pixels(5, seed=3)
-    found, said = said_by_the_graph(detector, images), detector(images)
-    torch.testing.assert_close(found["logits"], said.logits)
-    torch.testing.assert_close(found["score"], said.score)
-    assert "tau" not in found
-
-
-def test_a_network_may_read_the_number_of_its_images():
-    class Reads(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.conv, self.fc = nn.Conv2d(3, 4, 3, stride=2, padding=1), nn.Linear(4 * 64, 3)
-
-        def forward(self, x):
-            n = x.shape[0]
-            return self.fc(self.conv(x).relu().view(n, -1))
-
-    train = labelled(20, side=16)
-    detector = kedge.AMP(kedge.anchor(Reads(), init="fresh")).fit(train).calibrate(train)
-    images = pixels(5, side=16, seed=3)
-    found, said = said_by_the_graph(detector, images), detector(images)
-    torch.testing.assert_close(found["logits"], said.logits)
-    torch.testing.assert_close(found["score"], said.score)
+    outputs, expected = graph_outputs(detector, images), detector(images)
+    torch.testing.assert_close(outputs["logits"], expected.logits)
+    torch.testing.assert_close(outputs["score"], expected.score)
+    assert ("tau" in outputs) == detector.has_tau
 
 
 def test_the_trained_detector_s_export_agrees_on_real_images(home, detector, test_set):
-    assert_says_the_same(detector, home / "digits.onnx", test_set.images)
-    found, said = OnnxDetector(home / "digits.onnx", threads=1)(test_set), detector(test_set)
-    np.testing.assert_array_equal(found["label"], said.label)
+    assert_agrees(detector, home / "digits.onnx", test_set.images)
     assert compare(detector, home / "digits.onnx").is_close
-
-
-def test_floating_point_images_are_scored_as_the_8_bits_that_they_are(home, test_set):
     exact, images = OnnxDetector(home / "digits.onnx", threads=1), test_set.images[:4]
+    np.testing.assert_array_equal(exact(test_set)["label"], detector(test_set).label)
     for form in (images / 255, (images.double() / 255).numpy().transpose(0, 2, 3, 1)):
         np.testing.assert_array_equal(exact(form)["score"], exact(images)["score"])
 
 
 def test_an_output_has_its_own_name_where_an_engine_knows_several():
-    assert runtime._names([{"label"}, {"div_2", "score"}, {"score", "tau"}, {"other"}]) == (
-        "label",
-        "score",
-        "tau",
-        "other",
-    )
+    names = runtime._names([{"label"}, {"div_2", "score"}, {"score", "tau"}, {"other"}])
+    assert names == ("label", "score", "tau", "other")
 
 
 @needs_openvino
-def test_openvino_says_the_same(home, detector, test_set):
-    found, said = (
-        OnnxDetector(home / "digits.onnx", engine="openvino", threads=1)(test_set.images[:33]),
-        detector(test_set.images[:33]),
-    )
-    np.testing.assert_allclose(found["score"], said.score, rtol=0, atol=1e-4 * float(said.score.abs().max()))
-    np.testing.assert_array_equal(found["label"], said.label)
+def test_openvino_gives_the_same_outputs(home, detector, test_set):
+    images = test_set.images[:33]
+    assert_same(OnnxDetector(home / "digits.onnx", engine="openvino", threads=1)(images), detector, images)
     assert "openvino_telemetry" not in {name for name, module in sys.modules.items() if module is not None}
 
 
@@ -252,99 +248,77 @@ def test_openvino_says_the_same(home, detector, test_set):
 
 
 def test_the_p_value_is_its_definition_and_the_decision_its_consequence(home, held, test_set):
-    found = OnnxDetector(home / "digits.onnx")(test_set)
-    tensors = {
-        tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in onnx.load(home / "digits.onnx").graph.initializer
-    }
-    scores, threshold = tensors["calibration.scores"], tensors["threshold"]
-    counts = np.array([sum(known >= score for known in scores) for score in found["score"]])
-    np.testing.assert_array_equal(found["p_value"], ((1 + counts) / (len(held) + 1)).astype(np.float32))
-    np.testing.assert_array_equal(found["is_ood"], found["score"] > threshold)
-    np.testing.assert_array_equal(found["is_ood"], 1 + counts <= 0.05 * (len(held) + 1))
-    assert 0 < found["is_ood"].sum() < len(counts)
+    outputs, tensors = OnnxDetector(home / "digits.onnx")(test_set), initializers(home / "digits.onnx")
+    counts = np.array([sum(known >= score for known in tensors["calibration.scores"]) for score in outputs["score"]])
+    np.testing.assert_array_equal(outputs["p_value"], ((1 + counts) / (len(held) + 1)).astype(np.float32))
+    np.testing.assert_array_equal(outputs["is_ood"], outputs["score"] > tensors["threshold"])
+    np.testing.assert_array_equal(outputs["is_ood"], 1 + counts <= 0.05 * (len(held) + 1))
+    assert 0 < outputs["is_ood"].sum() < len(counts)
 
 
 def test_calibration_scores_that_tie_with_an_image_count(home, test_set, tmp_path):
-    image = test_set.images[:1]
+    image, options = test_set.images[:1], {"temperature": 1.0, "alpha": 0.05, "delta": None}
     score = OnnxDetector(home / "digits.onnx")(image)["score"]
     model = exported.read_model(home / "digits.onnx")
-    known = torch.from_numpy(score).repeat(19)
-    exported.write_calibration(model, known, threshold=float(score[0]), temperature=1.0, alpha=0.05, delta=None)
+    exported.write_calibration(model, torch.from_numpy(score).repeat(19), threshold=float(score[0]), **options)
     exported.write_model(model, tmp_path / "tied.onnx")
-    found = OnnxDetector(tmp_path / "tied.onnx")(image)
-    assert (found["p_value"][0], found["is_ood"][0]) == (1.0, False)
+    outputs = OnnxDetector(tmp_path / "tied.onnx")(image)
+    assert (outputs["p_value"][0], outputs["is_ood"][0]) == (1.0, False)
+    with pytest.raises(InputError, match="float32"):
+        exported.write_calibration(model, torch.tensor([0.1], dtype=torch.float64), threshold=0.1, **options)
 
 
-def test_a_score_that_is_no_number_is_flagged():
+def test_a_score_that_is_nan_is_flagged():
     net = nn.Sequential(nn.Flatten(), nn.Linear(12, 2))
     nn.init.constant_(net[1].weight, float("nan"))
-    found = said_by_the_graph(kedge.MSP(net), torch.zeros(1, 3, 2, 2, dtype=torch.uint8))
-    assert bool(found["is_ood"][0])
-
-
-def test_scores_beyond_float32_are_refused(home):
-    model = exported.read_model(home / "digits.onnx")
-    scores = torch.tensor([0.1], dtype=torch.float64)
-    with pytest.raises(InputError, match="float32"):
-        exported.write_calibration(model, scores, threshold=0.1, temperature=1.0, alpha=0.5, delta=None)
+    assert bool(graph_outputs(kedge.MSP(net), torch.zeros(1, 3, 2, 2, dtype=torch.uint8))["is_ood"][0])
 
 
 # --- the file -------------------------------------------------------------------------------------------------------
 
 
-def test_the_metadata_tells_what_the_file_is(home, detector):
-    told = session_of(home / "digits.onnx").get_modelmeta().custom_metadata_map
-    assert told["kedge.method"] == "amp"
-    assert json.loads(told["kedge.classes"]) == list("0123456789")
-    assert float(told["kedge.threshold"]) == detector.calibration.threshold
-    assert (told["kedge.alpha"], told["kedge.delta"], told["kedge.calibration_images"]) == ("0.05", "null", "500")
-    rule = json.loads(told["kedge.preprocess"])
+def test_the_metadata_describes_the_detector_and_nothing_of_this_machine(home, detector):
+    facts = session_of(home / "digits.onnx").get_modelmeta().custom_metadata_map
+    assert facts["kedge.method"] == "amp"
+    assert json.loads(facts["kedge.classes"]) == list("0123456789")
+    assert float(facts["kedge.threshold"]) == detector.calibration.threshold
+    assert (facts["kedge.alpha"], facts["kedge.delta"], facts["kedge.calibration_images"]) == ("0.05", "null", "500")
+    rule = json.loads(facts["kedge.preprocess"])
     assert (rule["shape"], rule["resize"], rule["fit"]) == ([1, 28, 28], "bicubic", "crop")
     assert "bicubic" in rule["words"]
-    assert told["kedge.version"] == version("kedge")
-
-
-def test_the_sha_is_that_of_the_saved_detector(home):
-    told = OnnxDetector(home / "digits.onnx").metadata["kedge.detector_sha256"]
-    assert told == hashlib.sha256((home / "digits.kedge").read_bytes()).hexdigest()
-
-
-def test_nothing_of_this_machine_is_in_the_file(home):
+    assert facts["kedge.version"] == version("kedge")
+    assert facts["kedge.detector_sha256"] == hashlib.sha256((home / "digits.kedge").read_bytes()).hexdigest()
     content = (home / "digits.onnx").read_bytes()
     assert b".py" not in content
     assert str(Path.home()).encode() not in content
 
 
-def test_the_number_of_images_is_open_and_the_anchor_s_half_of_the_weights_is_gone(home, detector):
-    model = onnx.load(home / "digits.onnx")
-    shape = model.graph.input[0].type.tensor_type.shape.dim
+def test_the_number_of_images_is_open_and_the_anchor_s_half_of_the_weights_is_gone(home):
+    shape = onnx.load(home / "digits.onnx").graph.input[0].type.tensor_type.shape.dim
     assert (shape[0].dim_param, [dim.dim_value for dim in shape[1:]]) == ("N", [1, 28, 28])
-    tensors = {tensor.name: list(tensor.dims) for tensor in model.graph.initializer}
-    (maps,) = [dims for name, dims in tensors.items() if name.endswith("anchor_maps")]
-    assert maps == [3, 1, 4, 28, 28]
+    tensors = initializers(home / "digits.onnx")
+    assert [value.shape for name, value in tensors.items() if name.endswith("anchor_maps")] == [(3, 1, 4, 28, 28)]
     assert not any("layer_c" in name for name in tensors)
 
 
-def test_the_ten_lines_without_kedge_say_the_same(home, detector, test_set, tmp_path):
-    big = Image.fromarray(test_set.images[0, 0].numpy()).resize((90, 60)).convert("RGB")
-    small = Image.fromarray(test_set.images[1, 0].numpy())
-    for name, image in (("big", big), ("small", small)):
-        image.save(tmp_path / f"{name}.png")
+def test_the_ten_lines_without_kedge_give_the_same_outputs(home, detector, test_set, tmp_path):
     files = [str(tmp_path / "big.png"), str(tmp_path / "small.png")]
+    big, small = (Image.fromarray(test_set.images[i, 0].numpy()) for i in (0, 1))
+    big.resize((90, 60)).convert("RGB").save(files[0])
+    small.save(files[1])
     code = (
         "import json, runpy, sys\n"
         "sys.modules['kedge'] = sys.modules['torch'] = None\n"
-        "said = runpy.run_path(sys.argv[1])['score'](sys.argv[2], sys.argv[3:])\n"
-        "print(json.dumps({name: values.tolist() for name, values in said.items()}))\n"
+        "outputs = runpy.run_path(sys.argv[1])['score'](sys.argv[2], sys.argv[3:])\n"
+        "print(json.dumps({name: values.tolist() for name, values in outputs.items()}))\n"
     )
     for model in ("digits.onnx", "int8.onnx"):
-        done = subprocess.run(
-            [sys.executable, "-c", code, EXAMPLE, home / model, *files], capture_output=True, text=True, check=True
-        )
-        said, ours = json.loads(done.stdout), OnnxDetector(home / model)(files)
-        assert said["label"] == ours["label"].tolist()
-        np.testing.assert_allclose(said["score"], ours["score"], rtol=1e-5)
-    np.testing.assert_allclose(OnnxDetector(home / "digits.onnx")(files)["score"], detector(files).score, rtol=1e-4)
+        command = [sys.executable, "-c", code, EXAMPLE, home / model, *files]
+        outputs = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+        ours = OnnxDetector(home / model)(files)
+        assert outputs["label"] == ours["label"].tolist()
+        np.testing.assert_allclose(outputs["score"], ours["score"], rtol=1e-5)
+    assert_same(OnnxDetector(home / "digits.onnx")(files), detector, files)
 
 
 def test_the_ten_lines_of_the_docs_are_those_of_the_example():
@@ -375,81 +349,67 @@ def test_files_of_older_versions_give_their_results_under_the_names_of_today():
 # --- errors ---------------------------------------------------------------------------------------------------------
 
 
+class Branches(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.fc = nn.Linear(12, 2)
+
+    def forward(self, x):
+        y = self.fc(x.flatten(1))
+        return y if float(y.sum()) > 0 else -y
+
+
 @pytest.mark.parametrize(
-    ("make", "words"),
+    ("make", "error", "words"),
     [
-        (lambda: kedge.ODIN(network("compact")), "got ODIN"),
-        (lambda: kedge.MCDropout(network("compact", dropout=0.5)), "got MCDropout"),
-        (lambda: kedge.AMP(anchored("compact"), variant="authors"), "share its anchors"),
-        (lambda: kedge.MSP(network("compact").double()), "float32"),
-        (lambda: kedge.MSP(kedge.models.ensemble.Ensemble([network("compact")])), "one network"),
+        (lambda: kedge.ODIN(network("compact")).fit(labelled(20)), InputError, "got ODIN"),
+        (lambda: kedge.MCDropout(network("compact", dropout=0.5)).fit(labelled(20)), InputError, "got MCDropout"),
+        (lambda: kedge.AMP(anchored("compact"), variant="authors").fit(labelled(20)), InputError, "share its anchors"),
+        (lambda: kedge.MSP(network("compact").double()).fit(labelled(20)), InputError, "float32"),
+        (lambda: kedge.MSP(Ensemble([network("compact")])).fit(labelled(20)), InputError, "one network"),
+        (lambda: kedge.MSP(nn.Linear(4, 2)).fit(torch.rand(20, 4)).calibrate(torch.rand(20, 4)), InputError, "images"),
+        (lambda: kedge.MSP(network("compact")).fit(labelled(20)), NotReadyError, "calibrate"),
+        (lambda: network("compact"), InputError, "detector"),
+        (
+            lambda: kedge.MSP(Branches()).fit(torch.rand(20, 3, 2, 2)).calibrate(torch.rand(20, 3, 2, 2)),
+            ArchitectureError,
+            "Branches cannot be exported",
+        ),
     ],
 )
-def test_a_detector_that_no_file_can_hold_is_refused_with_the_reason(make, words, tmp_path):
-    detector = make().fit(labelled(20))
-    with pytest.raises(InputError, match=words):
-        export_onnx(detector, tmp_path / "a.onnx")
+def test_a_detector_that_no_file_can_hold_is_refused_with_the_reason(make, error, words, tmp_path):
+    with pytest.raises(error, match=words):
+        export_onnx(make(), tmp_path / "a.onnx")
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_detector_of_vectors_is_refused(tmp_path):
-    detector = kedge.MSP(nn.Linear(4, 2)).fit(torch.rand(20, 4)).calibrate(torch.rand(20, 4))
-    with pytest.raises(InputError, match="images"):
-        export_onnx(detector, tmp_path / "a.onnx")
+def test_without_the_extra_the_error_names_it(home, detector, tmp_path, monkeypatch):
+    for missing, extra, call in (
+        ("onnxscript", "onnx", lambda: export_onnx(detector, tmp_path / "a.onnx")),
+        ("onnx", "onnx", lambda: export_onnx(detector, tmp_path / "a.onnx")),
+        ("onnxruntime", "onnx", lambda: OnnxDetector(home / "digits.onnx")),
+        ("openvino", "openvino", lambda: OnnxDetector(home / "digits.onnx", engine="openvino")),
+        ("openvino", "openvino", lambda: quantise("none.onnx", "out.onnx", None, None, engine="openvino")),
+    ):
+        with monkeypatch.context() as patch:
+            patch.setitem(sys.modules, missing, None)
+            with pytest.raises(NotReadyError, match=rf"{missing}.*kedge\[{extra}\]"):
+                call()
 
 
-def test_a_detector_without_a_threshold_is_not_ready(tmp_path):
-    with pytest.raises(NotReadyError, match="calibrate"):
-        export_onnx(kedge.MSP(network("compact")).fit(labelled(20)), tmp_path / "a.onnx")
-    with pytest.raises(InputError, match="detector"):
-        export_onnx(network("compact"), tmp_path / "a.onnx")
-
-
-def test_a_network_that_is_no_graph_is_refused_with_the_reason(tmp_path):
-    class Branches(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.fc = nn.Linear(12, 2)
-
-        def forward(self, x):
-            y = self.fc(x.flatten(1))
-            return y if float(y.sum()) > 0 else -y
-
-    train = torch.rand(20, 3, 2, 2)
-    detector = kedge.MSP(Branches()).fit(train).calibrate(train)
-    with pytest.raises(ArchitectureError, match="Branches cannot be exported"):
-        export_onnx(detector, tmp_path / "a.onnx")
-    assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.parametrize("missing", ["onnxscript", "onnx"])
-def test_without_the_extra_the_error_names_it(missing, detector, tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, missing, None)
-    with pytest.raises(NotReadyError, match=rf"{missing}.*kedge\[onnx\]"):
-        export_onnx(detector, tmp_path / "a.onnx")
-
-
-def test_without_an_engine_the_error_names_its_extra(home, monkeypatch):
-    monkeypatch.setitem(sys.modules, "onnxruntime", None)
-    monkeypatch.setitem(sys.modules, "openvino", None)
-    with pytest.raises(NotReadyError, match=r"kedge\[onnx\]"):
-        OnnxDetector(home / "digits.onnx")
-    with pytest.raises(NotReadyError, match=r"kedge\[openvino\]"):
-        OnnxDetector(home / "digits.onnx", engine="openvino")
-
-
-def test_other_files_are_refused(home, tmp_path):
+def test_other_files_and_engines_are_refused(home, tmp_path):
     (tmp_path / "a.onnx").write_bytes(b"no model")
     onnx.save(onnx.helper.make_model(onnx.helper.make_graph([], "empty", [], [])), tmp_path / "b.onnx")
-    with pytest.raises(FileFormatError, match="cannot read"):
-        OnnxDetector(tmp_path / "a.onnx")
-    for name in ("a.onnx", "b.onnx"):
-        with pytest.raises(FileFormatError):
-            recalibrate(tmp_path / name, pixels(20))
-    with pytest.raises(InputError, match="no file"):
-        recalibrate(tmp_path / "c.onnx", pixels(20))
-    with pytest.raises(InputError, match="engine"):
-        OnnxDetector(home / "digits.onnx", engine="tensorrt")
+    for call, error, words in (
+        (lambda: OnnxDetector(tmp_path / "a.onnx"), FileFormatError, "cannot read"),
+        (lambda: recalibrate(tmp_path / "a.onnx", pixels(20)), FileFormatError, None),
+        (lambda: recalibrate(tmp_path / "b.onnx", pixels(20)), FileFormatError, None),
+        (lambda: recalibrate(tmp_path / "c.onnx", pixels(20)), InputError, "no file"),
+        (lambda: OnnxDetector(home / "digits.onnx", engine="tensorrt"), InputError, "engine"),
+        (lambda: quantise("none.onnx", "out.onnx", None, None, engine="abacus"), InputError, "'openvino'; got 'abac"),
+    ):
+        with pytest.raises(error, match=words):
+            call()
 
 
 @pytest.mark.parametrize(
@@ -463,71 +423,58 @@ def test_other_files_are_refused(home, tmp_path):
         ("delta", "{"),
     ],
 )
-def test_damaged_metadata_is_told(key, value):
-    told = {"preprocess": exported.rule(kedge.Preprocess((3, 4, 4))), "alpha": "0.1", "delta": "null"}
-    exported.checked_metadata({f"kedge.{name}": text for name, text in told.items()}, "a.onnx")
-    damaged = {f"kedge.{name}": text for name, text in (told | {key: value}).items() if text is not None}
-    with pytest.raises(FileFormatError, match=r"a\.onnx must describe .*; its metadata is damaged: .*kedge export"):
+def test_damaged_metadata_is_an_error(key, value):
+    facts = {"preprocess": exported.rule(kedge.Preprocess((3, 4, 4))), "alpha": "0.1", "delta": "null"}
+    exported.checked_metadata({f"kedge.{name}": text for name, text in facts.items()}, "a.onnx")
+    damaged = {f"kedge.{name}": text for name, text in (facts | {key: value}).items() if text is not None}
+    with pytest.raises(FileFormatError, match=r"a\.onnx must describe .*damaged"):
         exported.checked_metadata(damaged, "a.onnx")
 
 
 # --- 8 bits ---------------------------------------------------------------------------------------------------------
 
 
-def test_eight_bits_keep_most_labels_in_a_smaller_file(home, detector, test_set):
-    found, said = OnnxDetector(home / "int8.onnx")(test_set), detector(test_set)
-    assert float(np.mean(found["label"] == said.label.numpy())) > 0.97
+def test_eight_bits_keep_most_labels_in_a_smaller_file_with_its_own_threshold(home, detector, held, test_set):
+    exact, quantised = OnnxDetector(home / "digits.onnx"), OnnxDetector(home / "int8.onnx")
+    outputs, expected = quantised(test_set), detector(test_set)
+    assert float(np.mean(outputs["label"] == expected.label.numpy())) > 0.97
     assert (home / "int8.onnx").stat().st_size < 0.6 * (home / "digits.onnx").stat().st_size
-    assert 0 < np.abs(found["score"] - said.score.numpy()).max() < 0.1 * float(said.score.abs().max())
-
-
-def test_eight_bits_have_a_threshold_of_their_own(home, detector, held):
-    exact, found = OnnxDetector(home / "digits.onnx"), OnnxDetector(home / "int8.onnx")
-    said = found(held)
-    counts = (said["score"][:, None] <= said["score"]).sum(axis=1)
-    np.testing.assert_allclose(said["p_value"], (1 + counts) / (len(held) + 1), atol=2e-3)
-    np.testing.assert_array_equal(said["is_ood"], said["p_value"] <= np.float32(0.05))
-    assert 0 < said["is_ood"].mean() <= 0.05
-    assert found.metadata["kedge.threshold"] != exact.metadata["kedge.threshold"]
-    assert (found.metadata["kedge.quantised"], found.metadata["kedge.engine"]) == ("int8", "onnxruntime")
-    assert found.metadata["kedge.detector_sha256"] == exact.metadata["kedge.detector_sha256"]
+    assert 0 < np.abs(outputs["score"] - expected.score.numpy()).max() < 0.1 * float(expected.score.abs().max())
+    outputs = quantised(held)
+    counts = (outputs["score"][:, None] <= outputs["score"]).sum(axis=1)
+    np.testing.assert_allclose(outputs["p_value"], (1 + counts) / (len(held) + 1), atol=2e-3)
+    np.testing.assert_array_equal(outputs["is_ood"], outputs["p_value"] <= np.float32(0.05))
+    assert 0 < outputs["is_ood"].mean() <= 0.05
+    assert quantised.metadata["kedge.threshold"] != exact.metadata["kedge.threshold"]
+    assert (quantised.metadata["kedge.quantised"], quantised.metadata["kedge.engine"]) == ("int8", "onnxruntime")
+    assert quantised.metadata["kedge.detector_sha256"] == exact.metadata["kedge.detector_sha256"]
 
 
 def test_only_the_middle_of_the_network_is_in_eight_bits(home):
-    model = onnx.load(home / "int8.onnx")
-    types = {tensor.name: tensor.data_type for tensor in model.graph.initializer}
-    eight, float32 = onnx.TensorProto.INT8, onnx.TensorProto.FLOAT
-    assert sum(kind == eight for kind in types.values()) >= 7  # the convolutions behind the first
-    for part in ("anchor_maps", "calibration.scores", "threshold", "fc.weight"):
-        assert [kind for name, kind in types.items() if name.endswith(part)] == [float32], part
-    assert any(name.endswith("prep.0.weight") and kind == float32 for name, kind in types.items())
+    types = {name: value.dtype for name, value in initializers(home / "int8.onnx").items()}
+    assert sum(kind == np.int8 for name, kind in types.items() if "weight" in name) >= 7  # convolutions but the first
+    for part in ("anchor_maps", "calibration.scores", "threshold", "fc.weight", "prep.0.layer_x.weight"):
+        assert [kind for name, kind in types.items() if name.endswith(part)] == [np.float32], part
 
 
 def test_recalibration_fits_the_temperature_where_there_are_labels(home, held, tmp_path):
     def temperature(path):
-        held = {tensor.name: tensor for tensor in onnx.load(path).graph.initializer}
-        return float(onnx.numpy_helper.to_array(held["probability.temperature"]))
+        return float(initializers(path)["probability.temperature"])
 
     recalibrate(home / "digits.onnx", held, out=tmp_path / "same.onnx")
     assert temperature(tmp_path / "same.onnx") == pytest.approx(temperature(home / "digits.onnx"), rel=1e-3)
     wrong = kedge.ImageSet(held.images, (held.labels + torch.arange(len(held)) % 2) % 10)
     recalibrate(home / "digits.onnx", wrong, out=tmp_path / "unsure.onnx", alpha=0.2)
     assert temperature(tmp_path / "unsure.onnx") > 2 * temperature(home / "digits.onnx")
-    found = OnnxDetector(tmp_path / "unsure.onnx")
-    assert found.metadata["kedge.alpha"] == "0.2"
-    assert 0.15 < found(held)["is_ood"].mean() <= 0.2
+    assert 0.15 < OnnxDetector(tmp_path / "unsure.onnx")(held)["is_ood"].mean() <= 0.2
     recalibrate(tmp_path / "unsure.onnx", held.images)
     assert temperature(tmp_path / "unsure.onnx") > 2 * temperature(home / "digits.onnx")
 
 
-def test_recalibration_keeps_of_the_promise_what_is_not_given(home, held, tmp_path):
-    def promised(**given):
-        recalibrate(home / "digits.onnx", held, out=tmp_path / "a.onnx", **given)
-        return exported.guarantee_of(OnnxDetector(tmp_path / "a.onnx").metadata)
-
-    assert promised() == (0.05, None)
-    assert promised(delta=0.1) == (0.05, 0.1)
-    assert promised(alpha=0.2) == (0.2, None)
+def test_recalibration_keeps_the_guarantee_that_is_not_given(home, held, tmp_path):
+    for options, expected in (({}, (0.05, None)), ({"delta": 0.1}, (0.05, 0.1)), ({"alpha": 0.2}, (0.2, None))):
+        recalibrate(home / "digits.onnx", held, out=tmp_path / "a.onnx", **options)
+        assert exported.guarantee_of(OnnxDetector(tmp_path / "a.onnx").metadata) == expected
 
 
 def test_a_network_without_a_middle_is_not_quantised(tmp_path):
@@ -542,14 +489,6 @@ def test_a_network_without_a_middle_is_not_quantised(tmp_path):
         quantise(tmp_path / "a.onnx", tmp_path / "b.onnx", train, train)
 
 
-def test_an_engine_that_is_not_there_is_told_before_any_work(monkeypatch):
-    with pytest.raises(InputError, match="engine must be one of 'onnxruntime', 'openvino'; got 'abacus'"):
-        quantise("nowhere.onnx", "out.onnx", None, None, engine="abacus")
-    monkeypatch.setitem(sys.modules, "openvino", None)
-    with pytest.raises(NotReadyError, match=r"kedge\[openvino\]"):
-        quantise("nowhere.onnx", "out.onnx", None, None, engine="openvino")
-
-
 @needs_openvino
 def test_another_engine_than_the_file_was_calibrated_for_is_a_warning(home, held, tmp_path):
     with pytest.warns(KedgeWarning, match="calibrated on the scores of onnxruntime"):
@@ -562,39 +501,35 @@ def test_another_engine_than_the_file_was_calibrated_for_is_a_warning(home, held
 # --- the command ----------------------------------------------------------------------------------------------------
 
 
-def test_the_command_exports_quantises_and_says_how_well(home, tmp_path):
+def test_the_command_exports_quantises_and_reports_how_well(home, tmp_path):
+    out = tmp_path / "a.onnx"
     sets = ["--int8", f"npz:{home / 'train.npz'}", "--calibrate", f"npz:{home / 'held.npz'}"]
-    done = run("export", home / "digits.kedge", "-o", tmp_path / "a.onnx", *sets)
+    done = run("export", home / "digits.kedge", "-o", out, *sets)
     assert done.exit_code == 0, done.output
-    assert "largest difference of a score" in done.output
-    assert "keep their label" in done.output
-    assert f"{(tmp_path / 'a.onnx').stat().st_size / 1e6:.2f} MB" in done.output
-    found, ours = OnnxDetector(tmp_path / "a.onnx"), OnnxDetector(home / "int8.onnx")
-    assert float(found.metadata["kedge.threshold"]) == pytest.approx(float(ours.metadata["kedge.threshold"]), rel=1e-4)
+    size = f"{out.stat().st_size / 1e6:.2f} MB"
+    assert all(words in done.output for words in ("largest difference of a score", "keep their label", size))
+    threshold, expected = (float(OnnxDetector(p).metadata["kedge.threshold"]) for p in (out, home / "int8.onnx"))
+    assert threshold == pytest.approx(expected, rel=1e-4)
     assert [file.name for file in tmp_path.iterdir()] == ["a.onnx"]
+    facts = json.loads(run("export", home / "digits.kedge", "-o", out, "--json").stdout)
+    assert (facts["file"], facts["bytes"]) == (str(out), out.stat().st_size)
+    assert 0 <= facts["largest_difference"] < 1e-4 * facts["largest_score"]
 
 
-def test_the_command_tells_programs_in_json(home, tmp_path):
-    said = json.loads(run("export", home / "digits.kedge", "-o", tmp_path / "a.onnx", "--json").stdout)
-    assert (said["file"], said["bytes"]) == (str(tmp_path / "a.onnx"), (tmp_path / "a.onnx").stat().st_size)
-    assert 0 <= said["largest_difference"] < 1e-4 * said["largest_score"]
-
-
-def test_a_threshold_is_not_set_on_images_that_the_ranges_were_taken_of_whatever_they_are_called(home, tmp_path):
+def test_the_threshold_is_not_set_on_images_that_the_ranges_were_taken_from(home, tmp_path):
     np.savez(tmp_path / "some.npz", **{k: v[:300] for k, v in np.load(home / "train.npz").items()})
     sets = ["--int8", f"npz:{home / 'train.npz'}", "--calibrate", f"npz:{tmp_path / 'some.npz'}"]
-    with pytest.raises(InputError, match="held_out must be other images than training_images; some are in both"):
+    with pytest.raises(InputError, match="held_out must be other images than training_images"):
         raise run("export", home / "digits.kedge", "-o", tmp_path / "a.onnx", *sets).exception
     assert not (tmp_path / "a.onnx").exists()
 
 
-def test_a_file_that_differs_is_not_kept(home, detector, tmp_path, monkeypatch):
+def test_a_file_that_differs_is_not_kept(home, tmp_path, monkeypatch):
     command = import_module("kedge.cli.export")
     monkeypatch.setattr(command, "compare", lambda *_: Difference(largest=0.1, scale=1.0, verdicts=0))
     monkeypatch.setattr(command, "export_onnx", lambda detector, path, **_: path.write_bytes(b"x"))
-    done = run("export", home / "digits.kedge", "-o", tmp_path / "a.onnx")
     with pytest.raises(KedgeError, match="differs from the detector"):
-        raise done.exception
+        raise run("export", home / "digits.kedge", "-o", tmp_path / "a.onnx").exception
     assert list(tmp_path.iterdir()) == []
     assert run("export", home / "digits.kedge", "-o", tmp_path / "a.onnx", "--no-check").exit_code == 0
 
@@ -608,17 +543,15 @@ def test_the_check_sees_another_detector(home, held):
     ("name", "change"),
     [("score", lambda values: values * np.nan), ("label", lambda values: values + 1), ("is_ood", np.logical_not)],
 )
-def test_the_check_sees_what_is_no_number_another_label_or_another_decision(name, change, detector, monkeypatch):
-    def said(images, batch_size):
-        verdict = detector(images)
-        found = {key: getattr(verdict, key).numpy() for key in ("score", "label", "is_ood")}
-        return found | ({name: change(found[name])} if batch_size == changed_at else {})
+def test_the_check_sees_nan_another_label_and_another_decision(name, change, detector, monkeypatch):
+    def run_file(images, batch_size):
+        detection = detector(images)
+        outputs = {key: getattr(detection, key).numpy() for key in ("score", "label", "is_ood")}
+        return outputs | ({name: change(outputs[name])} if batch_size == changed_at else {})
 
-    monkeypatch.setattr("kedge.export.check.OnnxDetector", lambda path: said)
-    changed_at = None
-    assert compare(detector, "a.onnx").is_close
-    changed_at = 1  # not in the batch of all
-    assert not compare(detector, "a.onnx").is_close
+    monkeypatch.setattr("kedge.export.check.OnnxDetector", lambda path: run_file)
+    for changed_at in (None, 1):  # 1: not in the batch of all
+        assert compare(detector, "a.onnx").is_close == (changed_at is None)
 
 
 @pytest.mark.parametrize(
@@ -633,39 +566,31 @@ def test_the_check_sees_what_is_no_number_another_label_or_another_decision(name
         (["--calibrate", "folder:a"], "kedge calibrate"),
     ],
 )
-def test_options_that_would_give_no_promise_are_refused(options, words, home, tmp_path):
-    done = run("export", home / "digits.kedge", "-o", tmp_path / "a.onnx", *options)
+def test_options_without_a_guarantee_are_refused(options, words, home, tmp_path):
     with pytest.raises(InputError, match=words):
-        raise done.exception
+        raise run("export", home / "digits.kedge", "-o", tmp_path / "a.onnx", *options).exception
     assert list(tmp_path.iterdir()) == []
 
 
-def test_images_that_cannot_be_read_are_not_told_as_a_file_that_cannot_be_written(home, tmp_path, monkeypatch):
+def test_an_error_of_reading_images_is_not_reported_as_one_of_writing(home, tmp_path, monkeypatch):
     def fails(*_, **__):
         raise PermissionError("images")
 
-    command = import_module("kedge.cli.export")
-    monkeypatch.setattr(command, "export_onnx", lambda detector, path, **_: path.write_bytes(b"x"))
-    monkeypatch.setattr(command.sources, "load", fails)
+    monkeypatch.setattr(import_module("kedge.cli.export").sources, "load_dataset", fails)
     sets = ["--int8", "folder:a", "--calibrate", "folder:b", "--no-check"]
-    done = run("export", home / "digits.kedge", "-o", tmp_path / "a.onnx", *sets)
     with pytest.raises(PermissionError, match="images"):
-        raise done.exception
+        raise run("export", home / "digits.kedge", "-o", tmp_path / "a.onnx", *sets).exception
 
 
-@pytest.mark.parametrize("opset", [17, 26, 99])
-def test_an_opset_that_cannot_be_written_is_refused(tmp_path, opset):
-    detector = calibrated(kedge.MSP(network("compact")))
-    with pytest.raises(InputError, match=r"opset must be a whole number .*; got"):
-        export_onnx(detector, tmp_path / "a.onnx", opset=opset)
-    done = run("export", "cifar10", "-o", "a.onnx", "--opset", opset)
-    assert done.exit_code == 2
-    assert "Invalid value for '--opset'" in done.output
-
-
-def test_a_file_of_another_opset_than_was_asked_for_is_not_kept(tmp_path, monkeypatch):
+def test_an_opset_that_cannot_be_written_is_refused_and_another_than_was_requested_not_kept(tmp_path, monkeypatch):
     detector, real = calibrated(kedge.MSP(network("compact"))), torch.onnx.export
+    for opset in (17, 26, 99):
+        with pytest.raises(InputError, match=r"opset must be a whole number .*; got"):
+            export_onnx(detector, tmp_path / "a.onnx", opset=opset)
+        done = run("export", "cifar10", "-o", "a.onnx", "--opset", opset)
+        assert done.exit_code == 2
+        assert "Invalid value for '--opset'" in done.output
     monkeypatch.setattr(torch.onnx, "export", lambda *a, **options: real(*a, **options | {"opset_version": 18}))
-    with pytest.raises(InputError, match=r"onnxscript knows; 20 gave a file of opset 18: pass 20"):
+    with pytest.raises(InputError, match="20 gave a file of opset 18"):
         export_onnx(detector, tmp_path / "a.onnx")
     assert not list(tmp_path.iterdir())

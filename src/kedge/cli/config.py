@@ -9,22 +9,25 @@ from kedge.errors import InputError
 
 def flags(command: Any) -> dict[str, str]:
     """The options of a command as they are typed (``--data-dir``), by the names of their parameters (``data_dir``)."""
+    long = {name: parameter.name for name, parameter in _parameters(command).items()}  # they may differ: kind, --format
+    typed = {name: f"--{name.replace('_', '-')}" for name in long}
+    return {long[name]: flag for name, flag in typed.items()} | typed
+
+
+def _parameters(command: Any) -> dict[str, Any]:
+    """The parameters of a command by their long options, with underscores."""
     return {
-        name: flag
+        flag.removeprefix("--").replace("-", "_"): parameter
         for parameter in getattr(command, "params", ())
         for flag in parameter.opts
         if flag.startswith("--")
-        for name in (parameter.name, flag.removeprefix("--").replace("-", "_"))  # they may differ: kind of --format
     }
 
 
 def read_config(path: Path, commands: Any) -> dict[str, Any]:
     """The options of a TOML file by command, checked against the options that the commands have.
 
-    Args:
-        path: A file with one table per command, such as ``[train]``, which holds options by their long names, with
-            hyphens or underscores.
-        commands: The command line: a group, with its commands by name.
+    It has one table per command, such as ``[train]``, with options by their long names, hyphens or underscores.
     """
     try:
         with path.open("rb") as file:
@@ -41,18 +44,12 @@ def _checked(path: Path, tables: dict[str, Any], commands: Any) -> dict[str, Any
     for name, options in tables.items():
         command = commands.commands.get(name)
         if command is None or not isinstance(options, dict):
-            known = ", ".join(commands.commands)
-            raise InputError(f"--config must have tables named after commands, of {known}; {path} has {name!r}")
+            names = ", ".join(commands.commands)
+            raise InputError(f"--config must have tables named after commands, of {names}; {path} has {name!r}")
         if hasattr(command, "commands"):  # a group itself
             checked[name] = _checked(path, options, command)
             continue
-        # By the option as it is typed; the Python parameter may have another name.
-        parameters = {
-            flag.removeprefix("--").replace("-", "_"): parameter
-            for parameter in command.params
-            for flag in parameter.opts
-            if flag.startswith("--")
-        }
+        parameters = _parameters(command)
         values = {key.replace("-", "_"): value for key, value in options.items()}
         if unknown := [key for key in values if key not in parameters]:
             raise InputError(

@@ -103,10 +103,9 @@ def score(
     if out is not None:
         if as_json:
             typer.echo(json.dumps(result.as_dict(), indent=1))
-        counts = (
-            f"{result.images:,} images, {result.flagged:,} flagged ({result.share:.1%}), {result.errors:,} unreadable"
-        )
-        console.print(f"{counts}  [bold]{escape(str(out))}[/]", highlight=False)
+        flagged = f"{result.flagged:,} flagged ({result.share:.1%})"
+        words = f"{result.images:,} images, {flagged}, {result.errors:,} unreadable"
+        console.print(f"{words}  [bold]{escape(str(out))}[/]", highlight=False)
     if fail_on_ood and result.flagged:
         raise typer.Exit(FLAGGED)
     if result.errors == result.images or (fail_on_ood and result.errors):
@@ -148,9 +147,7 @@ def _page_of(out: Path, overwrite: bool) -> Path:
     """The file for the summary, after checking that it can be written; a resumed job replaces its own."""
     require()
     page = out.with_name(f"{out.name}.html")
-    if page.exists() and not (
-        overwrite or is_begun(out) or out.exists()
-    ):  # the job itself refuses an ``out`` that exists
+    if page.exists() and not (overwrite or is_begun(out) or out.exists()):  # the job refuses an ``out`` that exists
         raise InputError(f"the summary must not exist yet; {page} does: move it, or use --overwrite or --no-summary")
     check_target("the summary", page)
     return page

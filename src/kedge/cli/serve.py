@@ -56,27 +56,15 @@ def serve(
     except ImportError as error:
         raise NotReadyError(f"serving needs {error.name}, which is missing: pip install 'kedge[serve]'") from error
     settings = Settings(
-        max_batch=max_batch,
-        max_delay=max_delay,
-        max_queue=max_queue,
-        max_images=max_images,
-        max_bytes=max_bytes,
-        max_held=max_held,
-        max_pixels=max_pixels,
-        timeout=timeout,
-        readers=readers,
-        token=token or None,
-    )
+        max_batch=max_batch, max_delay=max_delay, max_queue=max_queue, max_images=max_images, max_bytes=max_bytes,
+        max_held=max_held, max_pixels=max_pixels, timeout=timeout, readers=readers, token=token or None,
+    )  # fmt: skip
     use_threads(threads)
     with _bound(host, port) as listener:  # before the detector is loaded, which may take long
         config = uvicorn.Config(
-            create_app(load(file), settings),
-            host=host,
-            port=port,
-            log_level="warning",
-            http=impatient(settings.timeout / 2),
-            timeout_graceful_shutdown=int(timeout) + 1,
-        )
+            create_app(load(file), settings), host=host, port=port, log_level="warning",
+            http=impatient(settings.timeout / 2), timeout_graceful_shutdown=int(timeout) + 1,
+        )  # fmt: skip
         shown = f"[{host}]" if ":" in host else host
         words = f"serving   [bold]{escape(f'http://{shown}:{listener.getsockname()[1]}')}[/]  docs at /docs"
         Console(stderr=True).print(words, highlight=False)

@@ -107,22 +107,10 @@ def train(
         loss = training.SyntheticOutliers(synthetic_outliers)
     with training_bar(console, "training") as on_step:
         trained = training.train(
-            net,
-            part,
-            training.recipe(recipe, **changes),
-            seed=seed,
-            loss=loss,
-            directory=out,
-            resume=resume,
-            preprocess=preprocess,
-            workers=workers,
-            devices=devices,
-            nodes=nodes,
-            accelerator=accelerator,
-            precision=precision,
-            tensorboard=tensorboard,
-            progress=on_step,
-        )
+            net, part, training.recipe(recipe, **changes), seed=seed, loss=loss, directory=out, resume=resume,
+            preprocess=preprocess, workers=workers, devices=devices, nodes=nodes, accelerator=accelerator,
+            precision=precision, tensorboard=tensorboard, progress=on_step,
+        )  # fmt: skip
     if not training.is_first_process():
         return
     if half:

@@ -212,23 +212,10 @@ class DistillationSplit:
 def split_for(detector: Detector, train_set: Any, *, held_out: Any = None, validation: Any = None) -> DistillationSplit:
     """Split a set such that no image is used for two of training, validation and calibration.
 
-    Calibration images of the detector are not trained on. A fifth of them, chosen by their pixels and so always the
-    same, are for validation and the others for calibration; if ``held_out`` is given, all are for validation. Only
-    kedge's own sets are searched; other data sets and loaders are used as they are, and need ``held_out``.
-
-    Args:
-        detector: A fitted detector.
-        train_set: The images.
-        held_out: Other images to calibrate on; they are not trained on either.
-        validation: Other images to validate on, likewise.
-
-    Example:
-        >>> import kedge
-        >>> images = kedge.ImageSet(torch.randint(0, 256, (60, 1, 8, 8), dtype=torch.uint8), torch.arange(60) % 2)
-        >>> teacher = kedge.MSP(torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 2))).fit(images)
-        >>> split = split_for(teacher.calibrate(images.subset(range(40))), images)
-        >>> len(split.train), len(split.validation) + len(split.held_out)
-        (20, 40)
+    Calibration images of the detector are not trained on, nor are ``held_out`` and ``validation``. A fifth of the
+    former, chosen by their pixels and so always the same, are for validation and the others for calibration; if
+    ``held_out`` is given, all are for validation. Only kedge's own sets are searched; other data sets and loaders are
+    used as they are, and need ``held_out``.
     """
     preprocess = detector.preprocess
     assert preprocess is not None

@@ -26,11 +26,7 @@ class TemperatureHead(nn.Module):
 
     If logits spread by s, their sigmoids spread by about sigmoid'(logit) s. So log tau is the logsumexp over classes of
     log sigmoid'(logits), plus log s, which two small layers predict from the features.
-
-    Args:
-        head: Gives the logits; unchanged.
-        hidden: Width of the layer between features and log s.
-        seed: Random seed of its weights; log s is the same for every image until it is learned.
+    ``hidden`` is the width between them; log s is the same for every image until it is learned.
     """
 
     def __init__(self, head: nn.Linear, hidden: int, seed: int) -> None:

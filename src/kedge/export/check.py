@@ -33,24 +33,12 @@ class Difference:
 
     @property
     def is_close(self) -> bool:
-        """Whether the difference is only rounding.
-
-        Example:
-            >>> Difference(largest=1e-5, scale=2.0, verdicts=0).is_close
-            True
-        """
+        """Whether the difference is only rounding."""
         return self.largest <= CLOSE * self.scale and not self.verdicts  # NaN is not close
 
 
 def compare(detector: Detector, path: str | os.PathLike[str], *, images: int = 8, seed: int = 0) -> Difference:
-    """Compare a detector with the file it was exported to, on random images.
-
-    Args:
-        detector: Fitted and calibrated.
-        path: The file.
-        images: Number of images; the file scores them at once and one by one.
-        seed: Random seed of their pixels.
-    """
+    """Compare a calibrated detector with the file it was exported to, on random images, at once and one by one."""
     if detector.preprocess is None or detector.calibration is None:
         raise NotReadyError("the detector must be fitted and calibrated before it is compared: call fit and calibrate")
     shape = (at_least("images", images, 1), *detector.preprocess.shape)
@@ -61,27 +49,23 @@ def compare(detector: Detector, path: str | os.PathLike[str], *, images: int = 8
     scale = float(np.abs(scores).max())
     sure_label = logits[:, -1] - logits[:, -2:][:, 0] > CLOSE * np.abs(logits).max()
     sure_decision = np.abs(scores - detector.calibration.threshold) > CLOSE * scale
-    settled = _settled_alike(detector, pixels)
-    others = [
-        settled
-        & (
-            sure_label & (outputs["label"] != expected.label.numpy())
-            | sure_decision & (outputs["is_ood"] != expected.is_ood.numpy())
-        )
-        for outputs in both
-    ]
-    largest = float(np.max([np.abs(outputs["score"] - scores)[settled] for outputs in both], initial=0.0))
+    sure_exit = _sure_exit(detector, pixels)
+    largest, others = 0.0, np.zeros(images, np.bool_)
+    for outputs in both:
+        others |= sure_label & (outputs["label"] != expected.label.numpy())
+        others |= sure_decision & (outputs["is_ood"] != expected.is_ood.numpy())
+        largest = float(np.max(np.abs(outputs["score"] - scores)[sure_exit], initial=largest))
     if not all(np.isfinite(outputs["score"]).all() for outputs in both):
         largest = math.nan
-    return Difference(largest, scale, int(np.any(others, axis=0).sum()))
+    return Difference(largest, scale, int((others & sure_exit).sum()))
 
 
-def _settled_alike(detector: Detector, pixels: torch.Tensor) -> NDArray[np.bool_]:
-    """The images of which no rounding decides whether all anchors are asked; all of them, where all anchors are."""
+def _sure_exit(detector: Detector, pixels: torch.Tensor) -> NDArray[np.bool_]:
+    """Mask of the images for which rounding cannot change whether they exit early."""
     if not isinstance(detector, EarlyExit) or detector.exit_threshold is None:
         return np.ones(len(pixels), np.bool_)
     with torch.no_grad():
         few = detector.per_anchor_logits(detector.as_input(pixels), range(detector.min_anchors))
         score = detector.of_per_anchor_logits(few).score.double().numpy()
-    alike: NDArray[np.bool_] = np.abs(score - detector.exit_threshold) > CLOSE * np.abs(score).max()
-    return alike
+    sure: NDArray[np.bool_] = np.abs(score - detector.exit_threshold) > CLOSE * np.abs(score).max()
+    return sure

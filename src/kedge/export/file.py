@@ -56,13 +56,7 @@ def set_metadata(model: Any, entries: Mapping[str, str]) -> None:
 
 
 def checked_metadata(entries: Mapping[str, str], path: str | os.PathLike[str]) -> dict[str, str]:
-    """The metadata with the keys of this version; raises unless kedge wrote the file and the metadata can be read.
-
-    Example:
-        >>> old = {"kedge.preprocess": rule(Preprocess((3, 8, 8))), "kedge.tpr": "0.95", "kedge.confidence": "0.9"}
-        >>> guarantee_of(checked_metadata(old, "old.onnx"))
-        (0.05, 0.1)
-    """
+    """The metadata with the keys of this version; raises unless kedge wrote the file and the metadata can be read."""
     if f"{PREFIX}preprocess" not in entries:
         raise FileFormatError(f"{path} is an ONNX file, but kedge did not export it: export one by `kedge export`")
     current = dict(entries)
@@ -109,33 +103,20 @@ def rule(preprocess: Preprocess) -> str:
 def write_calibration(
     model: Any, scores: Tensor, *, threshold: float, temperature: float, alpha: float, delta: float | None
 ) -> None:
-    """Put a calibration into a model: into its tensors by name, and into its metadata.
-
-    Args:
-        model: onnx's ModelProto, changed in place.
-        scores: The calibration scores, (n,).
-        threshold: Images with larger scores are flagged.
-        temperature: Temperature of ``probability``.
-        alpha: See `kedge.detectors.Detector.calibrate`.
-        delta: See `kedge.detectors.Detector.calibrate`.
-    """
+    """Put a calibration into the tensors and the metadata of a model; ``temperature`` is that of ``probability``."""
     ordered = scores.double().sort().values.numpy()
     narrow = ordered.astype(np.float32)
     if not np.array_equal(narrow, ordered):  # rounded scores would give other decisions
         raise InputError("the calibration scores must be float32 numbers; these are not: calibrate the detector again")
     values = (narrow, np.float32(len(narrow) + 1), np.float32(threshold), np.float32(temperature))
     set_tensors(model, dict(zip(CALIBRATION, values, strict=True)))
-    entries = {
-        "threshold": repr(float(np.float32(threshold))),
-        "alpha": repr(alpha),
-        "delta": json.dumps(delta),
-        "calibration_images": str(len(narrow)),
-    }
+    entries = {"threshold": repr(float(np.float32(threshold))), "alpha": repr(alpha), "delta": json.dumps(delta)}
+    entries["calibration_images"] = str(len(narrow))
     set_metadata(model, metadata(model) | {PREFIX + key: value for key, value in entries.items()})
 
 
 def has_early_exit(model: Any) -> bool:
-    """Whether a model asks all anchors of some images only."""
+    """Whether a model uses all anchors for some images only."""
     return any(tensor.name == EXIT_THRESHOLD for tensor in model.graph.initializer)
 
 

@@ -1,4 +1,4 @@
-"""A detector as one torch module, from uint8 images to the verdict: what is exported."""
+"""A detector as one torch module, from uint8 images to its results, for export."""
 
 import copy
 from collections.abc import Sequence
@@ -21,13 +21,7 @@ OUTPUTS = ("label", "probability", "score", "tau", "p_value", "is_ood")
 
 
 class FrozenAnchors(nn.Module):
-    """The anchored layer for frozen anchors, whose part is a constant: the weights of ``layer_c`` are gone.
-
-    Args:
-        layer: The anchored layer.
-        maps: The anchors' part, (K, 1, ...).
-        views: The number of the augmented view of the image that each anchor is paired with.
-    """
+    """The anchored layer with the anchors' part as a constant (K, 1, ...); anchor k has view ``views[k]``."""
 
     anchor_maps: Tensor
 
@@ -46,21 +40,15 @@ class FrozenAnchors(nn.Module):
 
 
 class Graph(nn.Module):
-    """Images (B, D, H, W) in uint8 -> the tensors that `names` lists.
+    """Images (B, D, H, W) in uint8 -> the tensors listed in `names`.
 
-    What calibration learned stands in buffers of its own, with stand-ins for values: distinct ones, so that no
-    optimizer merges two of them. `kedge.export.file.write_calibration` puts the values in, by name.
+    The calibration is in buffers with placeholder values, distinct so that no optimizer merges two of them;
+    `kedge.export.file.write_calibration` sets them by name.
 
     Args:
-        detector: One that `check_exportable` let pass.
-        which: The anchors to ask; by default all. Where these are not the first, `forward` takes the hypotheses of
-            those before them as well.
-
-    Example:
-        >>> from kedge.detectors import MSP
-        >>> graph = Graph(MSP(nn.Sequential(nn.Flatten(), nn.Linear(12, 2))))
-        >>> dict(zip(graph.names, graph(torch.zeros(4, 3, 2, 2, dtype=torch.uint8))))["label"].shape
-        torch.Size([4])
+        detector: An exportable detector; see `check_exportable`.
+        which: The anchors to use; by default all. If they are not the first, `forward` also takes the logits of those
+            before them.
     """
 
     threshold: Tensor
@@ -68,46 +56,45 @@ class Graph(nn.Module):
     def __init__(self, detector: Detector, which: range | None = None) -> None:
         super().__init__()
         check_exportable(detector)
-        self._detector = (detector,)
-        self.which = which
-        asked = which or range(detector.net.k if isinstance(detector.net, Anchored) else 0)
-        turns = detector.tta if isinstance(detector, AMP) else 1
-        self.views = [number % turns for number in asked]  # of the image, one for each anchor
-        self.net = _bare(detector.net, asked, self.views)
+        self._detector, self.which = (detector,), which
+        anchors = which or range(detector.net.k if isinstance(detector.net, Anchored) else 0)
+        count = detector.tta if isinstance(detector, AMP) else 1
+        self.views = [number % count for number in anchors]  # of the image, one for each anchor
+        self.net = _bare(detector.net, anchors, self.views)
         self.calibration, self.probability = nn.Module(), nn.Module()
         self.calibration.register_buffer("scores", torch.tensor([0.1251, 0.2502, 0.3753]))
-        self.calibration.register_buffer("ranks", torch.tensor(4.1254))  # n + 1, what ranks are divided by
+        self.calibration.register_buffer("ranks", torch.tensor(4.1254))  # n + 1, by which ranks are divided
         self.probability.register_buffer("temperature", torch.tensor(1.1255))
         self.register_buffer("threshold", torch.tensor(0.6256))
         self.eval()
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Of the outputs; those behind the last of `OUTPUTS` are none of the file, but have their names there."""
+        """Names of the outputs; those after the last of `OUTPUTS` are tensors inside the file only."""
         inside = ("logits",) if self.which is None else ("logits", "hypotheses")
         return (*(name for name in OUTPUTS if self._detector[0].has_tau or name != "tau"), *inside)
 
     def forward(self, images: Tensor, known: Tensor | None = None) -> tuple[Tensor, ...]:
-        """The verdict on a batch; ``known`` are the hypotheses of the anchors before these, (B, K', C)."""
-        out, hypotheses = self._outputs(self.net.normalise(images), known)
+        """Results for a batch; ``known`` are the logits under the anchors before these, (B, K', C)."""
+        out, logits_k = self._outputs(self.net.normalise(images), known)
         scaled = out.logits / cast(Tensor, self.probability.temperature)
         at_least = out.score[:, None] <= cast(Tensor, self.calibration.scores)  # (B, n)
         # Counts are whole numbers, which float32 holds exactly up to 2^24.
         p_value = (1 + at_least.to(torch.float32).sum(dim=1)) / cast(Tensor, self.calibration.ranks)
-        found = {
+        results = {
             "label": out.logits.argmax(dim=1),
             "probability": scaled.softmax(dim=1).amax(dim=1),
             "score": out.score,
             "tau": out.tau,
             "p_value": p_value,
-            "is_ood": ~(out.score <= self.threshold),  # not ">", so that a score that is no number is flagged
+            "is_ood": ~(out.score <= self.threshold),  # not ">", so that NaN is flagged
             "logits": out.logits,
-            "hypotheses": hypotheses.transpose(0, 1),  # images first, as everything else that leaves the graph
+            "hypotheses": logits_k.transpose(0, 1),  # images first, as all outputs
         }
-        return tuple(cast(Tensor, found[name]) for name in self.names)
+        return tuple(cast(Tensor, results[name]) for name in self.names)
 
     def _outputs(self, x: Tensor, known: Tensor | None) -> tuple[Outputs, Tensor]:
-        """What the detector makes of normalised images, and the hypotheses (K, B, C) that it makes it of."""
+        """The detector's outputs for normalised images, and the per-anchor logits (K, B, C)."""
         detector = self._detector[0]
         if isinstance(detector, Student):
             out = detector.of_output(self.net.network(x))
@@ -116,49 +103,40 @@ class Graph(nn.Module):
         # All rows, though the layer reads only the first of each view: networks may read B off their input.
         folded = torch.cat([seen[number] for number in self.views]) if self.views else x
         rows = logits_of(self.net.network(folded))
-        hypotheses = rows.view(len(self.views) or 1, -1, rows.shape[1])
+        logits_k = rows.view(len(self.views) or 1, -1, rows.shape[1])
         if known is not None:
-            hypotheses = torch.cat([known.transpose(0, 1), hypotheses])
+            logits_k = torch.cat([known.transpose(0, 1), logits_k])
         if isinstance(detector, AMP):
-            return detector.of_per_anchor_logits(hypotheses), hypotheses
-        logits = hypotheses.mean(dim=0) if self.views else hypotheses[0]
-        return cast("LogitDetector | TemperatureScaling", detector).of_logits(logits), hypotheses
+            return detector.of_per_anchor_logits(logits_k), logits_k
+        logits = logits_k.mean(dim=0) if self.views else logits_k[0]
+        return cast("LogitDetector | TemperatureScaling", detector).of_logits(logits), logits_k
 
 
 def check_exportable(detector: Detector) -> None:
-    """Raise an `InputError` that says why, if a detector is no function that an ONNX file can hold.
-
-    Example:
-        >>> from kedge.detectors import ODIN
-        >>> check_exportable(ODIN(nn.Sequential(nn.Flatten(), nn.Linear(12, 2))))
-        Traceback (most recent call last):
-        kedge.errors.InputError: detector must be AMP, Student, MSP, MaxLogit, Entropy, Energy or TemperatureScaling...
-    """
-    if not reads_logits_alone(detector):
-        came = type(detector).__name__
-        raise InputError(
-            f"detector must be AMP, Student, MSP, MaxLogit, Entropy, Energy or TemperatureScaling; got {came}, which "
-            "is more than a function of the logits: run it with kedge"
-        )
+    """Raise an `InputError` with the reason if an ONNX file cannot hold a detector."""
     net = detector.net
+    if not reads_logits_alone(detector):
+        raise InputError(
+            "detector must be AMP, Student, MSP, MaxLogit, Entropy, Energy or TemperatureScaling; got "
+            f"{type(detector).__name__}, which is more than a function of the logits: run it with kedge"
+        )
     if type(net) not in (Classifier, Anchored):
         raise InputError(f"detector must have one network; got {type(net).__name__}: export one of its members")
     if isinstance(net, Anchored) and net.per_image is not None:
         raise InputError(
-            "detector must share its anchors between images; this one chooses each image's own by a hash of its "
-            'pixels, which is no operation of ONNX: fit one with variant="paper" (and tau="mean", for the other tau)'
+            "detector must share its anchors between images; this one chooses them by a hash of the pixels, which "
+            'ONNX cannot compute: fit one with variant="paper" (and tau="mean", for the other tau)'
         )
     if net.mean.dtype != torch.float32:
         raise InputError(
-            f"detector must have a network in float32, got {net.mean.dtype}; convert it by net.float(), then fit and "
-            "calibrate again"
+            f"detector must have a network in float32, got {net.mean.dtype}; call net.float(), fit and calibrate again"
         )
     if detector.preprocess is not None and not detector.preprocess.is_image:
         raise InputError(f"detector must take images (D, H, W); this one takes inputs {detector.preprocess.shape}")
 
 
 def _bare(net: Classifier, which: range, views: Sequence[int]) -> Classifier:
-    """A copy on the CPU that holds nothing but what evaluation under some of its anchors needs."""
+    """A copy on the CPU with only what evaluation under some of its anchors needs."""
     copied = copy.deepcopy(net).cpu()
     copied.to(memory_format=torch.contiguous_format)  # type: ignore[call-overload]  # torch's own stubs lack it
     copied.outliers = None

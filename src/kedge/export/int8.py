@@ -76,7 +76,7 @@ def quantise(
         quantised = _quantised(model, given, quantization)
     else:
         few, rest, passes = both
-        known = {"known": _hypotheses(few, given)}
+        known = {"known": _first_logits(few, given)}
         quantised = join(_quantised(few, given, quantization), _quantised(rest, given | known, quantization), passes)
     set_metadata(quantised, facts | {f"{PREFIX}quantised": "int8"})
     write_model(_recalibrated(quantised, held_out, engine, None, None, seen=fingerprints(chosen)), out)
@@ -137,53 +137,39 @@ def _recalibrated(
     preprocess = preprocess_of(facts)
     if has_early_exit(model):
         why = "the file learns from one which images need all anchors, and its threshold from the other"
-        mine, other = halves(held_out, preprocess, why)
-        held_out = list(zip(other.images, other.labels.tolist(), strict=True))
-        two, all_ = (
-            _settled_at(model, bound, mine.images, preprocess, engine, seen) for bound in (math.inf, -math.inf)
-        )
-        set_tensors(model, {EXIT_THRESHOLD: np.float32(exit_threshold(two, all_, alpha))})
-    scores, logits, labels = _scored(model, preprocess, held_out, engine, seen)
-    known = labels >= 0
-    if not bool(known.any()):
+        first, second = halves(held_out, preprocess, why)
+        held_out = list(zip(second.images, second.labels.tolist(), strict=True))
+        scores = []
+        for bound in (math.inf, -math.inf):  # every image exits early, or none
+            set_tensors(model, {EXIT_THRESHOLD: np.float32(bound)})
+            scores.append(_scored(model, preprocess, first.images, engine, seen)[0])
+        set_tensors(model, {EXIT_THRESHOLD: np.float32(exit_threshold(scores[0], scores[1], alpha))})
+    own_scores, logits, labels = _scored(model, preprocess, held_out, engine, seen)
+    has_label = labels >= 0
+    if not bool(has_label.any()):
         held = {tensor.name: tensor for tensor in model.graph.initializer}
         temperature = float(needs("onnx", "onnx").numpy_helper.to_array(held[TEMPERATURE]))
     else:
-        wrong = logits[known].argmax(dim=1) != labels[known]
-        temperature = calibration.fit_temperature(logits[known], labels[known]) if bool(wrong.any()) else 1.0
-    threshold = calibration.threshold(scores, alpha, delta)
-    write_calibration(model, scores, threshold=threshold, temperature=temperature, alpha=alpha, delta=delta)
+        wrong = logits[has_label].argmax(dim=1) != labels[has_label]
+        temperature = calibration.fit_temperature(logits[has_label], labels[has_label]) if bool(wrong.any()) else 1.0
+    threshold = calibration.threshold(own_scores, alpha, delta)
+    write_calibration(model, own_scores, threshold=threshold, temperature=temperature, alpha=alpha, delta=delta)
     set_metadata(model, metadata(model) | {f"{PREFIX}engine": engine})
     return model
-
-
-def _settled_at(
-    model: Any, bound: float, images: Tensor, preprocess: Preprocess, engine: str, seen: Tensor | None
-) -> Tensor:
-    """The scores of images if those up to a bound were settled."""
-    set_tensors(model, {EXIT_THRESHOLD: np.float32(bound)})
-    return _scored(model, preprocess, images, engine, seen)[0]
 
 
 def _scored(
     model: Any, preprocess: Preprocess, images: Any, engine: str, seen: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Scores, logits and labels of images, -1 for no label; images with a fingerprint in ``seen`` are refused."""
-    onnx = needs("onnx", "onnx")
-    probe = onnx.ModelProto()
-    probe.CopyFrom(model)
-    set_metadata(probe, {key: value for key, value in metadata(model).items() if key != f"{PREFIX}engine"})
-    probe.graph.output.append(onnx.helper.make_tensor_value_info("logits", onnx.TensorProto.FLOAT, ["N", None]))
     scores, logits, labels = [], [], []
     with tempfile.TemporaryDirectory(prefix="kedge-") as folder:
-        write_model(probe, Path(folder) / "probe.onnx")
-        detector = OnnxDetector(Path(folder) / "probe.onnx", engine=engine)
+        file = Path(folder) / "probe.onnx"
+        file.write_bytes(_probe(model, "logits", 2))
+        detector = OnnxDetector(file, engine=engine)
         for x, y in batches(images, preprocess, size=BATCH):
             if seen is not None and len(shared(seen, fingerprints(x))):
-                raise InputError(
-                    "held_out must be other images than training_images; some are in both: use images that were not "
-                    "seen before"
-                )
+                raise InputError("held_out must be other images than training_images; some are in both: use new ones")
             outputs = detector(x)
             scores.append(torch.from_numpy(outputs["score"]))
             logits.append(torch.from_numpy(outputs["logits"]))
@@ -202,16 +188,22 @@ class _Reader:
         return None if start is None else {name: rows[start : start + BATCH] for name, rows in self.given.items()}
 
 
-def _hypotheses(few: Any, given: Mapping[str, NDArray[Any]]) -> NDArray[Any]:
+def _first_logits(few: Any, given: Mapping[str, NDArray[Any]]) -> NDArray[Any]:
     """The logits of the images under the first anchors, (N, K, C): an input of the graph of the others."""
-    onnx, runtime = needs("onnx", "onnx"), package("onnxruntime")
-    probe = onnx.ModelProto()
-    probe.CopyFrom(few)
-    probe.graph.output.append(
-        onnx.helper.make_tensor_value_info("hypotheses", onnx.TensorProto.FLOAT, ["N", None, None])
-    )
-    session, reader = runtime.InferenceSession(probe.SerializeToString()), _Reader(given)
+    session, reader = package("onnxruntime").InferenceSession(_probe(few, "hypotheses", 3)), _Reader(given)
     return np.concatenate([session.run(["hypotheses"], part)[0] for part in iter(reader.get_next, None)])
+
+
+def _probe(model: Any, output: str, ndim: int) -> bytes:
+    """A copy of a model with a tensor inside it as an output too, for any engine."""
+    onnx = needs("onnx", "onnx")
+    probe = onnx.ModelProto()
+    probe.CopyFrom(model)
+    set_metadata(probe, {key: value for key, value in metadata(model).items() if key != f"{PREFIX}engine"})
+    shape = ["N", *[None] * (ndim - 1)]
+    probe.graph.output.append(onnx.helper.make_tensor_value_info(output, onnx.TensorProto.FLOAT, shape))
+    content: bytes = probe.SerializeToString()
+    return content
 
 
 def _float_nodes(model: Any) -> list[str]:

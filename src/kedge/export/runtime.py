@@ -80,12 +80,7 @@ class OnnxDetector:
 
 
 def as_uint8(images: torch.Tensor) -> torch.Tensor:
-    """Images in [0, 1] as 8-bit ones.
-
-    Example:
-        >>> as_uint8(torch.tensor([0.0, 0.5, 1.0]))
-        tensor([  0, 128, 255], dtype=torch.uint8)
-    """
+    """Images in [0, 1] as 8-bit ones."""
     return images if images.dtype == torch.uint8 else (images * 255).round().clamp(0, 255).to(torch.uint8)
 
 

@@ -93,10 +93,10 @@ def train(
     loss = loss or default_loss(classifier)
     count = loss.outliers_per_image * loader.batch
     _check(classifier, loss, outliers)
-    beside = OutlierLoader(outliers, chosen, seed, count, loader.preprocess, **where) if count else None
+    outlier_loader = OutlierLoader(outliers, chosen, seed, count, loader.preprocess, **where) if count else None
     with torch.random.fork_rng():  # dropout draws from torch's global generators, which are restored afterwards
-        prepare(classifier, data, loader, beside, seed)
-        trainer = Trainer(classifier, data, loader, beside, loss, chosen, seed, engine, directory, tensorboard)
+        prepare(classifier, data, loader, outlier_loader, seed)
+        trainer = Trainer(classifier, data, loader, outlier_loader, loss, chosen, seed, engine, directory, tensorboard)
         trainer.run(resume, checkpoint_seconds, validation, progress)
     classifier.eval()
     return classifier
@@ -107,9 +107,9 @@ def prepare(net: Classifier, data: Any, loader: TrainLoader, outliers: OutlierLo
     torch.manual_seed(mix_seed(seed))  # for the data set's own random transforms
     if not net.has_statistics:
         net.set_statistics(*statistics(data, loader.preprocess, seed=seed))
-    look = getattr(net.network, "prepare", None)
-    if look is not None:  # a network that is initialized from normalized images
-        look(net.normalise(sample(data, loader.preprocess, seed=seed).to(net.mean.device)))
+    initialize = getattr(net.network, "prepare", None)
+    if initialize is not None:  # a network that is initialized from normalized images
+        initialize(net.normalise(sample(data, loader.preprocess, seed=seed).to(net.mean.device)))
     if isinstance(net, Anchored) and net.anchors is None:
         net.set_anchors(choose(data, loader.preprocess, DEFAULT_K, "random", seed))
     if outliers is not None:

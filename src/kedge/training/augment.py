@@ -15,13 +15,7 @@ from kedge.training.recipes import Recipe
 
 
 def uniforms(seed: int, epoch: int, indices: Tensor, n: int) -> Tensor:
-    """``n`` uniform numbers in [0, 1) for each image index, (B,) -> (B, n), independent of the batch and process.
-
-    Example:
-        >>> together = uniforms(0, 1, torch.arange(4), 2)
-        >>> bool((uniforms(0, 1, torch.tensor([3]), 2) == together[3]).all())
-        True
-    """
+    """``n`` uniform numbers in [0, 1) for each image index, (B,) -> (B, n), independent of the batch and process."""
     first = indices.cpu().numpy().astype(np.uint64)[:, None] * np.uint64(n)  # (B, 1)
     keys: NDArray[np.uint64] = np.add(first, np.arange(n), dtype=np.uint64, casting="unsafe")
     for salt in (seed, epoch):
@@ -32,16 +26,7 @@ def uniforms(seed: int, epoch: int, indices: Tensor, n: int) -> Tensor:
 def crop_and_flip(images: Tensor, draws: Tensor, *, padding: int, flip: bool, pad: str = "zeros") -> Tensor:
     """Shift each image by up to ``padding`` pixels, and flip it if its last draw is below one half.
 
-    Args:
-        images: (B, D, H, W).
-        draws: Uniform numbers (B, 3) for row, column and flip.
-        padding: Pixels on each side.
-        flip: Whether to flip horizontally.
-        pad: Padding: ``"zeros"`` or ``"reflect"``.
-
-    Example:
-        >>> crop_and_flip(torch.ones(2, 1, 4, 4), torch.zeros(2, 3), padding=0, flip=False).sum()
-        tensor(32.)
+    ``draws`` (B, 3) are uniform numbers for row, column and flip; ``pad`` is ``"zeros"`` or ``"reflect"``.
     """
     height, width = images.shape[2:]
     draws = draws.to(images.device)
@@ -49,8 +34,7 @@ def crop_and_flip(images: Tensor, draws: Tensor, *, padding: int, flip: bool, pa
     columns = torch.arange(width, device=images.device) + (draws[:, 1:2] * (2 * padding + 1)).long()  # (B, W)
     if flip:
         columns = torch.where(draws[:, 2:3] < 0.5, columns.flip(1), columns)
-    if padding and pad == "reflect":
-        # reflect does not support uint8
+    if padding and pad == "reflect":  # which does not support uint8
         padded = F.pad(images.float(), (padding,) * 4, mode="reflect").to(images.dtype)
     else:
         padded = F.pad(images, (padding,) * 4) if padding else images
@@ -73,10 +57,7 @@ def augment(images: Tensor, recipe: Recipe, seed: int, epoch: int, index: Tensor
 def random_resized_crop(image: Image.Image, preprocess: Preprocess, draws: Tensor) -> Image.Image:
     """Crop a random part, 8 to 100 % of the area with aspect ratio 3:4 to 4:3, and resize it to the network's input.
 
-    Args:
-        image: Of any size.
-        preprocess: Sets the size and the filter.
-        draws: Uniform numbers, four for each attempt to fit such a part into the image.
+    ``draws`` are uniform numbers, four for each attempt to fit such a part into the image.
     """
     target = (preprocess.shape[2], preprocess.shape[1])
     return image.resize(target, FILTERS[preprocess.resize], box=_box(image.width, image.height, draws))

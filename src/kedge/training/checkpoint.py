@@ -21,17 +21,10 @@ from kedge.io import artifact
 
 # Words of checkpoints before version 3, as keys or values.
 RENAMED = {
-    "optimiser": "optimizer",
-    "objective": "loss",
-    "settle": "clean_final_fraction",
-    "spread": "per_sample",
-    "made": "synthetic_outliers",
-    "made outliers": "synthetic outliers",
-    "grey": "gray",
-    "jigsaw": "patch_shuffle",
-    "remix": "hybrid",
-    "recolour": "recolor",
-}
+    "optimiser": "optimizer", "objective": "loss", "settle": "clean_final_fraction", "spread": "per_sample",
+    "made": "synthetic_outliers", "made outliers": "synthetic outliers", "grey": "gray", "jigsaw": "patch_shuffle",
+    "remix": "hybrid", "recolour": "recolor",
+}  # fmt: skip
 
 
 @dataclass
@@ -152,12 +145,8 @@ def _upgraded(
     """Header and tensors of version 2 in the words and layout of version 3.
 
     Version 2 numbered the optimizer's values by parameter, and had one layer for [c, x - c], which is now a pair:
-    ``layer_c`` for the first half of its inputs and ``layer_x``, with the bias, for the second.
-
-    Args:
-        header: Of the file.
-        tensors: Of the file.
-        names: Names of the parameters now, in the optimizer's order.
+    ``layer_c`` for the first half of its inputs and ``layer_x``, with the bias, for the second. ``names`` are those
+    of the parameters now, in the optimizer's order.
     """
     run = _renamed(header["run"])
     anchored = run["network"]["anchored"]

@@ -26,10 +26,9 @@ NEEDS_PICTURES = "resized_crop cuts from large images: pass a data set of PIL im
 
 @dataclass(frozen=True)
 class TrainBatch:
-    """One process's part of a step's images.
+    """One process's part of a step: ``x`` are the rows from ``first`` on of ``among``, the images to draw anchors from.
 
-    Anchors are drawn from the images ``among``, of which ``x`` are the rows from ``first`` on. ``index`` are the
-    indices of ``x`` in the data set, or None if unknown.
+    ``index`` are the indices of ``x`` in the data set, or None if unknown.
     """
 
     x: Tensor
@@ -146,23 +145,17 @@ class AugmentedDataset(Dataset[tuple[Tensor, int]]):
             x, y = torch.utils.data.default_collate([self[key] for key in keys])
             return to_unit(x), y
         epochs, index = torch.tensor(keys).unbind(1)
-        parts = [
-            augment(self.data.images[part], self.recipe, self.seed, int(epoch), part)
-            for epoch in epochs.unique()  # ascending, as in the keys
-            for part in [index[epochs == epoch]]
-        ]
+        parts = []
+        for epoch in epochs.unique():  # ascending, as in the keys
+            part = index[epochs == epoch]
+            parts.append(augment(self.data.images[part], self.recipe, self.seed, int(epoch), part))
         y = index if self.data.labels is None else self.data.labels[index]
         return to_unit(torch.cat(parts)), y
 
     def loader(self, batches: Iterable[list[tuple[int, int]]], workers: int, seed: int) -> "DataLoader[Any]":
         """A data loader of these batches."""
-        return DataLoader(
-            self,
-            batch_sampler=batches,
-            num_workers=0 if isinstance(self.data, ImageSet) else workers,
-            collate_fn=_as_is,
-            generator=torch.Generator().manual_seed(seed),
-        )
+        count, generator = 0 if isinstance(self.data, ImageSet) else workers, torch.Generator().manual_seed(seed)
+        return DataLoader(self, batch_sampler=batches, num_workers=count, collate_fn=_as_is, generator=generator)
 
 
 def make_loader(
@@ -172,10 +165,8 @@ def make_loader(
     if recipe.batch % world:
         raise InputError(f"batch must divide among {world} processes; got {recipe.batch}")
     if not isinstance(data, DataLoader) and not (hasattr(data, "__getitem__") and hasattr(data, "__len__")):
-        raise InputError(
-            f"data must be an ImageSet, a data set or a data loader, got {type(data).__name__}; "
-            "ImageSet.from_arrays makes a set of arrays"
-        )
+        kind = type(data).__name__
+        raise InputError(f"data must be an ImageSet (ImageSet.from_arrays), a data set or a data loader, got {kind}")
     if isinstance(data, ImageSet):
         _check_set(data, recipe, preprocess)
     preprocess = preprocess or Preprocess(shape_of_inputs(data))
@@ -186,9 +177,7 @@ def make_loader(
     else:
         loader = SetLoader(data, recipe, seed, rank, world, workers, preprocess)
     if loader.steps == 0:
-        raise InputError(
-            f"data must hold at least one batch of {recipe.batch} images, got {loader.images}; lower batch"
-        )
+        raise InputError(f"data must hold a batch of at least {recipe.batch} images, got {loader.images}; lower batch")
     return loader
 
 
@@ -206,18 +195,13 @@ def _check_set(data: ImageSet, recipe: Recipe, preprocess: Preprocess | None) ->
     """Raise an error if an `ImageSet` cannot be trained on."""
     if data.labels is None:
         raise InputError(f"data must have labels to train on; the set {data.name!r} has none")
-    if int(data.labels.min()) < 0 or len(data.labels.unique()) < 2:
-        raise InputError(
-            f"labels must be 0, 1, ... with at least two classes, got {data.labels.unique().tolist()[:5]} "
-            f"in the set {data.name!r}"
-        )
+    classes, shape = data.labels.unique().tolist(), tuple(data.images.shape[1:])
+    if classes[0] < 0 or len(classes) < 2:
+        raise InputError(f"labels must be 0, 1, ... with at least two classes, got {classes[:5]} in {data.name!r}")
     if recipe.resized_crop:
         raise InputError(NEEDS_PICTURES)
-    shape = tuple(data.images.shape[1:])
     if preprocess is not None and preprocess.shape != shape:
-        raise InputError(
-            f"preprocess must have the shape of the images of an ImageSet, {shape}; got {preprocess.shape}"
-        )
+        raise InputError(f"preprocess must have the shape of the images, {shape}; got {preprocess.shape}")
 
 
 def _as_is(batch: Any) -> Any:

@@ -214,13 +214,7 @@ class SyntheticOutliers(Loss):
 
 
 def default_loss(net: Classifier) -> Loss:
-    """Loss of a network for which none is given: with synthetic outliers if its anchoring options say so.
-
-    Example:
-        >>> from kedge import anchor
-        >>> default_loss(anchor(torch.nn.Linear(4, 2), variant="recommended")).config()["share"]
-        0.2
-    """
+    """Cross entropy, with synthetic outliers if the network's anchoring options include them."""
     share = net.options.synthetic_outliers if isinstance(net, Anchored) else 0.0
     return SyntheticOutliers(share) if share else CrossEntropy()
 
@@ -228,8 +222,7 @@ def default_loss(net: Classifier) -> Loss:
 def _interleaved(images: int, outliers: int, first: int, count: int) -> tuple[Tensor, slice]:
     """Order that spreads outliers evenly among images, and its rows from image ``first`` to the next ``count`` images.
 
-    So the images of one process and its part of the outliers are neighbors, and the order is the same for any number
-    of processes.
+    It is the same for any number of processes, and each process's images and part of the outliers are neighbors.
     """
     position = torch.cat([torch.arange(images) / images, (torch.arange(outliers) + 0.5) / max(1, outliers)])
     order = position.argsort(stable=True)

@@ -13,6 +13,7 @@ from kedge.training.recipes import Recipe
 
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # of a quintic that pulls singular values into about [0.7, 1.2]
 ITERATIONS = 3
+BETAS = (0.85, 0.95)  # of Adam
 REST = 1 / 12  # Adam's learning rate for parameters that are not matrices, as a fraction of Muon's
 HEAD = 10.0  # factor for the last layer, which starts far from where it ends
 
@@ -25,13 +26,8 @@ def make_optimizer(net: Classifier, recipe: Recipe) -> torch.optim.Optimizer:
     """
     everything: list[dict[str, Any]] = [{"params": list(net.parameters()), "scale": 1.0}]
     if recipe.optimizer == "sgd":
-        return torch.optim.SGD(
-            everything,
-            lr=recipe.lr,
-            momentum=recipe.momentum,
-            weight_decay=recipe.weight_decay,
-            nesterov=recipe.nesterov,
-        )
+        options: dict[str, Any] = {"momentum": recipe.momentum, "nesterov": recipe.nesterov}
+        return torch.optim.SGD(everything, lr=recipe.lr, weight_decay=recipe.weight_decay, **options)
     if recipe.optimizer == "adam":
         return torch.optim.AdamW(everything, lr=recipe.lr, weight_decay=recipe.weight_decay)
     kinds = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Linear)
@@ -69,11 +65,7 @@ class Muon(torch.optim.Optimizer):
     Muon steps by the orthogonalized momentum and keeps each weight at a norm of the square root of its number of rows,
     so that a learning rate means the same relative change for each weight.
 
-    Args:
-        groups: Parameter groups, with or without ``muon=True``.
-        lr: Learning rate of groups without their own.
-        momentum: Nesterov momentum of Muon.
-        betas: Of Adam.
+    ``momentum`` is the Nesterov momentum of Muon, ``betas`` are those of Adam.
 
     Example:
         >>> layer = torch.nn.Linear(3, 2)
@@ -83,12 +75,7 @@ class Muon(torch.optim.Optimizer):
     """
 
     def __init__(
-        self,
-        groups: Iterable[dict[str, Any]],
-        *,
-        lr: float,
-        momentum: float = 0.6,
-        betas: tuple[float, float] = (0.85, 0.95),
+        self, groups: Iterable[dict[str, Any]], *, lr: float, momentum: float = 0.6, betas: tuple[float, float] = BETAS
     ) -> None:
         super().__init__(groups, {"lr": lr, "momentum": momentum, "betas": betas, "muon": False})
 
@@ -124,15 +111,6 @@ class WeightAverage:
 
     torch's `AveragedModel` is not used: its first update copies instead of averaging, and with ``use_buffers`` it
     averages integer buffers (fingerprints of outliers) too.
-
-    Example:
-        >>> net = nn.Linear(1, 1, bias=False)
-        >>> _ = nn.init.zeros_(net.weight)
-        >>> average = WeightAverage(net, decay=0.9)
-        >>> _ = nn.init.ones_(net.weight)
-        >>> average.update(net)
-        >>> average.values["weight"]
-        tensor([[0.1000]])
     """
 
     def __init__(self, net: nn.Module, decay: float) -> None:

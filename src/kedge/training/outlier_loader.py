@@ -17,47 +17,21 @@ from kedge.training.recipes import Recipe
 class OutlierLoader:
     """Repeats a set of images endlessly, in a new order and with new crops each time.
 
-    Step s takes ``count`` images from position s * count on, so a resumed run continues with the same images.
-
-    Args:
-        data: An `ImageSet` or a data set; labels are ignored.
-        recipe: Sets crops and flips.
-        seed: Random seed of the order and the crops.
-        count: Images per step, over all processes.
-        preprocess: That of the training images.
-        rank: Number of this process.
-        world: Number of processes.
-        workers: Processes that read a data set.
-
-    Example:
-        >>> data = ImageSet(torch.zeros(5, 1, 8, 8, dtype=torch.uint8))
-        >>> loader = OutlierLoader(data, Recipe(epochs=1), 0, 4, Preprocess((1, 8, 8)))
-        >>> x, index = next(loader.batches(0))
-        >>> x.shape
-        torch.Size([4, 1, 8, 8])
+    Step s takes ``count`` images from position s * count on (over all processes), so a resumed run continues
+    with the same images.
     """
 
     def __init__(
-        self,
-        data: Any,
-        recipe: Recipe,
-        seed: int,
-        count: int,
-        preprocess: Preprocess,
-        *,
-        rank: int = 0,
-        world: int = 1,
-        workers: int = 0,
-    ) -> None:
+        self, data: Any, recipe: Recipe, seed: int, count: int, preprocess: Preprocess,
+        *, rank: int = 0, world: int = 1, workers: int = 0,
+    ) -> None:  # fmt: skip
         if not (hasattr(data, "__getitem__") and hasattr(data, "__len__")) or isinstance(data, DataLoader):
             raise InputError(f"outliers must be an ImageSet or a data set, got {type(data).__name__}")
         if len(data) == 0:
             raise InputError("outliers must hold at least one image; the set is empty")
         if isinstance(data, ImageSet) and tuple(data.images.shape[1:]) != preprocess.shape:
-            raise InputError(
-                f"outliers must have the shape of the training images, {preprocess.shape}; got "
-                f"{tuple(data.images.shape[1:])}"
-            )
+            shape = tuple(data.images.shape[1:])
+            raise InputError(f"outliers must have the shape of the training images, {preprocess.shape}; got {shape}")
         self.data, self.workers = data, workers
         self.seed = mix_seed(seed, 1)  # other draws than for the training images
         self.source = AugmentedDataset(data, preprocess, recipe, self.seed, labelled=False)

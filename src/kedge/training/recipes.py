@@ -82,12 +82,7 @@ class Recipe:
         object.__setattr__(self, "milestones", tuple(self.milestones))
 
     def rate(self, epoch: float) -> float:
-        """Learning rate at a point of training, counted in epochs.
-
-        Example:
-            >>> Recipe(epochs=200, milestones=(60, 120, 160)).rate(60.5)
-            0.020000000000000004
-        """
+        """Learning rate at a point of training, counted in epochs."""
         if self.schedule == "steps":
             return float(self.lr * self.gamma ** sum(epoch >= milestone for milestone in self.milestones))
         peak = 0.0 if self.schedule == "linear" else self.epochs / 5
@@ -123,12 +118,7 @@ RECIPES = {
 
 
 def recipe(name: str | Recipe, **changes: Any) -> Recipe:
-    """Return a recipe by name, with changes.
-
-    Example:
-        >>> recipe("demo", batch=32).batch
-        32
-    """
+    """Return a recipe by name, with changes."""
     if isinstance(name, Recipe):
         return replace(name, **changes)
     if name not in RECIPES:

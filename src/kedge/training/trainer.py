@@ -91,11 +91,7 @@ class Trainer:
         }
 
     def run(
-        self,
-        resume: bool,
-        checkpoint_seconds: float,
-        validation: Any,
-        progress: Callable[[Progress], None] | None,
+        self, resume: bool, checkpoint_seconds: float, validation: Any, progress: Callable[[Progress], None] | None
     ) -> None:
         """Train to the end, from the last checkpoint or from the start."""
         self._resume(resume)
@@ -108,8 +104,8 @@ class Trainer:
                 outlier_set = None if self.outliers is None else self.outliers.data
                 self.loss.begin_epoch(self.net, self.data, outlier_set, self.loader.preprocess, epoch)
             self.net.train()
-            beside = itertools.repeat(None) if self.outliers is None else self.outliers.batches(position.step)
-            for batch, outliers in zip(self.loader.epoch(epoch, start), beside, strict=False):
+            outlier_batches = itertools.repeat(None) if self.outliers is None else self.outliers.batches(position.step)
+            for batch, outliers in zip(self.loader.epoch(epoch, start), outlier_batches, strict=False):
                 self.step(batch, outliers, epoch)
                 position.seconds = before + time.monotonic() - started
                 if progress is not None and self.engine.rank == 0:
@@ -184,16 +180,9 @@ class Trainer:
         )
 
     def _progress(self, epoch: int, seconds: float) -> Progress:
-        position = self.position
-        return Progress(
-            step=position.step,
-            steps=self.total,
-            epoch=epoch + 1,
-            epochs=self.recipe.epochs,
-            loss=position.loss_sum / position.seen,
-            accuracy=position.right / position.seen,
-            images_per_second=self.seen / seconds,
-        )
+        position, epochs = self.position, self.recipe.epochs
+        loss, accuracy = position.loss_sum / position.seen, position.right / position.seen
+        return Progress(position.step, self.total, epoch + 1, epochs, loss, accuracy, self.seen / seconds)
 
     def _end_epoch(self, epoch: int, validation: Any) -> None:
         position = self.position
