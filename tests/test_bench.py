@@ -435,5 +435,6 @@ def test_the_script_prints_its_tables(record, prepared):
     assert measured_share(prepared, result, "noise", 0.2) == pytest.approx((passes - 2) / 3, abs=1e-6)
     assert measured_share(prepared, {"early-exit": {"passes": {"noise": 2.0}}}, "noise", 0.2) == 0.0
     assert measured_share(prepared, {}, "noise", 0.2) == 0.2
+    assert script["seen_from"](kedge.load(prepared.folder / "detector.kedge"), 2, test).tta == 2
     assert len(script["some"](test, 7)) == 7
     assert np.array_equal(script["some"](test, 0).images, test.images)
