@@ -6,7 +6,7 @@
 
 Engines score the same images in turns, so that other load on the machine affects all alike. Printed are the images per
 second of each (median over turns), its time relative to one eager float32 forward pass of the unanchored network
-(median and quartiles of the ratio by turn), and with --memory the peak memory that it adds to a process of its own. With
+(median and quartiles of the ratio by turn), and with --memory the peak memory that it adds to its own process. With
 --peers, in the environment of `make peers`, pytorch-ood's detectors on the unanchored network are timed, too.
 
 Weights are random; early exit takes the share --open of the images to all anchors. With --shipped the detector that
