@@ -1,21 +1,18 @@
-"""What a verdict costs, in forward passes of the classifier that the user had.
+"""The cost of a detection, in forward passes of the unanchored classifier.
 
     python benchmarks/inference.py [--networks wrn-40-2 airbench] [--batches 1 32 256] [--repeats 9] [--threads T]
                                    [--memory] [--peers] [--quick] [--json PATH]
                                    [--shipped [--views V] [--data-dir DIR] [--images N] [--held-out N]]
 
-Every engine scores the same images in turns, so that whatever else the machine does falls on all alike. Printed are the
-images per second of each (the median over turns), its time over that of one plain eager forward pass in float32 of the
-same network without anchoring (the median of the ratio in each turn, and its quartiles), and with --memory the peak
-memory that the engine adds to a process of its own. Engines that are not installed are left out, with the reason. With
---peers, in the environment of `make peers`, pytorch-ood's detectors on the same network without anchoring, too.
+Engines score the same images in turns, so that other load on the machine affects all alike. Printed are the images per
+second of each (median over turns), its time relative to one eager float32 forward pass of the unanchored network
+(median and quartiles of the ratio by turn), and with --memory the peak memory that it adds to its own process. With
+--peers, in the environment of `make peers`, pytorch-ood's detectors on the unanchored network are timed, too.
 
-Weights are random: the time does not depend on them, but for early exit, which takes the share --open of the images
-to all anchors, as nearly as the number of images allows: its rows tell. With --shipped it is the detector that comes
-with kedge and, where CIFAR-10 and sets of other images are in the data folder, first what each engine costs in quality:
-every one is calibrated on its own scores and compared with the exact one, and the share that early exit leaves open
-is the one that it has on CIFAR-10's test images. With --views 1 all of its anchors see the image as it is, as in the
-paper.
+Weights are random; early exit takes the share --open of the images to all anchors. With --shipped the detector that
+comes with kedge is measured and, where CIFAR-10 and OOD sets are in the data folder, the quality of each engine,
+calibrated on its own scores, against the exact one; the share of early exit is then that on CIFAR-10's test images.
+With --views 1 all anchors are paired with the image itself, as in the paper.
 """
 
 import argparse
@@ -52,12 +49,8 @@ from kedge.studies.bench.turns import Quartiles, in_turns, ratios
 from kedge.studies.sets import FILES, find
 from kedge.threads import use_threads
 
-NETWORKS: dict[str, dict[str, int]] = {
-    "wrn-40-2": {},
-    "resnet18-cifar": {},
-    "compact": {"width": 32},
-    "airbench": {"width": 64},
-}
+NETWORKS: dict[str, dict[str, int]]
+NETWORKS = {"wrn-40-2": {}, "resnet18-cifar": {}, "compact": {"width": 32}, "airbench": {"width": 64}}
 QUICK = {"networks": ["compact"], "batches": [1, 32], "repeats": 3}
 SHIPPED = "cifar10"
 
@@ -125,7 +118,7 @@ def main() -> None:
 
 
 def pytorch_ood() -> Any:
-    """Its detectors, or an end that says where they are to be had."""
+    """Its detectors."""
     try:
         import_module("torchvision_ops")  # first
         return import_module("pytorch_ood.detector")
@@ -134,7 +127,7 @@ def pytorch_ood() -> Any:
 
 
 def peers(theirs: Any, net: kedge.Anchored, batch: int, repeats: int) -> list[dict[str, Any]]:
-    """pytorch-ood's detectors on the network without anchoring, in turns with one plain forward pass of it."""
+    """pytorch-ood's detectors on the network without anchoring, in turns with one forward pass of it."""
     plain = channels_last(without_anchors(net)).eval()
     layer = plain.network.feature_layers[-1]  # type: ignore[union-attr]
 
@@ -143,16 +136,16 @@ def peers(theirs: Any, net: kedge.Anchored, batch: int, repeats: int) -> list[di
 
     assert net.anchors is not None
     shape = tuple(net.anchors.shape[1:])
-    known = torch.utils.data.TensorDataset(noise_images(100, shape) / 255, torch.arange(100) % 10)
-    made = {
+    train = torch.utils.data.TensorDataset(noise_images(100, shape) / 255, torch.arange(100) % 10)
+    detectors = {
         "MSP": theirs.MaxSoftmax(plain),
         "Energy": theirs.EnergyBased(plain),
         "ODIN": theirs.ODIN(plain),
-        "Mahalanobis": theirs.Mahalanobis(features).fit(torch.utils.data.DataLoader(known, batch_size=50)),
+        "Mahalanobis": theirs.Mahalanobis(features).fit(torch.utils.data.DataLoader(train, batch_size=50)),
     }
     images = noise_images(batch, shape, seed=4)
     calls = {"unanchored": torch.inference_mode()(lambda: plain(images))}
-    for name, peer in made.items():  # ODIN takes a gradient
+    for name, peer in detectors.items():  # ODIN takes a gradient
         run = peer if name == "ODIN" else torch.no_grad()(peer.predict)
         calls[name] = lambda run=run: run(images / 255)
     times = in_turns(calls, repeats=repeats)
@@ -163,7 +156,7 @@ def peers(theirs: Any, net: kedge.Anchored, batch: int, repeats: int) -> list[di
             "images_per_second": batch / Quartiles.of(times[name]).median,
             "ratio": ratios(times[name], times["unanchored"]).median,
         }
-        for name in made
+        for name in detectors
     ]
 
 
@@ -192,31 +185,31 @@ class Sets:
         """The sets, or None with a note where they are not there."""
         try:
             sets = cls(data_dir, images, held_out)
+            if sets.ood:
+                return sets
+            reason = f"none of {', '.join(FILES.values())} is in the data folder"
         except KedgeError as error:
-            print(f"quality left out: {error}", file=sys.stderr)
-            return None
-        if not sets.ood:
-            print(f"quality left out: none of {', '.join(FILES.values())} is in the data folder", file=sys.stderr)
-            return None
-        return sets
+            reason = str(error)
+        print(f"quality left out: {reason}", file=sys.stderr)
+        return None
 
 
 def seen_from(detector: kedge.AMP, views: int, held_out: kedge.ImageSet) -> kedge.AMP:
-    """The same network and anchors, held against another number of views."""
-    made = kedge.AMP(detector.net, **detector.config() | {"views": views})
-    made.preprocess, made.classes = detector.preprocess, detector.classes
-    return made.calibrate(held_out)
+    """A detector with the same network and anchors and another number of augmented views."""
+    copied = kedge.AMP(detector.net, **detector.config() | {"tta": views})
+    copied.preprocess, copied.classes = detector.preprocess, detector.classes
+    return copied.calibrate(held_out)
 
 
 def some(images: kedge.ImageSet, most: int) -> kedge.ImageSet:
-    """So many images of a set, spread over all of it."""
+    """At most this many images of a set, evenly spaced."""
     if not most or len(images) <= most:
         return images
     return images.subset([place * len(images) // most for place in range(most)])
 
 
 def measured_share(prepared: Prepared, found: dict[str, Any], test: str, default: float) -> float:
-    """The share of test images that two hypotheses leave open; the default where no engine asks so few."""
+    """The share of test images that take all anchors; the default without early exit."""
     return full_share(found["early-exit"]["passes"][test], prepared.passes) if "early-exit" in found else default
 
 
@@ -238,7 +231,7 @@ def time_table(record: dict[str, Any]) -> Iterator[str]:
 
 
 def quality_table(found: dict[str, Any], test: str) -> Iterator[str]:
-    """What the engines cost in quality, as text."""
+    """The quality of the engines as text."""
     yield f"Quality beside the exact engine, on {test}; points are percentage points more than it has"
     for engine, values in found.items():
         passes = "" if values["passes"] is None else f", {values['passes'][test]:.2f} passes an image"
@@ -251,7 +244,7 @@ def quality_table(found: dict[str, Any], test: str) -> Iterator[str]:
 
 
 def note(what: str) -> None:
-    """Say what was done, where somebody watches."""
+    """Print the progress to a terminal."""
     if sys.stderr.isatty():
         print(f"\r\033[K{time.strftime('%H:%M:%S')} {what}", end="", file=sys.stderr, flush=True)
 

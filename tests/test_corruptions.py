@@ -46,7 +46,7 @@ def pixels(values):
 
 
 def is_cut(ours, values, slack=1e-3):
-    """Whether ``ours`` are the values, from [0, 1], without their fractions; ``slack``, in grey levels, is rounding."""
+    """Whether ``ours`` are the values, from [0, 1], without their fractions; ``slack``, in gray levels, is rounding."""
     levels = np.clip(values, 0, 1) * 255
     return ((np.floor(levels - slack) <= ours) & (ours <= np.floor(levels + slack))).all()
 
@@ -96,8 +96,8 @@ def test_gaussian_blur_is_bit_exact(scale, side, sigmas, channels):
 @pytest.mark.parametrize(("scale", "severity"), LEVELS)
 def test_gaussian_noise(scale, severity):
     sigma = PARAMETERS[scale]["gaussian_noise"][severity - 1][0]
-    grey = ImageSet(torch.full((30, 3, 32, 32), 128, dtype=torch.uint8))
-    noise = corrupt(grey, "gaussian_noise", severity, scale=scale, jpeg=None).images.double() / 255 - 128 / 255
+    gray = ImageSet(torch.full((30, 3, 32, 32), 128, dtype=torch.uint8))
+    noise = corrupt(gray, "gaussian_noise", severity, scale=scale, jpeg=None).images.double() / 255 - 128 / 255
     width = 0.5 / sigma  # clipped at black and white, half a unit away
     kept = math.erf(width / math.sqrt(2))
     density = math.exp(-(width**2) / 2) / math.sqrt(2 * math.pi)
@@ -128,8 +128,8 @@ def test_shot_noise(scale, severity):
 @pytest.mark.parametrize(("scale", "severity"), LEVELS)
 def test_impulse_noise(scale, severity):
     amount = PARAMETERS[scale]["impulse_noise"][severity - 1][0]
-    grey = ImageSet(torch.full((30, 3, 32, 32), 90, dtype=torch.uint8))
-    noisy = corrupt(grey, "impulse_noise", severity, scale=scale, jpeg=None).images
+    gray = ImageSet(torch.full((30, 3, 32, 32), 90, dtype=torch.uint8))
+    noisy = corrupt(gray, "impulse_noise", severity, scale=scale, jpeg=None).images
     assert set(noisy.unique().tolist()) == {0, 90, 255}
     spread = 4 * math.sqrt(amount / noisy.numel())
     assert (noisy == 0).double().mean() == pytest.approx(amount / 2, abs=spread)
@@ -164,37 +164,26 @@ def disk(radius, sigma):
     }
 
 
-@pytest.mark.parametrize(("scale", "severity"), [("cifar", s) for s in SEVERITIES] + [("imagenet", s) for s in (2, 5)])
-def test_defocus_blur(scale, severity):
-    def naive(x, rng, radius, sigma):
-        kernel = {offset: weight for offset, weight in disk(radius, sigma).items() if weight > 1e-12}
-        n = len(x)
-        out = np.zeros(x.shape)
-        for h, w in np.ndindex(n, n):
-            for (i, j), weight in kernel.items():
-                out[h, w] += weight * x[mirrored(h + i, n), mirrored(w + j, n)] / 255
-        return out
-
-    ours, expected = both("defocus_blur", scale, severity, one(16), naive)
-    assert is_cut(ours, expected)
+def defocus_blur(x, rng, radius, sigma):
+    kernel = {offset: weight for offset, weight in disk(radius, sigma).items() if weight > 1e-12}
+    n = len(x)
+    out = np.zeros(x.shape)
+    for h, w in np.ndindex(n, n):
+        for (i, j), weight in kernel.items():
+            out[h, w] += weight * x[mirrored(h + i, n), mirrored(w + j, n)] / 255
+    return out
 
 
-@pytest.mark.parametrize(("scale", "severity"), LEVELS)
-@pytest.mark.parametrize("channels", [1, 3])
-def test_glass_blur(scale, severity, channels):
-    def naive(x, rng, sigma, reach, passes):
-        y = pixels(gaussian_filter(x / 255, (sigma, sigma, 0), mode="nearest", truncate=4.0))
-        for _ in range(passes):
-            dy, dx = rng.integers(-reach, reach, size=(2, *x.shape[:2]))
-            for h in range(len(y) - reach, reach, -1):
-                for w in range(len(y) - reach, reach, -1):
-                    there = h + dy[h, w], w + dx[h, w]
-                    # As in the original: these are views of y, so that the line reads as a swap and copies.
-                    y[h, w], y[there] = y[there], y[h, w]
-        return pixels(gaussian_filter(y / 255, (sigma, sigma, 0), mode="nearest", truncate=4.0))
-
-    ours, expected = both("glass_blur", scale, severity, one(24, channels), naive)
-    assert (ours == expected).all()
+def glass_blur(x, rng, sigma, reach, passes):
+    y = pixels(gaussian_filter(x / 255, (sigma, sigma, 0), mode="nearest", truncate=4.0))
+    for _ in range(passes):
+        dy, dx = rng.integers(-reach, reach, size=(2, *x.shape[:2]))
+        for h in range(len(y) - reach, reach, -1):
+            for w in range(len(y) - reach, reach, -1):
+                there = h + dy[h, w], w + dx[h, w]
+                # As in the original: these are views of y, so that the line reads as a swap and copies.
+                y[h, w], y[there] = y[there], y[h, w]
+    return pixels(gaussian_filter(y / 255, (sigma, sigma, 0), mode="nearest", truncate=4.0))
 
 
 def smeared(x, radius, sigma, degrees):
@@ -211,13 +200,8 @@ def smeared(x, radius, sigma, degrees):
     return np.floor(out + 0.5).astype(np.uint8)
 
 
-@pytest.mark.parametrize(("scale", "severity"), LEVELS)
-def test_motion_blur(scale, severity):
-    def naive(x, rng, radius, sigma):
-        return smeared(x, radius, sigma, rng.uniform(-45, 45))
-
-    ours, expected = both("motion_blur", scale, severity, one(16), naive)
-    assert (ours == expected).all()
+def motion_blur(x, rng, radius, sigma):
+    return smeared(x, radius, sigma, rng.uniform(-45, 45))
 
 
 def enlarged(x, factor):
@@ -234,14 +218,9 @@ def enlarged(x, factor):
     return grid.transpose(2, 1, 0)[first : first + n, first : first + n]
 
 
-@pytest.mark.parametrize(("scale", "severity"), LEVELS)
-def test_zoom_blur(scale, severity):
-    def naive(x, rng, stop, step):
-        factors = np.arange(1, stop, step)
-        return (x / 255 + sum(enlarged(x / 255, f) for f in factors)) / (len(factors) + 1)
-
-    ours, expected = both("zoom_blur", scale, severity, one(32), naive)
-    assert is_cut(ours, expected)
+def zoom_blur(x, rng, stop, step):
+    factors = np.arange(1, stop, step)
+    return (x / 255 + sum(enlarged(x / 255, f) for f in factors)) / (len(factors) + 1)
 
 
 def test_zoom_factors_are_those_of_arange():
@@ -253,23 +232,18 @@ def test_zoom_factors_are_those_of_arange():
 # The weather.
 
 
-@pytest.mark.parametrize(("scale", "severity"), LEVELS)
-def test_snow(scale, severity):
-    def naive(x, rng, mean, sigma, zoom, threshold, radius, smear, keep):
-        layer = enlarged(mean + sigma * rng.standard_normal(x.shape[:2])[..., None], zoom)
-        layer = pixels(np.where(layer < threshold, 0, layer))
-        layer = smeared(layer, radius, smear, rng.uniform(-135, -45))[..., 0] / 255
-        out = np.empty(x.shape)
-        n = len(x)
-        for h, w in np.ndindex(n, n):
-            r, g, b = x[h, w] / 255
-            white = 1.5 * (0.299 * r + 0.587 * g + 0.114 * b) + 0.5
-            flakes = layer[h, w] + layer[n - 1 - h, n - 1 - w]
-            out[h, w] = [keep * v + (1 - keep) * max(v, white) + flakes for v in (r, g, b)]
-        return out
-
-    ours, expected = both("snow", scale, severity, one(20), naive)
-    assert is_cut(ours, expected)
+def snow(x, rng, mean, sigma, zoom, threshold, radius, smear, keep):
+    layer = enlarged(mean + sigma * rng.standard_normal(x.shape[:2])[..., None], zoom)
+    layer = pixels(np.where(layer < threshold, 0, layer))
+    layer = smeared(layer, radius, smear, rng.uniform(-135, -45))[..., 0] / 255
+    out = np.empty(x.shape)
+    n = len(x)
+    for h, w in np.ndindex(n, n):
+        r, g, b = x[h, w] / 255
+        white = 1.5 * (0.299 * r + 0.587 * g + 0.114 * b) + 0.5
+        flakes = layer[h, w] + layer[n - 1 - h, n - 1 - w]
+        out[h, w] = [keep * v + (1 - keep) * max(v, white) + flakes for v in (r, g, b)]
+    return out
 
 
 def plasma(n, rng, decay):
@@ -307,7 +281,7 @@ def test_fog(scale, severity, side, map_side):
     assert is_cut(ours, expected)
 
 
-# Colour, shape and storage.
+# Color, shape and storage.
 
 
 @pytest.mark.parametrize(("scale", "severity"), LEVELS)
@@ -325,18 +299,13 @@ def test_brightness(scale, severity):
     assert is_cut(ours, expected)
     shift = PARAMETERS[scale]["brightness"][severity - 1][0]
     assert ours[0, :3].tolist() == [[int(shift * 255)] * 3, [255, 0, 0], [255] * 3]
-    grey = x[..., :1]
-    assert (FUNCTIONS["brightness"](grey, None, shift) == pixels(grey / 255 + shift)).all()
+    gray = x[..., :1]
+    assert (FUNCTIONS["brightness"](gray, None, shift) == pixels(gray / 255 + shift)).all()
 
 
-@pytest.mark.parametrize(("scale", "severity"), LEVELS)
-def test_contrast(scale, severity):
-    def naive(x, rng, factor):
-        means = [math.fsum(x[..., d].ravel() / 255) / x[..., d].size for d in range(3)]
-        return np.stack([(x[..., d] / 255 - means[d]) * factor + means[d] for d in range(3)], axis=-1)
-
-    ours, expected = both("contrast", scale, severity, one(24), naive)
-    assert is_cut(ours, expected)
+def contrast(x, rng, factor):
+    means = [math.fsum(x[..., d].ravel() / 255) / x[..., d].size for d in range(3)]
+    return np.stack([(x[..., d] / 255 - means[d]) * factor + means[d] for d in range(3)], axis=-1)
 
 
 def bilinear(x, row, column, place):
@@ -381,19 +350,25 @@ def test_elastic_transform(scale, severity):
     assert distance(ours, x).mean() > 0.5
 
 
+def pixelate(x, rng, factor):
+    small = Image.fromarray(x.squeeze()).resize((int(32 * factor), int(32 * factor)), Image.Resampling.BOX)
+    return np.asarray(small.resize((32, 32), Image.Resampling.BOX)).reshape(x.shape)
+
+
+def jpeg_compression(x, rng, quality):
+    return jpeg(x, quality)
+
+
 @pytest.mark.parametrize(("scale", "severity"), LEVELS)
-@pytest.mark.parametrize("channels", [1, 3])
-def test_pixelate_and_jpeg_are_pillows(scale, severity, channels):
-    def naive_pixelate(x, rng, factor):
-        small = Image.fromarray(x.squeeze()).resize((int(32 * factor), int(32 * factor)), Image.Resampling.BOX)
-        return np.asarray(small.resize((32, 32), Image.Resampling.BOX)).reshape(x.shape)
-
-    def naive_jpeg(x, rng, quality):
-        return jpeg(x, quality)
-
-    for name, naive in (("pixelate", naive_pixelate), ("jpeg_compression", naive_jpeg)):
-        ours, expected = both(name, scale, severity, one(32, channels), naive)
-        assert (ours == expected).all()
+@pytest.mark.parametrize(
+    ("naive", "side", "channels"),
+    [(defocus_blur, 16, 3), (zoom_blur, 32, 3), (snow, 20, 3), (contrast, 24, 3), (motion_blur, 16, 3)]
+    + [(naive, 32, channels) for naive in (pixelate, jpeg_compression) for channels in (1, 3)]
+    + [(glass_blur, 24, channels) for channels in (1, 3)],
+)
+def test_a_corruption_is_its_definition(naive, side, channels, scale, severity):
+    ours, expected = both(naive.__name__, scale, severity, one(side, channels), naive)
+    assert (ours == expected).all() if expected.dtype == np.uint8 else is_cut(ours, expected)
 
 
 # Numbers that the programs of the original gave.
@@ -445,9 +420,7 @@ def test_names_and_parameters_are_complete():
     assert len(CORRUPTIONS) == 15
     for scale in SCALES:
         assert tuple(PARAMETERS[scale]) == CORRUPTIONS
-        for levels in PARAMETERS[scale].values():
-            assert len(levels) == 5
-            assert len(set(levels)) == 5
+        assert all(len(levels) == len(set(levels)) == 5 for levels in PARAMETERS[scale].values())
 
 
 @pytest.mark.parametrize("scale", SCALES)
@@ -470,44 +443,32 @@ def test_an_image_does_not_depend_on_those_beside_it(name):
     whole = corrupt(clean, name, 3, seed=5).images
     assert torch.equal(whole, corrupt(clean, name, 3, seed=5).images)
     assert torch.equal(whole[:2], corrupt(clean.subset([0, 1]), name, 3, seed=5).images)
-    picked = [4, 1]
-    assert torch.equal(whole[picked], corrupt(clean.subset(picked), name, 3, seed=5, indices=picked).images)
-    assert torch.equal(
-        whole[picked], corrupt(clean.subset(picked), name, 3, seed=5, indices=torch.tensor(picked)).images
-    )
+    for indices in ([4, 1], torch.tensor([4, 1])):
+        assert torch.equal(whole[[4, 1]], corrupt(clean.subset([4, 1]), name, 3, seed=5, indices=indices).images)
 
 
 @pytest.mark.parametrize("name", CORRUPTIONS)
 def test_the_seed_decides_what_is_random(name):
-    clean = scenes(1, 32)
-    clean = ImageSet(clean.images.expand(2, -1, -1, -1))
+    clean = ImageSet(scenes(1, 32).images.expand(2, -1, -1, -1))
     first, other = (corrupt(clean, name, 4, seed=seed).images for seed in (0, 1))
-    random = name not in FIXED
-    assert torch.equal(first, other) != random
-    assert torch.equal(first[0], first[1]) != random
+    assert torch.equal(first, other) == torch.equal(first[0], first[1]) == (name in FIXED)
 
 
 def test_names_and_severities_draw_apart():
-    grey = ImageSet(torch.full((1, 3, 32, 32), 128, dtype=torch.uint8))
-    noises = [corrupt(grey, "gaussian_noise", s).images.flatten().double() for s in SEVERITIES]
-    correlations = torch.corrcoef(torch.stack(noises)) - torch.eye(5)
-    assert correlations.abs().max() < 0.1
+    gray = ImageSet(torch.full((1, 3, 32, 32), 128, dtype=torch.uint8))
+    noises = [corrupt(gray, "gaussian_noise", s).images.flatten().double() for s in SEVERITIES]
+    assert (torch.corrcoef(torch.stack(noises)) - torch.eye(5)).abs().max() < 0.1
 
 
 @pytest.mark.parametrize("shape", [(2, 1, 28, 28), (2, 3, 20, 33), (2, 3, 5, 4), (1, 1, 70, 66), (0, 3, 32, 32)])
 @pytest.mark.parametrize("name", CORRUPTIONS)
 def test_any_size_keeps_its_shape_and_labels(name, shape):
-    rng = torch.Generator().manual_seed(0)
-    clean = ImageSet(
-        torch.randint(0, 256, shape, generator=rng, dtype=torch.uint8), torch.arange(shape[0]), "set", ("a", "b")
-    )
-    before = clean.images.clone()
+    noise = torch.randint(0, 256, shape, generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
+    clean, before = ImageSet(noise, torch.arange(shape[0]), "set", ("a", "b")), noise.clone()
     for severity in (1, 5):
         dirty = corrupt(clean, name, severity)
-        assert dirty.images.shape == shape
-        assert dirty.images.dtype == torch.uint8
+        assert (dirty.images.shape, dirty.images.dtype) == (shape, torch.uint8)
         assert dirty.images.is_contiguous()
-        assert dirty.labels is not None
         assert torch.equal(dirty.labels, torch.arange(shape[0]))
         assert (dirty.name, dirty.classes) == (f"set {name} {severity}", ("a", "b"))
     assert torch.equal(clean.images, before)
@@ -523,13 +484,13 @@ def test_black_and_white_images(name, value):
         assert distance(dirty, flat.images).max() <= 1  # a fraction just below white may be cut off
 
 
-def test_grey_images_are_the_channels_of_grey_rgb():
-    grey = scenes(2, 32, 1)
-    rgb = ImageSet(grey.images.expand(-1, 3, -1, -1))
+def test_gray_images_are_the_channels_of_gray_rgb():
+    gray = scenes(2, 32, 1)
+    rgb = ImageSet(gray.images.expand(-1, 3, -1, -1))
     for name in CORRUPTIONS:
         if name in (*NOISES, "jpeg_compression"):
             continue  # noise of their own in each channel; conversion to YCbCr
-        three, one_channel = corrupt(rgb, name, 3).images, corrupt(grey, name, 3).images
+        three, one_channel = corrupt(rgb, name, 3).images, corrupt(gray, name, 3).images
         assert distance(three, one_channel).max() <= 1, name
 
 
@@ -552,45 +513,30 @@ SMALL = ImageSet(torch.zeros(2, 3, 8, 8, dtype=torch.uint8), name="small")
 
 
 def test_an_unknown_name_lists_the_known_and_says_why_frost_is_missing():
-    with pytest.raises(InputError) as caught:
+    with pytest.raises(InputError, match=r"got 'frost'.*photographs") as caught:
         corrupt(SMALL, "frost", 1)
-    for known in CORRUPTIONS:
-        assert repr(known) in str(caught.value)
-    assert "got 'frost'" in str(caught.value)
-    assert "photographs" in str(caught.value)
-
-
-@pytest.mark.parametrize("severity", [0, 6, -1, 2.0, True, "3", None])
-def test_severity_is_1_to_5(severity):
-    with pytest.raises(InputError, match="severity must be a whole number from 1 to 5; got"):
-        corrupt(SMALL, "fog", severity)
+    assert all(repr(name) in str(caught.value) for name in CORRUPTIONS)
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
+        *(({"severity": wrong}, "severity must be .* from 1 to 5") for wrong in (0, 6, -1, 2.0, True, "3", None)),
+        *(({"jpeg": wrong}, "jpeg must be .* from 1 to 100") for wrong in (0, True, "best")),
         ({"scale": "tiny"}, "scale must be one of 'cifar', 'imagenet'; got 'tiny'"),
         ({"seed": -1}, "seed must be a whole number of at least 0; got -1"),
-        ({"jpeg": 0}, 'jpeg must be "published", None or a quality from 1 to 100; got 0'),
-        ({"jpeg": True}, "jpeg must be"),
-        ({"jpeg": "best"}, "jpeg must be"),
         ({"indices": [0]}, r"indices must be whole numbers from 0, one per image, \(2,\); got torch.int64 \(1,\)"),
         ({"indices": [0, -1]}, "the smallest -1"),
         ({"indices": [0.0, 1.0]}, "got torch.float32"),
         ({"indices": [True, False]}, "got torch.bool"),
         ({"indices": []}, r"got torch.int64 \(0,\)"),
+        ({"images": ImageSet(torch.zeros(2, 4, 8, 8, dtype=torch.uint8))}, "1 or 3 channels .*; got 4"),
+        ({"images": SMALL.images}, r"images must be an ImageSet; got \(2, 3, 8, 8\)"),
     ],
 )
-def test_other_arguments(arguments, message):
+def test_a_wrong_argument_is_an_error(arguments, message):
     with pytest.raises(InputError, match=message):
-        corrupt(SMALL, "fog", 1, **arguments)
-
-
-def test_other_images():
-    with pytest.raises(InputError, match="1 or 3 channels to be corrupted; got 4 in the set 'rgba'"):
-        corrupt(ImageSet(torch.zeros(2, 4, 8, 8, dtype=torch.uint8), name="rgba"), "fog", 1)
-    with pytest.raises(InputError, match=r"images must be an ImageSet; got \(2, 3, 8, 8\)"):
-        corrupt(SMALL.images, "fog", 1)
+        corrupt(**{"images": SMALL, "name": "fog", "severity": 1} | arguments)
 
 
 @pytest.mark.parametrize("name", CORRUPTIONS)
@@ -599,5 +545,5 @@ def test_without_scipy(name, monkeypatch):
     if name in NEED_NO_SCIPY:
         assert len(corrupt(SMALL, name, 1)) == 2
     else:
-        with pytest.raises(NotReadyError, match=r"needs scipy, which is missing: pip install 'kedge\[corruptions\]'"):
+        with pytest.raises(NotReadyError, match=r"needs scipy.*kedge\[corruptions\]"):
             corrupt(SMALL, name, 1)

@@ -1,4 +1,4 @@
-"""The neural tangent kernel of plain and anchored inputs, against finite networks, loops and worked-out orders."""
+"""The neural tangent kernel of unanchored and anchored inputs, against finite networks, loops and worked-out orders."""
 
 import itertools
 import json
@@ -88,25 +88,17 @@ def test_at_known_angles_the_kernel_is_known():
     close(h_ntk(a, b), [[3, 1 / 3, 0, -1 / 6, 0, 0]])  # at 0, 60, 90, 120 and 180 degrees, and for no input at all
 
 
-def test_it_is_the_definition_on_random_inputs():
+def test_the_kernel_is_its_definition_homogeneous_and_on_the_sphere_the_paper_s():
     a, b = rows(5, 4), rows(7, 4, seed=1)
     close(h_ntk(a, b), [[naive_kernel(one, other) for other in b] for one in a])
-
-
-def test_on_the_sphere_it_is_the_paper_s():
-    a, b = rows(5, 3, unit=True), rows(7, 3, seed=1, unit=True)
-    close(h_ntk(a, b), on_sphere(a @ b.T))
-
-
-def test_it_is_homogeneous_in_either_input():
-    a, b = rows(4, 3), rows(4, 3, seed=1)
     close(h_ntk(3 * a, b / 2), 1.5 * h_ntk(a, b))
+    a, b = normalize(a, dim=1), normalize(b, dim=1)
+    close(h_ntk(a, b), on_sphere(a @ b.T))
 
 
 def test_small_angles_lose_no_digits():
     angle = 1e-9
-    a = torch.tensor([[1.0, 0.0]], dtype=torch.float64)
-    b = torch.tensor([[math.cos(angle), math.sin(angle)]], dtype=torch.float64)
+    a, b = torch.tensor([[1.0, 0.0], [math.cos(angle), math.sin(angle)]], dtype=torch.float64).split(1)
     assert float(0.5 - h_ntk(a, b)) == pytest.approx(angle / (2 * math.pi), rel=1e-6)
 
 
@@ -130,30 +122,20 @@ def test_the_initial_kernel_is_the_covariance_of_untrained_networks():
     close(initial_kernel(x, x).diagonal(), x.square().sum(dim=1) / 2)
 
 
-def test_a_bias_is_a_coordinate_that_is_one():
-    x, c = rows(3, 2), rows(3, 2, seed=1)
-    pairs = encode(with_bias(x), with_bias(c))
-    close(pairs, torch.cat([c, torch.ones(3, 1, dtype=torch.float64), x - c, torch.zeros(3, 1)], dim=1))
-
-
 # --- pairs and the approximations -------------------------------------------------------------------------------------
 
 
-def test_pairs_hold_the_anchor_first():
-    x = rows(3, 2)
-    c = torch.tensor([5.0, 6.0], dtype=torch.float64)
-    assert encode(x, c).tolist() == [[5, 6, a - 5, b - 6] for a, b in x.tolist()]
+def test_pairs_hold_the_anchor_first_and_a_bias_is_a_coordinate_that_is_one():
+    x, c = rows(3, 2), rows(3, 2, seed=1)
     assert torch.equal(encode(x, x), torch.cat([x, torch.zeros_like(x)], dim=1))
+    assert torch.equal(encode(x, c[0]), torch.cat([c[:1].expand(3, 2), x - c[0]], dim=1))
+    close(encode(with_bias(x), with_bias(c)), torch.cat([c, torch.ones(3, 1), x - c, torch.zeros(3, 1)], dim=1))
 
 
-def test_the_anchored_kernel_is_that_of_the_concatenated_pairs():
+def test_the_anchored_kernel_is_that_of_pairs_whose_dot_product_falls_by_the_shift():
     x, z, c = rows(4, 3), rows(5, 3, seed=1), rows(1, 3, seed=2)[0]
     expected = [[naive_kernel(torch.cat([c, a - c]), torch.cat([c, b - c])) for b in z] for a in x]
     close(anchored_kernel(x, z, c), expected)
-
-
-def test_the_dot_product_falls_by_the_shift():
-    x, z, c = rows(4, 3), rows(5, 3, seed=1), rows(1, 3, seed=2)[0]
     close(encode(x, c) @ encode(z, c).T, x @ z.T - dot_shift(x, z, c))
     close(dot_shift(x, z, c), [[float(c @ (a + b - 2 * c)) for b in z] for a in x])
 
@@ -175,40 +157,35 @@ TOWARDS = torch.tensor([0.3, 0.5, 0.2], dtype=torch.float64)
 LENGTHS = [2.0**-k for k in range(8, 14)]
 
 
-def errors(of):
-    return [float(of(length * TOWARDS)) for length in LENGTHS]
+@pytest.mark.parametrize(
+    ("ratio", "z", "error", "smallest"),
+    [
+        # The paper's form against its own formula, against the exact kernel, and there on the diagonal.
+        (
+            4,
+            Z,
+            lambda z, c: on_sphere(X @ z.T - dot_shift(X, z, c)) - approximate_anchored_kernel(X, z, c),
+            lambda d: -((0.6 - d) ** 2) * d**2 / (4 * math.pi * (1 - (0.6 - d) ** 2) ** 1.5),
+        ),
+        (
+            2,
+            Z,
+            lambda z, c: approximate_anchored_kernel(X, z, c) - anchored_kernel(X, z, c),
+            lambda d: -(0.6**2) * d / (2 * math.pi * 0.8),
+        ),
+        (math.sqrt(2), X, lambda z, c: approximate_anchored_kernel(X, z, c) - anchored_kernel(X, z, c), None),
+        # The first-order form against the exact kernel.
+        (4, Z, lambda z, c: approximate_anchored_kernel(X, z, c, "first order") - anchored_kernel(X, z, c), None),
+    ],
+)
+def test_errors_fall_with_the_anchor_s_length_at_the_worked_out_orders(ratio, z, error, smallest):
+    errors = [float(error(z, length * TOWARDS)) for length in LENGTHS]
+    assert [a / b for a, b in itertools.pairwise(errors)] == pytest.approx([ratio] * 5, rel=0.02)
+    if smallest:
+        assert errors[-1] == pytest.approx(smallest(float(dot_shift(X, z, LENGTHS[-1] * TOWARDS))), rel=1e-3)
 
 
-def ratios(values):
-    return [a / b for a, b in itertools.pairwise(values)]
-
-
-def test_against_its_own_formula_the_paper_s_form_is_of_second_order():
-    def error(c):
-        return on_sphere(X @ Z.T - dot_shift(X, Z, c)) - approximate_anchored_kernel(X, Z, c)
-
-    found = errors(error)
-    assert ratios(found) == pytest.approx([4] * 5, rel=0.02)
-    d = float(dot_shift(X, Z, LENGTHS[-1] * TOWARDS))
-    t = 0.6 - d
-    assert found[-1] == pytest.approx(-(t**2) * d**2 / (4 * math.pi * (1 - t**2) ** 1.5), rel=1e-3)
-
-
-def test_against_the_exact_kernel_the_paper_s_form_is_of_first_order():
-    found = errors(lambda c: approximate_anchored_kernel(X, Z, c) - anchored_kernel(X, Z, c))
-    assert ratios(found) == pytest.approx([2] * 5, rel=0.02)
-    d = float(dot_shift(X, Z, LENGTHS[-1] * TOWARDS))
-    assert found[-1] == pytest.approx(-(0.6**2) * d / (2 * math.pi * 0.8), rel=1e-3)
-
-
-def test_against_the_exact_kernel_the_first_order_form_is_of_second_order():
-    found = errors(lambda c: approximate_anchored_kernel(X, Z, c, "first order") - anchored_kernel(X, Z, c))
-    assert ratios(found) == pytest.approx([4] * 5, rel=0.02)
-
-
-def test_on_the_diagonal_the_paper_s_form_is_of_order_one_half_and_the_other_exact():
-    found = errors(lambda c: approximate_anchored_kernel(X, X, c) - anchored_kernel(X, X, c))
-    assert ratios(found) == pytest.approx([math.sqrt(2)] * 5, rel=0.02)
+def test_on_the_diagonal_the_first_order_form_is_exact():
     for length in (1.0, 0.1):
         close(gamma(X, X, length * TOWARDS, "first order"), h_ntk(X, X) - anchored_kernel(X, X, length * TOWARDS))
 
@@ -248,11 +225,7 @@ def test_the_prediction_is_the_formula_s():
     close(predict(h_ntk(x, x), h_ntk(z, x), y, **options), expected, 1e-10)
     close(predict(h_ntk(x, x), h_ntk(z, x), y, ridge=0.1), cross @ inverse @ y.numpy(), 1e-10)
     close(predict(h_ntk(x, x), h_ntk(z, x), y[:, 0], ridge=0.1), (cross @ inverse @ y.numpy())[:, 0], 1e-10)
-
-
-def test_without_a_ridge_it_fits_the_training_inputs():
-    x, y = rows(8, 3), rows(8, 1, seed=1)[:, 0]
-    close(predict(h_ntk(x, x), h_ntk(x, x), y), y, 1e-9)
+    close(predict(h_ntk(x, x), h_ntk(x, x), y), y, 1e-9)  # without a ridge it fits the training inputs
 
 
 def test_a_wide_network_ends_there_after_gradient_descent():
@@ -283,42 +256,41 @@ def test_the_spectrum_is_numpy_s_from_the_top():
     assert effective_rank(torch.tensor([3.0, 0.0, 0.0])) == pytest.approx(1)
 
 
+EYE, ZERO = torch.eye(3), torch.zeros(3)
+SQUARES = [torch.eye(2)] * 4
+
+
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: h_ntk(torch.zeros(3), torch.zeros(1, 3)), r"a must be \(N, D\).*got \(3,\): for images"),
-        (lambda: h_ntk(torch.zeros(1, 3), torch.zeros(3)), r"b must be \(N, D\).*got \(3,\)"),
+        (lambda: h_ntk(ZERO, EYE), r"a must be \(N, D\).*got \(3,\): for images"),
+        (lambda: h_ntk(EYE, ZERO), r"b must be \(N, D\).*got \(3,\)"),
         (lambda: h_ntk(torch.zeros(1, 3), torch.zeros(1, 4)), r"one length; got \(1, 3\) and \(1, 4\): encode both"),
         (lambda: encode(torch.zeros(4, 3), torch.zeros(2, 3)), r"anchors must be .* got \(2, 3\): pick"),
-        (lambda: encode(torch.zeros(4), torch.zeros(4)), r"x must be \(N, D\)"),
-        (
-            lambda: anchored_kernel(torch.eye(3), torch.eye(3), torch.eye(3)),
-            r"c must be one anchor, \(3,\); got \(3, 3\)",
-        ),
-        (lambda: dot_shift(torch.eye(3), torch.eye(3), torch.zeros(2)), r"c must be one anchor, \(3,\); got \(2,\)"),
-        (
-            lambda: gamma(2 * torch.eye(3), torch.eye(3), torch.zeros(3)),
-            "x must have rows of unit norm; got norms from 2",
-        ),
-        (lambda: gamma(torch.eye(3), 2 * torch.eye(3), torch.zeros(3)), "z must have rows of unit norm; .*normalize"),
-        (
-            lambda: gamma(torch.eye(3), torch.eye(3), torch.zeros(3), "third"),
-            "form must be one of 'paper', 'first order'",
-        ),
-        (
-            lambda: dual_weights(torch.eye(3), torch.zeros(2)),
-            r"kernel must be \(N, N\) for N targets; got \(3, 3\) and 2",
-        ),
+        (lambda: encode(ZERO, ZERO), r"x must be \(N, D\)"),
+        (lambda: anchored_kernel(EYE, EYE, EYE), r"c must be one anchor, \(3,\); got \(3, 3\)"),
+        (lambda: dot_shift(EYE, EYE, torch.zeros(2)), r"c must be one anchor, \(3,\); got \(2,\)"),
+        (lambda: gamma(2 * EYE, EYE, ZERO), "x must have rows of unit norm; got norms from 2"),
+        (lambda: gamma(EYE, 2 * EYE, ZERO), "z must have rows of unit norm; .*normalize"),
+        (lambda: gamma(EYE, EYE, ZERO, "third"), "form must be one of 'paper', 'first order'"),
+        (lambda: dual_weights(EYE, torch.zeros(2)), r"kernel must be \(N, N\) for N targets; got \(3, 3\) and 2"),
         (lambda: dual_weights(torch.ones(2, 3), torch.zeros(2)), r"kernel must be \(N, N\)"),
-        (
-            lambda: dual_weights(torch.ones(2, 2), torch.zeros(2)),
-            "positive definite; .* parallel .* ridge such as 1e-6",
-        ),
-        (lambda: dual_weights(torch.eye(2), torch.zeros(2), ridge=-1.0), r"ridge must lie in \[0, inf\]; got -1.0"),
-        (lambda: predict(torch.eye(2), torch.eye(2), torch.ones(2), initial_test=torch.ones(2)), "belong together"),
+        (lambda: dual_weights(torch.ones(2, 2), torch.zeros(2)), "positive definite; .* parallel .* ridge"),
+        (lambda: dual_weights(EYE, ZERO, ridge=-1.0), r"ridge must lie in \[0, inf\]; got -1.0"),
+        (lambda: predict(EYE, EYE, ZERO, initial_test=ZERO), "belong together"),
+        (lambda: toy_problem(1), "n must be a whole number of at least 2; got 1"),
+        (lambda: toy_problem(held_out=0), "held_out must be"),
+        (lambda: toy_problem(noise=-1.0), "noise must lie in"),
+        (lambda: one_network(*SQUARES, per_input=3, generator=torch.Generator()), "at most the 2 training"),
+        (lambda: one_network(*SQUARES, per_input=0, generator=torch.Generator()), "per_input must be"),
+        (lambda: ntk_study(anchors=1), "anchors must be a whole number of at least 2; got 1"),
+        (lambda: ntk_study(anchors=41), "anchors must be at most the 40 training points; got 41"),
+        (lambda: ntk_study(repeats=0), "repeats must be"),
+        (lambda: ntk_study(grid=1), "grid must be"),
+        (lambda: approximation_errors(points=2), "points must be"),
     ],
 )
-def test_what_cannot_be_computed_is_an_error_that_says_so(call, message):
+def test_a_wrong_argument_is_an_error(call, message):
     with pytest.raises(InputError, match=message):
         call()
 
@@ -350,30 +322,10 @@ def test_the_toy_problem_is_two_half_circles_of_unit_size():
 
 
 def test_the_toy_problem_comes_from_its_seed():
-    again, other = toy_problem(seed=3), toy_problem(seed=4)
-    assert torch.equal(again.x, toy_problem(seed=3).x)
-    assert torch.equal(again.held_out, toy_problem(seed=3).held_out)
-    assert not torch.equal(again.x, other.x)
-
-
-@pytest.mark.parametrize(
-    ("call", "message"),
-    [
-        (lambda: toy_problem(1), "n must be a whole number of at least 2; got 1"),
-        (lambda: toy_problem(held_out=0), "held_out must be"),
-        (lambda: toy_problem(noise=-1.0), "noise must lie in"),
-        (lambda: one_network(*[torch.eye(2)] * 4, per_input=3, generator=torch.Generator()), "at most the 2 training"),
-        (lambda: one_network(*[torch.eye(2)] * 4, per_input=0, generator=torch.Generator()), "per_input must be"),
-        (lambda: ntk_study(anchors=1), "anchors must be a whole number of at least 2; got 1"),
-        (lambda: ntk_study(anchors=41), "anchors must be at most the 40 training points; got 41"),
-        (lambda: ntk_study(repeats=0), "repeats must be"),
-        (lambda: ntk_study(grid=1), "grid must be"),
-        (lambda: approximation_errors(points=2), "points must be"),
-    ],
-)
-def test_bad_arguments_of_the_study_are_errors(call, message):
-    with pytest.raises(InputError, match=message):
-        call()
+    first, again, other = (toy_problem(seed=seed) for seed in (3, 3, 4))
+    assert torch.equal(first.x, again.x)
+    assert torch.equal(first.held_out, again.held_out)
+    assert not torch.equal(first.x, other.x)
 
 
 @pytest.fixture(scope="module")
@@ -420,10 +372,8 @@ def test_far_away_one_network_s_anchors_disagree_by_a_constant_and_networks_per_
     turn = torch.arange(8, dtype=torch.float64)
     circle = torch.stack([turn.cos(), turn.sin()], dim=1)
     far, further = (with_bias(radius * circle) for radius in (1e4, 2e4))
-    one = [
-        one_network(x, y, points, x[:4], per_input=6, generator=torch.Generator().manual_seed(0))
-        for points in (far, further)
-    ]
+    seeds = [torch.Generator().manual_seed(0) for _ in range(2)]
+    one = [one_network(x, y, p, x[:4], per_input=6, generator=g) for p, g in zip((far, further), seeds, strict=True)]
     close(one[1].std(dim=0), one[0].std(dim=0), 1e-3)
     assert float(one[0].std(dim=0).min()) > 1e-3
     close(one[1].mean(dim=0) / one[0].mean(dim=0), torch.full((8,), 2.0), 1e-2)  # while the output itself grows
@@ -440,13 +390,8 @@ def test_the_ensemble_is_that_of_networks_from_random_initial_weights(small):
     inputs = torch.cat([x, points])
     units = (inputs @ weights.T).relu() * signs  # (16, draws * width)
     initial = units.unflatten(1, (draws, width)).sum(dim=2) / math.sqrt(width)  # (16, draws)
-    ends = predict(
-        h_ntk(x, x),
-        h_ntk(points, x),
-        y[:, None].expand(-1, draws),
-        initial_train=initial[:10],
-        initial_test=initial[10:],
-    )
+    kernels, targets = (h_ntk(x, x), h_ntk(points, x)), y[:, None].expand(-1, draws)
+    ends = predict(*kernels, targets, initial_train=initial[:10], initial_test=initial[10:])
     close(ends.std(dim=1) / deviation, torch.ones(6), 0.08)  # the ratio's own deviation is 0.011
     assert bool(((ends.mean(dim=1) - mean).abs() < 5 * deviation / math.sqrt(draws)).all())
     close(ensemble(x, y, x)[1], torch.zeros(10), 1e-6)
@@ -481,9 +426,6 @@ def test_the_decisions_are_the_predictors_on_the_grid(study):
     for name, found in study.decisions.agreement.items():
         flat = [study.decisions.deviation[key].flatten().numpy() for key in (name, ENSEMBLE)]
         assert found == pytest.approx(spearmanr(*flat).statistic)
-
-
-def test_the_rank_correlation_is_scipy_s():
     a, b = rows(20, 1)[:, 0], rows(20, 1, seed=1)[:, 0]
     assert rank_correlation(a, b) == pytest.approx(spearmanr(a, b).statistic)
 
@@ -527,12 +469,9 @@ def test_disagreement_is_measured_by_distance_from_the_nearest_training_point(st
     assert found.accuracy[PER_ANCHOR] == pytest.approx(float(right.double().mean()))
 
 
-def test_more_anchors_in_training_leave_less_disagreement_on_the_data(study):
+def test_disagreement_falls_with_anchors_in_training_and_grows_with_the_distance(study):
     held_out = [study.disagreement.held_out[trained_with(n)]["deviation"] for n in by_distance.PER_INPUT]
     assert held_out == sorted(held_out, reverse=True)
-
-
-def test_a_network_per_anchor_disagrees_more_the_further_away(study):
     for name in (PER_ANCHOR, ENSEMBLE):
         assert study.disagreement.deviation[name] == sorted(study.disagreement.deviation[name])
         assert study.disagreement.grows[name] == study.repeats
@@ -547,8 +486,7 @@ def test_every_band_of_distance_holds_points():
 
 def test_the_study_is_plain_data_and_comes_from_its_seed(study):
     plain = study.as_dict()
-    again = json.loads(json.dumps(plain, allow_nan=False))
-    assert again == plain
+    assert json.loads(json.dumps(plain, allow_nan=False)) == plain
     assert plain == ntk_study(seed=1, anchors=3, repeats=1, grid=11).as_dict()
     assert plain["anchors"] != ntk_study(seed=2, anchors=3, repeats=1, grid=2).as_dict()["anchors"]
     assert np.array(plain["decisions"]["values"][PER_ANCHOR]).shape == (3, 11, 11)

@@ -43,10 +43,6 @@ def ablation(setting: Setting) -> Study:
     """Table 8: the corruption of anchors against their number; then every variant of the score on one network.
 
     The full scale also trains the rows that can be read as separate, corruption in every batch, and reference masking.
-
-    Example:
-        >>> sorted(ablation(Setting("smoke")).suites[0].networks)
-        ['all five', 'jitter, blur', 'jitter, blur, flip, gray', 'none', 'unanchored']
     """
     classes, full = CLASSES["cifar10"], setting.scale == "full"
 

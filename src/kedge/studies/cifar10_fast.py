@@ -50,12 +50,7 @@ METRICS = Protocol(("auroc", "fpr95", "aupr_in", "aupr_out", "dtacc"))
 
 
 def cifar10_fast(setting: Setting) -> Study:
-    """Anchored and unanchored airbench networks on CIFAR-10 against six sets; "small" and "full" are the same scale.
-
-    Example:
-        >>> sorted(cifar10_fast(Setting("smoke")).suites[0].networks)[:3]
-        ['anchored', 'anchored, synthetic outliers', 'dropout']
-    """
+    """Anchored and unanchored airbench networks on CIFAR-10 against six sets; "small" and "full" are the same scale."""
     load, network = setting.data("cifar10", (), shifts=SHIFTS, most=MOST), partial(small_network, setting)
 
     def later(plan: NetworkPlan, share: float) -> NetworkPlan:

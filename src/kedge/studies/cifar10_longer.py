@@ -13,12 +13,7 @@ LEADS = ("AMP, recommended", "AMP, tau mean, TTA, 6 views")
 
 
 def cifar10_longer(setting: Setting) -> Study:
-    """The longest budget of `insight`, with and without synthetic outliers, on the sets of cifar10-fast.
-
-    Example:
-        >>> sorted(cifar10_longer(Setting("smoke")).suites[0].networks)[:3]
-        ['anchored', 'anchored, synthetic outliers', 'synthetic outliers']
-    """
+    """The longest budget of `insight`, with and without synthetic outliers, on the sets of cifar10-fast."""
     (fast,) = cifar10_fast(setting).suites
     width = {} if setting.scale == "smoke" else {"arguments": {"width": NARROW}}
     network = partial(small_network, setting, small_recipe(setting, BUDGETS[-1]), **width)

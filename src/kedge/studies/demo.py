@@ -36,12 +36,7 @@ class Demo:
 
 
 def demo_data(*, seed: int = 0) -> DemoData:
-    """Split the digits; no image of an OOD set was trained on.
-
-    Example:
-        >>> [s.name for s in demo_data().ood]
-        ['digits 8 and 9', 'letters', 'inverted', 'noised', 'textures']
-    """
+    """Split the digits; no image of an OOD set was trained on."""
     every = digits()
     known = of_classes(every, KNOWN, name="digits 0 to 7")
     rest, test = known.split(0.8, seed=seed)
@@ -61,16 +56,7 @@ def run_demo(
     training_progress: Callable[[str, Progress], None] | None = None,
     scoring_progress: Callable[[int, int], None] | None = None,
 ) -> Demo:
-    """Train both networks, calibrate their detectors and evaluate them.
-
-    Args:
-        seed: Random seed.
-        epochs: Epochs, if not the demo recipe's.
-        width: Width of the compact network.
-        data: Images, if not the whole demo data.
-        training_progress: Called with the network's name after every training step.
-        scoring_progress: Called with the number of images scored and the number in all.
-    """
+    """Train both networks, calibrate their detectors and evaluate them."""
     data = data or demo_data(seed=seed)
     how: Recipe = recipe("demo") if epochs is None else recipe("demo", epochs=epochs)
     with seeded(seed):

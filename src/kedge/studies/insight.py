@@ -59,12 +59,7 @@ ALL_CLASSES: dict[str, dict[str, Any]] = {
 
 
 def insight(setting: Setting) -> Study:
-    """Variations of anchored training, each with several scores, and the unanchored baselines of those that have one.
-
-    Example:
-        >>> sorted(insight(Setting("smoke")).suites[0].networks)[:2]
-        ['T as published', 'T in every batch']
-    """
+    """Variations of anchored training, each with several scores, and their unanchored baselines."""
     short, longer = (small_recipe(setting, epochs) for epochs in (SHORT, EPOCHS))
 
     def network(how: Recipe = short, **plan: Any) -> NetworkPlan:

@@ -109,9 +109,6 @@ class AsNoise(Loss):
     """Consistency training without anchors: a fifth of the images become ``x + T(c) - c`` and keep their labels.
 
     This is the input that the pair ``[T(c), x - c]`` amounts to if the first layer has equal halves.
-
-    Args:
-        clean_final_fraction: Share of the steps, at the end, in which no image is changed; see `kedge.training.Recipe`.
     """
 
     name = "T as noise"

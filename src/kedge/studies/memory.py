@@ -16,16 +16,6 @@ class Memory:
 
     Attributes:
         saved: Seconds that cached logits would have taken, since `start`.
-
-    Example:
-        >>> from kedge import anchor
-        >>> net, memory = anchor(torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(12, 2))).eval(), Memory()
-        >>> net.set_anchors(torch.rand(2, 3, 2, 2))
-        >>> memory.attach(net)
-        >>> x = torch.rand(4, 3, 2, 2)
-        >>> with torch.no_grad():
-        ...     bool((net.per_anchor_logits(x) == net.per_anchor_logits(x)).all()), memory.saved > 0
-        (True, True)
     """
 
     def __init__(self) -> None:

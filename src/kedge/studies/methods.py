@@ -51,10 +51,6 @@ def methods(setting: Setting) -> Study:
     """All methods on digits 0 to 7 against the demo's five sets; outliers, where used, are drawings of shapes.
 
     The networks and epochs are the demo's at every scale but the smoke scale, which takes a few images of each set.
-
-    Example:
-        >>> "AMP (anchored)" in methods(Setting("smoke")).suites[0].methods
-        True
     """
     small = setting.scale != "smoke"
     how = recipe("demo") if small else recipe("demo", epochs=1, batch=32)

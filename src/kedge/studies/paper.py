@@ -62,13 +62,7 @@ class Reported:
         return f"{self.method}, T: {', '.join(self.corruption or ()) or 'none'}, K = {self.anchors}"
 
     def as_fpr95(self) -> Self:
-        """The same number as FPR95, which is 100 - TNR95.
-
-        Example:
-            >>> (tnr,) = reported(table=12, id_set="cifar10", method="AMP", ood_set="svhn", metric="tnr95")
-            >>> tnr.value, tnr.as_fpr95().value
-            (91.2, 8.8)
-        """
+        """The same number as FPR95, which is 100 - TNR95."""
         if self.metric == "fpr95":
             return self
         if self.metric != "tnr95":
@@ -115,12 +109,7 @@ def reported(
 
 @functools.cache
 def printed_tables() -> tuple[PrintedTable, ...]:
-    """The paper's tables of numbers, in its order; Table 1 is a list of the others and has none.
-
-    Example:
-        >>> [t.table for t in printed_tables()]
-        ['2', '3', '4', '5', '6', '7', '8', '9', '10', '11', '12', 'text']
-    """
+    """The paper's tables of numbers, in its order; Table 1 is a list of the others and has none."""
     return tuple(
         PrintedTable(name, held["label"], held["section"], held["caption"]) for name, held in _read()["tables"].items()
     )

@@ -90,10 +90,6 @@ def command_line(arguments: Sequence[str] | None = None) -> str:
     """The command that is running, without the folders of this machine.
 
     An absolute path becomes relative to the current folder if it is inside, and its last part otherwise.
-
-    Example:
-        >>> command_line(["reproduce", "methods", "--out", "/tmp/runs/methods"])
-        'kedge reproduce methods --out methods'
     """
     return " ".join(["kedge", *map(_relative, sys.argv[1:] if arguments is None else arguments)])
 

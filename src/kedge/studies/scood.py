@@ -19,12 +19,7 @@ GROUPS = {"cifar10": 1000, "cifar100": 2000}
 
 
 def coherent_ood(setting: Setting) -> Study:
-    """Tables 6, 10 and 11: ResNet-18 on SCOOD's lists, where an OOD source's images of known classes count as known.
-
-    Example:
-        >>> [suite.name for suite in coherent_ood(Setting("smoke")).suites]
-        ['cifar10', 'cifar100']
-    """
+    """Tables 6, 10 and 11: ResNet-18 on SCOOD's lists, where an OOD source's images of known classes count as known."""
     suites = tuple(_suite(setting, known) for known in OTHER)
     about = "Images of known classes in the OOD sources count as known; three methods learn from Tiny-ImageNet."
     return Study("scood", "Semantically coherent OOD detection (Tables 6, 10, 11)", about, suites)

@@ -30,18 +30,7 @@ class Found:
 
 
 def find(names: Sequence[str], *, side: int, data_dir: str | Path | None, split: str | None = None) -> Found:
-    """Load sets by name at the size of a network's input.
-
-    Args:
-        names: Names of public sets (see ``kedge data list``) or keys of `FILES`.
-        side: Side of the input in pixels.
-        data_dir: The folder of all sets; by default the variable KEDGE_DATA, or the user's cache directory.
-        split: By default the one to test on; for `FILES` a key such as ``"val_x"``.
-
-    Example:
-        >>> find(["svhn"], side=32, data_dir="/nowhere").missing["svhn"][:17]
-        'svhn (test) is no'
-    """
+    """Load sets by name at the size of a network's input."""
     sets, missing = [], {}
     for name in names:
         try:

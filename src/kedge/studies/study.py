@@ -137,12 +137,7 @@ def _some(images: ImageSet, n: int) -> ImageSet:
 
 
 def smoke_data(seed: int, outliers: bool = False) -> SuiteData:
-    """Toy images of four classes, and toy images of none.
-
-    Example:
-        >>> [s.name for s in smoke_data(0).ood]
-        ['toy noise', 'toy clouds']
-    """
+    """Toy images of four classes, and toy images of none."""
     train, held_out, test = (
         sets.toy_images(SMOKE_IMAGES, name, classes=SMOKE_CLASSES, side=SMOKE_SIDE, seed=seed)
         for name in ("toy train", "toy held out", "toy test")

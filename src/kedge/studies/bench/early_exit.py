@@ -51,12 +51,7 @@ def why_no_early_exit(detector: Detector) -> str | None:
 
 
 def full_share(passes: float, all_passes: int) -> float:
-    """The share of images that take all anchors, from the mean number of passes.
-
-    Example:
-        >>> full_share(2.6, 5)
-        0.2
-    """
+    """The share of images that take all anchors, from the mean number of passes."""
     return round((passes - MIN_ANCHORS) / (all_passes - MIN_ANCHORS), 6) if all_passes > MIN_ANCHORS else 0.0
 
 

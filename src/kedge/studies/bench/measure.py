@@ -47,16 +47,6 @@ def time_inference(
 ) -> list[dict[str, Any]]:
     """Time engines on the same random images in turns, a batch at a time.
 
-    Args:
-        prepared: The result of `prepare_engines`.
-        batch: Batch size.
-        repeats: Turns of each engine.
-        threads: Threads of engines that are not torch; by default as many as torch's.
-        share: The share of images that take all anchors under early exit, as nearly as their number allows.
-        engines: Some of those that can run; all by default. The unanchored forward pass always runs.
-        least: Minimum seconds of a turn.
-        report: Called with the title of an engine after each of its turns.
-
     Returns:
         For each engine ``engine``, ``batch``, ``images_per_second`` and, relative to one unanchored forward pass,
         ``ratio`` with its quartiles ``low`` and ``high`` over the turns; with early exit the actual ``full_share``.
@@ -179,11 +169,6 @@ def compare_records(now: Mapping[str, Any], then: Mapping[str, Any]) -> dict[tup
     """By engine and batch: images per second over those of an earlier record, and the same for the ratio.
 
     The first compares two runs as they were; the second, in unanchored forward passes, depends less on the machine.
-
-    Example:
-        >>> row = {"engine": "kedge", "batch": 1, "images_per_second": 20.0, "ratio": 4.0}
-        >>> compare_records({"inference": [row]}, {"inference": [row | {"images_per_second": 10.0, "ratio": 5.0}]})
-        {('kedge', 1): (2.0, 0.8)}
     """
     old = {(row["engine"], row["batch"]): row for row in then["inference"]}
     return {

@@ -18,27 +18,12 @@ def without_anchors(net: Anchored) -> Classifier:
     """The network that anchoring started from: one pass over the images alone.
 
     Its first layer has the image's half of the anchored one's weights.
-
-    Example:
-        >>> from torch import nn
-        >>> from kedge import anchor
-        >>> net = anchor(nn.Sequential(nn.Flatten(), nn.Linear(12, 2)))
-        >>> without_anchors(net).network[1]
-        Linear(in_features=12, out_features=2, bias=True)
     """
     return with_first_layer(net, copy.deepcopy(net.anchored_layer.layer_x)).eval()
 
 
 def on_pairs(net: Anchored) -> Classifier:
-    """The same network with a first layer of twice the inputs, which takes the pair [c, x - c] as it stands.
-
-    Example:
-        >>> from torch import nn
-        >>> from kedge import anchor
-        >>> net = anchor(nn.Sequential(nn.Flatten(), nn.Linear(12, 2)))
-        >>> on_pairs(net).network[1]
-        Linear(in_features=24, out_features=2, bias=True)
-    """
+    """The same network with a first layer of twice the inputs, which takes the pair [c, x - c] as it stands."""
     layer, of_anchor = copy.deepcopy(net.anchored_layer.layer_x), net.anchored_layer.layer_c
     assert isinstance(layer, TORCH_LAYERS)
     layer.weight = nn.Parameter(torch.cat([cast(Tensor, of_anchor.weight), layer.weight], dim=1).detach())
@@ -47,16 +32,7 @@ def on_pairs(net: Anchored) -> Classifier:
 
 
 class Naive:
-    """The scores of AMP with shared anchors by K passes of pairs through the whole network, one after the other.
-
-    Example:
-        >>> from torch import nn
-        >>> from kedge import anchor
-        >>> images = torch.rand(20, 3, 2, 2)
-        >>> detector = AMP(anchor(nn.Sequential(nn.Flatten(), nn.Linear(12, 2)), init="fresh")).fit(images)
-        >>> bool(torch.allclose(Naive(detector)(images), detector.score(images), atol=1e-5))
-        True
-    """
+    """The scores of AMP with shared anchors by K passes of pairs through the whole network, one after the other."""
 
     def __init__(self, detector: AMP) -> None:
         assert detector.net.anchors is not None

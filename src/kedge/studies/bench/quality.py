@@ -28,14 +28,6 @@ def quality(
 ) -> dict[str, dict[str, Any]]:
     """Score the same images by every engine, and compare with the exact one.
 
-    Args:
-        prepared: The result of `prepare_engines`, with real images to calibrate on.
-        test: In-distribution images that the detector has not seen.
-        ood: Out-of-distribution sets.
-        engines: Some of those that can run; all by default.
-        threads: Threads of engines that are not torch; by default as many as torch's.
-        report: Called with the title of an engine and the name of a set, once it is scored.
-
     Returns:
         By engine: ``agreement``, the share of test images with the label of the exact engine; by set ``auroc`` and
         ``fpr95``, ``auroc_points`` and ``fpr95_points`` (percentage points more than the exact engine), ``flagged``

@@ -82,13 +82,6 @@ def training_steps(
 ) -> dict[str, Any]:
     """Time the steps of an anchored network and of its unanchored baseline in turns, through kedge's own loop.
 
-    Args:
-        net: The anchored network; a copy of it is trained.
-        data: Images in memory, with labels, at least a batch of them.
-        batch: Batch size.
-        repeats: Cycles of five steps of each.
-        report: Called with ``"unanchored"`` or ``"anchored"`` after each of its cycles.
-
     Returns:
         For ``"unanchored"`` and ``"anchored"`` the seconds of a ``"step"`` with quartiles and the share of it that is
         ``"outside"`` forward, backward and optimizer; and the ``"ratio"`` of the two steps, with quartiles.

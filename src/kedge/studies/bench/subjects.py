@@ -21,19 +21,7 @@ FEWEST = 10  # images that an engine runs on: so that a share of them can exit e
 def detector_of(
     network: str, *, anchors: int | None = None, side: int | None = None, seed: int = 0, **arguments: Any
 ) -> AMP:
-    """AMP on a network by name with random weights; the time of a pass does not depend on them.
-
-    Args:
-        network: One of `kedge.models.model_names`.
-        anchors: Number of anchors, 5 by default.
-        side: Side of its images in pixels; by default 224 for networks made for ImageNet, and 32 for others.
-        seed: Seed of the weights, and of the random images that the detector is fitted and calibrated on.
-        **arguments: Arguments of `kedge.models.build`.
-
-    Example:
-        >>> detector_of("compact", width=4).net.k
-        5
-    """
+    """AMP on a network by name with random weights; the time of a pass does not depend on them."""
     with seeded(seed):
         net = channels_last(anchor(build(network, **arguments), init="fresh", mean=0.5, std=0.25, seed=seed)).eval()
     pixels = side or SIDES.get(network, SIDE)

@@ -22,18 +22,8 @@ def in_turns(
 ) -> dict[str, list[float]]:
     """Time functions one after the other, again and again; every round begins with another of them.
 
-    Args:
-        calls: What to call, by name.
-        repeats: Turns of each.
-        least: Seconds that a turn takes at least; what is faster is called several times in it.
-        report: Called with the name after each turn.
-
     Returns:
         For each the seconds of a call, by turn.
-
-    Example:
-        >>> [len(times) for times in in_turns({"a": list, "b": dict}, repeats=3, least=0).values()]
-        [3, 3]
     """
     at_least("repeats", repeats, 1)
     number = {name: _calls_of(call, least) for name, call in calls.items()}
@@ -54,12 +44,7 @@ def in_turns(
 
 @dataclass(frozen=True)
 class Quartiles:
-    """A median, and the quartiles on either side of it.
-
-    Example:
-        >>> Quartiles.of([3.0, 1.0, 2.0, 5.0, 4.0])
-        Quartiles(median=3.0, low=2.0, high=4.0)
-    """
+    """A median, and the quartiles on either side of it."""
 
     median: float
     low: float

@@ -44,13 +44,7 @@ class Approximation:
 
 
 def approximation_errors(*, points: int = 60, seed: int = 0) -> Approximation:
-    """Measure the approximations on random points of the sphere in three dimensions, with one direction of the anchor.
-
-    Example:
-        >>> orders = approximation_errors(points=20).orders
-        >>> round(orders["paper against exact"], 1), round(orders["first order against exact"], 1)
-        (1.0, 2.0)
-    """
+    """Measure the approximations on random points of the sphere in three dimensions, for one direction of c."""
     at_least("points", points, 3)
     generator = torch.Generator().manual_seed(seed)
     x = normalize(torch.randn(points, 3, generator=generator, dtype=torch.float64), dim=1)

@@ -72,12 +72,7 @@ def decision_values(
 
 
 def decision_tau(values: Tensor) -> Tensor:
-    """The paper's tau (T,) of decision values f (K, T), as the two logits f and -f.
-
-    Example:
-        >>> decision_tau(torch.tensor([[0.0, 5.0], [1.0, 6.0]]))  # it vanishes where all are confident
-        tensor([0.3268, 0.0060])
-    """
+    """The paper's tau (T,) of decision values f (K, T), as the two logits f and -f."""
     return tau_of(torch.stack([values, -values], dim=-1))  # (T,)
 
 
@@ -85,10 +80,6 @@ def disagreement_by_distance(*, seed: int = 0, anchors: int = 10, repeats: int =
     """Measure disagreement on held-out points and on circles around the data, from within it to 30 times its size.
 
     ``repeats`` problems are drawn, with the seeds from ``seed`` on.
-
-    Example:
-        >>> disagreement_by_distance(anchors=2, repeats=1).grows["a network per anchor"]
-        1
     """
     runs = [_one_draw(seed + r, anchors) for r in range(repeats)]
     names = list(runs[0])

@@ -43,12 +43,7 @@ def initial_kernel(a: Tensor, b: Tensor) -> Tensor:
 
 
 def encode(x: Tensor, anchors: Tensor) -> Tensor:
-    """The pairs [c, x - c], (N, 2 D), of inputs (N, D) with one anchor for all, (D,), or one for each, (N, D).
-
-    Example:
-        >>> encode(torch.tensor([[1.0, 2.0]]), torch.tensor([5.0, 0.0]))
-        tensor([[ 5.,  0., -4.,  2.]])
-    """
+    """The pairs [c, x - c], (N, 2 D), of inputs (N, D) with one anchor for all, (D,), or one for each, (N, D)."""
     _check_rows("x", x)
     if anchors.shape not in (x.shape, x.shape[1:]):
         raise InputError(
@@ -60,13 +55,7 @@ def encode(x: Tensor, anchors: Tensor) -> Tensor:
 
 
 def anchored_kernel(x: Tensor, z: Tensor, c: Tensor) -> Tensor:
-    """The exact kernel of the pairs [c, x - c] and [c, z - c], for inputs of any norm.
-
-    Example:
-        >>> x, origin = torch.tensor([[2.0, 0.0]]), torch.zeros(2)
-        >>> anchored_kernel(x, x, origin) == h_ntk(x, x)
-        tensor([[True]])
-    """
+    """The exact kernel of the pairs [c, x - c] and [c, z - c], for inputs of any norm."""
     _check_anchor(x, c)
     return h_ntk(encode(x, c), encode(z, c))
 
@@ -169,12 +158,7 @@ def predict(
 
 
 def spectrum(kernel: Tensor) -> Tensor:
-    """The eigenvalues of a symmetric kernel matrix, largest first, (N,).
-
-    Example:
-        >>> spectrum(torch.tensor([[2.0, 1.0], [1.0, 2.0]]))
-        tensor([3., 1.])
-    """
+    """The eigenvalues of a symmetric kernel matrix, largest first, (N,)."""
     eigenvalues: Tensor = torch.linalg.eigvalsh(kernel)
     return eigenvalues.flip(0)
 

@@ -28,15 +28,7 @@ EXPECTED = {
 
 
 def run_ntk(out: str | Path, seed: int = 0, *, anchors: int = 10, repeats: int = 10, grid: int = 61) -> NTKStudy:
-    """Run the study and write ``report.html``, one self-contained file, and ``study.json``.
-
-    Args:
-        out: Folder for both; it is created if missing.
-        seed: Random seed.
-        anchors: Number of anchors to predict with.
-        repeats: Number of draws of the toy problem.
-        grid: Number of points along a side of the drawn square.
-    """
+    """Run the study and write ``report.html``, one self-contained file, and ``study.json``."""
     figures.require()
     options = {"anchors": anchors, "repeats": repeats, "grid": grid}
     study = ntk_study(seed=seed, **options)

@@ -32,19 +32,7 @@ class ToyProblem:
 
 
 def toy_problem(n: int = 40, held_out: int = 200, *, noise: float = 0.1, seed: int = 0) -> ToyProblem:
-    """Two interlocking half circles, in double precision.
-
-    Args:
-        n: Number of training points.
-        held_out: Number of test points.
-        noise: Standard deviation of points from their half circle, of radius one before scaling.
-        seed: Random seed.
-
-    Example:
-        >>> problem = toy_problem(6)
-        >>> problem.y, round(float(problem.x.square().sum(dim=1).mean()), 6)
-        (tensor([ 1., -1.,  1., -1.,  1., -1.], dtype=torch.float64), 1.0)
-    """
+    """Two interlocking half circles, in double precision."""
     at_least("n", n, 2)
     at_least("held_out", held_out, 1)
     between("noise", noise, 0, math.inf)
@@ -67,12 +55,6 @@ def one_network(
     """The predictions (K, T) of one network, trained with random anchors, under each anchor.
 
     ``per_input`` is the number of training inputs that each training input is paired with; N for all.
-
-    Example:
-        >>> x, y = torch.eye(3), torch.tensor([1.0, -1.0, 1.0])
-        >>> one_network(x, y, x, x[:2], per_input=3, generator=torch.Generator())  # every pair was trained
-        tensor([[ 1.0000, -1.0000,  1.0000],
-                [ 1.0000, -1.0000,  1.0000]])
     """
     if at_least("per_input", per_input, 1) > len(x):
         raise InputError(f"per_input must be at most the {len(x)} training inputs; got {per_input}: lower it")
