@@ -15,7 +15,8 @@ BLUR = "gaussian_blur"
 MEMBERS = 5
 SCORINGS = ("AMP", "AMP, entropy", "AMP, energy")  # the paper shows three scoring functions without their names
 
-IMAGENET_T = Corruption(crop_scale=(0.08, 1.0))  # the paper's Algorithm 1
+# Algorithm 1 of the paper.
+IMAGENET_T = Corruption(crop_scale=(0.08, 1.0), gray=False, joint_jitter_blur=True)
 
 
 def imagenet_c(setting: Setting) -> Study:
