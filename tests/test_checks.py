@@ -33,10 +33,7 @@ def test_a_valid_value_is_returned():
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (
-            lambda: one_of("init", "freesh", ("preserve", "fresh")),
-            "init must be one of 'preserve', 'fresh'; got 'freesh'",
-        ),
+        (lambda: one_of("init", "none", ("preserve", "fresh")), "init must be one of 'preserve', 'fresh'; got 'none'"),
         (lambda: resolve("score", "mpp", {"msp": max}), "score must be a function or one of 'msp'; got 'mpp'"),
         (lambda: resolve("score", None, {"msp": max}), "score must be a function or one of 'msp'; got None"),
         (lambda: between("alpha", 1.5, 0, 1), "alpha must lie in [0, 1]; got 1.5"),

@@ -305,7 +305,6 @@ def test_a_student_moves_towards_its_teacher():
         def distance(outputs, loss=loss, aims=aims):
             return float(loss.distance(outputs.logits, outputs.tau.log(), (aims.logits, aims.tau.log())))
 
-        assert distance(near) < distance(before)
         assert distance(nearer) < 0.85 * distance(before)
         errors = [float((outputs.logits - aims.logits).square().mean()) for outputs in (near, before)]
         assert errors[0] < 0.8 * errors[1]
