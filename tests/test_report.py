@@ -567,10 +567,18 @@ def test_every_metric_can_be_drawn_along_a_number(metric):
     assert f"{100 * evaluation.results['first'].metrics['near'][metric].value:.1f} % at 1" in label
 
 
+def interpolated(ordered, share):
+    """The quantile of ordered values by linear interpolation between neighbours."""
+    place = share * (len(ordered) - 1)
+    below = int(place)
+    above = min(below + 1, len(ordered) - 1)
+    return ordered[below] + (place - below) * (ordered[above] - ordered[below])
+
+
 def quantiles(scores):
     """Median and the ends of the middle 90 % as text alternatives have them."""
     return "median {:.3g}, 90 % from {:.3g} to {:.3g}".format(
-        *np.quantile(np.asarray(scores.tolist()), [0.5, 0.05, 0.95])
+        *(interpolated(sorted(scores.tolist()), share) for share in (0.5, 0.05, 0.95))
     )
 
 
