@@ -263,7 +263,7 @@ def test_the_interval_is_as_wide_as_delongs_standard_error_says():
 
 
 def test_intervals_that_are_given_cover_the_truth_as_often_as_they_say():
-    """A percentile interval of DTACC would cover it in 72 % of these samples instead of 90 %, so there is none."""
+    """DTACC has none: a percentile interval would cover too little."""
 
     def normal(z):
         return 0.5 * (1 + math.erf(z / math.sqrt(2)))

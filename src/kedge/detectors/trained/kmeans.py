@@ -1,7 +1,7 @@
 """k-means: Lloyd's algorithm from seeded starting centres, in blocks of points so that memory stays small.
 
-Own code instead of scikit-learn's: it runs on the device of the training and repeats bit for bit with any number of
-threads; scikit-learn's sums depend on the order in which its threads end.
+Own code instead of scikit-learn's: it runs on the device of the training, needs no further dependency, and repeats bit
+for bit with any number of threads.
 """
 
 import torch
