@@ -45,6 +45,8 @@ from .experimental import distill as distill
 from .hub import from_pretrained as from_pretrained
 from .hub import push_to_hub as push_to_hub
 from .models.classifier import Classifier as Classifier
+from .models.named import network as network
+from .protect import protect as protect
 from .training import train as train
 
 __version__: str

@@ -21,6 +21,7 @@ from kedge.cli.data import data
 from kedge.cli.distill import distill
 from kedge.cli.evaluate import evaluate
 from kedge.cli.export import export
+from kedge.cli.fit import fit
 from kedge.cli.info import info
 from kedge.cli.score import score
 from kedge.cli.serve import serve
@@ -52,7 +53,7 @@ app = typer.Typer(
     pretty_exceptions_show_locals=False,
     rich_markup_mode="rich",
 )
-for command in (train, calibrate, evaluate, info, distill, export, score, serve, watch):
+for command in (fit, train, calibrate, evaluate, info, distill, export, score, serve, watch):
     app.command()(command)
 app.add_typer(data, name="data")
 

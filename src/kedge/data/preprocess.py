@@ -9,7 +9,7 @@ import torch
 from PIL import ExifTags, Image, ImageOps
 from torch import Tensor
 
-from kedge.checks import finite, one_of, shape_of
+from kedge.checks import between, finite, one_of, shape_of
 from kedge.data.decoding import open_image
 from kedge.errors import InputError
 
@@ -31,6 +31,7 @@ class Preprocess:
         shape: Shape of one input: (D, H, W) for images; vectors and signals must have it already.
         resize: Pillow's filter for PIL images, files and uint8 images of another size.
         fit: ``"crop"`` scales the shorter side and crops the center; ``"stretch"`` does not keep the aspect ratio.
+        crop: Share of the scaled image's shorter side that the crop keeps, as networks are evaluated (timm: crop_pct).
 
     Example:
         >>> Preprocess((3, 32, 32))(Image.new("L", (64, 48), 255)).shape
@@ -40,10 +41,13 @@ class Preprocess:
     shape: tuple[int, ...]
     resize: str = "bicubic"
     fit: str = "crop"
+    crop: float = 1.0
 
     def __post_init__(self) -> None:
         one_of("resize", self.resize, tuple(FILTERS))
         one_of("fit", self.fit, FITS)
+        if between("crop", self.crop, 0, 1) == 0 or (self.crop < 1 and self.fit == "stretch"):
+            raise InputError(f'crop must lie in (0, 1], and be 1 with fit="stretch"; got {self.crop}')
         object.__setattr__(self, "shape", tuple(int(n) for n in self.shape))
 
     @property
@@ -121,14 +125,27 @@ class Preprocess:
             raise InputError(f"a PIL image ({image.mode}, {image.size}) cannot be read: {error}") from error
         if 0 in image.size:
             raise InputError(f"an image must have pixels; got one of {image.width} x {image.height}")
-        if image.size != (width, height):
+        if image.size != (width, height) or self.crop < 1:
             chosen = FILTERS[self.resize]
             if self.fit == "stretch":
                 image = image.resize((width, height), chosen)
+            elif self.crop < 1:
+                image = _scaled_and_cropped(image, width, height, self.crop, chosen)
             else:
                 image = ImageOps.fit(image, (width, height), chosen, centering=(0.5, 0.5))
         pixels = torch.from_numpy(np.array(image, dtype=np.uint8))  # (H, W) or (H, W, D)
         return pixels[None] if channels == 1 else pixels.permute(2, 0, 1).contiguous()
+
+
+def _scaled_and_cropped(
+    image: Image.Image, width: int, height: int, share: float, resample: Image.Resampling
+) -> Image.Image:
+    """Scale the image so that the crop covers a share of its shorter side, then crop the center, as timm does."""
+    scale = max(round(width / share) / image.width, round(height / share) / image.height)
+    sides = [max(crop, int(side * scale + 1e-6)) for side, crop in ((image.width, width), (image.height, height))]
+    image = image.resize((sides[0], sides[1]), resample)
+    left, top = round((sides[0] - width) / 2), round((sides[1] - height) / 2)
+    return image.crop((left, top, left + width, top + height))
 
 
 def in_mode(image: Image.Image, mode: str) -> Image.Image:

@@ -3,6 +3,7 @@
 import contextlib
 import os
 import threading
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -20,9 +21,9 @@ from kedge.data import Preprocess, batches, shape_of_inputs
 from kedge.data.labels import UNKNOWN, class_names, renumbered
 from kedge.data.leakage import fingerprints, halves
 from kedge.detectors.detection import Detection
-from kedge.errors import InputError, NotReadyError
+from kedge.errors import InputError, KedgeWarning, NotReadyError
 from kedge.io import artifact
-from kedge.io.rebuild import describe
+from kedge.io.rebuild import describe, graphs
 from kedge.models.classifier import Classifier, evaluating
 from kedge.models.ensemble import Ensemble
 
@@ -250,6 +251,14 @@ class Detector(ABC):
             "versions": {"kedge": version("kedge"), "torch": str(torch.__version__)},
         }
         values = {f"{part}.{name}": value for part, each in parts.items() for name, value in each.items()}
+        if self.reads != "network":
+            stored, reasons = graphs(self.net, self.preprocess.shape)
+            values |= stored
+            for reason in reasons:
+                warnings.warn(
+                    f"the file holds no graph of the network, so that only those who have the network's code can open "
+                    f"it: {reason}", KedgeWarning, stacklevel=2
+                )
         artifact.write(path, header, {name: value for name, value in values.items() if isinstance(value, Tensor)})
 
     # Helpers for methods.

@@ -53,7 +53,7 @@ def _detector(
         raise InputError("this detector was saved with a score function of its own; pass it again as score=")
     if score is not None and not custom:
         raise InputError("score must not be given: the file says which score this detector uses")
-    net = rebuild(header["network"], artifact.part(tensors, "net."), model)
+    net = rebuild(header["network"], artifact.part(tensors, "net."), model, artifact.part(tensors, "graph."))
     detector = method(net, **config | ({"score": score} if custom else {}))
     detector.preprocess = Preprocess(**header["preprocess"])
     detector.classes = tuple(header["classes"])

@@ -2,8 +2,10 @@
 
 import copy
 import itertools
-from collections.abc import Mapping
-from typing import Any
+import json
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -12,11 +14,15 @@ from kedge.anchoring import Anchored, anchor
 from kedge.anchoring.corruption import Corruption, describe_corruption
 from kedge.errors import ArchitectureError, FileFormatError, InputError
 from kedge.io import artifact
-from kedge.models import Spec, build
-from kedge.models.classifier import Classifier
+from kedge.models import Spec
+from kedge.models.classifier import Classifier, logits_of
 from kedge.models.conversion import apply
+from kedge.models.graph import CONSTANTS, StoredGraph, capture
+from kedge.models.named import find_head, rebuilt
 from kedge.models.ensemble import Ensemble
 from kedge.seeds import seeded
+
+TOLERANCE = 1e-4  # between a network and its graph, as a share of the largest logit
 
 
 def describe(net: Classifier) -> dict[str, Any]:
@@ -31,7 +37,7 @@ def describe(net: Classifier) -> dict[str, Any]:
     spec = getattr(net.network, "spec", None)
     described: dict[str, Any] = {
         "spec": {"name": spec.name, "arguments": dict(spec.arguments)} if isinstance(spec, Spec) else None,
-        "type": type(net.network).__name__,
+        "type": getattr(net.network, "stored_type", type(net.network).__name__),
         "normalised": net.has_statistics,
         "anchored": None,
         "conversions": getattr(net.network, "conversions", []),
@@ -44,18 +50,97 @@ def describe(net: Classifier) -> dict[str, Any]:
     return described
 
 
-def rebuild(described: Mapping[str, Any], weights: Mapping[str, Tensor], model: nn.Module | None) -> Classifier:
-    """Build a network from its description and weights; ``model`` is for networks that are not kedge's own."""
+def graphs(net: Classifier, shape: Sequence[int]) -> tuple[dict[str, Tensor], list[str]]:
+    """The graphs of the networks that are not kedge's own, as tensors for a file, and why others have none.
+
+    Args:
+        net: The detector's network, or an ensemble.
+        shape: Shape of one input.
+    """
+    tensors: dict[str, Tensor] = {}
+    reasons = []
+    members = {f"network.{i}.": m for i, m in enumerate(net.members)} if isinstance(net, Ensemble) else {"": net}
+    for prefix, member in members.items():
+        spec = getattr(member.network, "spec", None)
+        if isinstance(spec, Spec) and ":" not in spec.name:
+            continue
+        try:
+            document, constants = _captured(member, shape)
+        except ArchitectureError as error:
+            reasons.append(str(error))
+            continue
+        content = json.dumps(document).encode()
+        tensors[f"graph.{prefix}document"] = torch.frombuffer(bytearray(content), dtype=torch.uint8)
+        tensors |= {f"net.{prefix}network.{name}": value for name, value in constants.items()}
+    return tensors, reasons
+
+
+def _captured(net: Classifier, shape: Sequence[int]) -> tuple[Mapping[str, Any], dict[str, Tensor]]:
+    """The graph of one network, checked against it."""
+    if isinstance(net.network, StoredGraph):
+        return net.network.document, {}  # its constants are in its state dict
+    if getattr(net.network, "conversions", []):
+        raise ArchitectureError("the network was changed for a method, which a graph does not record")
+    network = copy.deepcopy(net.network).cpu().eval()
+    keep = []
+    if isinstance(net, Anchored):
+        network.set_submodule(net.layer, cast(nn.Module, network.get_submodule(net.layer).layer_x))
+        keep.append(net.layer)
+    images = torch.rand((3, *shape), generator=torch.Generator().manual_seed(0), dtype=net.mean.dtype)
+    reader = Classifier(network, mean=net.mean.cpu(), std=net.std.cpu())
+    try:
+        keep.append(find_head(reader, images))
+    except InputError:
+        pass  # methods that need the head say so themselves
+    x = reader.normalise(images)
+    document, constants = capture(network, x, keep=list(dict.fromkeys(keep)))
+    graph = StoredGraph(document)
+    graph.load_state_dict({**network.state_dict(), **constants})
+    with torch.no_grad():
+        for batch in (x, x[:1]):
+            expected = logits_of(network(batch))
+            difference = float((graph(batch) - expected).abs().max() / expected.abs().max().clamp(min=1e-12))
+            if not difference <= TOLERANCE:
+                raise ArchitectureError(f"the recorded forward pass differs from the network by {difference:.1g}")
+    return document, constants
+
+
+def rebuild(
+    described: Mapping[str, Any],
+    weights: Mapping[str, Tensor],
+    model: nn.Module | None,
+    graphs: Mapping[str, Tensor] | None = None,
+    prefix: str = "",
+) -> Classifier:
+    """Build a network from its description and weights.
+
+    Args:
+        described: What `describe` returned.
+        weights: Its state dict, with the constants of its graph.
+        model: The network to use instead of the one that the file describes.
+        graphs: Graphs of the file, by ``prefix`` and ``"document"``.
+        prefix: Of this network, in an ensemble.
+    """
+    graphs = graphs or {}
     if "ensemble" in described:
-        return _ensemble(described, weights, model)
+        return _ensemble(described, weights, model, graphs)
     anchored, spec = described["anchored"], described["spec"]
     if model is None:
-        if spec is None:
+        numbers = sum(tensor.numel() for tensor in weights.values())
+        document = graphs.get(f"{prefix}document")
+        if document is not None:
+            model = _stored(document, numbers)
+            model.stored_type = described["type"]  # type: ignore[assignment]
+            model.spec = None if spec is None else Spec(**spec)  # type: ignore[assignment]
+        elif spec is not None:
+            model = _built_in(spec, numbers)
+        else:
             raise InputError(
-                f"this file holds a {described['type']}, which is not one of kedge's own networks; pass model= with a "
-                "freshly built one (its weights come from the file)"
+                f"this file holds a {described['type']} without a graph of it; pass model= with a freshly built one "
+                "(its weights come from the file), or --model package.module:factory on the command line"
             )
-        model = _built_in(spec, sum(tensor.numel() for tensor in weights.values()))
+    elif graphs:
+        weights = {name: value for name, value in weights.items() if f"network.{CONSTANTS}." not in name}
     if not isinstance(model, nn.Module):
         raise InputError(f"model must be a torch.nn.Module, got {type(model).__name__}")
     if anchored is not None and not isinstance(model, Anchored):
@@ -89,11 +174,14 @@ def rebuild(described: Mapping[str, Any], weights: Mapping[str, Tensor], model: 
     return net.eval()
 
 
-def _ensemble(described: Mapping[str, Any], weights: Mapping[str, Tensor], model: nn.Module | None) -> Ensemble:
+def _ensemble(
+    described: Mapping[str, Any], weights: Mapping[str, Tensor], model: nn.Module | None, graphs: Mapping[str, Tensor]
+) -> Ensemble:
     members = []
     for number, member in enumerate(described["ensemble"]):
         own = None if member.get("spec") else copy.deepcopy(model)  # kedge's own networks are built from their spec
-        members.append(rebuild(member, artifact.part(weights, f"network.{number}."), own))
+        prefix = f"network.{number}."
+        members.append(rebuild(member, artifact.part(weights, prefix), own, graphs, prefix))
     net = Ensemble(members)
     net.record = dict(described["record"])
     return net.eval()
@@ -108,13 +196,24 @@ def _channels_last(net: nn.Module) -> bool:
 def _built_in(spec: Mapping[str, Any], numbers: int) -> nn.Module:
     try:
         with torch.device("meta"):  # takes no memory, whatever size the file names
-            needed = sum(p.numel() for p in build(spec["name"], **spec["arguments"]).parameters())
+            needed = sum(p.numel() for p in rebuilt(spec["name"], spec["arguments"]).parameters())
         if needed > numbers:
             raise InputError(f"it has {needed} weights and the file only {numbers}")
         with seeded(0):  # the weights are replaced; drawing them must not move torch's own generator
-            return build(spec["name"], **spec["arguments"])
+            return rebuilt(spec["name"], spec["arguments"])
     except InputError as error:
         raise FileFormatError(f"this kedge cannot build the file's network: {error}; install a newer one") from error
+
+
+def _stored(document: Tensor, numbers: int) -> StoredGraph:
+    try:
+        parsed = json.loads(document.numpy().tobytes())
+        needed = sum(math.prod(shape) for shape, *_ in parsed["tensors"].values())
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise FileFormatError(f"the graph of the network is damaged: {error}") from error
+    if needed > numbers:
+        raise FileFormatError(f"the graph of the network needs {needed} numbers, and the file has only {numbers}")
+    return StoredGraph(parsed)
 
 
 def _corruption(saved: Any) -> Any:

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from torch import nn
 
@@ -20,7 +20,7 @@ class Spec:
     """
 
     name: str
-    arguments: Mapping[str, int | float]
+    arguments: Mapping[str, Any]
 
 
 class Network(nn.Module):

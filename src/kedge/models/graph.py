@@ -1,0 +1,369 @@
+"""A network as data: its forward pass as a list of torch's operations, which runs without the network's own code.
+
+`capture` records what a network computes in evaluation mode, `StoredGraph` computes it. A graph holds the names of
+operations out of a fixed list, numbers, and names of weights, so that reading one from a file runs no code from it.
+"""
+
+import copy
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, cast
+
+import torch
+from torch import Tensor, fx, nn
+
+from kedge.errors import ArchitectureError, FileFormatError, InputError
+from kedge.models.classifier import logits_of
+
+SCHEMA = 1
+CONSTANTS = "kedge_constants"  # module with the tensors of a graph that are not in the network's state dict
+TORCH_LAYERS = {layer.__name__: layer for layer in (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)}
+_CONVOLUTION = "in_channels out_channels kernel_size stride padding dilation groups padding_mode".split()
+_ARITHMETIC = {name: getattr(operator, name) for name in ("add", "sub", "mul", "floordiv", "neg", "getitem")}
+# The operations of torch.ops.aten that a graph may have. None reads or writes files or calls back into Python.
+_ATEN = frozenset(
+    """
+    abs adaptive_avg_pool1d adaptive_avg_pool2d adaptive_max_pool2d add add_ addcmul addmm alias amax amin any arange
+    argmax avg_pool1d avg_pool2d avg_pool3d baddbmm batch_norm bitwise_and bitwise_not bmm broadcast_to cat ceil celu
+    chunk clamp clamp_ clamp_max clamp_min clone concat constant_pad_nd contiguous conv1d conv2d conv3d
+    conv_transpose1d conv_transpose2d conv_transpose3d cos cumsum detach detach_ diagonal div div_ dropout dropout_
+    einsum elu elu_ embedding eq erf exp expand expand_as feature_dropout fill fill_ flatten flip floor floor_divide
+    full full_like gather ge gelu gelu_ glu group_norm gt hardsigmoid hardsigmoid_ hardswish hardswish_ hardtanh
+    hardtanh_ im2col index index_select instance_norm isnan layer_norm le leaky_relu leaky_relu_ lift_fresh_copy
+    linalg_norm linalg_vector_norm linear log log1p log_softmax logical_and logical_not logical_or logsumexp lt
+    masked_fill masked_fill_ matmul max max_pool1d max_pool2d max_pool3d maximum mean meshgrid min minimum mish mish_ mm
+    movedim mul mul_ narrow ne neg new_full new_ones new_zeros norm numpy_T ones ones_like outer pad permute
+    pixel_shuffle pixel_unshuffle pow pow_ prelu prod reciprocal reflection_pad2d relu relu6 relu6_ relu_ remainder
+    repeat repeat_interleave replication_pad2d reshape reshape_as rms_norm roll round rsqrt rsub scalar_tensor
+    scaled_dot_product_attention select selu selu_ sigmoid sigmoid_ sign silu silu_ sin slice softmax softplus split
+    split_with_sizes sqrt square squeeze stack std sub sub_ sum swapaxes sym_size t tan tanh tanh_ tensor_split tile to
+    topk transpose tril triu type_as unbind unflatten unfold unsqueeze unsqueeze_ upsample_bicubic2d
+    upsample_bilinear2d upsample_nearest2d var var_mean view view_as where zeros zeros_like
+    """.split()
+)
+_WITHOUT_EFFECT = ("_assert", "sym_constrain")  # checks of the exporter, by the beginning of their names
+_PLAIN = (bool, int, float, str, type(None))
+
+
+@torch.library.custom_op("kedge::mark", mutates_args=())
+def _mark(x: Tensor, name: str) -> Tensor:
+    """Mark a tensor as the output of a layer, which detectors may read."""
+    return x.clone()
+
+
+@torch.library.custom_op("kedge::keep", mutates_args=())
+def _keep(x: Tensor, y: Tensor | None, name: str) -> Tensor:
+    """Mark a tensor as the output y of a layer for x; the layer stays a module."""
+    assert y is not None
+    return y.clone()
+
+
+_mark.register_fake(lambda x, name: torch.empty_like(x))
+_keep.register_fake(lambda x, y, name: torch.empty_like(y))
+
+
+class StoredGraph(nn.Module):
+    """Runs a graph that `capture` recorded; always in evaluation mode.
+
+    Its modules have the names that they had in the network, so that a hook on a layer sees that layer's output and the
+    state dict is the network's own, with the graph's constants.
+
+    Args:
+        document: The first thing that `capture` returned.
+    """
+
+    def __init__(self, document: Mapping[str, Any]) -> None:
+        super().__init__()
+        self.document = document
+        try:
+            if document["schema"] != SCHEMA:
+                raise FileFormatError(f"a graph of schema {document['schema']!r} needs a newer kedge")
+            for name, described in document["layers"].items():
+                _set_module(self, name, _layer(described))
+            for name, (shape, dtype, is_parameter) in document["tensors"].items():
+                _set_tensor(self, name, shape, _torch("dtype", dtype), is_parameter)
+            self._nodes = [self._node(*node) for node in document["nodes"]]
+            self._output = document["output"]
+            self._shape = tuple(document["shape"])
+        except (KeyError, TypeError, ValueError, AttributeError, RuntimeError, IndexError) as error:
+            raise FileFormatError(f"the graph of the network is damaged: {error}") from error
+        self._free = _last_uses(self._nodes, self._output)
+        super().train(False)
+
+    def train(self, mode: bool = True) -> "StoredGraph":
+        """Stay in evaluation mode: a graph holds nothing else."""
+        return self
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Logits (B, C) of normalised images (B, D, ...)."""
+        if tuple(x.shape[1:]) != self._shape:
+            raise InputError(f"x must be (B, {', '.join(map(str, self._shape))}); got {tuple(x.shape)}")
+        values: dict[str, Any] = {self.document["input"]: x}
+
+        def decoded(value: Any) -> Any:
+            if isinstance(value, list):
+                return [decoded(each) for each in value]
+            if not isinstance(value, dict):
+                return value
+            (kind, name), *_ = value.items()
+            if kind == "node":
+                return values[name]
+            if kind == "tensor":
+                return self._tensor(name)
+            return x.device if kind == "device" else _torch(kind, name)
+
+        for (name, function, args, kwargs), unused in zip(self._nodes, self._free, strict=True):
+            call = self.get_submodule(function) if isinstance(function, str) else function
+            values[name] = call(*map(decoded, args), **{key: decoded(value) for key, value in kwargs.items()})
+            for each in unused:
+                del values[each]
+        return cast(Tensor, decoded(self._output))
+
+    def _tensor(self, name: str) -> Tensor:
+        module, _, own = name.rpartition(".")
+        return cast(Tensor, getattr(self.get_submodule(module), own))
+
+    def _node(self, name: str, target: str, args: list[Any], kwargs: dict[str, Any]) -> Any:
+        kind, _, rest = target.partition(".")
+        if kind == "layer":
+            _set_module(self, rest)  # an empty one where the layer is not kept, so that it can be hooked
+            return name, rest, args, kwargs
+        return name, _operation(target), args, kwargs
+
+
+class _Named(nn.Module):
+    """The place of a layer whose operations are in the graph: its output passes through it."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x
+
+
+class _Traced(nn.Module):
+    def __init__(self, network: nn.Module) -> None:
+        super().__init__()
+        self.network = network
+
+    def forward(self, x: Tensor) -> Tensor:
+        output = self.network(x)
+        return output if isinstance(output, Tensor) else logits_of(output)
+
+
+class _Kept(nn.Module):
+    def __init__(self, layer: nn.Module, name: str) -> None:
+        super().__init__()
+        self.layer, self.name = layer, name
+
+    def forward(self, x: Tensor) -> Tensor:
+        return cast(Tensor, torch.ops.kedge.keep(x, self.layer(x), self.name))
+
+
+def capture(
+    network: nn.Module, example: Tensor, *, keep: Sequence[str] = ()
+) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """Record what a network computes in evaluation mode, for batches of any size of images like an example.
+
+    Args:
+        network: Any network that takes one tensor and returns logits, or an object with ``.logits``.
+        example: At least two images, as the network takes them.
+        keep: Names of layers that stay modules of their own: the head, a layer to anchor.
+
+    Returns:
+        The graph as plain data, and the tensors that it needs beyond the network's state dict.
+
+    Raises:
+        ArchitectureError: The forward pass is no fixed list of operations, or has one that is not supported.
+
+    Example:
+        >>> net = nn.Sequential(nn.Flatten(), nn.Linear(12, 2))
+        >>> document, constants = capture(net, torch.rand(2, 3, 2, 2))
+        >>> graph = StoredGraph(document)
+        >>> _ = graph.load_state_dict({**net.state_dict(), **constants})
+        >>> x = torch.rand(5, 3, 2, 2)
+        >>> bool(torch.equal(graph(x), net(x)))
+        True
+    """
+    traced = copy.deepcopy(network).eval()
+    layers = {name: _describe_layer(traced, name, example) for name in keep}
+    for name in keep:
+        traced.set_submodule(name, _Kept(traced.get_submodule(name), name))
+    for name, module in traced.named_modules():
+        if name and not any(f"{name}.".startswith(f"{kept}.") for kept in keep):
+            module.register_forward_hook(_marking(name))
+    try:
+        with torch.no_grad():
+            batch = {0: torch.export.Dim("N")}
+            program = torch.export.export(_Traced(traced), (example,), dynamic_shapes=(batch,), strict=False)
+    except Exception as error:  # the exporter raises many kinds
+        reason = str(error).strip().split("\n")[0]
+        raise ArchitectureError(
+            f"the forward pass of {type(network).__name__} cannot be recorded for any number of images: {reason}"
+        ) from error
+    return _document(program, network, layers, example)
+
+
+def _marking(name: str) -> Callable[[nn.Module, Any, Any], Any]:
+    return lambda _, inputs, output: torch.ops.kedge.mark(output, name) if isinstance(output, Tensor) else None
+
+
+def _describe_layer(network: nn.Module, name: str, example: Tensor) -> dict[str, Any]:
+    """A layer as data: one of torch's own by its arguments, another by its graph."""
+    layer = network.get_submodule(name)
+    kind = TORCH_LAYERS.get(type(layer).__name__)
+    if type(layer) is kind:
+        names = ["in_features", "out_features"] if kind is nn.Linear else _CONVOLUTION
+        arguments = {each: getattr(layer, each) for each in names}
+        return {"kind": kind.__name__, "arguments": {**arguments, "bias": layer.bias is not None}}
+    reached: list[Tensor] = []
+    with layer.register_forward_pre_hook(lambda _, inputs: reached.append(inputs[0])), torch.no_grad():
+        network(example)
+    document, constants = capture(layer, reached[0])
+    if constants:
+        raise ArchitectureError(f"the layer {name!r} has tensors outside its state dict: {list(constants)}")
+    return {"graph": document}
+
+
+def _document(
+    program: torch.export.ExportedProgram, network: nn.Module, layers: Mapping[str, Any], example: Tensor
+) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """An exported program as plain data, and the tensors that are not in the network's state dict."""
+    for node in program.graph.nodes:
+        if node.target == torch.ops.kedge.keep.default:
+            node.args = (node.args[0], None, node.args[2])  # so that the layer's own operations are dead code
+    program.graph.eliminate_dead_code()
+    signature, state = program.graph_signature, network.state_dict(keep_vars=True)
+    lifted = signature.inputs_to_lifted_tensor_constants
+    tensors = {**program.state_dict, **program.constants}
+    constants: dict[str, Tensor] = {}
+    references: dict[str, dict[str, str]] = {}
+    used = {node.name for node in program.graph.nodes if node.users}
+    for placeholder, full in {**signature.inputs_to_parameters, **signature.inputs_to_buffers, **lifted}.items():
+        name = full.removeprefix("network.")
+        if placeholder not in used:
+            continue
+        if name not in state:
+            name = f"{CONSTANTS}.c{len(constants)}"
+            constants[name] = tensors[full].detach().clone()
+        references[placeholder] = {"tensor": name}
+    nodes = []
+    for node in program.graph.nodes:
+        if node.op == "call_function" and not node.name.startswith(_WITHOUT_EFFECT):
+            target, args = _target(node)
+            nodes.append([node.name, target, _encoded(args, references), _encoded(node.kwargs, references)])
+    described = {
+        name: [list(tensor.shape), str(tensor.dtype).removeprefix("torch."), isinstance(tensor, nn.Parameter)]
+        for name, tensor in {**state, **constants}.items()
+        if isinstance(tensor, Tensor)
+    }
+    output = next(node for node in program.graph.nodes if node.op == "output")
+    return {
+        "schema": SCHEMA,
+        "shape": list(example.shape[1:]),
+        "input": signature.user_inputs[0],
+        "nodes": nodes,
+        "output": _encoded(output.args[0][0], references),
+        "layers": dict(layers),
+        "tensors": described,
+    }, constants
+
+
+def _target(node: fx.Node) -> tuple[str, Sequence[Any]]:
+    """What a node of the exported graph calls, checked, and its arguments."""
+    if node.target in (torch.ops.kedge.mark.default, torch.ops.kedge.keep.default):
+        return f"layer.{node.args[-1]}", node.args[:1]
+    function: Any = node.target
+    if isinstance(function, torch._ops.OpOverload):
+        name = str(function)
+    else:
+        name = f"operator.{getattr(function, '__name__', function)}"
+    try:
+        _operation(name)
+    except FileFormatError as error:
+        raise ArchitectureError(f"the network computes {name}, which a stored graph does not support") from error
+    return name, node.args
+
+
+def _operation(target: str) -> Callable[..., Any]:
+    """The operation of a name such as ``"aten.add.Tensor"`` or ``"operator.mul"``, if a graph may have it."""
+    kind, _, rest = target.partition(".")
+    if kind == "operator" and rest in _ARITHMETIC:
+        return cast(Callable[..., Any], _ARITHMETIC[rest])
+    name, _, overload = rest.partition(".")
+    if kind == "aten" and name in _ATEN:
+        return cast(Callable[..., Any], getattr(getattr(torch.ops.aten, name), overload))
+    raise FileFormatError(f"the graph of the network has the operation {target!r}, which is not allowed")
+
+
+def _encoded(value: Any, references: Mapping[str, dict[str, str]]) -> Any:
+    """An argument of a node as plain data."""
+    if isinstance(value, fx.Node):
+        return references.get(value.name, {"node": value.name})
+    if isinstance(value, (list, tuple)):
+        return [_encoded(each, references) for each in value]
+    if isinstance(value, Mapping):
+        return {key: _encoded(each, references) for key, each in value.items()}
+    if isinstance(value, _PLAIN):
+        return value
+    if isinstance(value, torch.device):
+        return {"device": ""}  # that of the images
+    for kind in ("dtype", "layout", "memory_format"):
+        if isinstance(value, getattr(torch, kind)):
+            return {kind: str(value).removeprefix("torch.")}
+    raise ArchitectureError(f"the network computes with a {type(value).__name__}, which a stored graph cannot hold")
+
+
+def _torch(kind: str, name: str) -> Any:
+    value = getattr(torch, name, None)
+    if kind not in ("dtype", "layout", "memory_format") or not isinstance(value, getattr(torch, kind)):
+        raise FileFormatError(f"the graph of the network has {name!r} as a {kind}")
+    return value
+
+
+def _last_uses(nodes: Sequence[Any], output: Any) -> list[list[str]]:
+    """For each node, the values that no later one needs."""
+    needed = set(_names(output))
+    free = []
+    for name, _, args, kwargs in reversed(nodes):
+        used = set(_names([args, *kwargs.values()])) | {name}
+        free.append(sorted(used - needed))
+        needed |= used
+    return free[::-1]
+
+
+def _names(value: Any) -> list[str]:
+    if isinstance(value, list):
+        return [name for each in value for name in _names(each)]
+    return [value["node"]] if isinstance(value, dict) and "node" in value else []
+
+
+def _layer(described: Mapping[str, Any]) -> nn.Module:
+    if "graph" in described:
+        return StoredGraph(described["graph"])
+    with torch.device("meta"):
+        layer = TORCH_LAYERS[described["kind"]](**described["arguments"])
+    return layer.to_empty(device="cpu")
+
+
+def _set_module(root: nn.Module, name: str, module: nn.Module | None = None) -> nn.Module:
+    """Put a module, by default one that only has a name, at a dotted name; return what stands there."""
+    for part in name.split(".")[:-1] if name else ():
+        if part not in root._modules:
+            root.add_module(part, _Named())
+        root = cast(nn.Module, root._modules[part])
+    last = name.rpartition(".")[2]
+    if module is not None or last not in root._modules:
+        root.add_module(last, module or _Named())
+    return cast(nn.Module, root._modules[last])
+
+
+def _set_tensor(root: nn.Module, name: str, shape: Sequence[int], dtype: torch.dtype, is_parameter: bool) -> None:
+    module, _, own = name.rpartition(".")
+    parent = _set_module(root, module) if module else root
+    if own in parent._parameters or own in parent._buffers:
+        return  # a kept layer's own
+    if not all(isinstance(side, int) and side >= 0 for side in shape):
+        raise ValueError(f"{name} has the shape {shape}")
+    empty = torch.empty(shape, dtype=dtype)
+    if is_parameter:
+        parent.register_parameter(own, nn.Parameter(empty, requires_grad=dtype.is_floating_point))
+    else:
+        parent.register_buffer(own, empty)

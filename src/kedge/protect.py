@@ -1,0 +1,107 @@
+"""`protect`: a calibrated detector for a classifier that exists already. Nothing is trained."""
+
+import warnings
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import nn
+
+from kedge import metrics
+from kedge.checks import one_of
+from kedge.data import batches, gather
+from kedge.detectors import Detector
+from kedge.detectors.registry import registered
+from kedge.errors import InputError, KedgeWarning
+from kedge.models.classifier import Classifier, evaluating
+from kedge.models.named import network
+
+DEFAULT_METHOD = "knn"
+HELD_OUT = 0.2  # of the training images, if no others are given
+
+
+def protect(
+    net: nn.Module | str,
+    train_set: Any,
+    held_out: Any = None,
+    *,
+    method: str = DEFAULT_METHOD,
+    alpha: float = 0.05,
+    delta: float | None = None,
+    seed: int = 0,
+    **options: Any,
+) -> Detector:
+    """Fit and calibrate a detector on a classifier as it is: one pass over the training images.
+
+    ``detector.net.record["held_out"]`` then holds what was measured on held-out images, where half of them set the
+    threshold and the other half was judged: ``images``, ``judged``, ``flagged`` (share) and ``accuracy`` (or None).
+
+    Args:
+        net: The classifier, best as a `kedge.Classifier` with its normalisation; or a name that `kedge.network` takes,
+            whose published weights are then loaded.
+        train_set: The images that it was trained on, or others of the same kind.
+        held_out: In-distribution images that it was not trained on; by default a fifth of ``train_set`` is split off.
+        method: Name of a detector, as in `kedge.detectors.registered`.
+        alpha: See `Detector.calibrate`.
+        delta: See `Detector.calibrate`.
+        seed: Random seed of the splits.
+        **options: Options of the detector.
+
+    Example:
+        >>> from kedge import ImageSet
+        >>> net = Classifier(nn.Sequential(nn.Flatten(), nn.Linear(12, 8), nn.ReLU(), nn.Linear(8, 2)), mean=0.5, std=0.3)
+        >>> train, held_out = ImageSet(torch.rand(100, 3, 2, 2)), ImageSet(torch.rand(80, 3, 2, 2))
+        >>> protect(net, train, held_out, k=5)(torch.rand(3, 3, 2, 2)).is_ood.shape
+        torch.Size([3])
+    """
+    kind = registered()[one_of("method", method, tuple(registered()))]
+    if isinstance(net, str):
+        net = network(net, pretrained=True)
+    detector = kind(net, **options)
+    if held_out is None:
+        if not hasattr(train_set, "split"):
+            raise InputError("held_out must be given, unless train_set is an ImageSet or a StreamedSet")
+        train_set, held_out = train_set.split(1 - HELD_OUT, seed=seed)
+        warnings.warn(
+            f"the threshold is set on {len(held_out)} of the training images: if the network was trained on them, more "
+            f"than {alpha:.0%} of new images will be flagged; pass held_out with images that it was not trained on",
+            KedgeWarning,
+            stacklevel=2,
+        )
+    detector.fit(train_set)
+    assert detector.preprocess is not None
+    if not hasattr(held_out, "split"):
+        held_out = gather(held_out, detector.preprocess, name="held-out images")
+    held_out = _with_known_labels(detector, held_out)
+    first, second = held_out.split(0.5, seed=seed)
+    detection = detector.calibrate(first, alpha=alpha, delta=delta)(second)
+    record: dict[str, Any] = {"images": len(held_out), "judged": len(second)}
+    record["flagged"] = float(detection.is_ood.double().mean())
+    labels = second.labels
+    known = None if labels is None else labels >= 0
+    right = None if known is None or not bool(known.any()) else metrics.accuracy(detection.label[known], labels[known])
+    detector.calibrate(held_out, alpha=alpha, delta=delta)
+    detector.net.record["held_out"] = record | {"accuracy": right}
+    return detector
+
+
+def _with_known_labels(detector: Detector, held_out: Any) -> Any:
+    """The held-out images, without labels if those are not the network's classes; settles the detector's classes."""
+    assert detector.preprocess is not None
+    x, _ = next(batches(held_out, detector.preprocess, size=1))
+    with evaluating(detector.net), torch.no_grad():
+        outputs = detector.net(detector.as_input(x)).shape[1]
+    own = tuple(detector.net.record.get("classes", ()))
+    if len(own) == outputs and detector.classes != own:
+        detector.classes = own
+    elif detector.classes and len(detector.classes) != outputs:
+        detector.classes = ()
+    if held_out.labels is None or not held_out.classes or set(held_out.classes) <= set(detector.classes):
+        return held_out
+    warnings.warn(
+        f"the network has {outputs} classes, which are not the {len(held_out.classes)} of the held-out images, so that "
+        "no accuracy can be given; verdicts do not need it",
+        KedgeWarning,
+        stacklevel=3,
+    )
+    return replace(held_out, labels=None, classes=())
