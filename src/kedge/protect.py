@@ -9,7 +9,7 @@ from torch import nn
 
 from kedge import metrics
 from kedge.checks import one_of
-from kedge.data import batches, gather
+from kedge.data import ImageSet, StreamedSet, batches, gather
 from kedge.detectors import Detector
 from kedge.detectors.registry import registered
 from kedge.errors import InputError, KedgeWarning
@@ -59,7 +59,7 @@ def protect(
         net = network(net, pretrained=True)
     detector = kind(net, **options)
     if held_out is None:
-        if not hasattr(train_set, "split"):
+        if not isinstance(train_set, (ImageSet, StreamedSet)):
             raise InputError("held_out must be given, unless train_set is an ImageSet or a StreamedSet")
         train_set, held_out = train_set.split(1 - HELD_OUT, seed=seed)
         warnings.warn(
@@ -70,7 +70,7 @@ def protect(
         )
     detector.fit(train_set)
     assert detector.preprocess is not None
-    if not hasattr(held_out, "split"):
+    if not isinstance(held_out, (ImageSet, StreamedSet)):
         held_out = gather(held_out, detector.preprocess, name="held-out images")
     held_out = _with_known_labels(detector, held_out)
     first, second = held_out.split(0.5, seed=seed)
