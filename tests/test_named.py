@@ -102,7 +102,9 @@ def test_weights_are_read_from_every_usual_file(tmp_path: Path) -> None:
     state = saved.state_dict()
     save_file(state, tmp_path / "a.safetensors")
     torch.save(state, tmp_path / "a.pth")
-    torch.save({"epoch": 3, "state_dict": {f"module.{name}": value for name, value in state.items()}}, tmp_path / "b.pth")
+    torch.save(
+        {"epoch": 3, "state_dict": {f"module.{name}": value for name, value in state.items()}}, tmp_path / "b.pth"
+    )
     x = torch.rand(2, 3, 64, 64)
     for file in ("a.safetensors", "a.pth", "b.pth"):
         net = kedge.network("timm:resnet10t", classes=3, weights=tmp_path / file)
@@ -112,7 +114,7 @@ def test_weights_are_read_from_every_usual_file(tmp_path: Path) -> None:
 def test_weights_that_do_not_fit_are_named(tmp_path: Path) -> None:
     net = nn.Sequential(nn.Linear(4, 3))
     save_file({"0.weight": torch.rand(2, 4), "other": torch.rand(1)}, tmp_path / "a.safetensors")
-    with pytest.raises(InputError, match="missing: 0.bias.*not in the network: other.*another shape: 0.weight"):
+    with pytest.raises(InputError, match=r"missing: 0.bias.*not in the network: other.*another shape: 0.weight"):
         load_weights(net, tmp_path / "a.safetensors")
 
 
@@ -164,7 +166,9 @@ def test_the_head_is_found_by_running() -> None:
     replace_head(net, 7, torch.rand(2, 3, 2, 2))
     assert net(torch.rand(2, 3, 2, 2)).shape == (2, 7)
     with pytest.raises(InputError, match="not the output of one linear layer"):
-        find_head(kedge.Classifier(nn.Sequential(nn.Flatten(), nn.Linear(12, 3), nn.Softmax(1))), torch.rand(2, 3, 2, 2))
+        find_head(
+            kedge.Classifier(nn.Sequential(nn.Flatten(), nn.Linear(12, 3), nn.Softmax(1))), torch.rand(2, 3, 2, 2)
+        )
 
 
 @pytest.mark.parametrize("size", [(160, 213), (300, 200), (224, 224), (61, 90)])

@@ -1,4 +1,4 @@
-"""Import before torchvision or timm: torchvision's wheel needs these operators, which a CPU-only torch does not have."""
+"""To import before timm: torchvision's wheel needs these operators, which a CPU-only torch does not have."""
 
 import torch
 

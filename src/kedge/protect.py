@@ -13,7 +13,7 @@ from kedge.data import ImageSet, StreamedSet, batches, gather
 from kedge.detectors import Detector
 from kedge.detectors.registry import registered
 from kedge.errors import InputError, KedgeWarning
-from kedge.models.classifier import Classifier, evaluating
+from kedge.models.classifier import evaluating
 from kedge.models.named import network
 
 DEFAULT_METHOD = "knn"
@@ -48,8 +48,9 @@ def protect(
         **options: Options of the detector.
 
     Example:
-        >>> from kedge import ImageSet
-        >>> net = Classifier(nn.Sequential(nn.Flatten(), nn.Linear(12, 8), nn.ReLU(), nn.Linear(8, 2)), mean=0.5, std=0.3)
+        >>> from kedge import Classifier
+        >>> layers = nn.Flatten(), nn.Linear(12, 8), nn.ReLU(), nn.Linear(8, 2)
+        >>> net = Classifier(nn.Sequential(*layers), mean=0.5, std=0.3)
         >>> train, held_out = ImageSet(torch.rand(100, 3, 2, 2)), ImageSet(torch.rand(80, 3, 2, 2))
         >>> protect(net, train, held_out, k=5)(torch.rand(3, 3, 2, 2)).is_ood.shape
         torch.Size([3])

@@ -39,12 +39,15 @@ def fit(
     classes: Annotated[
         int | None, typer.Option(min=2, help="Classes of the network in --weights; by default those of --train.")
     ] = None,
-    mean: Annotated[str | None, typer.Option(help="Normalisation of images in [0, 1], such as 0.485,0.456,0.406.")] = None,
+    mean: Annotated[
+        str | None, typer.Option(help="Normalisation of images in [0, 1], such as 0.485,0.456,0.406.")
+    ] = None,
     std: Annotated[str | None, typer.Option(help="The same for the deviation, such as 0.229,0.224,0.225.")] = None,
     size: Annotated[int | None, typer.Option(min=1, help="Height and width of the inputs.")] = None,
     alpha: Annotated[float, typer.Option(help="The largest share of in-distribution images to flag.")] = 0.05,
     delta: Annotated[
-        float | None, typer.Option(help="Probability, over draws of the held-out images, that more than ALPHA is flagged.")
+        float | None,
+        typer.Option(help="Probability, over draws of the held-out images, that more than ALPHA is flagged."),
     ] = None,
     seed: Annotated[int, typer.Option(min=0, help="Random seed of the splits.")] = 0,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace --out.")] = False,
@@ -82,7 +85,10 @@ def fit(
     words = f"flagged {found['flagged']:.1%} of {found['judged']:,} held-out images (at most {alpha:.0%} expected)"
     console.print(words, highlight=False)
     console.print(f"detector  [bold]{escape(str(out))}[/]", highlight=False)
-    console.print(f"next      kedge score --detector {escape(str(out))} PHOTOS   or   kedge serve {escape(str(out))}", highlight=False)
+    console.print(
+        f"next      kedge score --detector {escape(str(out))} PHOTOS   or   kedge serve {escape(str(out))}",
+        highlight=False,
+    )
 
 
 def _numbers(option: str, text: str | None) -> list[float] | None:
@@ -91,4 +97,6 @@ def _numbers(option: str, text: str | None) -> list[float] | None:
     try:
         return [float(part) for part in text.split(",")]
     except ValueError as error:
-        raise InputError(f"{option} must be one number, or one per channel with commas between; got {text!r}") from error
+        raise InputError(
+            f"{option} must be one number, or one per channel with commas between; got {text!r}"
+        ) from error

@@ -23,7 +23,8 @@ from kedge.data.leakage import fingerprints, halves
 from kedge.detectors.detection import Detection
 from kedge.errors import InputError, KedgeWarning, NotReadyError
 from kedge.io import artifact
-from kedge.io.rebuild import describe, graphs
+from kedge.io.graphs import graphs
+from kedge.io.rebuild import describe
 from kedge.models.classifier import Classifier, evaluating
 from kedge.models.ensemble import Ensemble
 
@@ -257,7 +258,9 @@ class Detector(ABC):
             for reason in reasons:
                 warnings.warn(
                     f"the file holds no graph of the network, so that only those who have the network's code can open "
-                    f"it: {reason}", KedgeWarning, stacklevel=2
+                    f"it: {reason}",
+                    KedgeWarning,
+                    stacklevel=2,
                 )
         artifact.write(path, header, {name: value for name, value in values.items() if isinstance(value, Tensor)})
 

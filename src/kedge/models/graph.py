@@ -18,7 +18,9 @@ from kedge.models.classifier import logits_of
 SCHEMA = 1
 CONSTANTS = "kedge_constants"  # module with the tensors of a graph that are not in the network's state dict
 TORCH_LAYERS = {layer.__name__: layer for layer in (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)}
-_CONVOLUTION = "in_channels out_channels kernel_size stride padding dilation groups padding_mode".split()
+_CONVOLUTION = (
+    "in_channels", "out_channels", "kernel_size", "stride", "padding", "dilation", "groups", "padding_mode"
+)  # fmt: skip
 _ARITHMETIC = {name: getattr(operator, name) for name in ("add", "sub", "mul", "floordiv", "neg", "getitem")}
 # The operations of torch.ops.aten that a graph may have. None reads or writes files or calls back into Python.
 _ATEN = frozenset(
@@ -39,7 +41,7 @@ _ATEN = frozenset(
     split_with_sizes sqrt square squeeze stack std sub sub_ sum swapaxes sym_size t tan tanh tanh_ tensor_split tile to
     topk transpose tril triu type_as unbind unflatten unfold unsqueeze unsqueeze_ upsample_bicubic2d
     upsample_bilinear2d upsample_nearest2d var var_mean view view_as where zeros zeros_like
-    """.split()
+    """.split()  # noqa: SIM905
 )
 _WITHOUT_EFFECT = ("_assert", "sym_constrain")  # checks of the exporter, by the beginning of their names
 _PLAIN = (bool, int, float, str, type(None))

@@ -114,7 +114,9 @@ def load_weights(net: nn.Module, path: str | os.PathLike[str], *, skip_head: boo
         raise _unreadable(file, error) from error
     except Exception as error:  # pickle.UnpicklingError and what damaged pickles raise
         raise _unreadable(file, error) from error
-    state = next((state[key] for key in WRAPPERS if isinstance(state, dict) and isinstance(state.get(key), dict)), state)
+    state = next(
+        (state[key] for key in WRAPPERS if isinstance(state, dict) and isinstance(state.get(key), dict)), state
+    )
     if not isinstance(state, dict) or not all(isinstance(value, Tensor) for value in state.values()):
         raise InputError(f"weights must be a state dict, names and tensors; {file} holds a {type(state).__name__}")
     state = {key.removeprefix("module."): value for key, value in state.items()}
@@ -177,7 +179,9 @@ def _own(name: str, classes: int | None, pretrained: bool, channels: int | None)
             f"got {name!r}: {hint}"
         )
     if pretrained:
-        raise InputError(f"{name} has no published weights; leave out pretrained, or use a timm:, hf: or torchvision: network")
+        raise InputError(
+            f"{name} has no published weights; leave out pretrained, or use a timm:, hf: or torchvision: network"
+        )
     given = {"classes": classes, "channels": channels}
     return _Loaded(build(name, **{key: value for key, value in given.items() if value is not None}), has_classes=True)
 
@@ -223,7 +227,7 @@ def _hf(name: str, classes: int | None, pretrained: bool, channels: int | None) 
     names = tuple(config.id2label[i] for i in range(config.num_labels))
     normalised = processor.get("do_normalize", True)
     mean, std = (processor.get(key) if normalised else None for key in ("image_mean", "image_std"))
-    described = _of_processor(processor, channels or getattr(config, "num_channels", 3))
+    described = _of_processor(processor, channels or int(getattr(config, "num_channels", 3)))
     return _Loaded(model, mean, std, described, names if classes is None else (), True, {"config": config.to_dict()})
 
 
@@ -254,7 +258,9 @@ def _torchvision(name: str, classes: int | None, pretrained: bool, channels: int
         raise _unknown(f"torchvision:{name}", get_close_matches(name, models.list_models(module=models), n=3))
     published = models.get_model_weights(name).DEFAULT
     transform = published.transforms()
-    model = _downloaded(f"torchvision:{name}", lambda: models.get_model(name, weights=published if pretrained else None))
+    model = _downloaded(
+        f"torchvision:{name}", lambda: models.get_model(name, weights=published if pretrained else None)
+    )
     side, resized = transform.crop_size[0], transform.resize_size[0]
     preprocess = {
         "shape": (3, side, side),
@@ -272,11 +278,13 @@ def _factory(name: str, classes: int | None, pretrained: bool, channels: int | N
     try:
         made = getattr(importlib.import_module(module), function)
     except (ImportError, AttributeError, ValueError) as error:
-        raise InputError(f"network must be package.module:factory, a function to import; {name!r} is not: {error}") from error
+        raise InputError(
+            f"network must be package.module:factory, a function to import; {name!r} is not: {error}"
+        ) from error
     net = made() if callable(made) and not isinstance(made, nn.Module) else made
     if isinstance(net, Classifier):
-        statistics = (net.mean.tolist(), net.std.tolist()) if net.has_statistics else (None, None)
-        return _Loaded(net.network, *statistics, net.record.get("preprocess"), tuple(net.record.get("classes", ())))
+        mean, std = (net.mean.tolist(), net.std.tolist()) if net.has_statistics else (None, None)
+        return _Loaded(net.network, mean, std, net.record.get("preprocess"), tuple(net.record.get("classes", ())))
     if not isinstance(net, nn.Module):
         raise InputError(f"{name} must return a torch.nn.Module; it returned a {type(net).__name__}")
     return _Loaded(net)
@@ -329,4 +337,6 @@ def _unknown(name: str, near: Sequence[str]) -> InputError:
 
 def _unreadable(file: Path, error: Exception) -> InputError:
     reason = str(error).strip().split("\n")[0]
-    return InputError(f"weights must be a safetensors file or a state dict that torch.save wrote; {file} is not: {reason}")
+    return InputError(
+        f"weights must be a safetensors file or a state dict that torch.save wrote; {file} is not: {reason}"
+    )

@@ -14,6 +14,7 @@ from kedge.data.leakage import fingerprints
 from kedge.errors import InputError
 from kedge.models.classifier import Classifier
 from kedge.models.ensemble import Ensemble
+from kedge.models.graph import StoredGraph
 from kedge.seeds import mix_seed
 from kedge.training.engine import make_engine
 from kedge.training.loader import TrainLoader, make_loader
@@ -123,6 +124,11 @@ def _check(net: Classifier, loss: Loss, outliers: Any) -> None:
     """Raise an error if network, loss and outliers do not fit together."""
     if isinstance(net, Ensemble):
         raise InputError("net must be one network, got an ensemble; train its members, each with a seed of its own")
+    if any(isinstance(module, StoredGraph) for module in net.modules()):
+        raise InputError(
+            "net must be a network that can be trained; this one is the graph of a file, which only evaluates: load the "
+            "file with model= (on the command line --model) to train its network on"
+        )
     if loss.unanchored_only and isinstance(net, Anchored):
         raise InputError(f"the loss {loss.name!r} trains unanchored networks; pass the network before anchoring")
     loss.check(net)
