@@ -49,10 +49,10 @@ def protect(
 
     Example:
         >>> from kedge import Classifier
+        >>> images = ImageSet(torch.randint(0, 256, (180, 3, 2, 2), dtype=torch.uint8))
         >>> layers = nn.Flatten(), nn.Linear(12, 8), nn.ReLU(), nn.Linear(8, 2)
         >>> net = Classifier(nn.Sequential(*layers), mean=0.5, std=0.3)
-        >>> train, held_out = ImageSet(torch.rand(100, 3, 2, 2)), ImageSet(torch.rand(80, 3, 2, 2))
-        >>> protect(net, train, held_out, k=5)(torch.rand(3, 3, 2, 2)).is_ood.shape
+        >>> protect(net, *images.split(0.5), k=5)(torch.rand(3, 3, 2, 2)).is_ood.shape
         torch.Size([3])
     """
     kind = registered()[one_of("method", method, tuple(registered()))]

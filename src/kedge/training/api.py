@@ -126,8 +126,8 @@ def _check(net: Classifier, loss: Loss, outliers: Any) -> None:
         raise InputError("net must be one network, got an ensemble; train its members, each with a seed of its own")
     if any(isinstance(module, StoredGraph) for module in net.modules()):
         raise InputError(
-            "net must be a network that can be trained; this one is the graph of a file, which only evaluates: load the "
-            "file with model= (on the command line --model) to train its network on"
+            "net must be a network that can be trained; this one is the graph of a file, which only evaluates: load "
+            "the file with model= to train its network on"
         )
     if loss.unanchored_only and isinstance(net, Anchored):
         raise InputError(f"the loss {loss.name!r} trains unanchored networks; pass the network before anchoring")
