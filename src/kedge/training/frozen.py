@@ -1,0 +1,121 @@
+"""`train_head`: the last layer alone, on features that are extracted once; seconds after one pass over the images."""
+
+import math
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from kedge.checks import at_least
+from kedge.data import Preprocess, batches
+from kedge.errors import InputError
+from kedge.models.classifier import Classifier, evaluating
+from kedge.models.named import find_head
+from kedge.provenance import provenance
+from kedge.seeds import seeded
+
+LR, WEIGHT_DECAY, BATCH = 1e-3, 1e-2, 64
+FEWEST_STEPS = 1000  # few images take more epochs
+
+
+def train_head(
+    net: Classifier,
+    data: Any,
+    *,
+    epochs: int = 40,
+    seed: int = 0,
+    preprocess: Preprocess | None = None,
+    progress: Callable[[int], None] | None = None,
+) -> Classifier:
+    """Train the last linear layer of a network in place; all other layers stay as they are.
+
+    The features before it are extracted once, without augmentation, and standardised for the training; the layer that
+    results takes them as they are. AdamW with a cosine schedule.
+
+    Args:
+        net: A network that ends in a linear layer, with the right number of classes; see `kedge.network`.
+        data: Labelled images in any form that `kedge.data.batches` takes.
+        epochs: Passes over the features, more for few images: at least 1,000 steps are made.
+        seed: Random seed of the first weights and the order.
+        preprocess: How images become inputs; by default what the network's library gives.
+        progress: Called with the number of images done in the pass over the images.
+
+    Example:
+        >>> images = torch.randint(0, 256, (40, 3, 8, 8), dtype=torch.uint8)
+        >>> net = Classifier(nn.Sequential(nn.Flatten(), nn.Linear(192, 16), nn.ReLU(), nn.Linear(16, 2)))
+        >>> pairs = [(image, i % 2) for i, image in enumerate(images)]
+        >>> train_head(net, pairs, preprocess=Preprocess((3, 8, 8)), epochs=2).record["epochs"]
+        2
+    """
+    at_least("epochs", epochs, 1)
+    recorded = net.record.get("preprocess")
+    if preprocess is None and recorded is None:
+        raise InputError("preprocess must be given: the network does not say what size its inputs have")
+    preprocess = preprocess or Preprocess(**recorded)
+    started = time.monotonic()
+    x, y, name = _features(net, data, preprocess, progress)
+    head = net.network.get_submodule(name)
+    assert isinstance(head, nn.Linear)
+    if not 0 <= int(y.min()) <= int(y.max()) < head.out_features or len(y.unique()) < 2:
+        raise InputError(
+            f"labels must lie in 0..{head.out_features - 1}, of at least two classes; "
+            f"got {int(y.min())}..{int(y.max())}"
+        )
+    mean, std = x.mean(dim=0), x.std(dim=0, correction=0).clamp(min=1e-6)
+    if head.bias is None:
+        mean = torch.zeros_like(mean)  # there is no place for it
+    fresh = _fitted((x - mean) / std, y, head, epochs, seed)
+    with torch.no_grad():
+        head.weight.copy_(fresh.weight / std)  # W (h - mean) / std + b
+        if head.bias is not None:
+            head.bias.copy_(fresh.bias - fresh.weight @ (mean / std))
+    net.record |= {
+        "recipe": {"freeze": True, "epochs": epochs, "lr": LR, "weight_decay": WEIGHT_DECAY, "batch": BATCH},
+        "data": {"name": str(getattr(data, "name", type(data).__name__)), "images": len(y)},
+        "epochs": epochs,
+        "seed": seed,
+        "seconds": round(time.monotonic() - started, 1),
+        "made with": provenance(),
+    }
+    return net.eval()
+
+
+@torch.no_grad()
+def _features(
+    net: Classifier, data: Any, preprocess: Preprocess, progress: Callable[[int], None] | None
+) -> tuple[Tensor, Tensor, str]:
+    """The head's inputs (N, d), the labels (N,) and the head's name."""
+    features, labels, name, done = [], [], None, 0
+    with evaluating(net):
+        for images, y in batches(data, preprocess, size=64):
+            if y is None or bool((y < 0).any()):
+                raise InputError("data must have a label for each image to train on")
+            x = net.as_input(images)
+            name = name or find_head(net, x)
+            features.append(net.features(x, [f"{name}:in"])[1][f"{name}:in"].flatten(1).float())
+            labels.append(y)
+            done += len(y)
+            if progress is not None:
+                progress(done)
+    assert name is not None
+    return torch.cat(features), torch.cat(labels).to(net.mean.device), name
+
+
+@torch.enable_grad()
+def _fitted(x: Tensor, y: Tensor, like: nn.Linear, epochs: int, seed: int) -> nn.Linear:
+    """A linear layer trained on standardised features."""
+    with seeded(seed):
+        head = nn.Linear(x.shape[1], like.out_features, bias=like.bias is not None, device=x.device)
+        optimizer = torch.optim.AdamW(head.parameters(), lr=LR, weight_decay=WEIGHT_DECAY)
+        passes = max(epochs, math.ceil(FEWEST_STEPS / math.ceil(len(x) / BATCH)))
+        schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, passes)
+        for _ in range(passes):
+            for part in torch.randperm(len(x)).to(x.device).split(BATCH):
+                optimizer.zero_grad()
+                F.cross_entropy(head(x[part]), y[part]).backward()
+                optimizer.step()
+            schedule.step()
+    return head
