@@ -3,6 +3,7 @@
 import json
 import re
 
+import click
 import numpy as np
 import pytest
 import torch
@@ -131,6 +132,18 @@ def test_evaluate_refuses_images_that_a_detector_was_calibrated_on(folder):
     assert "calibration image" in str(done.exception)
 
 
+@pytest.mark.parametrize("label", [1000, 2**40])
+def test_evaluate_refuses_classes_that_are_not_the_detector_s(folder, tmp_path, label):
+    labels = np.arange(20) % 3
+    labels[3] = label
+    np.savez(tmp_path / "test.npz", x=greys(100, 3, 20), y=labels)
+    sets = ["--test", f"npz:{tmp_path / 'test.npz'}", "--ood", f"npz:{folder / 'bright.npz'}"]
+    with pytest.raises(
+        InputError, match=f"^--test must show the classes of 'msp', .* ant, bee, cow; 'test' has {label}"
+    ):
+        raise run("evaluate", folder / "msp.kedge", *sets).exception
+
+
 def test_sets_of_one_name_are_called_by_their_paths(folder, tmp_path):
     for name in ("known", "strange"):
         (tmp_path / name / "test").mkdir(parents=True)
@@ -146,11 +159,12 @@ def test_sets_of_one_name_are_called_by_their_paths(folder, tmp_path):
 @pytest.mark.parametrize(("columns", "tables"), [("80", 2), ("160", 1)])
 def test_evaluate_shows_all_metrics_in_a_narrow_terminal_too(folder, columns, tables):
     sets = ["--test", f"npz:{folder / 'test.npz'}", "--ood", f"npz:{folder / 'bright.npz'}", "--resamples", "0"]
-    done = run("evaluate", folder / "msp.kedge", *sets, columns=columns)
+    done = run("evaluate", folder / "msp.kedge", *sets, columns=columns, TTY_COMPATIBLE="1")
     assert done.exit_code == 0, done.output
-    assert "…" not in done.output
-    assert done.output.count("method") == tables
-    assert all(re.search(rf"\b{head} [↑↓]", done.output) for head in ("Accuracy", "AUROC", "FPR95", "ECE", "AURC"))
+    shown = click.unstyle(done.output)
+    assert "…" not in shown
+    assert shown.count("method") == tables
+    assert all(re.search(rf"\b{head} [↑↓]", shown) for head in ("Accuracy", "AUROC", "FPR95", "ECE", "AURC"))
 
 
 def test_warnings_are_told_in_a_line(folder, tmp_path):

@@ -4,11 +4,9 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
-from rich.markup import escape
 
 from kedge import experimental, training
-from kedge.cli.bars import training_bar
+from kedge.cli.terminal import Console, training_bar
 from kedge.data import sources
 from kedge.detectors import load
 from kedge.experimental.distillation import MIX
@@ -79,5 +77,5 @@ def distill(
     agreement = student.net.record["teacher"]["agreement"]
     if agreement is not None:
         share, count = agreement["share"], agreement["images"]
-        console.print(f"agrees with the teacher on {share:.1%} of {count:,} validation images", highlight=False)
-    console.print(f"student   [bold]{escape(str(out))}[/]", highlight=False)
+        console.print(f"agrees with the teacher on {share:.1%} of {count:,} validation images")
+    console.wrote("student", out)

@@ -8,10 +8,9 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
-from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
+from kedge.cli.terminal import Console
 from kedge.data import sources
 from kedge.data.sources.entry import Images
 from kedge.detectors import AMP, load
@@ -83,7 +82,7 @@ def evaluate(
             detector=lead if isinstance(lead, AMP) else None,
             record=record,
         )
-        console.print(f"report    [bold]{escape(str(written))}[/]", highlight=False)
+        console.wrote("report", written)
 
 
 def _distinct(given: list[tuple[str, Images]]) -> list[Images]:

@@ -9,10 +9,10 @@ from typing import Annotated, Any
 import numpy as np
 import torch
 import typer
-from rich.console import Console
 from rich.markup import escape
 
 from kedge.cli.options import AsJson, DataDir, DetectorFile
+from kedge.cli.terminal import Console
 from kedge.data import batches, sources
 from kedge.detectors import AMP, Detector, load
 from kedge.errors import InputError, KedgeError, NotReadyError

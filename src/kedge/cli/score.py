@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from kedge.checks import one_of
 from kedge.cli.options import Threads
+from kedge.cli.terminal import Console, printable
 from kedge.errors import InputError
 from kedge.evaluation.report.figures import require
 from kedge.files import atomic, check_target
@@ -97,7 +97,7 @@ def score(
         options = {"shard": shard, "column": column, "batch": batch, "workers": workers, "overwrite": overwrite}
         _run(console, detector, inputs, target, kind=form, engine=runner, finish=finish, **options)
         for row in read_rows(target) if out is None else ():
-            typer.echo(json.dumps(row) if as_json else _line(row))
+            typer.echo(json.dumps(row) if as_json else printable(_line(row)))
     if page is not None:
         console.print(f"summary   [bold]{escape(str(page))}[/]", highlight=False)
     if out is not None:

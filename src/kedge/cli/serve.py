@@ -7,10 +7,10 @@ import warnings
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.markup import escape
 
 from kedge.cli.options import DetectorFile, Threads
+from kedge.cli.terminal import Console
 from kedge.detectors import load
 from kedge.errors import InputError, NotReadyError
 from kedge.threads import use_threads

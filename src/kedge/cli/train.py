@@ -4,14 +4,13 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.markup import escape
 from torch import nn
 
 from kedge import anchoring, metrics, training
 from kedge.anchoring.options import MASK_TARGETS
 from kedge.checks import between, one_of
-from kedge.cli.bars import training_bar
+from kedge.cli.terminal import Console, training_bar
 from kedge.data import ImageSet, Preprocess, sources
 from kedge.detectors import AMP, Detector, KLUniform
 from kedge.detectors.amp import VARIANTS

@@ -6,9 +6,9 @@ from typing import Annotated
 
 import numpy as np
 import typer
-from rich.console import Console
 from rich.markup import escape
 
+from kedge.cli.terminal import Console
 from kedge.detectors import load
 from kedge.drift import history
 from kedge.drift.page import drift_finding, drift_page

@@ -154,11 +154,12 @@ def roc_section(evaluation: Evaluation, leads: Sequence[str]) -> Html:
 def reliability_section(evaluation: Evaluation, leads: Sequence[str]) -> Html | None:
     """One diagram per classifier: detectors with equal probabilities share one. None without labels."""
     labels = evaluation.sets[evaluation.id_name].labels
-    if labels is None:
+    if labels is None or not bool((labels >= 0).any()):
         return None
+    labelled = labels >= 0
     groups: list[tuple[list[str], Tensor]] = []
     for name, result in evaluation.results.items():
-        probability = result.detections[evaluation.id_name].probability
+        probability = result.detections[evaluation.id_name].probability[labelled]
         same = next((members for members, p in groups if p.shape == probability.shape and p.equal(probability)), None)
         if same is None:
             groups.append(([name], probability))
@@ -167,10 +168,10 @@ def reliability_section(evaluation: Evaluation, leads: Sequence[str]) -> Html | 
     groups.sort(key=lambda group: not set(leads) & set(group[0]))  # leads first, otherwise in order
     drawings = []
     for i, (members, probability) in enumerate(groups[:MOST]):
-        right, sure = probability.argmax(dim=1) == labels, _array(probability.amax(dim=1))
+        right, sure = probability.argmax(dim=1) == labels[labelled], _array(probability.amax(dim=1))
         numbers = (
             f"mean confidence {percent(float(sure.mean()))} %, accuracy {percent(float(right.double().mean()))} %, "
-            f"ECE {percent(ece(probability, labels))} %"
+            f"ECE {percent(ece(probability, labels[labelled]))} %"
         )
         label = f"Reliability of {', '.join(members)}: {numbers}."
         picture = figures.reliability_diagram(f"reliability-{i}", sure, right.numpy(), label=label)

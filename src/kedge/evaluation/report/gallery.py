@@ -133,8 +133,8 @@ def _card(evaluation: Evaluation, detection: Detection, name: str, index: int, d
     images, classes = evaluation.sets[name], evaluation.sets[evaluation.id_name].classes
     predicted = f"predicted {_class_name(classes, int(detection.label[index]))}"
     alt = f"Image {index} of {name}, {predicted}"
-    if images.labels is not None and name == evaluation.id_name:  # an OOD set numbers its classes in its own way
-        truth = int(images.labels[index])
+    truth = -1 if images.labels is None else int(images.labels[index])
+    if truth >= 0 and name == evaluation.id_name:  # an OOD set numbers its classes in its own way
         predicted += ", correct" if truth == int(detection.label[index]) else f", true {_class_name(classes, truth)}"
     measured = f"score {number(float(detection.score[index]))}, p {number(float(detection.p_value[index]), 2)}"
     lines = [predicted, measured, _verdict(bool(detection.is_ood[index]))]

@@ -6,10 +6,9 @@ from typing import Annotated
 
 import typer
 from rich import box
-from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
 
+from kedge.cli.terminal import Console
 from kedge.evaluation import Evaluation
 from kedge.evaluation.report import write_report
 from kedge.evaluation.report.figures import require
@@ -72,9 +71,8 @@ def demo(
         record=record,
     )
     console.print(results_table(evaluation))
-    words = f"detector  {out / 'detector.kedge'}\nmetrics   {out / 'metrics.json'}"
-    console.print(words, highlight=False, markup=False)
-    console.print(f"report    [bold]{escape(str(report))}[/]", highlight=False)
+    for what, path in {"detector": out / "detector.kedge", "metrics": out / "metrics.json", "report": report}.items():
+        console.wrote(what, path)
 
 
 def results_table(evaluation: Evaluation) -> Table:
