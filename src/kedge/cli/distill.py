@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from kedge import experimental, training
+from kedge.cli.options import DataDir
 from kedge.cli.terminal import Console, training_bar
 from kedge.data import sources
 from kedge.detectors import load
@@ -43,7 +44,7 @@ def distill(
     resume: Annotated[bool, typer.Option(help="Resume from the last checkpoint in the folder.")] = True,
     workers: Annotated[int, typer.Option(min=0, help="Processes that read images from disk.")] = 2,
     half: Annotated[bool, typer.Option("--half", help="Round the weights to half precision; halves the file.")] = False,
-    data_dir: Annotated[Path | None, typer.Option(help="Folder of data sets; KEDGE_DATA by default.")] = None,
+    data_dir: DataDir = None,
 ) -> None:
     """Train an unanchored network to predict in one forward pass what an AMP detector computes in K.
 

@@ -1,6 +1,6 @@
 """The sections with figures: curves, scores, ROC curves, tau and reliability, with the words around them."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -211,3 +211,12 @@ def _quantiles(name: str, values: Array) -> str:
 
 def _array(values: Tensor) -> Array:
     return values.double().numpy()
+
+
+# The figures of every report, in order: by identifier, the name in the links and the section; a new one is a row here.
+SECTIONS: dict[str, tuple[str, Callable[[Evaluation, Sequence[str]], Html | None]]] = {
+    "scores": ("Scores", score_section),
+    "roc": ("ROC curves", roc_section),
+    "tau": ("Tau", tau_section),
+    "reliability": ("Reliability", reliability_section),
+}

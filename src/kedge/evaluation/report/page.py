@@ -3,9 +3,9 @@
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
-from kedge.detectors import AMP
+from kedge.detectors import AMP, Detector
 from kedge.errors import InputError
 from kedge.evaluation import Evaluation
 from kedge.evaluation.curve import Curve
@@ -26,7 +26,7 @@ def write_report(
     title: str,
     intro: str = "",
     leads: Sequence[str] = (),
-    detector: AMP | None = None,
+    detector: Detector | None = None,
     curves: Sequence[Curve] = (),
     record: Mapping[str, Any] | None = None,
     resamples: int = RESAMPLES,
@@ -42,7 +42,7 @@ def write_report(
         intro: Text before the tables; a blank line starts a new paragraph.
         leads: Names of detectors whose scores are drawn, by default the first of the evaluation; the galleries show
             the errors of the first of them.
-        detector: The AMP detector of the first lead, to show its anchors and the prediction with each of them.
+        detector: The detector of the first lead; one with anchors is shown with them and the prediction under each.
         curves: To draw along a number, such as that of the anchors.
         record: How to repeat the run: configuration, seeds, versions, command; plain data.
         resamples: Number of bootstrap resamples that decide which leads are beyond noise.
@@ -63,14 +63,14 @@ def write_report(
     """
     if not evaluation.results or not evaluation.ood_names:
         raise InputError("evaluation must hold at least one detector and one OOD set; make one with kedge.evaluate")
-    if detector is not None and not isinstance(detector, AMP):
-        raise InputError(f"detector must be an AMP detector, which has anchors to show; got {type(detector).__name__}")
     figures.require()  # before the minutes that a large evaluation may take
     if unknown := [name for name in leads if name not in evaluation.results]:
         raise InputError(f"leads must name detectors of the evaluation; got {', '.join(map(repr, unknown))}")
     leads = leads or [next(iter(evaluation.results))]
-    lead = leads[0]
-    anchors = None if detector is None else anchor_section(detector, evaluation, lead)  # first: it fails if not fitted
+    lead, anchored = leads[0], None
+    if detector is not None and detector.reads == "per_anchor_logits":
+        anchored = cast(AMP, detector)
+    anchors = None if anchored is None else anchor_section(anchored, evaluation, lead)  # first: it fails if not fitted
     best = best_beyond_noise(evaluation, resamples=resamples)
     context = {
         "evaluation": evaluation,
@@ -89,11 +89,8 @@ def write_report(
         ("curves", "Curves", charts.curve_section(evaluation, curves)),
         ("sets", "Set by set", render_template("sets.html", **context)),
         ("shifted", "Shifted images", render_template("shifted.html", **context) if evaluation.shifted_names else None),
-        ("scores", "Scores", charts.score_section(evaluation, leads)),
-        ("roc", "ROC curves", charts.roc_section(evaluation, leads)),
-        ("tau", "Tau", charts.tau_section(evaluation, leads)),
-        ("reliability", "Reliability", charts.reliability_section(evaluation, leads)),
-        ("images", "Images", image_section(evaluation, lead, detector)),
+        *((identifier, name, draw(evaluation, leads)) for identifier, (name, draw) in charts.SECTIONS.items()),
+        ("images", "Images", image_section(evaluation, lead, anchored)),
         ("anchors", "Anchors", anchors),
         ("reading", "How to read this", render_template("reading.html", **context)),
         ("record", "Record", render_template("record.html", **context)),
