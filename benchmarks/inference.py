@@ -67,9 +67,7 @@ def main() -> None:
     parser.add_argument("--memory", action="store_true", help="peak memory, each in a process of its own")
     parser.add_argument("--peers", action="store_true", help="pytorch-ood's detectors too; it must be installed")
     parser.add_argument("--shipped", action="store_true", help=f"the detector {SHIPPED} instead of random weights")
-    parser.add_argument(
-        "--tta", type=int, default=None, help="test-time augmentation, with --shipped"
-    )
+    parser.add_argument("--tta", type=int, default=None, help="test-time augmentation, with --shipped")
     parser.add_argument("--data-dir", default=None, help="where data sets are; KEDGE_DATA by default")
     parser.add_argument("--images", type=int, default=2000, help="at most, of a set, for quality; 0 for all")
     parser.add_argument("--held-out", type=int, default=0, help="at most, to calibrate on; 0 for all")
