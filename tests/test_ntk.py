@@ -3,7 +3,6 @@
 import itertools
 import json
 import math
-import sys
 from fractions import Fraction
 
 import numpy as np
@@ -13,7 +12,7 @@ from scipy.stats import spearmanr
 from torch.func import grad, vmap
 from torch.nn.functional import normalize
 
-from kedge.errors import InputError, NotReadyError
+from kedge.errors import InputError
 from kedge.studies.theory import disagreement as by_distance
 from kedge.studies.theory.approximation import approximation_errors
 from kedge.studies.theory.disagreement import EDGES, ENSEMBLE, PER_ANCHOR, decision_tau, trained_with
@@ -86,6 +85,9 @@ def test_at_known_angles_the_kernel_is_known():
     half, root = 0.5, math.sqrt(0.75)
     b = torch.tensor([[3, 0], [half, root], [0, 5], [-half, root], [-1, 0], [0, 0]], dtype=torch.float64)
     close(h_ntk(a, b), [[3, 1 / 3, 0, -1 / 6, 0, 0]])  # at 0, 60, 90, 120 and 180 degrees, and for no input at all
+    angle = 1e-9  # loses no digits
+    a, b = torch.tensor([[1.0, 0.0], [math.cos(angle), math.sin(angle)]], dtype=torch.float64).split(1)
+    assert float(0.5 - h_ntk(a, b)) == pytest.approx(angle / (2 * math.pi), rel=1e-6)
 
 
 def test_the_kernel_is_its_definition_homogeneous_and_on_the_sphere_the_paper_s():
@@ -94,12 +96,6 @@ def test_the_kernel_is_its_definition_homogeneous_and_on_the_sphere_the_paper_s(
     close(h_ntk(3 * a, b / 2), 1.5 * h_ntk(a, b))
     a, b = normalize(a, dim=1), normalize(b, dim=1)
     close(h_ntk(a, b), on_sphere(a @ b.T))
-
-
-def test_small_angles_lose_no_digits():
-    angle = 1e-9
-    a, b = torch.tensor([[1.0, 0.0], [math.cos(angle), math.sin(angle)]], dtype=torch.float64).split(1)
-    assert float(0.5 - h_ntk(a, b)) == pytest.approx(angle / (2 * math.pi), rel=1e-6)
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -149,6 +145,11 @@ def test_gamma_is_the_paper_s_with_the_missing_factor():
         third = cv * (u - cv) / (2 * math.pi * math.sqrt(1 - (u - cv) ** 2))
         assert float(found[i, j]) == pytest.approx(second + third, rel=1e-12)
     close(approximate_anchored_kernel(x, z, c), h_ntk(x, z) - found)
+    for length in (1.0, 0.1):  # on the diagonal the first-order form is exact
+        close(
+            gamma(x, x, length * c, "first order").diagonal(),
+            (h_ntk(x, x) - anchored_kernel(x, x, length * c)).diagonal(),
+        )
 
 
 # A pair of points and a direction for the anchor; lengths that halve.
@@ -183,11 +184,6 @@ def test_errors_fall_with_the_anchor_s_length_at_the_worked_out_orders(ratio, z,
     assert [a / b for a, b in itertools.pairwise(errors)] == pytest.approx([ratio] * 5, rel=0.02)
     if smallest:
         assert errors[-1] == pytest.approx(smallest(float(dot_shift(X, z, LENGTHS[-1] * TOWARDS))), rel=1e-3)
-
-
-def test_on_the_diagonal_the_first_order_form_is_exact():
-    for length in (1.0, 0.1):
-        close(gamma(X, X, length * TOWARDS, "first order"), h_ntk(X, X) - anchored_kernel(X, X, length * TOWARDS))
 
 
 def test_where_inputs_and_pairs_all_have_unit_norm_gamma_is_zero():
@@ -319,13 +315,6 @@ def test_the_toy_problem_is_two_half_circles_of_unit_size():
         assert [(b - a) / one for a, b in zip(upper, lower, strict=True)] == pytest.approx([1, 0.5])
         assert bool((points[y > 0][:, 1] >= upper[1]).all())
         assert bool((points[y < 0][:, 1] <= lower[1]).all())
-
-
-def test_the_toy_problem_comes_from_its_seed():
-    first, again, other = (toy_problem(seed=seed) for seed in (3, 3, 4))
-    assert torch.equal(first.x, again.x)
-    assert torch.equal(first.held_out, again.held_out)
-    assert not torch.equal(first.x, other.x)
 
 
 @pytest.fixture(scope="module")
@@ -467,20 +456,13 @@ def test_disagreement_is_measured_by_distance_from_the_nearest_training_point(st
     assert found.spans[PER_ANCHOR]["tau"] == pytest.approx([above, above])  # there is one draw
     right = (inside.mean(dim=0) > 0) == (problem.held_out_y > 0)
     assert found.accuracy[PER_ANCHOR] == pytest.approx(float(right.double().mean()))
-
-
-def test_disagreement_falls_with_anchors_in_training_and_grows_with_the_distance(study):
-    held_out = [study.disagreement.held_out[trained_with(n)]["deviation"] for n in by_distance.PER_INPUT]
-    assert held_out == sorted(held_out, reverse=True)
+    held_out = [found.held_out[trained_with(n)]["deviation"] for n in by_distance.PER_INPUT]
+    assert held_out == sorted(held_out, reverse=True)  # it falls with anchors in training, and grows with the distance
     for name in (PER_ANCHOR, ENSEMBLE):
-        assert study.disagreement.deviation[name] == sorted(study.disagreement.deviation[name])
-        assert study.disagreement.grows[name] == study.repeats
-
-
-def test_every_band_of_distance_holds_points():
-    for seed in range(20):
-        problem, _ = by_distance.draw_problem(seed, 2)
-        distance = torch.cdist(by_distance.circles(), problem.x).amin(dim=1)
+        assert found.deviation[name] == sorted(found.deviation[name])
+        assert found.grows[name] == study.repeats
+    for seed in range(20):  # every band holds points
+        distance = torch.cdist(around, by_distance.draw_problem(seed, 2)[0].x).amin(dim=1)
         assert all(int(((distance >= a) & (distance < b)).sum()) >= 5 for a, b in itertools.pairwise(EDGES)), seed
 
 
@@ -511,23 +493,8 @@ def test_the_page_is_sound_and_says_what_was_found(tmp_path, capsys):
         assert words in said
     for name, values in study.disagreement.held_out.items():
         assert f"{name} {values['deviation']:.3f}" in said
+    assert f"{study.decisions.agreement[PER_ANCHOR]:.2f} for a network per anchor" in said
     kept = json.loads((tmp_path / "new" / "study.json").read_text())
     assert kept["record"]["seed"] == 3
     assert ntk_page(study, kept["record"]) == text  # the same study gives the same bytes
     assert {key: value for key, value in kept.items() if key != "record"} == study.as_dict()
-
-
-def test_findings_quote_the_study(study):
-    words = " ".join(findings(study))
-    one = trained_with(16)
-    assert f"{study.disagreement.held_out[one]['deviation']:.3f} on held-out points" in words
-    assert f"{study.disagreement.tau[one][-1]:.3f} at 16 to 32" in words
-    assert f"{study.decisions.agreement[PER_ANCHOR]:.2f} for a network per anchor" in words
-
-
-def test_without_matplotlib_nothing_is_written(tmp_path, monkeypatch):
-    for name in [n for n in sys.modules if n.split(".")[0] == "matplotlib"]:
-        monkeypatch.setitem(sys.modules, name, None)
-    with pytest.raises(NotReadyError, match=r"kedge\[report\]"):
-        run_ntk(tmp_path / "new")
-    assert not (tmp_path / "new").exists()
