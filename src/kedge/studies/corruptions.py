@@ -87,4 +87,5 @@ def _through_jpeg(x: Pixels) -> Pixels:
 
 def _pixels(values: NDArray[np.floating[Any]]) -> Pixels:
     """From [0, 1] to whole numbers by cutting off the fraction, as the published sets have it, not by rounding."""
-    return (np.clip(values, 0, 1) * 255).astype(np.uint8)
+    levels: Pixels = (np.clip(values, 0, 1) * 255).astype(np.uint8)
+    return levels
