@@ -96,20 +96,6 @@ def test_images_are_redrawn_as_in_a_loop(metric):
     assert found.images == pytest.approx(statistics.stdev(means))
 
 
-def test_the_noise_of_the_images_is_as_wide_as_delongs_standard_error_says():
-    sizes = {"inside": 200, "near": 150, "far": 120, "other light": 10}
-    by_set = scores(0, sizes)
-    inside = np.array(by_set["inside"])
-    wins = [
-        (np.array(by_set[ood])[:, None] > inside) + (np.array(by_set[ood])[:, None] == inside) / 2
-        for ood in ("near", "far")
-    ]
-    shared = (wins[0].mean(axis=0) + wins[1].mean(axis=0)) / 2  # an ID image counts in both sets
-    error = shared.var(ddof=1) / 200 + sum(w.mean(axis=1).var(ddof=1) / len(w) / 4 for w in wins)
-    found = noise_parts(summary({"AMP": 0.9}, sizes=sizes), "AMP", ())
-    assert found.images / math.sqrt(error) == pytest.approx(1, abs=0.15)
-
-
 def test_missing_methods_are_named_in_the_error():
     for label, draws, missing in (("ODIN", (), "ODIN"), ("AMP", (*DRAWS, "AMP, seed 7", "Gram"), "AMP, seed 7, Gram")):
         with pytest.raises(InputError, match=f"must be methods of the summary; got {missing}$"):
