@@ -93,12 +93,7 @@ def run_suite(suite: Suite, folder: Path, networks: Path, how: dict[str, Any], c
     try:
         with Bars(console) as bars:
             run = SuiteRun(
-                suite,
-                folder,
-                networks=networks,
-                training=how,
-                on_training=bars.on_training,
-                on_scoring=bars.on_scoring,
+                suite, folder, networks=networks, training=how, on_training=bars.on_training, on_scoring=bars.on_scoring
             )
             missing = run.data(suite.seeds[0]).missing
             evaluations = run.run()
