@@ -4,7 +4,7 @@ import pytest
 
 from kedge.detectors import Cost
 from kedge.evaluation import Evaluation, EvaluationResult
-from kedge.evaluation.curve import Curve
+from kedge.evaluation.result import Curve
 from kedge.metrics import DETECTION_METRICS as METRICS
 from kedge.metrics import Estimate
 

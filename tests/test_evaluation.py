@@ -64,7 +64,7 @@ def test_every_number_is_that_of_the_direct_call():
         with pytest.raises(KeyError):
             result.mean("unheard of")
         assert result.accuracy == metrics.accuracy(outputs.logits, INSIDE.labels)
-        assert result.ece == metrics.ece(outputs.probability, INSIDE.labels)
+        assert result.value("ece") == metrics.ece(outputs.probability, INSIDE.labels)
         assert 0 < result.accuracy < 1
         assert result.milliseconds > 0
         assert list(result.flagged) == ["inside", "near", "far"]
@@ -90,7 +90,7 @@ def test_intervals_come_from_the_bootstrap_s_seed():
 def test_without_labels_there_is_no_accuracy():
     unlabelled = kedge.ImageSet(INSIDE.images, name="inside")
     result = evaluate({"up": calibrated()}, unlabelled, [NEAR]).results["up"]
-    assert (result.accuracy, result.ece) == (None, None)
+    assert (result.accuracy, result.classifier) == (None, {})
     assert result.metrics == evaluate({"up": calibrated()}, INSIDE, [NEAR]).results["up"].metrics
 
 

@@ -19,14 +19,14 @@ from kedge import AMP, MSP, Detection, ImageSet, anchor, calibration
 from kedge.detectors import Cost
 from kedge.errors import InputError, NotReadyError
 from kedge.evaluation import Evaluation, EvaluationResult, ShiftedResult
-from kedge.evaluation.curve import Curve
 from kedge.evaluation.paired import best_beyond_noise, difference, redraw, winner
 from kedge.evaluation.report import charts, figures, write_report
 from kedge.evaluation.report.charts import curve_section, flagging_threshold
 from kedge.evaluation.report.document import document
 from kedge.evaluation.report.gallery import SIDE, image_section, picture
 from kedge.evaluation.report.markup import figure, section, table, tag
-from kedge.evaluation.report.tables import evaluation_finding, guaranteed
+from kedge.evaluation.report.page import evaluation_finding, guaranteed
+from kedge.evaluation.result import Curve
 from kedge.metrics import CLASSIFIER_METRICS, Predictions, detection_metrics, ece
 from kedge.metrics import DETECTION_METRICS as METRICS
 from test_metrics import ORACLES

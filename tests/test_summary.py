@@ -90,7 +90,7 @@ def test_evaluations_must_be_comparable(three):
 def test_the_data_goes_through_json(three):
     data = json.loads(json.dumps(three.as_dict()))
     assert data["summary"]["MSP"]["auroc"]["values"] == list(three.value("MSP", "auroc").values)
-    assert data["seeds"]["2"]["results"]["Energy"]["aurc"] == three.evaluations[2].results["Energy"].aurc
+    assert data["seeds"]["2"]["results"]["Energy"]["aurc"] == three.evaluations[2].results["Energy"].classifier["aurc"]
 
 
 TABLE = TextTable("a & b: 50 % of [x]", ("method", "AUROC ↑"), (("A_1 | B", "1.0 ± 0.1"), ("[bold]C", "2.0")))

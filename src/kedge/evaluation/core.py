@@ -1,7 +1,7 @@
 """Evaluation: several detectors on one in-distribution test set against several out-of-distribution sets."""
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -77,7 +77,7 @@ def evaluate(
         raise InputError("apart must leave at least one OOD set to take means over")
     if taken := [name for name in detectors if controls and name + PERMUTED in detectors]:
         raise InputError(f"with controls no detector may be called {taken[0] + PERMUTED!r}; rename it")
-    every = (id_test, *ood_sets, *map(_labelled, shifted), *map(_image_set, known.values()))
+    every = (id_test, *ood_sets, *_image_sets("shifted", shifted, True), *_image_sets("known_in", known.values()))
     sets = {s.name: s for s in every}
     if len(sets) != len(every):
         raise InputError(f"the sets must have different names, got {[s.name for s in every]}")
@@ -113,17 +113,13 @@ def _check_names(argument: str, given: Sequence[str] | Mapping[str, Any], oods: 
         raise InputError(f"{argument} must name OOD sets, some of {', '.join(oods)}; got {', '.join(unknown)}")
 
 
-def _image_set(images: Any) -> ImageSet:
-    if not isinstance(images, ImageSet):
-        raise InputError(f"known_in must hold ImageSets by the name of an OOD set; got {type(images).__name__}")
-    return images
-
-
-def _labelled(images: Any) -> ImageSet:
-    if not isinstance(images, ImageSet) or images.labels is None:
-        got = f"{images.name!r} without" if isinstance(images, ImageSet) else type(images).__name__
-        raise InputError(f"shifted must be a list of ImageSets with labels; got {got}")
-    return images
+def _image_sets(argument: str, given: Iterable[Any], labelled: bool = False) -> list[ImageSet]:
+    given = list(given)
+    for images in given:
+        if not isinstance(images, ImageSet) or (labelled and images.labels is None):
+            got = repr(images.name) if isinstance(images, ImageSet) else type(images).__name__
+            raise InputError(f"{argument} must hold ImageSets{' with labels' * labelled}; got {got}")
+    return given
 
 
 def _renumbered(test: ImageSet, detectors: Mapping[str, Detector]) -> ImageSet:

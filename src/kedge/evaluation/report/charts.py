@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 from kedge.evaluation import Evaluation, EvaluationResult
-from kedge.evaluation.curve import Curve
 from kedge.evaluation.report import figures
 from kedge.evaluation.report.figures import Array
 from kedge.evaluation.report.markup import Html, percent, render_template
+from kedge.evaluation.result import Curve
 from kedge.metrics import METRICS, ece
 
 MOST = 6  # curves or diagrams side by side
