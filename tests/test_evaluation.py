@@ -168,41 +168,39 @@ def test_a_set_apart_is_measured_and_in_no_mean():
     assert "far (near apart)" in table.by_set("auroc").caption
 
 
-def test_the_test_set_must_show_the_detector_s_classes():
-    names = ("red", "green", "blue")
-    named, images = (
-        Brightness().fit(greys(50, 100, 9, "held out")).calibrate(greys(50, 100, 9, "held out")),
-        INSIDE.images,
-    )
-    named.classes = names
-    bare, labels = calibrated(), INSIDE.labels
-    for detector, test, words in (
-        (named, kedge.ImageSet(images, labels, "test", ("red", "green", "yeti")), "red, green, blue; 'test' has yeti"),
-        (named, kedge.ImageSet(images, labels + 1000, "test"), "has 1000, 1001, 1002"),
-        (bare, kedge.ImageSet(images, labels + 2**40, "test"), "which are 3, 0 to 2; 'test' has 1099511627776"),
-        (bare, kedge.ImageSet(images, labels, "test", ("red", "green", "blue", "grey")), "has 4 classes"),
-    ):
-        with pytest.raises(InputError, match=f"id_test must show the classes of 'it'.*{words}"):
-            evaluate({"it": detector}, test, [NEAR])
-    other = Brightness().fit(NEAR).calibrate(greys(50, 100, 9, "held out"))
-    other.classes = names[::-1]
+def named_like(names, sign=1.0) -> Brightness:
+    detector = calibrated(sign)
+    detector.classes = names
+    return detector
+
+
+COLORS = ("red", "green", "blue")
+
+
+@pytest.mark.parametrize(
+    ("names", "labels", "classes", "words"),
+    [
+        (COLORS, INSIDE.labels, ("red", "green", "yeti"), "red, green, blue; 'test' has yeti"),
+        (COLORS, INSIDE.labels + 1000, (), "has 1000, 1001, 1002"),
+        ((), INSIDE.labels + 2**40, (), "which are 3, 0 to 2; 'test' has 1099511627776"),
+        ((), INSIDE.labels, (*COLORS, "grey"), "has 4 classes"),
+    ],
+)
+def test_the_test_set_must_show_the_detector_s_classes(names, labels, classes, words):
+    with pytest.raises(InputError, match=f"id_test must show the classes of 'it'.*{words}"):
+        evaluate({"it": named_like(names)}, kedge.ImageSet(INSIDE.images, labels, "test", classes), [NEAR])
     with pytest.raises(InputError, match="same classes in the same order"):
-        evaluate({"it": named, "other": other}, INSIDE, [NEAR])
+        evaluate({"it": named_like(COLORS), "other": named_like(COLORS[::-1])}, INSIDE, [NEAR])
 
 
 def test_labels_are_matched_by_name_everywhere(tmp_path):
     """A test set that numbers its classes in another order, and lacks some labels, gives the same numbers."""
-    detectors = {"it": calibrated(), "other": calibrated(-1.0)}
-    for detector in detectors.values():
-        detector.classes = ("red", "green", "blue")
+    detectors = {"it": named_like(COLORS), "other": named_like(COLORS, -1.0)}
     labels = INSIDE.labels.clone()
     labels[::7] = -1
     turned = torch.where(labels < 0, labels, 2 - labels)
-    sets = [
-        kedge.ImageSet(INSIDE.images, labels, "inside", ("red", "green", "blue")),
-        kedge.ImageSet(INSIDE.images, turned, "inside", ("blue", "green", "red")),
-    ]
-    tables = [evaluate(detectors, test, [NEAR]) for test in sets]
+    sets = (labels, COLORS), (turned, COLORS[::-1])
+    tables = [evaluate(detectors, kedge.ImageSet(INSIDE.images, y, "inside", c), [NEAR]) for y, c in sets]
     result = tables[0].results["it"]
     assert result.accuracy == metrics.accuracy(calibrated()(INSIDE).label[labels >= 0], labels[labels >= 0])
     assert result.classifier == tables[1].results["it"].classifier
