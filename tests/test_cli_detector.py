@@ -130,6 +130,8 @@ def test_evaluate_refuses_images_that_a_detector_was_calibrated_on(folder):
     done = run("evaluate", folder / "msp.kedge", *sets)
     assert isinstance(done.exception, InputError)
     assert "calibration image" in str(done.exception)
+    with pytest.raises(InputError, match="files must be different detectors"):
+        raise run("evaluate", folder / "msp.kedge", folder / "msp.kedge", *sets).exception
 
 
 @pytest.mark.parametrize("label", [1000, 2**40])
