@@ -64,7 +64,7 @@ def test_accuracy_is_that_of_the_classes_by_name(detector):
 
     expected = (label == torch.where(test.labels == 0, 2, 1)).double().mean()
     assert accuracy("dog", "cat") == pytest.approx(float(expected))
-    with pytest.raises(InputError, match="id_test must show the classes of 'e', .* has yeti"):
+    with pytest.raises(InputError, match=r"id_test must show the classes of 'e', .* has yeti"):
         accuracy("dog", "yeti")
 
 
