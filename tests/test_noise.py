@@ -92,8 +92,8 @@ def test_images_are_redrawn_as_in_a_loop(metric):
         redrawn = {name: [by_set[name][i] for i in rng.integers(n, size=n)] for name, n in SIZES.items()}
         near = ORACLES[metric](redrawn["inside"] + redrawn["of near"], redrawn["near"])
         means.append((near + ORACLES[metric](redrawn["inside"], redrawn["far"])) / 2)
-    found = noise_parts(TWO, "AMP", DRAWS, metric, resamples=12)
-    assert found.images == pytest.approx(statistics.stdev(means))
+    parts = noise_parts(TWO, "AMP", DRAWS, metric, resamples=12)
+    assert parts.images == pytest.approx(statistics.stdev(means))
 
 
 def test_missing_methods_are_named_in_the_error():

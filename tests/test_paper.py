@@ -33,15 +33,15 @@ def one(**chosen):
 
 def column(table, number, metric=None):
     """The numbers that stand in a table over the sets, for the row and metric of a number."""
-    found = reported(table=table, id_set=number.id_set, method=number.method, metric=metric or number.metric)
-    return [r.value for r in found if r.ood_set != AVERAGE]
+    numbers = reported(table=table, id_set=number.id_set, method=number.method, metric=metric or number.metric)
+    return [r.value for r in numbers if r.ood_set != AVERAGE]
 
 
-def twin(number, **at):
+def in_details(number, **at):
     """The same quantity in Table 12, which gives TNR for FPR."""
     metric = "tnr95" if number.metric == "fpr95" else number.metric
-    found = one(table=12, id_set=number.id_set, method=number.method, metric=metric, **at)
-    return found.as_fpr95().value if metric == "tnr95" else found.value
+    numbers = one(table=12, id_set=number.id_set, method=number.method, metric=metric, **at)
+    return numbers.as_fpr95().value if metric == "tnr95" else numbers.value
 
 
 def mean(values):
@@ -66,9 +66,9 @@ def recomputed():
         elif number.table == "3" and in_table_12(number):
             sets = [r.ood_set for r in reported(table=12, id_set=number.id_set, method=number.method, metric="auroc")]
             assert len(sets) == 7
-            yield number, mean([twin(number, ood_set=s) for s in sets]), 0.05 + 0.005
+            yield number, mean([in_details(number, ood_set=s) for s in sets]), 0.05 + 0.005
         elif number.table == "4" and in_table_12(number):
-            yield number, twin(number, ood_set=number.ood_set), 0.0
+            yield number, in_details(number, ood_set=number.ood_set), 0.0
 
 
 RECOMPUTED = list(recomputed())
@@ -118,21 +118,21 @@ def named(value):
     ],
 )
 def test_a_number_is_the_printed_one(table, id_set, method, ood_set, metric, value):
-    found = one(table=table, id_set=id_set, method=method, ood_set=ood_set, metric=metric)
-    assert found.value == value
-    assert found.deviation is None
+    numbers = one(table=table, id_set=id_set, method=method, ood_set=ood_set, metric=metric)
+    assert numbers.value == value
+    assert numbers.deviation is None
 
 
 def test_the_ablation_names_corruptions_and_anchors():
-    found = {(r.corruption, r.anchors): r.value for r in reported(table=8)}
-    assert found[(), 2] == 50.71
-    assert found[("jitter", "blur"), 10] == 6.36
-    assert found[("jitter", "blur", "flip", "gray", "crop"), 20] == 5.22
-    assert found[("jitter", "blur", "flip", "gray", "crop"), 5] == 5.19  # the AMP of Table 2 on SVHN
+    numbers = {(r.corruption, r.anchors): r.value for r in reported(table=8)}
+    assert numbers[(), 2] == 50.71
+    assert numbers[("jitter", "blur"), 10] == 6.36
+    assert numbers[("jitter", "blur", "flip", "gray", "crop"), 20] == 5.22
+    assert numbers[("jitter", "blur", "flip", "gray", "crop"), 5] == 5.19  # the AMP of Table 2 on SVHN
     switches = {f.name for f in dataclasses.fields(Corruption) if f.default is True}
-    assert {name for corruption, _ in found for name in corruption} == switches
-    assert len(found) == 4 * 4
-    assert set(found) == set(product({c for c, _ in found}, (2, 5, 10, 20)))
+    assert {name for corruption, _ in numbers for name in corruption} == switches
+    assert len(numbers) == 4 * 4
+    assert set(numbers) == set(product({c for c, _ in numbers}, (2, 5, 10, 20)))
     assert all(r.corruption is r.anchors is None for r in EVERY if r.table != "8")
 
 
@@ -171,13 +171,13 @@ SIZES |= {"9": (1, 4, 1, 1), "10": (1, 6, 7, 4), "11": (1, 6, 7, 4), "12": (2, 4
 
 @pytest.mark.parametrize(("table", "sizes"), SIZES.items())
 def test_no_cell_of_a_table_is_missing_or_there_twice(table, sizes):
-    found = reported(table=table)
-    by_set = {i: {r.ood_set for r in found if r.id_set == i} for i in {r.id_set for r in found}}
-    methods, metrics = {r.method for r in found}, {r.metric for r in found}
+    numbers = reported(table=table)
+    by_set = {i: {r.ood_set for r in numbers if r.id_set == i} for i in {r.id_set for r in numbers}}
+    methods, metrics = {r.method for r in numbers}, {r.metric for r in numbers}
     assert (len(by_set), len(methods), len(next(iter(by_set.values()))), len(metrics)) == sizes
     cells = {(i, m, s, k) for i, sets in by_set.items() for m, s, k in product(methods, sets, metrics)}
-    assert Counter((r.id_set, r.method, r.ood_set, r.metric) for r in found) == Counter(cells)
-    for r in found:
+    assert Counter((r.id_set, r.method, r.ood_set, r.metric) for r in numbers) == Counter(cells)
+    for r in numbers:
         assert 0 <= r.value <= 100
         assert round(r.value / unit(r)) * unit(r) == pytest.approx(r.value, abs=1e-9)  # the decimals of its table
 
@@ -207,7 +207,7 @@ def test_a_slip_says_what_was_printed_and_what_follows_from_the_others():
 
 @pytest.mark.parametrize("number", [r for r in reported(table=7, ood_set=AVERAGE) if in_table_12(r)], ids=named)
 def test_the_averages_over_resized_sets_are_over_six_sets(number):
-    six = column("7", number) + [twin(number, ood_set=s) for s in LSUN]
+    six = column("7", number) + [in_details(number, ood_set=s) for s in LSUN]
     assert len(six) == 6
     assert abs(mean(six) - number.value) <= 0.1
     assert "mean of six is the printed one" in number.slip

@@ -361,8 +361,8 @@ def test_noise_is_rarely_marked():
 
 def test_the_promise_and_the_threshold_are_read_off_the_detections():
     calibrated = torch.randn(199).sort().values
-    said = {n: detection(torch.linspace(-4, 4, 400), calibrated, alpha=0.1) for n in ("inside", "near")}
-    one = result(said)
+    detections = {n: detection(torch.linspace(-4, 4, 400), calibrated, alpha=0.1) for n in ("inside", "near")}
+    one = result(detections)
     assert guaranteed(one) == pytest.approx(20 / 200)
     true = calibration.threshold(calibrated, 0.1)
     assert flagging_threshold(one) == pytest.approx(true, abs=8 / 399)

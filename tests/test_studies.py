@@ -211,7 +211,7 @@ def test_true_negative_rates_are_turned_and_slips_are_marked():
 
 def test_sets_are_found_or_named(tmp_path):
     np.savez(tmp_path / sets.FILES["scenes"], x=np.zeros((3, 32, 32, 3), np.uint8), y=np.arange(3))
-    found = sets.find(["scenes", "traffic signs", "svhn"], side=32, data_dir=tmp_path)
-    assert [(s.name, len(s), s.labels) for s in found.sets] == [("scenes", 3, None)]
-    assert set(found.missing) == {"traffic signs", "svhn"}
-    assert "put gtsrb_test_32.npz into" in found.missing["traffic signs"]
+    result = sets.find(["scenes", "traffic signs", "svhn"], side=32, data_dir=tmp_path)
+    assert [(s.name, len(s), s.labels) for s in result.sets] == [("scenes", 3, None)]
+    assert set(result.missing) == {"traffic signs", "svhn"}
+    assert "put gtsrb_test_32.npz into" in result.missing["traffic signs"]

@@ -134,21 +134,21 @@ def _renumbered(test: ImageSet, detectors: Mapping[str, Detector]) -> ImageSet:
         )
     name, classes = next(iter(named.items()))
     labels = renumbered(test.labels, test.classes, classes)
-    _refuse_strangers(name, classes, len(classes), test, labels)
+    _refuse_other_classes(name, classes, len(classes), test, labels)
     return replace(test, labels=labels, classes=classes)
 
 
-def _refuse_strangers(name: str, classes: Sequence[str], count: int, test: ImageSet, labels: Tensor) -> None:
+def _refuse_other_classes(name: str, classes: Sequence[str], count: int, test: ImageSet, labels: Tensor) -> None:
     assert test.labels is not None
-    strange = test.labels[(test.labels >= 0) & ((labels < 0) | (labels >= count))].unique().tolist()
-    shown = [test.classes[i] if i < len(test.classes) else str(i) for i in strange[:3]]
+    others = test.labels[(test.labels >= 0) & ((labels < 0) | (labels >= count))].unique().tolist()
+    shown = [test.classes[i] if i < len(test.classes) else str(i) for i in others[:3]]
     if test.classes and not classes and len(test.classes) != count:
         shown = [f"{len(test.classes)} classes"]
     if shown:
         have = f"{', '.join(classes[:5])}{', ...' * (count > 5)}" if classes else f"{count}, 0 to {count - 1}"
         raise InputError(
             f"id_test must show the classes of {name!r}, which are {have}; {test.name!r} has {', '.join(shown)}"
-            f"{', ...' * (len(strange) > 3)}: name and number classes as the detector does, or leave these images out"
+            f"{', ...' * (len(others) > 3)}: name and number classes as the detector does, or leave these images out"
         )
 
 
@@ -185,7 +185,7 @@ def _result(
     test = sets[table.id_name]
     if test.labels is not None:  # as many classes as the network has, where the detector has no names for them
         classes = detections[test.name].probability.shape[1]
-        _refuse_strangers(name, detector.classes, classes, test, test.labels)
+        _refuse_other_classes(name, detector.classes, classes, test, test.labels)
     predictions = _predictions(detector, detections[test.name], test)[0]
     return EvaluationResult(
         metrics=metrics,
