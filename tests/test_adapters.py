@@ -1,5 +1,6 @@
 """kedge's detectors under pytorch-ood's protocol and the other way round; stand-ins follow pytorch-ood 0.4's api.py."""
 
+import copy
 import math
 import sys
 from abc import ABC, abstractmethod
@@ -11,7 +12,7 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 import kedge
-from helpers import flat, images, labelled, network
+from helpers import flat, images, labelled, network, same_weights
 from kedge.adapters import FromPytorchOOD, pytorch_ood
 from kedge.errors import InputError, NotReadyError
 from kedge.pixels import to_unit
@@ -348,6 +349,24 @@ def test_training_mode_is_no_way_to_score_an_anchored_network():
     with pytest.raises(InputError, match="Dropout puts the anchored network in training mode"):
         anchored.score(images(5))
     assert net.batches_seen == 0
+
+
+def test_a_peer_leaves_the_network_as_it_was():
+    class Careless(Recorder):
+        def fit(self, data_loader):
+            self.predict(unit(8))
+            return super().fit(data_loader)
+
+        def predict(self, x):
+            self.model.train().requires_grad_(False)
+            return -self.model(x).softmax(dim=1).amax(dim=1)
+
+    net = network()
+    before, modes = copy.deepcopy(net), [module.training for module in net.modules()]
+    assert pytorch_ood(Careless(net)).fit(labelled()).score(images(5)).shape == (5,)
+    assert same_weights(net, before)
+    assert [module.training for module in net.modules()] == modes
+    assert all(p.requires_grad for p in net.parameters())
 
 
 def test_a_score_is_one_finite_number_per_image():

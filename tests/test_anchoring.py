@@ -8,20 +8,25 @@ are in test_paper_section3.py.
 import concurrent.futures
 import copy
 import json
+import sys
+import time
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
 
 import kedge
 from helpers import wide_weight
 from kedge.anchoring import AnchoringOptions
+from kedge.anchoring import survey as anchoring_survey
 from kedge.anchoring.corruption import Corruption
 from kedge.anchoring.layer import linear_part
-from kedge.anchoring.sampling import choose_per_image
+from kedge.anchoring.sampling import choose, choose_per_image
 from kedge.anchoring.tta import VIEWS, view
-from kedge.errors import ArchitectureError, InputError, NotReadyError
+from kedge.data import Preprocess
+from kedge.errors import ArchitectureError, FileFormatError, InputError, NotReadyError
 from kedge.io.rebuild import describe, rebuild
 from kedge.models import build
 from kedge.seeds import seeded
@@ -1328,12 +1333,41 @@ def test_eight_threads_may_share_a_network(per_image):
         assert all(pool.map(worker, range(8)))
 
 
+def test_eight_threads_may_be_the_first_to_run_a_network(monkeypatch):
+    x, interval = rand(B, *IMAGE, dtype=torch.float32), sys.getswitchinterval()
+    survey = anchoring_survey.survey
+
+    def slow(network, forward):
+        return survey(network, lambda: [time.sleep(0.01), forward(), time.sleep(0.01)])
+
+    monkeypatch.setattr(anchoring_survey, "survey", slow)
+    sys.setswitchinterval(1e-6)
+    try:
+        for _ in range(3):
+            net, _ = anchored(fixed_net(), dtype=torch.float32)
+            with concurrent.futures.ThreadPoolExecutor(8) as pool:
+                outputs = list(pool.map(lambda _, net=net: net(x), range(8)))
+            assert all(torch.equal(output, net(x)) for output in outputs)
+            assert all(p.requires_grad for p in net.parameters())
+    finally:
+        sys.setswitchinterval(interval)
+
+
+def test_anchors_drawn_from_a_shuffled_loader_come_from_the_seed_alone():
+    loader, rule = DataLoader(TensorDataset(rand(40, *IMAGE)), batch_size=8, shuffle=True), Preprocess(IMAGE)
+    state = torch.get_rng_state()
+    first, again, other = (choose(loader, rule, 4, "random", seed) for seed in (0, 0, 1))
+    assert torch.equal(first, again)
+    assert not torch.equal(first, other)
+    assert torch.equal(torch.get_rng_state(), state)
+
+
 # --- a network as plain data, and built again ------------------------------------------------------------------------
 
 
-def again(net, model=None):
+def again(net, model=None, state=()):
     """Describe a network, pass the description through JSON, and build it again."""
-    return rebuild(json.loads(json.dumps(describe(net))), net.state_dict(), model)
+    return rebuild(json.loads(json.dumps(describe(net))), net.state_dict() | dict(state), model)
 
 
 def compact(dtype=torch.float32):
@@ -1369,6 +1403,15 @@ def test_other_networks_are_built_again_from_a_fresh_one(make):
 def test_the_corruption_comes_back_unless_it_is_a_function(corruption):
     expected = None if corruption is noise else corruption
     assert again(kedge.anchor(compact(), corruption=corruption)).options.corruption == expected
+
+
+def test_a_state_that_was_tampered_with_is_an_error():
+    net, _ = anchored(compact(), (3, 8, 8), dtype=torch.float32, per_image=2)
+    for wrong in ([-1, 2], [0, 4], [0, 1], [0, -2], [0], [0.0, 2.0]):
+        with pytest.raises(FileFormatError, match="0 or 2 to 3; got"):
+            again(net, state={"_extra_state": torch.tensor(wrong)})
+    with pytest.raises(InputError, match="anchors must be finite"):
+        again(net, state={"anchors": torch.full((3, 3, 8, 8), float("nan"))})
 
 
 def test_a_network_that_does_not_fit_the_description_is_an_error():

@@ -48,7 +48,7 @@ d = detector("photo.jpg")  # d.label d.probability d.score d.p_value d.is_ood
 |---|---|
 {rows}
 """
-_REPOSITORY = re.compile(r"[\w.-]+/[\w.-]+(?<!\.kedge)")  # a mistyped path is not looked up on the hub
+_REPOSITORY = re.compile(r"\w[\w.-]*/\w[\w.-]*(?<!\.kedge)")  # a mistyped path is not looked up on the hub
 _NOT_IN_CARD = ("numbers", "bytes", "commit", "options")
 
 
@@ -75,6 +75,7 @@ def push_to_hub(detector: Detector, repo_id: str, *, token: str | None = None, p
 
 def save_pretrained(detector: Detector, folder: str | os.PathLike[str], *, repo_id: str = "owner/name") -> None:
     """Write what `push_to_hub` uploads into a folder: the detector and its model card, which names ``repo_id``."""
+    repo_id = _repository(repo_id)
     detector.save(Path(folder) / FILE)
     with atomic(Path(folder) / CARD) as temporary:
         temporary.write_text(model_card(Path(folder) / FILE, repo_id), encoding="utf-8")

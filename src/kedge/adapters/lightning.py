@@ -11,6 +11,7 @@ from kedge.anchoring import Anchored
 from kedge.detectors import AMP, Detector
 from kedge.errors import InputError, NotReadyError
 from kedge.metrics import auroc
+from kedge.models.classifier import evaluating
 
 try:
     from lightning.pytorch.callbacks import Callback
@@ -96,4 +97,6 @@ class AnchorCallback(Callback):  # type: ignore[misc]  # mypy does not read Ligh
 
     @torch.inference_mode(False)  # Lightning validates in it, and anchors set in it could not be trained with
     def _fitted(self, module: nn.Module) -> Detector:
-        return self.make(self.network(module)).fit(self.train_set)
+        net = self.network(module)
+        with evaluating(net):  # and back: `fit` may leave a network in evaluation mode
+            return self.make(net).fit(self.train_set)

@@ -1,5 +1,6 @@
 """kedge's detectors in pytorch-ood's loops, and pytorch-ood's detectors behind kedge's verbs."""
 
+import contextlib
 import math
 import os
 import sys
@@ -160,22 +161,15 @@ class FromPytorchOOD(Detector):
             except TypeError:  # a stream, which has no length of its own
                 return sum(1 for _ in inputs())
 
-        with torch.enable_grad(), seeded(0):
+        with torch.enable_grad(), seeded(0), _unchanged(self.net):
             self.peer.fit(_loader(inputs, "train_set", count))
 
     def outputs(self, x: Tensor) -> Outputs:
         """The network's logits, and the detector's scores."""
         logits, kind = self.net(x), type(self.peer).__name__
         drawn = [(net, net.batches_seen) for net in self.anchored]
-        parameters = [(parameter, parameter.grad) for parameter in self.net.parameters()]
-        for parameter, _ in parameters:
-            parameter.grad = None  # a backward pass would add to existing gradients
-        try:
-            with torch.set_grad_enabled(self._needs_gradients), seeded(0):
-                score = torch.as_tensor(self.peer.predict(x)).detach().to(x.device)
-        finally:
-            for parameter, gradient in parameters:
-                parameter.grad = gradient
+        with torch.set_grad_enabled(self._needs_gradients), seeded(0), _unchanged(self.net):
+            score = torch.as_tensor(self.peer.predict(x)).detach().to(x.device)
         if score.shape != (len(x),):
             raise InputError(f"{kind} must give one score per image, ({len(x)},); it gives {shape_of(score)}")
         if any(net.batches_seen != before for net, before in drawn):
@@ -199,6 +193,26 @@ class FromPytorchOOD(Detector):
             f"{type(self.peer).__name__} cannot be saved: only kedge's own detectors can; save its network with one of "
             "them, as kedge.MSP(net).fit(train_set).save(path), and build it again"
         )
+
+
+@contextlib.contextmanager
+def _unchanged(net: nn.Module) -> Iterator[None]:
+    """Put a network's modes, buffers and gradients back after the block."""
+    modes = [(module, module.training) for module in net.modules()]
+    buffers = [(buffer, buffer.clone()) for buffer in net.buffers()]
+    gradients = [(parameter, parameter.grad, parameter.requires_grad) for parameter in net.parameters()]
+    for parameter in net.parameters():
+        parameter.grad = None  # a backward pass would add to existing gradients
+    try:
+        yield
+    finally:
+        for module, mode in modes:
+            module.training = mode
+        for buffer, before in buffers:
+            buffer.copy_(before)
+        for parameter, gradient, flag in gradients:
+            parameter.grad = gradient
+            parameter.requires_grad_(flag)
 
 
 class _Labelled(IterableDataset[Batch]):

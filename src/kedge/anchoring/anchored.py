@@ -1,6 +1,7 @@
 """Anchored: a classifier that sees each image as [c, x - c]."""
 
 import math
+import threading
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,13 +15,14 @@ from kedge.anchoring.options import AnchoringOptions, Draw
 from kedge.anchoring.sampling import choose_per_image
 from kedge.anchoring.tta import CHOICES, view
 from kedge.checks import at_least, finite, one_of, shape_of
-from kedge.errors import InputError, NotReadyError
+from kedge.errors import FileFormatError, InputError, NotReadyError
 from kedge.models.classifier import Classifier, evaluating, logits_of
 from kedge.models.features import read_features
 from kedge.seeds import mix_seed, seeded
 from kedge.threads import last_cache
 
 DEFAULT_CACHE = 32 * 2**20  # bytes, if the size of the processor's cache is unknown
+_CHECKING = threading.RLock()  # the hooks of a survey would count the passes of other threads too
 CAPS = 8 * 2**20, 64 * 2**20  # bytes: with less the parts of a batch are too small for all cores, more gains nothing
 
 
@@ -303,8 +305,11 @@ class Anchored(Classifier):
     @torch.inference_mode(False)
     def check(self, x: Tensor) -> None:
         """Raise if the layer cannot be anchored for images like these; the first forward pass does it otherwise."""
-        if self._growth is not None:
-            return
+        with _CHECKING:
+            if self._growth is None:
+                self._check(x)
+
+    def _check(self, x: Tensor) -> None:
         one = x[:1].detach().clone()
         one = self.as_input(one) if one.dtype == torch.uint8 else one
         call = Pairs(torch.zeros(1, dtype=torch.long, device=x.device))
@@ -334,7 +339,14 @@ class Anchored(Classifier):
 
     def set_extra_state(self, state: Tensor) -> None:
         """Continue from a saved state."""
-        self.batches_seen, self.per_image = int(state[0]), int(state[1]) or None
+        seen, per_image = state.tolist() if state.shape == (2,) and not state.is_floating_point() else (-1, 0)
+        pool = 0 if self.anchors is None else len(finite("anchors", self.anchors, "the file is damaged"))
+        if seen < 0 or per_image not in (0, *range(2, pool + 1)):
+            raise FileFormatError(
+                f"the state of an anchored network must be a number of batches and one of anchors per image, 0 or 2 to "
+                f"{pool}; got {state.tolist()}"
+            )
+        self.batches_seen, self.per_image = seen, per_image or None
         self.anchors_version += 1
 
 

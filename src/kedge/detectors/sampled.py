@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from kedge import scores
 from kedge.checks import at_least, one_of, shape_of
-from kedge.detectors.base import Cost, Detector, Outputs, passes
+from kedge.detectors.base import HOOK_LOCK, Cost, Detector, Outputs, passes
 from kedge.detectors.registry import register
 from kedge.errors import ArchitectureError, InputError
 from kedge.models.classifier import Classifier, evaluating
@@ -21,8 +21,6 @@ from kedge.seeds import mix_seed
 
 CHANNELWISE = (nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)  # these drop whole channels
 UNSUPPORTED = (nn.AlphaDropout, nn.FeatureAlphaDropout)
-# A draw is set in the layers of the network, so only one thread may draw at a time.
-_DRAWING = threading.RLock()
 
 # By the sampled logits (M, B, C) and the logarithm of their mean softmax (B, C).
 SAMPLED_SCORES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
@@ -105,7 +103,7 @@ class DrawnDetector(SampledDetector):
     def sampled_logits(self, x: Tensor) -> Tensor:
         """The logits of a batch under each draw, (M, B, C); for an anchored network, the means over its anchors."""
         logits = []
-        with _DRAWING, evaluating(self.net):
+        with HOOK_LOCK, evaluating(self.net):
             for number in range(self.samples):
                 with self.drawn(number):
                     logits.append(self.net(x))
@@ -157,15 +155,18 @@ class MCDropout(DrawnDetector):
     def drawn(self, number: int) -> Iterator[None]:
         """Apply the masks of a pass inside the block."""
         uses: Counter[int] = Counter()  # of each layer in the current forward; a layer may be called more than once
-        rows, ran = 0, False
+        rows, ran, thread = 0, False, threading.get_ident()
 
         def begin(_module: nn.Module, inputs: tuple[Any, ...]) -> None:
             nonlocal rows
-            uses.clear()
-            rows = len(inputs[0])
+            if threading.get_ident() == thread:
+                uses.clear()
+                rows = len(inputs[0])
 
         def drop(layer: int, module: nn.Module, output: Tensor) -> Tensor:
             nonlocal ran
+            if threading.get_ident() != thread:  # another detector on the same network
+                return output
             if len(output) != rows:
                 raise ArchitectureError(
                     f"the dropout layer {list(self.layers)[layer]!r} must get one row per image, so that all images "

@@ -1,5 +1,6 @@
 """Early exit: AMP with two anchors for every image, and all of them only for images that might be flagged."""
 
+import math
 from collections.abc import Mapping
 from typing import Any, Self
 
@@ -10,7 +11,7 @@ from kedge.checks import at_least
 from kedge.detectors.amp import AMP, PER_ANCHOR_SCORES
 from kedge.detectors.base import Outputs
 from kedge.detectors.registry import register
-from kedge.errors import InputError, NotReadyError
+from kedge.errors import FileFormatError, InputError, NotReadyError
 
 
 @register
@@ -111,6 +112,8 @@ class EarlyExit(AMP):
         """Set it from a file."""
         super().load_state(state)
         self.exit_threshold = float(state["exit_threshold"]) if "exit_threshold" in state else None
+        if self.exit_threshold is not None and not math.isfinite(self.exit_threshold):
+            raise FileFormatError(f"exit_threshold must be finite; the file has {self.exit_threshold}")
 
     def config(self) -> dict[str, Any]:
         """The arguments, without the anchors, which the network keeps."""

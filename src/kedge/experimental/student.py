@@ -31,6 +31,7 @@ class TemperatureHead(nn.Module):
 
     def __init__(self, head: nn.Linear, hidden: int, seed: int) -> None:
         super().__init__()
+        at_least("hidden", hidden, 1)
         with seeded(seed):
             self.log_spread = nn.Sequential(nn.Linear(head.in_features, hidden), nn.ReLU(), nn.Linear(hidden, 1))
         self.log_spread.to(head.weight)
@@ -108,7 +109,7 @@ class Student(RescoringDetector):
         name = head_name(network, head)
         if any(isinstance(module, Shifted) and name.startswith(f"{at}.") for at, module in network.named_modules()):
             raise ArchitectureError("net must have a head after its first layer; its first linear layer is its last")
-        return convert(unanchored, "student", head=name, hidden=at_least("hidden", hidden, 1), seed=seed)
+        return convert(unanchored, "student", head=name, hidden=hidden, seed=seed)
 
     def outputs(self, x: Tensor) -> Outputs:
         """Logits, tau, and the score of the rescaled logits."""

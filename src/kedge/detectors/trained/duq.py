@@ -36,7 +36,9 @@ class RBFHead(nn.Module):
     def __init__(self, like: nn.Linear, centroid_size: int, *, length_scale: float, gamma: float, seed: int) -> None:
         super().__init__()
         classes, width = like.out_features, like.in_features
-        self.length_scale, self.gamma = length_scale, gamma
+        at_least("centroid_size", centroid_size, 1)
+        self.length_scale = between("length_scale", length_scale, 0, float("inf"), open_ends=True)
+        self.gamma = between("gamma", gamma, 0, 1, open_ends=True)
         with seeded(seed):
             weight = torch.randn(classes, centroid_size, width) * math.sqrt(2 / (classes * width))
             centroids = torch.randn(classes, centroid_size) * INITIAL
@@ -197,8 +199,6 @@ class DUQ(LogitDetector, TrainedDetector):
             seed: Seed of the new head.
         """
         name, linear = head_to_prepare(net, RBFHead, head)
-        centroid_size = linear.in_features if centroid_size is None else at_least("centroid_size", centroid_size, 1)
-        between("length_scale", length_scale, 0, float("inf"), open_ends=True)
-        between("gamma", gamma, 0, 1, open_ends=True)
-        arguments = {"centroid_size": centroid_size, "length_scale": length_scale, "gamma": gamma, "seed": seed}
-        return convert(net, "duq", head=name, **arguments)
+        size = linear.in_features if centroid_size is None else centroid_size
+        arguments = {"length_scale": length_scale, "gamma": gamma, "seed": seed}
+        return convert(net, "duq", head=name, centroid_size=size, **arguments)

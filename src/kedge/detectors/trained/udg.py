@@ -30,7 +30,7 @@ class GroupHead(nn.Module):
     def __init__(self, head: nn.Linear, groups: int, seed: int) -> None:
         super().__init__()
         with seeded(seed):
-            self.groups = nn.Linear(head.in_features, groups).to(head.weight)
+            self.groups = nn.Linear(head.in_features, at_least("groups", groups, 2)).to(head.weight)
         self.draw(seed)
         self.classes = head  # after the groups, since the last linear layer of a network is its head
 
@@ -228,7 +228,7 @@ class UDG(LogitTrainedDetector):
             seed: Seed of the weights.
         """
         name, _ = head_to_prepare(net, GroupHead, head)
-        return convert(net, "udg", head=name, groups=at_least("groups", groups, 2), seed=seed)
+        return convert(net, "udg", head=name, groups=groups, seed=seed)
 
 
 def _features_and_labels(
