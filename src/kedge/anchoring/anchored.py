@@ -27,10 +27,10 @@ CAPS = 8 * 2**20, 64 * 2**20  # bytes: with less the parts of a batch are too sm
 
 
 class Anchored(Classifier):
-    """A classifier on pairs [c, x - c]. Made by `anchor`.
+    """A classifier on pairs [c, x - c], made by `anchor`; it can take the place of the original network.
 
     In training mode the anchors of a batch are its own images in another order. In evaluation mode the logits are the
-    mean over the frozen anchors, so that it can take the place of the original network.
+    mean over the frozen anchors.
 
     Attributes:
         anchors: The frozen anchors (K, D, ...) in [0, 1], or None before `set_anchors`.
@@ -145,13 +145,7 @@ class Anchored(Classifier):
         return per_anchor.mean(dim=0), features
 
     def marginalise(
-        self,
-        x: Tensor,
-        layers: Sequence[str] = (),
-        like: Tensor | None = None,
-        *,
-        which: Sequence[int] | None = None,
-        tta: int = 1,
+        self, x: Tensor, layers: Sequence[str], like: Tensor | None = None, which: Any = None, tta: int = 1
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """Per-anchor logits (K, B, C) and the mean over anchors of the layers' outputs; see `per_anchor_logits`."""
         one_of("tta", tta, CHOICES)
@@ -167,7 +161,7 @@ class Anchored(Classifier):
                 f"got {tuple(x.shape)}; for one image pass x[None]"
             )
         numbers = list(range(self.k) if which is None else which)
-        k = len(numbers)
+        k, views, parts = len(numbers), [number % tta for number in numbers], []
         with evaluating(self):
             self.check(x)
             image_bytes = x[0].numel() * self.mean.element_size()
@@ -175,12 +169,9 @@ class Anchored(Classifier):
             rows = max(1, self.memory_cap // row_bytes)
             size = math.ceil(len(x) / math.ceil(len(x) / max(1, rows // k)))  # parts of one size
             shared = self.shared_maps() if self.per_image is None else None
-            views, parts = [number % tta for number in numbers], []
             for part, chosen_by in zip(x.split(size), (x if like is None else like).split(size), strict=True):
                 maps = self._own_maps(chosen_by) if shared is None else shared
                 parts.append(self._fold(part, maps[numbers], views, min(k, rows), layers))
-        if len(parts) == 1:
-            return parts[0]
         features = {name: torch.cat([values[name] for _, values in parts]) for name in layers}
         return torch.cat([logits for logits, _ in parts], dim=1), features
 
@@ -221,12 +212,11 @@ class Anchored(Classifier):
         self.draw = Draw(
             permutation[rows], corruption is not None, masked[rows], None if per_sample is None else per_sample[rows]
         )
-        normalised = self.normalise(x)
+        normalised, anchors = self.normalise(x), among[permutation]
         call = Pairs(self.draw.permutation, masked=self.draw.masked if options.mask > 0 else None)
         if len(among) != len(x):
-            call.clean = self._at_layer(among[self.draw.permutation], normalised)
+            call.clean = self._at_layer(anchors[rows], normalised)
         if corruption is not None:
-            anchors = among[permutation]
             anchors = self.as_input(anchors) if anchors.dtype == torch.uint8 else anchors
             chosen = anchors if per_sample is None else anchors[per_sample]
             with seeded(seed):
@@ -294,7 +284,7 @@ class Anchored(Classifier):
         layers = [self.network.get_submodule(name) for name in self._prefix or ()]
         hooked = any(layer._forward_hooks or layer._forward_pre_hooks for layer in layers)
         if self._prefix is not None and not hooked:
-            return survey.through(layers, anchors, batch) if layers else anchors
+            return survey.through(layers, anchors, batch)
         # It takes more than calling layers in turn: run the network, in evaluation mode so that no statistics change.
         call = Call()
         with evaluating(self.network), calling(call):
@@ -342,10 +332,8 @@ class Anchored(Classifier):
         seen, per_image = state.tolist() if state.shape == (2,) and not state.is_floating_point() else (-1, 0)
         pool = 0 if self.anchors is None else len(finite("anchors", self.anchors, "the file is damaged"))
         if seen < 0 or per_image not in (0, *range(2, pool + 1)):
-            raise FileFormatError(
-                f"the state of an anchored network must be a number of batches and one of anchors per image, 0 or 2 to "
-                f"{pool}; got {state.tolist()}"
-            )
+            expected = f"a number of batches and one of anchors per image, 0 or 2 to {pool}"
+            raise FileFormatError(f"the state of an anchored network must be {expected}; got {state.tolist()}")
         self.batches_seen, self.per_image = seen, per_image or None
         self.anchors_version += 1
 

@@ -80,20 +80,20 @@ def describe_corruption(corruption: str | Transform | None) -> Any:
 def _pipeline(corruption: Corruption, channels: int, size: tuple[int, int]) -> nn.Module:
     import kornia.augmentation as K  # importing kornia takes a second, which inference need not pay
 
-    color = channels == 3
     kernel = min(9, 2 * size[0] - 1), min(3, 2 * size[1] - 1)  # reflecting, it reaches no further than the image
-    p = 1.0 if corruption.joint_jitter_blur else 0.8
-    jitter = [K.ColorJitter(brightness=0.5, p=p)] if corruption.jitter and color else []
-    blur = [K.RandomGaussianBlur(kernel_size=kernel, sigma=(0.1, 5.0), p=p)] if corruption.blur else []
-    steps: list[Any] = []  # with the strengths of the published code
-    if corruption.crop:
-        steps.append(K.RandomResizedCrop(size, scale=corruption.crop_scale, cropping_mode="resample"))
-    if corruption.flip:
-        steps.append(K.RandomHorizontalFlip(p=0.5))
-    steps += [_Together([*jitter, *blur], p=0.8)] if corruption.joint_jitter_blur else [*jitter, *blur]
-    if corruption.gray and color:
-        steps.append(K.RandomGrayscale(p=0.2))
-    return nn.Sequential(*steps)
+    joint, color = corruption.joint_jitter_blur, channels == 3
+    p = 1.0 if joint else 0.8
+    both = [  # with the strengths of the published code
+        (corruption.jitter and color, K.ColorJitter(brightness=0.5, p=p)),
+        (corruption.blur, K.RandomGaussianBlur(kernel_size=kernel, sigma=(0.1, 5.0), p=p)),
+    ]
+    steps = [
+        (corruption.crop, K.RandomResizedCrop(size, scale=corruption.crop_scale, cropping_mode="resample")),
+        (corruption.flip, K.RandomHorizontalFlip(p=0.5)),
+        *([(True, _Together([step for used, step in both if used], p=0.8))] if joint else both),
+        (corruption.gray and color, K.RandomGrayscale(p=0.2)),
+    ]
+    return nn.Sequential(*(step for used, step in steps if used))
 
 
 class _Together(nn.Module):
