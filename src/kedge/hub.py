@@ -126,7 +126,7 @@ def model_card(file: str | os.PathLike[str], repo_id: str) -> str:
         name=repo_id.rpartition("/")[2],
         repo_id=repo_id,
         model="" if own else ", model=network",
-        guarantee=_guarantee(described) if own else f"{_guarantee(described)} `network` is the network, freshly built.",
+        guarantee=_guarantee(described) + ("" if own else " `network` is the network, freshly built."),
         kedge=described["kedge"],
         rows="\n".join(rows),
     )
@@ -156,11 +156,8 @@ def _api(token: str | None, failure: str) -> Iterator[Any]:
 def _repository(given: str | os.PathLike[str]) -> str:
     name = str(given).removeprefix("hf://")
     if not _REPOSITORY.fullmatch(name):
-        names = ", ".join(artifact.shipped())
-        expected = (
-            f"a repository on the hub as owner/name, a folder with {FILE}, a file, or one of kedge's own ({names})"
-        )
-        raise InputError(f"a detector must be {expected}; got {str(given)!r}")
+        expected = f"a repository on the hub as owner/name, a folder with {FILE}, a file, or one of kedge's own"
+        raise InputError(f"a detector must be {expected} ({', '.join(artifact.shipped())}); got {str(given)!r}")
     return name
 
 

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from kedge.checks import at_least
 from kedge.detectors.amp import AMP, PER_ANCHOR_SCORES
-from kedge.detectors.base import Outputs
+from kedge.detectors.base import Detector, Outputs
 from kedge.detectors.registry import register
 from kedge.errors import FileFormatError, InputError, NotReadyError
 
@@ -36,6 +36,7 @@ class EarlyExit(AMP):
     """
 
     name = "early_exit"
+    learned = ("exit_threshold",)
 
     def __init__(self, detector: AMP | nn.Module, *, min_anchors: int = 2, **options: Any) -> None:
         if isinstance(detector, AMP):
@@ -77,14 +78,8 @@ class EarlyExit(AMP):
             return out
         more = self.per_anchor_logits(x[going_on], rest)
         full = self.of_per_anchor_logits(torch.cat([few[:, going_on], more]))
-        assert out.tau is not None
-        assert full.tau is not None
-        rows = (going_on,)
-        return Outputs(
-            out.logits.index_put(rows, full.logits),
-            out.score.index_put(rows, full.score),
-            out.tau.index_put(rows, full.tau),
-        )
+        pairs = zip(vars(out).values(), vars(full).values(), strict=True)
+        return Outputs(*(values.index_put((going_on,), others) for values, others in pairs))
 
     def mean_passes(self, images: Any) -> float:
         """The mean number of anchors that images take, and so of passes through the network."""
@@ -104,9 +99,7 @@ class EarlyExit(AMP):
 
     def state(self) -> dict[str, Tensor]:
         """The threshold for an early exit."""
-        if self.exit_threshold is None:
-            return {}
-        return {"exit_threshold": torch.tensor(self.exit_threshold, dtype=torch.float64)}
+        return Detector.state(self)
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
         """Set it from a file."""
@@ -128,14 +121,9 @@ class EarlyExit(AMP):
 
 
 def exit_threshold(few: Tensor, full: Tensor, alpha: float) -> float:
-    """The score with few anchors up to which no held-out image would be flagged with all anchors.
+    """The score with few anchors (N,) up to which no held-out image would be flagged with all anchors, ``full`` (N,).
 
     It lies below the (1 - alpha) quantile of the scores with all anchors by the most that these exceed those with few.
-
-    Args:
-        few: Scores of the images with few anchors, (N,).
-        full: Scores with all anchors, (N,).
-        alpha: The share of images to flag.
 
     Example:
         >>> exit_threshold(torch.tensor([0.0, 1.0, 2.0]), torch.tensor([0.0, 1.5, 2.0]), 0.05)  # 1.95 - 0.5

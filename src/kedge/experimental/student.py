@@ -25,8 +25,8 @@ class TemperatureHead(nn.Module):
     """A linear head with a second output: log tau, the spread of the anchors' sigmoids.
 
     If logits spread by s, their sigmoids spread by about sigmoid'(logit) s. So log tau is the logsumexp over classes of
-    log sigmoid'(logits), plus log s, which two small layers predict from the features.
-    ``hidden`` is the width between them; log s is the same for every image until it is learned.
+    log sigmoid'(logits), plus log s, which two small layers, ``hidden`` wide, predict from the features; log s is the
+    same for every image until it is learned.
     """
 
     def __init__(self, head: nn.Linear, hidden: int, seed: int) -> None:
@@ -93,14 +93,9 @@ class Student(RescoringDetector):
 
     @classmethod
     def prepare(cls, net: nn.Module, *, hidden: int = HIDDEN, head: str | None = None, seed: int = 0) -> Any:
-        """Return an unanchored copy of a network with a temperature head in place of its last linear layer.
+        """An unanchored copy of a network with a `TemperatureHead` in place of its last linear layer, or of ``head``.
 
-        Args:
-            net: An unanchored network; or an anchored one, whose mean anchor then becomes part of the first layer
-                (`under_mean_anchor`).
-            hidden: See `TemperatureHead`.
-            head: Name of the layer that gives the logits, if it is not the last linear layer.
-            seed: Random seed of the new weights.
+        The mean anchor of an anchored network becomes part of its first layer (`under_mean_anchor`).
         """
         unanchored = under_mean_anchor(net) if isinstance(net, Anchored) else net
         network = unanchored.network if isinstance(unanchored, Classifier) else unanchored
