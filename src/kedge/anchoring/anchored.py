@@ -145,7 +145,7 @@ class Anchored(Classifier):
         return per_anchor.mean(dim=0), features
 
     def marginalise(
-        self, x: Tensor, layers: Sequence[str], like: Tensor | None = None, which: Any = None, tta: int = 1
+        self, x: Tensor, layers: Sequence[str] = (), like: Tensor | None = None, *, which: Any = None, tta: int = 1
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """Per-anchor logits (K, B, C) and the mean over anchors of the layers' outputs; see `per_anchor_logits`."""
         one_of("tta", tta, CHOICES)

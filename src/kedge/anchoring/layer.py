@@ -205,4 +205,4 @@ def _draw(layer_x: Any, layer_c: Any, seed: int) -> None:
         layer_c.weight.copy_(wide.weight[:, : weight.shape[1]])
         weight.copy_(wide.weight[:, weight.shape[1] :])
         if layer_x.bias is not None:
-            layer_x.bias.copy_(wide.bias)
+            layer_x.bias.copy_(cast(Tensor, wide.bias))

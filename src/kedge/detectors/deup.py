@@ -149,19 +149,11 @@ class DEUP(Detector):
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
         """Restore them, if their shapes fit the network and each other."""
-        width, rank, classes = (
-            cast(nn.Linear, self.net.network.get_submodule(self.head)).in_features,
-            state["density.whitening"].shape[-1],
-            len(state["shares"]),
-        )
-        inputs = 4 if isinstance(self.net, Anchored) else 3
+        width = cast(nn.Linear, self.net.network.get_submodule(self.head)).in_features
+        rank, classes = state["density.whitening"].numel() // width, state["shares"].numel()
+        inputs, hidden = 4 if isinstance(self.net, Anchored) else 3, self.hidden
         density = {"centre": (width,), "whitening": (width, rank), "means": (classes, rank)}
-        predictor = {
-            "features": (2, inputs),
-            "errors": (2,),
-            "first": (inputs + 1, self.hidden),
-            "last": (self.hidden + 1,),
-        }
+        predictor = {"features": (2, inputs), "errors": (2,), "first": (inputs + 1, hidden), "last": (hidden + 1,)}
         shapes = {"shares": (classes,)} | {f"density.{name}": shape for name, shape in density.items()}
         if "predictor.first" in state:
             shapes |= {f"predictor.{name}": shape for name, shape in predictor.items()}

@@ -50,6 +50,10 @@ class SampledDetector(Detector):
         logits = log_mean_softmax(sampled)  # (B, C)
         return Outputs(logits, SAMPLED_SCORES[self.score_by](sampled, logits))
 
+    def config(self) -> dict[str, Any]:
+        """The score."""
+        return {"score": self.score_by}
+
 
 @register
 class DeepEnsemble(SampledDetector):
@@ -84,10 +88,6 @@ class DeepEnsemble(SampledDetector):
         with evaluating(self.net):
             return self.net.members_logits(x)
 
-    def config(self) -> dict[str, Any]:
-        """The score."""
-        return {"score": self.score_by}
-
 
 class DrawnDetector(SampledDetector):
     """A detector that draws something at random in a network, such as dropout masks, once for each sample."""
@@ -116,7 +116,7 @@ class DrawnDetector(SampledDetector):
 
     def config(self) -> dict[str, Any]:
         """The samples, the score and the seed."""
-        return {"samples": self.samples, "score": self.score_by, "seed": self.seed}
+        return super().config() | {"samples": self.samples, "seed": self.seed}
 
 
 @register

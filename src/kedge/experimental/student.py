@@ -14,7 +14,7 @@ from kedge.detectors.registry import register
 from kedge.detectors.rescoring import RescoringDetector
 from kedge.errors import ArchitectureError, InputError
 from kedge.models.classifier import Classifier
-from kedge.models.conversion import conversion, convert
+from kedge.models.conversion import convert, head_conversion
 from kedge.models.head import HeadOutput, head_name
 from kedge.seeds import seeded
 
@@ -52,11 +52,7 @@ class TemperatureHead(nn.Module):
         return HeadOutput(logits, (slopes.logsumexp(dim=-1) + self.log_spread(features).squeeze(-1),))
 
 
-@conversion("student")
-def with_temperature(network: nn.Module, *, head: str, hidden: int, seed: int) -> nn.Module:
-    """Replace a network's head by a `TemperatureHead`."""
-    network.set_submodule(head, TemperatureHead(cast(nn.Linear, network.get_submodule(head)), hidden, seed))
-    return network
+head_conversion("student", TemperatureHead)
 
 
 @register

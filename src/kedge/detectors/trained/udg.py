@@ -1,8 +1,9 @@
 """UDG: unsupervised dual grouping."""
 
+import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -16,7 +17,7 @@ from kedge.detectors.trained.base import LogitTrainedDetector, MethodLoss
 from kedge.detectors.trained.kmeans import kmeans
 from kedge.errors import InputError
 from kedge.models.classifier import Classifier, evaluating
-from kedge.models.conversion import conversion, convert
+from kedge.models.conversion import convert, head_conversion
 from kedge.models.head import HeadOutput, head_to_prepare, prepared_head
 from kedge.seeds import mix_seed, seeded
 from kedge.training.losses import Step, StepLoss
@@ -46,11 +47,7 @@ class GroupHead(nn.Module):
         return HeadOutput(self.classes(features), (self.groups(features),))
 
 
-@conversion("udg")
-def with_groups(network: nn.Module, *, head: str, groups: int, seed: int) -> nn.Module:
-    """Add a head for groups to a network's head, which stays as it is."""
-    network.set_submodule(head, GroupHead(cast(nn.Linear, network.get_submodule(head)), groups, seed))
-    return network
+head_conversion("udg", GroupHead)
 
 
 def filter_known(groups: Tensor, labels: Tensor, unlabelled: Tensor, purity: float) -> Tensor:
@@ -236,15 +233,14 @@ def _features_and_labels(
 ) -> tuple[Tensor, Tensor]:
     """The features of all images of both sets, (N + M, d), and the labels (N,) of the first."""
     matrix, labels, done = torch.empty(0), [torch.empty(0, dtype=torch.long)], 0
-    for number, images in enumerate(sets):
-        for x, y in batches(images, preprocess):
-            with torch.no_grad():
-                features = net.features(net.as_input(x), [layer])[1][layer]
-            if done == 0:  # filled row by row: a list of batches would need twice the memory
-                dtype = torch.promote_types(features.dtype, torch.float)
-                matrix = features.new_empty((sum(map(len, sets)), features.shape[1]), dtype=dtype)
-            matrix[done : done + len(x)] = features
-            done += len(x)
-            if number == 0 and y is not None:
-                labels.append(y)
+    for x, y in itertools.chain(*(batches(images, preprocess) for images in sets)):
+        with torch.no_grad():
+            features = net.features(net.as_input(x), [layer])[1][layer]
+        if done == 0:  # filled row by row: a list of batches would need twice the memory
+            dtype = torch.promote_types(features.dtype, torch.float)
+            matrix = features.new_empty((sum(map(len, sets)), features.shape[1]), dtype=dtype)
+        matrix[done : done + len(x)] = features
+        if done < len(sets[0]) and y is not None:
+            labels.append(y)
+        done += len(x)
     return matrix, torch.cat(labels)
