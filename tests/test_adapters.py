@@ -161,6 +161,9 @@ def test_fit_leaves_out_images_with_negative_labels_and_needs_others():
     adapted = pytorch_ood(Seen(network())).fit(DataLoader(TensorDataset(x, y), batch_size=16))
     assert torch.cat([x for x, _ in adapted.detector.seen]).equal(x[y >= 0])
     assert torch.cat([y for _, y in adapted.detector.seen]).equal(y[y >= 0])
+    few = torch.where(torch.arange(40) < 5, y.abs(), -1)  # so that the five anchors are the images with labels
+    amp = pytorch_ood(kedge.AMP(network("anchored"))).fit(DataLoader(TensorDataset(x, few), batch_size=16)).detector
+    assert sorted(amp.net.anchors.flatten(1).sum(dim=1).tolist()) == sorted(x[:5].flatten(1).sum(dim=1).tolist())
     for batches, message in (
         ([(unit(4), -torch.ones(4, dtype=torch.long))], "labels of 0 and above"),
         ([], "labels of 0 and above; it holds none"),

@@ -74,6 +74,30 @@ def test_the_loss_by_hand(margin, smoothing):
         assert result.logits.allclose((known[0] + known[1]) / 2)
 
 
+def test_the_first_head_must_be_the_unsure_one_and_a_margin_that_is_met_moves_nothing():
+    x = to_unit(gray(5), torch.float64)
+    for unsure, expected in (("first", 0.0), ("second", 1.2 + math.log(4))):  # entropies of log 4 and of 0
+        net = tiny()
+        for name, head in net.network[3].named_children():
+            nn.init.zeros_(head.weight)
+            head.bias.data = torch.tensor([0.0 if name == unsure else 200.0, 0, 0, 0], dtype=torch.float64)
+        loss = ClassifierDiscrepancy.loss(start=0).loss(step_of(net, x, torch.zeros(5).long(), outliers=x))
+        assert loss.value.item() == pytest.approx(math.log(4) + expected)
+    net, heads = tiny(), tiny().network[3]
+    with torch.no_grad():
+        first, second = (kedge.scores.entropy(z) for z in net(x, raw=True).extra)
+    apart = (first - second).mean().item()
+    if apart < 0:
+        net.network[3].first, net.network[3].second = heads.second, heads.first
+    gradients = []
+    for margin, done in ((0.0, 0.0), (0.9 * abs(apart), 1.0), (1.1 * abs(apart), 1.0)):  # labels alone, met, not met
+        loss = ClassifierDiscrepancy.loss(margin=margin, start=0.5)
+        value = loss.loss(step_of(net, x, Y, outliers=x, done=done)).value
+        gradients.append(torch.cat([g.flatten() for g in torch.autograd.grad(value, list(net.parameters()))]))
+    assert gradients[1].allclose(gradients[0])
+    assert not gradients[2].allclose(gradients[0])
+
+
 def test_the_same_as_a_loop_by_hand():
     """Each step takes all images, so that their order does not matter; the first two of four leave the others out."""
     data, outliers = labelled(12, classes=4, channels=1), unlabelled(24)

@@ -136,6 +136,12 @@ def test_the_penalty_can_be_trained_against():
     flat = torch.zeros(2, 3, requires_grad=True)  # an image without a gradient
     (gradient,) = torch.autograd.grad(gradient_penalty(flat), flat)
     assert gradient.tolist() == [[0.0] * 3] * 2
+    net = kedge.Classifier(DUQ.prepare(small(dropout=0.3)), mean=0.5, std=0.25).train()  # batch norm, pooling, dropout
+    x = to_unit(images(8, channels=1))
+    DUQ.loss().loss(step_of(net, x, torch.arange(8) % 2)).value.backward()
+    assert not x.requires_grad
+    assert all(p.grad is not None and p.grad.isfinite().all() for p in net.parameters())
+    assert net.network.prep[0].weight.grad.abs().max() > 0
 
 
 def test_centroids_are_the_running_means_of_their_images_embeddings():
