@@ -525,7 +525,7 @@ class Squares(nn.Conv2d):
 
 # name: (network, shape, what the error says). With an example `anchor` raises it, without one the first forward does.
 REFUSED = {
-    "called twice": (twice, IMAGE, r"'conv' is called 2 times.*separate layers"),
+    "called twice": (twice, IMAGE, r"'conv' must be called once.*2 times.*separate layers"),
     "tied weights": (tied, (6,), r"'encode' shares its weights with 'decode'.*separate weights"),
     "one layer, two names": (two_names, (6,), r"'a' shares its weights with 'b'"),
     "pruned": (pruned, (6,), r"copy.*pruning.*permanent first"),
@@ -535,7 +535,7 @@ REFUSED = {
     "skip into the head": (skip_into_head, IMAGE, r"several layers read the input: 'conv', 'head'"),
     "no layer": (lambda: nn.Sequential(nn.Flatten(), nn.ReLU()), IMAGE, r"no .*layer.*pass.*layer="),
     "batch dimension changed": (merges, IMAGE, r"one row per image.*6 rows for 1 images.*layer="),
-    "held in a list": (held_in_a_list, IMAGE, r"'body.0' was not called.*layer="),
+    "held in a list": (held_in_a_list, IMAGE, r"'body.0' must be called once.*called 0 times.*layer="),
 }
 
 
@@ -567,7 +567,7 @@ def test_a_layer_named_by_the_user_is_checked_too_and_other_ways_around_it_are_a
         (backwards(), "frist", "such as .'head', 'second', 'first'.; got 'frist'"),
         (with_head(conv(), dtype=torch.float32), "1", "'1' is a Tanh that is not affine"),
         (normed, "0", "contains a BatchNorm2d"),
-        (backwards(spare=conv()), "spare", "'spare' was not called"),
+        (backwards(spare=conv()), "spare", "'spare' must be called once"),
     ):
         x = single(B, 6) if layer == "encode" else single(B, *IMAGE)
         for example in (x, None):

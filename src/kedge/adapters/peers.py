@@ -101,9 +101,7 @@ class ForPytorchOOD:
         """Scores (B,) of images (B, D, H, W) in [0, 1], on their device; larger is further out of distribution."""
         return self.detector.score(x, batch_size=max(1, len(x))).to(x.device)
 
-    def __call__(self, x: Tensor) -> Tensor:
-        """The same as `predict`."""
-        return self.predict(x)
+    __call__ = predict
 
     def fit_features(self, x: Tensor, y: Tensor | None = None) -> Self:
         """Raise: a kedge detector reads the layers of its network itself."""

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 
-from kedge.anchoring.layer import TORCH_LAYERS, AnchoredLayer, check_can_be_anchored, is_quantized
+from kedge.anchoring.layer import TORCH_LAYERS, AnchoredLayer, is_quantized
 from kedge.errors import ArchitectureError
 from kedge.models.classifier import evaluating
 
@@ -57,11 +57,10 @@ def _first_called(network: nn.Module, result: Survey) -> str | None:
 
 
 def first_layer(network: nn.Module, forward: Callable[[], Any]) -> str:
-    """The name of the first layer that is called in a forward pass, if it can be anchored."""
+    """The name of the first layer that is called in a forward pass."""
     name = _first_called(network, survey(network, forward))
     if name is None:
         raise ArchitectureError("no layer with weights was called; pass layer= with the name of the layer to anchor")
-    check_can_be_anchored(network.get_submodule(name), f"the first layer that reads the input, {name!r},")
     return name
 
 
@@ -69,7 +68,6 @@ def first_registered(network: nn.Module) -> str:
     """The first convolution or linear layer in registration order: a guess that the first forward pass checks."""
     for name, module in _leaves(network):
         if isinstance(module, TORCH_LAYERS) or is_quantized(module):
-            check_can_be_anchored(module, f"the first layer, {name!r},")
             return name
     raise ArchitectureError("the network has no Conv1d, Conv2d, Conv3d or Linear layer; pass example= or layer=")
 
@@ -123,15 +121,10 @@ def check_first(network: nn.Module, layer: str, result: Survey, x: Tensor, forwa
 def check_called_once(layer: str, result: Survey) -> None:
     """Raise if the layer was not called exactly once in a forward pass."""
     count = result.calls.count(layer)
-    if count == 0:
+    if count != 1:
         raise ArchitectureError(
-            f"the layer {layer!r} was not called in a forward pass; pass layer= with the name of the one that reads "
-            "the input"
-        )
-    if count > 1:
-        raise ArchitectureError(
-            f"the layer {layer!r} is called {count} times in one forward pass; a shared layer cannot carry one anchor: "
-            "give its uses separate layers"
+            f"the layer {layer!r} must be called once in a forward pass, and is called {count} times; pass layer= with "
+            "the name of the one that reads the input, or give the uses of a shared layer separate layers"
         )
 
 

@@ -84,11 +84,16 @@ def anchor(
         network = nn.Sequential(network).train(net.training)  # the anchored layer needs a module around it
     reader = Classifier(network, mean=mean, std=std)
     if layer is not None:
-        name = _checked(network, layer)
+        name = layer
     elif example is None:
         name = first_registered(network)
     else:
         name = first_layer(network, lambda: reader(example[:1].clone(), raw=True))
+    try:
+        check_can_be_anchored(network.get_submodule(name), f"the layer {name!r}")
+    except AttributeError as error:
+        names = [each for each, module in network.named_modules() if isinstance(module, TORCH_LAYERS)]
+        raise InputError(f"layer must name a layer of the network, such as {names[:5]}; got {name!r}") from error
     check_untied(network, name)
     network.set_submodule(name, AnchoredLayer(network.get_submodule(name), init, seed))
     anchored = Anchored(network, layer=name, must_be_first=layer is None, mean=mean, std=std, options=chosen)
@@ -99,12 +104,3 @@ def anchor(
     if example is not None:
         anchored.check(example)
     return anchored
-
-
-def _checked(network: nn.Module, layer: str) -> str:
-    try:
-        check_can_be_anchored(network.get_submodule(layer), f"the layer {layer!r}")
-    except AttributeError as error:
-        names = [each for each, module in network.named_modules() if isinstance(module, TORCH_LAYERS)]
-        raise InputError(f"layer must name a layer of the network, such as {names[:5]}; got {layer!r}") from error
-    return layer
