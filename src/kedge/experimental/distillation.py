@@ -155,21 +155,18 @@ class Distillation(Loss):
     def targets(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """The teacher's logits (B, C) and log tau (B,) of images in [0, 1], with all its anchors."""
         teacher = self._fast
-        if teacher.net.mean.device != x.device:
-            teacher.net.to(x.device)
+        teacher.net.to(x.device)
         with torch.no_grad():
-            logits = teacher.net.per_anchor_logits(x.to(teacher.net.mean), tta=teacher.tta)
-            outputs = teacher.of_per_anchor_logits(logits)
+            outputs = teacher.outputs(x.to(teacher.net.mean))
         assert outputs.tau is not None
         return outputs.logits.to(x), outputs.tau.clamp_min(scores.TAU_FLOOR).log().to(x)
 
     def distance(self, logits: Tensor, log_tau: Tensor, targets: tuple[Tensor, Tensor]) -> Tensor:
         """Loss of a student's logits (B, C) and log tau (B,)."""
         logits_t, log_tau_t = targets
+        classes = logits_t.shape[1]
         if logits.shape != logits_t.shape:
-            raise InputError(
-                f"network must have as many classes as its teacher, {logits_t.shape[1]}; got {logits.shape[1]}"
-            )
+            raise InputError(f"network must have as many classes as its teacher, {classes}; got {logits.shape[1]}")
         error = (logits - logits_t).square().sum() / logits_t.square().sum().clamp_min(scores.TAU_FLOOR)
         return error + F.mse_loss(log_tau, log_tau_t)
 

@@ -157,8 +157,7 @@ class SVILoss(MethodLoss):
     samples: int = 1
 
     def __post_init__(self) -> None:
-        if self.kl_weight is not None:
-            between("kl_weight", self.kl_weight, 0, float("inf"))
+        between("kl_weight", self.kl_weight or 0.0, 0, float("inf"))
         between("warmup", self.warmup, 0, 1)
         at_least("samples", self.samples, 1)
 
@@ -185,16 +184,12 @@ class SVILoss(MethodLoss):
             with fixed_noise(step.net, draw):
                 logits.append(step.logits())
             losses.append(F.cross_entropy(logits[-1], step.targets(), label_smoothing=step.label_smoothing))
-        return torch.stack(losses).mean() + self.complexity(step), torch.stack(logits)
-
-    def complexity(self, step: Step) -> Tensor:
-        """The weighted divergence from the prior per image."""
-        layers = gaussians(step.net)
-        weight = self.kl_weight
+        layers, weight = gaussians(step.net), self.kl_weight
         if weight is None:
             weight = min(1.0, step.images / sum(mean.numel() for _, mean in layers))
         warm = 1.0 if step.done >= self.warmup else step.done / self.warmup
-        return weight * warm / step.images * torch.stack([gaussian.divergence(mean) for gaussian, mean in layers]).sum()
+        total = torch.stack([gaussian.divergence(mean) for gaussian, mean in layers]).sum()
+        return torch.stack(losses).mean() + weight * warm / step.images * total, torch.stack(logits)
 
 
 @register

@@ -98,8 +98,7 @@ class GroupingLoss(MethodLoss):
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if self.groups is not None:
-            at_least("groups", self.groups, 2)
+        at_least("groups", 2 if self.groups is None else self.groups, 2)
         between("purity", self.purity, 0, 1)
         between("weight_groups", self.weight_groups, 0, float("inf"))
         between("weight_outliers", self.weight_outliers, 0, float("inf"))
@@ -152,17 +151,13 @@ class GroupingLoss(MethodLoss):
 
     def loss(self, step: Step) -> StepLoss:
         """The loss of labelled and unlabelled images, which go through the network as one batch."""
+        assert step.outliers is not None
+        output = step.forward(torch.cat([step.x, step.outliers]) if self._epoch else step.x, raw=True)
+        logits = step.fitting(output.logits[: len(step.x)])
         if not self._epoch:
-            output = step.forward(step.x, raw=True)
-            logits = step.fitting(output.logits)
             value = F.cross_entropy(logits, step.y, label_smoothing=step.label_smoothing)
             # It adds nothing, but processes that share the work wait for a gradient of every weight.
             return StepLoss(value + 0 * output.extra[0].sum(), logits)
-        assert step.outliers is not None
-        assert step.index is not None
-        assert step.outlier_index is not None
-        output = step.forward(torch.cat([step.x, step.outliers]), raw=True)
-        logits = step.fitting(output.logits[: len(step.x)])
         groups = torch.cat([self._epoch["groups"][step.index], self._epoch["outlier_groups"][step.outlier_index]])
         labels = torch.cat([step.y, self._epoch["pseudo_labels"][step.outlier_index].to(step.y)])
         known = labels >= 0
@@ -216,13 +211,9 @@ class UDG(LogitTrainedDetector):
 
     @classmethod
     def prepare(cls, net: nn.Module, *, groups: int = 1000, head: str | None = None, seed: int = 0) -> Any:
-        """A copy of a network with a head for groups next to its last linear layer.
+        """A copy of a network with a head for groups next to its last linear layer, or next to ``head``.
 
-        Args:
-            net: The network.
-            groups: 1000 in the paper, for 150,000 images; one for thirty images or more suits smaller sets.
-            head: The name of the layer that gives the logits, where it is not the linear layer registered last.
-            seed: Seed of the weights.
+        ``groups`` is 1000 in the paper, for 150,000 images; one for thirty images or more suits smaller sets.
         """
         name, _ = head_to_prepare(net, GroupHead, head)
         return convert(net, "udg", head=name, groups=groups, seed=seed)
