@@ -160,7 +160,7 @@ def test_wrong_images_and_crop_scales_are_an_error_and_a_rounding_error_is_none(
         with pytest.raises(InputError, match=r"\[0, 1\].*before normalisation.*mean="):
             Corruption()(low + (high - low) * images(4))
     assert corrupt(images(4) * (1 + 5e-4), "flip").max() <= 1
-    for scale in ((0, 1), (0.5, 0.4), (0.5, 1.2)):
+    for scale in ((0, 1), (0.5, 0.4), (0.5, 1.2), (0.5,), (0.5, 0.6, 0.7)):
         with pytest.raises(InputError, match="crop_scale must be"):
             Corruption(crop_scale=scale)
     for shape in ((3, 12, 16), (4, 9), (4, 3, 9), (2, 1, 4, 4, 4)):

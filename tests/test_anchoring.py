@@ -609,6 +609,9 @@ def test_arguments_are_checked_and_the_options_are_the_variant_s():
         ({"corruption": 3}, "corruption must be .*got 3"),
         ({"every": 0}, "every must be"),
         ({"mask": 1.5}, "mask must lie in"),
+        ({"per_sample": "no"}, "per_sample must be one of"),
+        ({"seed": "0"}, "seed must be a whole number"),
+        ({"evry": 2}, "an option of anchor must be one of .*'every'.*got 'evry'"),
         ({"mask_target": "zero"}, "mask_target must be one of"),
         ({"mask_target": "uniform"}, "mask_target must come with mask"),
         ({"mean": [0.1, 0.2], "std": [0.1, 0.2, 0.3]}, "one value or one per channel"),
@@ -1096,6 +1099,9 @@ def test_anchors_are_paired_with_augmented_views_in_turn(per_image, tta):
     assert_close(net.per_anchor_logits(images, tta=tta, which=[1, 2]), actual[1:3])
     with pytest.raises(InputError, match="tta must be one of 1, 2, 6; got 3"):
         net.per_anchor_logits(images, tta=3)
+    for which in ([], [0, 5], [-1]):
+        with pytest.raises(InputError, match="which must hold numbers of anchors"):
+            net.per_anchor_logits(images, which=which)
     for shape in [(2, 3, 5), (2, 3, 1, 1), (2, 3, 1, 4), (2, 3, 4, 4, 4)]:
         assert {view(torch.rand(shape), number).shape for number in range(VIEWS)} == {torch.Size(shape)}
     assert view(torch.arange(5)[None, None], 2).tolist() == [[[1, 0, 1, 2, 3]]]

@@ -109,3 +109,5 @@ def test_errors():
             kedge.EarlyExit(network(), **options)
     with pytest.raises(InputError, match="min_anchors must be"):
         kedge.EarlyExit(network(), min_anchors=1)
+    with pytest.raises(InputError, match="which must hold numbers of anchors, 0 to 3; got"):
+        kedge.EarlyExit(network(), k=4, min_anchors=5).fit(images(50)).calibrate(images(80)).score(images(3))

@@ -17,7 +17,7 @@ from kedge.errors import FileFormatError, InputError, NotReadyError
 @pytest.fixture(scope="module")
 def detector():
     detector = small_amp(side=8)
-    detector.classes = ("ant", "bee | wasp", "cow\nox")
+    detector.classes = ("ant", "bee | wasp", "cow\n\x1box")
     return detector.calibrate(images(30), alpha=0.1)
 
 

@@ -32,9 +32,9 @@ def test_arguments_out_of_range_are_named():
     for kind, given in ((DeepEnsemble, [flat()]), (MCDropout, dense())):
         with pytest.raises(InputError, match="score must be one of 'msp', 'entropy', 'mutual_information'"):
             kind(given, score="energy")
-    for samples in (0, 2.5):
-        with pytest.raises(InputError, match="samples"):
-            MCDropout(dense(), samples=samples)
+    for options in ({"samples": 0}, {"samples": 2.5}, {"seed": "0"}):
+        with pytest.raises(InputError, match=next(iter(options))):
+            MCDropout(dense(), **options)
     with pytest.raises(InputError, match="'mutual_information' needs at least two"):
         DeepEnsemble([flat()], score="mutual_information")
     for members in ([], flat(), "resnet18", [flat(), "resnet18"]):

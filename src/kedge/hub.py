@@ -163,4 +163,5 @@ def _repository(given: str | os.PathLike[str]) -> str:
 
 def _cell(value: Any) -> str:
     words = ", ".join(map(str, value)) if isinstance(value, list) else str(value)
-    return re.sub(r"\s+", " ", words).replace("|", r"\|")
+    printable = "".join(letter if letter.isprintable() else " " for letter in words)
+    return re.sub(r"\s+", " ", printable).replace("|", r"\|")

@@ -161,6 +161,8 @@ class Anchored(Classifier):
                 f"got {tuple(x.shape)}; for one image pass x[None]"
             )
         numbers = list(range(self.k) if which is None else which)
+        if not numbers or not 0 <= min(numbers) <= max(numbers) < self.k:
+            raise InputError(f"which must hold numbers of anchors, 0 to {self.k - 1}; got {numbers}")
         k, views, parts = len(numbers), [number % tta for number in numbers], []
         with evaluating(self):
             self.check(x)

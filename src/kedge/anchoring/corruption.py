@@ -45,10 +45,10 @@ class Corruption:
     joint_jitter_blur: bool = False
 
     def __post_init__(self) -> None:
-        low, high = self.crop_scale
-        if not 0 < low <= high <= 1:
+        scale = tuple(self.crop_scale)  # a list if it comes from a file
+        if len(scale) != 2 or not 0 < scale[0] <= scale[1] <= 1:
             raise InputError(f"crop_scale must be two shares, 0 < low <= high <= 1; got {self.crop_scale}")
-        object.__setattr__(self, "crop_scale", (low, high))  # a list if it comes from a file
+        object.__setattr__(self, "crop_scale", scale)
 
     def __call__(self, images: Tensor) -> Tensor:
         """Corrupt a batch of images in [0, 1], each by its own draw."""

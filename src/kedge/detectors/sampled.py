@@ -94,7 +94,7 @@ class DrawnDetector(SampledDetector):
 
     def __init__(self, net: nn.Module, *, samples: int = 10, score: str = "msp", seed: int = 0) -> None:
         super().__init__(net, samples=samples, score=score)
-        self.seed = seed
+        self.seed = at_least("seed", seed, -(2**63))
 
     @abstractmethod
     def drawn(self, number: int) -> contextlib.AbstractContextManager[None]:
