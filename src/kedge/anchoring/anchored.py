@@ -22,8 +22,8 @@ from kedge.seeds import mix_seed, seeded
 from kedge.threads import last_cache
 
 DEFAULT_CACHE = 32 * 2**20  # bytes, if the size of the processor's cache is unknown
-_CHECKING = threading.RLock()  # the hooks of a survey would count the passes of other threads too
 CAPS = 8 * 2**20, 64 * 2**20  # bytes: with less the parts of a batch are too small for all cores, more gains nothing
+_SURVEYING = threading.RLock()
 
 
 class Anchored(Classifier):
@@ -297,11 +297,13 @@ class Anchored(Classifier):
     @torch.inference_mode(False)
     def check(self, x: Tensor) -> None:
         """Raise if the layer cannot be anchored for images like these; the first forward pass does it otherwise."""
-        with _CHECKING:
-            if self._growth is None:
-                self._check(x)
+        if self._growth is None:
+            with _SURVEYING:  # it changes the network for a while
+                self._survey(x)
 
-    def _check(self, x: Tensor) -> None:
+    def _survey(self, x: Tensor) -> None:
+        if self._growth is not None:  # another thread was first
+            return
         one = x[:1].detach().clone()
         one = self.as_input(one) if one.dtype == torch.uint8 else one
         call = Pairs(torch.zeros(1, dtype=torch.long, device=x.device))

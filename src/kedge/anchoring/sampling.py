@@ -119,7 +119,7 @@ def _reservoir(source: Any, preprocess: Preprocess, k: int, how: str, generator:
 def _order(source: Any, how: str, generator: torch.Generator) -> Tensor | None:
     """Random positions in a set, of one class after the other if balanced; None for streams and unlisted labels."""
     labels = _known_labels(source) if how == "balanced" else None
-    if not _is_sized(source) or (how == "balanced" and labels is None):
+    if not is_sized(source) or (how == "balanced" and labels is None):
         return None
     order = torch.randperm(len(source), generator=generator)
     if labels is None:
@@ -134,7 +134,7 @@ def _order(source: Any, how: str, generator: torch.Generator) -> Tensor | None:
 
 def _known_labels(source: Any) -> Tensor | None:
     """The class of each image, if a data set lists them as ``labels`` or ``targets``."""
-    for name in ("labels", "targets") if _is_sized(source) else ():
+    for name in ("labels", "targets") if is_sized(source) else ():
         labels = getattr(source, name, None)
         try:
             numbers = torch.as_tensor(labels if isinstance(labels, (Tensor, np.ndarray, Sequence)) else ())
@@ -145,6 +145,6 @@ def _known_labels(source: Any) -> Tensor | None:
     return None
 
 
-def _is_sized(source: Any) -> bool:
+def is_sized(source: Any) -> bool:
     """Whether it has items by number."""
     return hasattr(source, "__len__") and hasattr(source, "__getitem__") and not isinstance(source, (str, Mapping))

@@ -14,6 +14,7 @@ from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 from kedge.anchoring.layer import TORCH_LAYERS, AnchoredLayer, is_quantized
 from kedge.errors import ArchitectureError
 from kedge.models.classifier import evaluating
+from kedge.threads import own_thread
 
 # Layers with weights that may come before the anchored one: anchors pass through them as images do.
 _NORMS = (_NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm, nn.LocalResponseNorm, nn.PReLU)
@@ -35,6 +36,7 @@ def survey(network: nn.Module, forward: Callable[[], Any]) -> Survey:
     """Run a forward pass of one image and record which layers are called, in order."""
     result = Survey()
 
+    @own_thread
     def note(name: str, output: Any) -> None:
         result.calls.append(name)
         if isinstance(output, Tensor):
@@ -86,6 +88,7 @@ def check_first(network: nn.Module, layer: str, result: Survey, x: Tensor, forwa
     readers, before = {layer: None}, set(result.before(layer))
     flags = [(parameter, parameter.requires_grad) for parameter in network.parameters()]
 
+    @own_thread
     def note(name: str, values: tuple[Any, ...], options: dict[str, Any]) -> None:
         if any(isinstance(value, Tensor) and value.requires_grad for value in (*values, *options.values())):
             readers[name] = None
@@ -96,7 +99,7 @@ def check_first(network: nn.Module, layer: str, result: Survey, x: Tensor, forwa
             if _has_weights(leaf) and name not in before:
                 hook = leaf.register_forward_pre_hook(lambda _m, a, k, name=name: note(name, a, k), with_kwargs=True)
                 stack.enter_context(hook)
-                stack.enter_context(leaf.register_forward_hook(_detach))
+                stack.enter_context(leaf.register_forward_hook(own_thread(_detach)))
         try:
             network.requires_grad_(False)
             with torch.enable_grad():

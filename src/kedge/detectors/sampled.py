@@ -1,7 +1,6 @@
 """Methods that average the softmax over several predictions: deep ensembles and Monte Carlo dropout."""
 
 import contextlib
-import threading
 from abc import abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -18,6 +17,7 @@ from kedge.errors import ArchitectureError, InputError
 from kedge.models.classifier import Classifier, evaluating
 from kedge.models.ensemble import Ensemble, log_mean_softmax
 from kedge.seeds import mix_seed
+from kedge.threads import own_thread
 
 CHANNELWISE = (nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)  # these drop whole channels
 UNSUPPORTED = (nn.AlphaDropout, nn.FeatureAlphaDropout)
@@ -155,18 +155,17 @@ class MCDropout(DrawnDetector):
     def drawn(self, number: int) -> Iterator[None]:
         """Apply the masks of a pass inside the block."""
         uses: Counter[int] = Counter()  # of each layer in the current forward; a layer may be called more than once
-        rows, ran, thread = 0, False, threading.get_ident()
+        rows, ran = 0, False
 
+        @own_thread
         def begin(_module: nn.Module, inputs: tuple[Any, ...]) -> None:
             nonlocal rows
-            if threading.get_ident() == thread:
-                uses.clear()
-                rows = len(inputs[0])
+            uses.clear()
+            rows = len(inputs[0])
 
+        @own_thread
         def drop(layer: int, module: nn.Module, output: Tensor) -> Tensor:
             nonlocal ran
-            if threading.get_ident() != thread:  # another detector on the same network
-                return output
             if len(output) != rows:
                 raise ArchitectureError(
                     f"the dropout layer {list(self.layers)[layer]!r} must get one row per image, so that all images "
