@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from kedge import scores
 from kedge.checks import at_least, one_of, shape_of
-from kedge.detectors.base import HOOK_LOCK, Cost, Detector, Outputs, passes
+from kedge.detectors.base import Cost, Detector, Outputs, passes
 from kedge.detectors.registry import register
 from kedge.errors import ArchitectureError, InputError
 from kedge.models.classifier import Classifier, evaluating
@@ -103,7 +103,7 @@ class DrawnDetector(SampledDetector):
     def sampled_logits(self, x: Tensor) -> Tensor:
         """The logits of a batch under each draw, (M, B, C); for an anchored network, the means over its anchors."""
         logits = []
-        with HOOK_LOCK, evaluating(self.net):
+        with evaluating(self.net):
             for number in range(self.samples):
                 with self.drawn(number):
                     logits.append(self.net(x))
