@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from kedge.checks import at_least
 from kedge.detectors.amp import AMP, PER_ANCHOR_SCORES
-from kedge.detectors.base import Detector, Outputs
+from kedge.detectors.base import Outputs
 from kedge.detectors.registry import register
 from kedge.errors import FileFormatError, InputError, NotReadyError
 
@@ -36,7 +36,6 @@ class EarlyExit(AMP):
     """
 
     name = "early_exit"
-    learned = ("exit_threshold",)
 
     def __init__(self, detector: AMP | nn.Module, *, min_anchors: int = 2, **options: Any) -> None:
         if isinstance(detector, AMP):
@@ -99,7 +98,9 @@ class EarlyExit(AMP):
 
     def state(self) -> dict[str, Tensor]:
         """The threshold for an early exit."""
-        return Detector.state(self)
+        if self.exit_threshold is None:
+            return {}
+        return {"exit_threshold": torch.tensor(self.exit_threshold, dtype=torch.float64)}
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
         """Set it from a file."""
