@@ -1,6 +1,7 @@
 """Classifier: images in [0, 1] go in, logits come out, and the normalisation is part of the network."""
 
 import copy
+import warnings
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
@@ -11,7 +12,8 @@ from torch import nn
 import helpers
 import kedge
 from kedge import Classifier
-from kedge.errors import InputError
+from kedge.errors import InputError, NormalisationWarning
+from kedge.models import build
 from kedge.models.classifier import evaluating, logits_of
 from kedge.pixels import to_unit
 
@@ -181,6 +183,25 @@ def test_evaluating_switches_every_module_and_puts_each_back_as_it_was():
     with evaluating(mostly_evaluating):
         assert modes(mostly_evaluating) == [False, False, True]
     assert modes(mostly_evaluating) == [False, False, True]
+
+
+@pytest.mark.parametrize("method", [kedge.MSP, kedge.KNN, lambda net: kedge.DeepEnsemble([net])])
+def test_a_network_without_a_known_normalisation_is_a_warning(method):
+    def net(*first):
+        return nn.Sequential(*first, nn.Conv2d(3, 4, 3), nn.Flatten(), nn.Linear(48, 3))
+
+    class Normalize(nn.Identity):
+        pass
+
+    with pytest.warns(NormalisationWarning, match=r"kedge\.Classifier\(net, mean=\.\.\., std="):
+        method(net()).fit(images())
+    vectors = nn.Sequential(nn.Flatten(), nn.Linear(6, 3))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for known in (Classifier(net()), Classifier(net(), mean=0.5), net(nn.BatchNorm2d(3)), net(Normalize())):
+            method(known).fit(images())
+        method(build("compact", width=4)).fit(helpers.images())
+        method(vectors).fit(torch.rand(9, 6))
 
 
 def test_threads_that_evaluate_at_once_leave_the_modes_as_they_were():

@@ -7,6 +7,7 @@ formula against an oracle, its options and their errors.
 import copy
 import functools
 import math
+import sys
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -42,6 +43,7 @@ PREPARED = [name for name, method in METHODS.items() if hasattr(method, "prepare
 CASES = [(name, "unanchored") for name in METHODS if name not in NEED_ANCHORS]
 CASES += [(name, "anchored") for name in METHODS if name not in PREPARED]
 CASES += [(case, "anchored" if name in NEED_ANCHORS else "unanchored") for case, (name, _) in OPTIONS.items()]
+SVI = ("svi", "svi_avuc")  # a draw of their weights is in the network that they share
 every_detector = pytest.mark.parametrize(("name", "kind"), CASES)
 
 
@@ -257,11 +259,47 @@ def test_a_call_changes_nothing(name, kind):
 
 @every_detector
 def test_several_threads_get_what_one_gets(name, kind):
-    detector = ready(name, kind)
+    """On a network in training mode, that another detector shares."""
+    detector = copy.deepcopy(ready(name, kind))
+    members = detector.net.members if name == "ensemble" else [detector.net]
+    others = [] if name in SVI else [kedge.MSP(member.network).fit(images()) for member in members]
+    if kind == "anchored":
+        others = [kedge.MSP(member).fit(images()) for member in members]
+    for other in others:
+        other.calibrate(images(80, seed=1))
     parts = [images(5, seed=seed) for seed in range(10, 18)]
-    expected = [detector(part) for part in parts]
-    with ThreadPoolExecutor(4) as pool:
-        assert all(map(same, pool.map(detector, parts), expected))
+    calls = [(each, part) for part in parts for each in (detector, *others)]
+    expected = [each(part) for each, part in calls]
+    detector.net.train()
+    before = everything(detector)
+    with ThreadPoolExecutor(8) as pool:
+        results = pool.map(lambda call: call[0](call[1]), calls)
+        assert all(map(same, results, expected))
+    assert all(torch.equal(value, before[key]) for key, value in everything(detector).items())
+    assert all(module.training for module in detector.net.modules())
+
+
+@pytest.mark.parametrize("name", ["energy", "knn", "mc_dropout", "ensemble", "amp"])
+def test_eight_threads_of_a_hundred_calls_equal_one_thread(name, monkeypatch):
+    """With detectors of the same bare network, loaded afresh, so that the first passes are among the calls."""
+    net = nn.Sequential(
+        nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.Dropout(0.3), nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(16, 3)
+    )
+    net = kedge.anchor(net, init="fresh") if name == "amp" else net
+    first = METHODS[name]([net, net] if name == "ensemble" else net).fit(images())
+    detectors, x = [first, kedge.Energy(net).fit(images())], images(4, seed=2)
+    expected = [copy.deepcopy(each).score(x) for each in detectors]
+    before = copy.deepcopy(net.train().state_dict())
+    switch = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    try:
+        with ThreadPoolExecutor(8) as pool:
+            scores = pool.map(lambda call: detectors[call % 2].score(x), range(800))
+            assert all(torch.equal(score, expected[call % 2]) for call, score in enumerate(scores))
+    finally:
+        sys.setswitchinterval(switch)
+    assert all(torch.equal(value, before[key]) for key, value in net.state_dict().items())
+    assert all(module.training for module in net.modules())
 
 
 # Errors.
@@ -282,8 +320,8 @@ def test_a_step_that_was_skipped_is_named(name, kind, tmp_path):
 
 WRONG = (
     *(torch.zeros(2, 3, 12, 12), torch.zeros(1, 12, 12), torch.zeros(2, 1, 12, 12, dtype=torch.int64)),
-    *(torch.full((2, 1, 12, 12), math.nan), torch.full((2, 1, 12, 12), 128.0)),
-    *([], "no file.png", 3),
+    *(torch.full((2, 1, 12, 12), 128.0), torch.zeros(2, 12, 12, 1), torch.zeros(2, 1, 12, 12).to_sparse()),
+    *([torch.zeros(1, 12, 12).to_sparse()], torch.empty(2, 1, 12, 12, device="meta"), [], "no file.png", 3),
 )
 
 
@@ -298,7 +336,26 @@ def test_what_is_no_image_is_refused_and_leaves_the_threshold(name, kind):
     for options in ({"alpha": 0}, {"alpha": 1.5}, {"delta": 1}, {"batch_size": 0}):
         with pytest.raises(InputError, match=next(iter(options))):
             detector.calibrate(images(80, seed=1), **options)
+    with pytest.raises(InputError, match="finite"):
+        detector.calibrate(torch.full((20, 1, 12, 12), math.nan))
     assert detector.calibration is threshold
+
+
+@every_detector
+def test_an_image_with_nan_is_flagged_and_leaves_the_others_as_they_are(name, kind):
+    detector, some = ready(name, kind), images(6, seed=2).images.float() / 255
+    expected, broken = detector(some), some.clone()
+    broken[1, 0, 3, 3], broken[4] = math.nan, math.inf
+    for source in (broken, list(broken), broken.numpy()):
+        detection = detector(source)
+        assert torch.equal(detector.score(source), detection.score)
+        assert detection.is_ood[[1, 4]].all()
+        assert detection.score[[1, 4]].isposinf().all()
+        assert detection.p_value[[1, 4]].eq(1 / (len(detector.calibration.scores) + 1)).all()
+        assert detection.label[[1, 4]].eq(-1).all()
+        rows = detection.to_rows(detector.classes)
+        assert all(rows[1][key] is None for key in ("label", "class", "probability", "score", "tau"))
+        torch.testing.assert_close(detection.score[[0, 2, 3, 5]], expected.score[[0, 2, 3, 5]], rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("name", [name for name, method in METHODS.items() if method.reads == "features"])

@@ -1,6 +1,7 @@
 """Anchored: a classifier that sees each image as [c, x - c]."""
 
 import math
+import threading
 from collections.abc import Sequence
 from typing import Any
 
@@ -22,6 +23,7 @@ from kedge.threads import last_cache
 
 DEFAULT_CACHE = 32 * 2**20  # bytes, if the size of the processor's cache is unknown
 CAPS = 8 * 2**20, 64 * 2**20  # bytes: with less the parts of a batch are too small for all cores, more gains nothing
+_SURVEYING = threading.RLock()
 
 
 class Anchored(Classifier):
@@ -303,7 +305,12 @@ class Anchored(Classifier):
     @torch.inference_mode(False)
     def check(self, x: Tensor) -> None:
         """Raise if the layer cannot be anchored for images like these; the first forward pass does it otherwise."""
-        if self._growth is not None:
+        if self._growth is None:
+            with _SURVEYING:  # it changes the network for a while
+                self._survey(x)
+
+    def _survey(self, x: Tensor) -> None:
+        if self._growth is not None:  # another thread was first
             return
         one = x[:1].detach().clone()
         one = self.as_input(one) if one.dtype == torch.uint8 else one

@@ -39,7 +39,7 @@ def choose(source: Any, preprocess: Preprocess, k: int, how: str, seed: int, *, 
     generator = torch.Generator().manual_seed(seed)
     if how == "means":
         return _means(source, preprocess, k, generator)
-    sized = _is_sized(source)
+    sized = is_sized(source)
     labels = _known_labels(source) if sized and how == "balanced" else None
     if sized and (how == "random" or labels is not None):
         order = torch.randperm(len(source), generator=generator)
@@ -73,7 +73,7 @@ def _means(source: Any, preprocess: Preprocess, k: int, generator: torch.Generat
     """The means of randomly drawn classes; a class that is drawn several times is divided between its means."""
     if isinstance(source, Iterator):
         raise InputError('anchors="means" reads the training set twice, which an iterator cannot be; pass a data set')
-    labels = _known_labels(source) if _is_sized(source) else None
+    labels = _known_labels(source) if is_sized(source) else None
     if labels is None:
         read = [y for _, y in batches(source, preprocess) if y is not None]
         labels = torch.cat(read) if read else torch.empty(0, dtype=torch.long)
@@ -143,6 +143,6 @@ def _round_robin(labels: Tensor) -> Tensor:
     return torch.argsort(torch.tensor(turns), stable=True)
 
 
-def _is_sized(source: Any) -> bool:
+def is_sized(source: Any) -> bool:
     """Whether it has items by number."""
     return hasattr(source, "__len__") and hasattr(source, "__getitem__") and not isinstance(source, (str, Mapping))

@@ -14,6 +14,7 @@ from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 from kedge.anchoring.layer import TORCH_LAYERS, AnchoredLayer, check_can_be_anchored
 from kedge.errors import ArchitectureError
 from kedge.models.classifier import evaluating
+from kedge.threads import own_thread
 
 # Layers with weights that may come before the anchored one: anchors pass through them as images do.
 _NORMS = (_NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm, nn.LocalResponseNorm, nn.PReLU)
@@ -35,6 +36,7 @@ def survey(network: nn.Module, forward: Callable[[], Any]) -> Survey:
     """Run a forward pass of one image and record which layers are called, in order."""
     result = Survey()
 
+    @own_thread
     def note(name: str, output: Any) -> None:
         if ".parametrizations." in f".{name}":  # it computes a weight, not an activation
             return
@@ -90,6 +92,7 @@ def check_first(network: nn.Module, layer: str, result: Survey, x: Tensor, forwa
     others: list[str] = []
     before = set(result.before(layer))
 
+    @own_thread
     def note(name: str, values: tuple[Any, ...], options: dict[str, Any]) -> None:
         tensors = [v for v in (*values, *options.values()) if isinstance(v, Tensor)]
         if name != layer and any(t.requires_grad for t in tensors):
@@ -102,7 +105,7 @@ def check_first(network: nn.Module, layer: str, result: Survey, x: Tensor, forwa
             if _has_weights(leaf) and name not in before:
                 hook = leaf.register_forward_pre_hook(lambda _m, a, k, name=name: note(name, a, k), with_kwargs=True)
                 stack.callback(hook.remove)
-                stack.callback(leaf.register_forward_hook(_detach).remove)
+                stack.callback(leaf.register_forward_hook(own_thread(_detach)).remove)
         with torch.enable_grad():
             output = forward(x.detach().clone().requires_grad_().clone())  # a clone, so in-place layers may write
     logits = output if isinstance(output, Tensor) else getattr(output, "logits", None)

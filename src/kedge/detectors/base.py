@@ -1,34 +1,42 @@
 """Detector: the verbs that all methods share. A method is its `outputs`, and its `fit_method` if it learns."""
 
-import contextlib
+import math
 import os
-import threading
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from typing import Any, ClassVar, Self
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from kedge import calibration
 from kedge.anchoring import DEFAULT_K, Anchored
-from kedge.anchoring.sampling import choose
+from kedge.anchoring.sampling import choose, is_sized
 from kedge.checks import at_least, between, finite
-from kedge.data import Preprocess, batches, shape_of_inputs
+from kedge.data import ImageSet, Preprocess, batches, shape_of_inputs
 from kedge.data.labels import UNKNOWN, class_names, renumbered
 from kedge.data.leakage import fingerprints, halves
 from kedge.detectors.detection import Detection
-from kedge.errors import InputError, NotReadyError
+from kedge.errors import InputError, NormalisationWarning, NotReadyError
 from kedge.io import artifact
 from kedge.io.rebuild import describe
-from kedge.models.classifier import Classifier, evaluating
+from kedge.models.classifier import Classifier, as_classifier, evaluating
 from kedge.models.ensemble import Ensemble
 
 GRADIENT_ROWS = 128  # images times anchors per piece where gradients are taken, since they keep every activation
-HOOK_LOCK = threading.RLock()  # one thread at a time puts hooks on networks; the others would run into them
+KEPT_PRINTS = 2**14  # fingerprints of training images that are kept, 8 bytes each: the smallest, a random sample
+READ_PRINTS = 256  # training images that are read for fingerprints alone, where the method reads none
+SHARED = 0.005  # held-out images that may equal training images; real sets have duplicates
 OUTPUT_KINDS = ("logits", "per_anchor_logits", "output")  # `reads` of methods that need nothing inside the network
+UNNORMALISED = (
+    "no normalisation is known for this network, so it takes pixels in [0, 1] as they are: if it was trained on "
+    "normalised images, pass kedge.Classifier(net, mean=..., std=...) with the values used there, if not, "
+    "kedge.Classifier(net)"
+)
 
 
 @dataclass(frozen=True)
@@ -90,10 +98,12 @@ class Detector(ABC):
     def __init__(self, net: nn.Module) -> None:
         if not isinstance(net, nn.Module):
             raise InputError(f"net must be a torch.nn.Module, got {type(net).__name__}")
-        self.net = net if isinstance(net, Classifier) else Classifier(net)
+        self.net = as_classifier(net)
         self.preprocess: Preprocess | None = None
         self.calibration: Calibration | None = None
         self.classes: tuple[str, ...] = ()
+        self.fitted_on = torch.empty(0, dtype=torch.int64)  # fingerprints of training images, at most KEPT_PRINTS
+        self._prints: list[Tensor] = []
         self._fitted_to = self._anchors_version
 
     # What a method defines.
@@ -147,6 +157,14 @@ class Detector(ABC):
         seen = [m.outliers for m in self.net.modules() if isinstance(m, Classifier) and m.outliers is not None]
         return torch.cat([prints.cpu() for prints in seen]) if seen else None
 
+    @property
+    def trained_on(self) -> set[str]:
+        """Checksums of the sets that `kedge.train` trained the network, or its teacher, on."""
+        records = [module.record for module in self.net.modules() if isinstance(module, Classifier)]
+        records += [record.get("teacher", {}) for record in records]
+        data = [each for record in records for each in (record.get("data", {}), *record.get("before", ()))]
+        return {each["sha256"] for each in data if each.get("sha256") is not None}
+
     # The verbs.
 
     def fit(self, train_set: Any, *, preprocess: Preprocess | None = None) -> Self:
@@ -159,8 +177,13 @@ class Detector(ABC):
         recorded = self.net.record.get("preprocess")  # of `kedge.train`
         trained = None if recorded is None else Preprocess(**recorded)
         preprocess = preprocess or self.preprocess or trained or Preprocess(shape_of_inputs(train_set))
+        if preprocess.is_image and any(isinstance(m, Classifier) and m.bare for m in self.net.modules()):
+            warnings.warn(UNNORMALISED, NormalisationWarning, stacklevel=2)
+        self._prints = []
         with evaluating(self.net), torch.no_grad():
             self.fit_method(train_set, preprocess)
+        self.fitted_on = _smallest(self._prints or _sampled_prints(train_set, preprocess))
+        self._prints = []
         self._fitted_to = self._anchors_version
         self.preprocess = preprocess
         self.classes = tuple(getattr(train_set, "classes", ()) or self.classes)
@@ -197,6 +220,8 @@ class Detector(ABC):
         at_least("batch_size", batch_size, 1)
         if delta is not None:
             between("delta", delta, 0, 1, open_ends=True)
+        if getattr(held_out, "checksum", None) in self.trained_on:
+            raise InputError("held_out is the training set of the network; pass images that were held out of it")
         names = class_names(held_out, self.classes)
         outs: list[Outputs] = []
         labels: list[Tensor] = []
@@ -205,10 +230,11 @@ class Detector(ABC):
             held_out, learned = self._learn_from_half(held_out, names)
             prints.append(learned)
             names = ()
-        for out, x, y in self._run(held_out, batch_size):
+        for out, x, y in self._run(held_out, batch_size, nan=False):
             outs.append(out)
             prints.append(fingerprints(x))
             labels.append(torch.full((len(x),), UNKNOWN) if y is None else renumbered(y, names, self.classes))
+        self._refuse_training_images(torch.cat(prints))
         scores = torch.cat([out.score for out in outs]).double().sort().values
         temperature = calibration.temperature_of_known(torch.cat([out.logits for out in outs]), torch.cat(labels))
         threshold = calibration.threshold(scores, alpha, delta, halved=self.learns_held_out)
@@ -218,7 +244,11 @@ class Detector(ABC):
     def __call__(
         self, images: Any, *, batch_size: int = 256, progress: Callable[[int], None] | None = None
     ) -> Detection:
-        """Classify images and flag those that are out of distribution."""
+        """Classify images and flag those that are out of distribution.
+
+        An image with NaN or infinite pixels has the score infinity, the smallest p-value and is flagged; its label is
+        -1, and its logits and probabilities are NaN.
+        """
         if self.calibration is None:
             raise NotReadyError(
                 "the detector has no threshold yet: call calibrate(held_out) with in-distribution images that it was "
@@ -240,6 +270,7 @@ class Detector(ABC):
             "net": self.net.state_dict(),
             "detector": self.state(),
             "calibration": calibrated,
+            "fit": {"prints": self.fitted_on},
         }
         header = {
             "detector": {"name": self.name, "config": self.config()},
@@ -266,6 +297,7 @@ class Detector(ABC):
     def inputs(self, images: Any, preprocess: Preprocess) -> Iterator[tuple[Tensor, Tensor | None]]:
         """Batches of images as the network takes them, with their labels, for `fit_method`."""
         for x, y in batches(images, preprocess):
+            self._prints.append(fingerprints(x))
             yield self.as_input(x), None if y is None else y.to(self.net.mean.device)
 
     def pieces(self, x: Tensor) -> tuple[Tensor, ...]:
@@ -289,27 +321,41 @@ class Detector(ABC):
         return self.preprocess
 
     def _run(
-        self, images: Any, batch_size: int, progress: Callable[[int], None] | None = None
+        self, images: Any, batch_size: int, progress: Callable[[int], None] | None = None, *, nan: bool = True
     ) -> Iterator[tuple[Outputs, Tensor, Tensor | None]]:
-        """Outputs, images and labels batch by batch, on the CPU."""
+        """Outputs, images and labels batch by batch, on the CPU; NaN images are an error without ``nan``."""
         preprocess = self._check_fitted()
         at_least("batch_size", batch_size, 1)
-        lock = contextlib.nullcontext() if self.reads in (*OUTPUT_KINDS, "images") else HOOK_LOCK
         done = 0
         with evaluating(self.net):
-            for x, y in batches(images, preprocess, size=batch_size):
-                with torch.no_grad(), lock:
-                    out = self.outputs(self.as_input(x))
+            for x, y in batches(images, preprocess, size=batch_size, nan=nan):
+                bad = ~torch.isfinite(x).flatten(1).all(dim=1)  # (B,)
+                with torch.no_grad():
+                    out = self.outputs(self.as_input(x.nan_to_num(0.0, 0.0, 0.0) if bool(bad.any()) else x))
                 finite("scores", out.score, "the network gives NaN or infinite logits here; check its weights")
                 done += len(x)
                 if progress is not None:
                     progress(done)
-                yield Outputs(out.logits.cpu(), out.score.cpu(), None if out.tau is None else out.tau.cpu()), x, y
+                bad = bad.cpu()
+                logits, score = out.logits.cpu(), out.score.cpu().masked_fill(bad, math.inf)
+                tau = None if out.tau is None else out.tau.cpu().masked_fill(bad, math.nan)
+                yield Outputs(logits.masked_fill(bad[:, None], math.nan), score, tau), x, y
+
+    def _refuse_training_images(self, prints: Tensor) -> None:
+        """Raise if held-out images, by their fingerprints (N, 16), are among the images of `fit`."""
+        shared = int(torch.isin(_short(prints), self.fitted_on).sum())
+        if shared > SHARED * min(len(prints), len(self.fitted_on)):
+            raise InputError(
+                f"held_out must not hold images that the detector was fitted on; at least {shared} of {len(prints)} "
+                "are such, and the threshold would be too low for others: hold images out before fit, as "
+                "train_set, held_out = images.split(0.9)"
+            )
 
     def _learn_from_half(self, held_out: Any, names: Sequence[str]) -> tuple[list[tuple[Tensor, int]], Tensor]:
         """Let the method learn from half of the held-out images; return the rest, and the half's fingerprints."""
         why = f"{type(self).__name__} learns from one and sets its threshold on the other"
         half, rest = halves(held_out, self._check_fitted(), why)
+        self._refuse_training_images(torch.cat([half.prints, rest.prints]))
         self.calibration = None  # what is learned changes the scores, so no earlier threshold holds
         with evaluating(self.net):
             self.fit_held_out(half.images, renumbered(half.labels, names, self.classes))
@@ -318,10 +364,35 @@ class Detector(ABC):
 
     @staticmethod
     def _decided(logits: Tensor, score: Tensor, tau: Tensor | None, calibrated: Calibration) -> Detection:
+        bad = logits.isnan().any(dim=1)
         probability = (logits / calibrated.temperature).softmax(dim=1)
+        score = score.masked_fill(bad, math.inf)
         p_value = calibration.p_values(calibrated.scores, score)
-        is_ood = score.double() > calibrated.threshold
-        return Detection(logits.argmax(dim=1), logits, probability, tau, score, p_value, is_ood)
+        is_ood = (score.double() > calibrated.threshold) | bad
+        return Detection(
+            logits.argmax(dim=1).masked_fill(bad, UNKNOWN), logits, probability, tau, score, p_value, is_ood
+        )
+
+
+def _short(prints: Tensor) -> Tensor:
+    """Fingerprints (N, 16) as numbers of 64 bits, (N,)."""
+    return prints[:, :8].contiguous().view(torch.int64)[:, 0]
+
+
+def _smallest(prints: Sequence[Tensor]) -> Tensor:
+    """The KEPT_PRINTS smallest of fingerprints (N, 16), as sorted numbers: a random sample that no order changes."""
+    smallest: Tensor = torch.cat([_short(each) for each in prints]).unique()[:KEPT_PRINTS]
+    return smallest
+
+
+def _sampled_prints(train_set: Any, preprocess: Preprocess) -> list[Tensor]:
+    """Fingerprints of a few training images, for methods that read none."""
+    if isinstance(train_set, Iterator):  # it may be read only once
+        return [torch.empty(0, 16, dtype=torch.uint8)]
+    if not is_sized(train_set):
+        return [fingerprints(next(batches(train_set, preprocess))[0])]
+    count = KEPT_PRINTS // 4 if isinstance(train_set, (Tensor, np.ndarray, ImageSet)) else READ_PRINTS
+    return [fingerprints(choose(train_set, preprocess, count, "random", seed=0, at_least=1))]
 
 
 def passes(net: Classifier) -> int:

@@ -57,7 +57,7 @@ class DEUP(Detector):
     Example:
         >>> net = nn.Sequential(nn.Flatten(), nn.Linear(12, 2))
         >>> labelled = [(torch.rand(3, 2, 2), i % 2) for i in range(80)]
-        >>> detector = DEUP(net, hidden=4).fit(labelled).calibrate(labelled)
+        >>> detector = DEUP(net, hidden=4).fit(labelled[:40]).calibrate(labelled[40:])
         >>> bool((detector.score(torch.rand(5, 3, 2, 2)) > 0).all())
         True
     """

@@ -29,7 +29,7 @@ def for_inference(detector: Detector) -> Detector:
         >>> from kedge.detectors import MSP
         >>> from kedge.models import build
         >>> images = torch.rand(30, 3, 8, 8)
-        >>> detector = MSP(build("compact", width=4)).fit(images).calibrate(images)
+        >>> detector = MSP(build("compact", width=4)).fit(images).calibrate(torch.rand(30, 3, 8, 8))
         >>> bool(torch.allclose(for_inference(detector).score(images), detector.score(images), atol=1e-4))
         True
     """

@@ -18,6 +18,7 @@ from kedge.errors import ArchitectureError, InputError
 from kedge.models.classifier import Classifier, evaluating
 from kedge.models.ensemble import Ensemble, log_mean_softmax
 from kedge.seeds import mix_seed
+from kedge.threads import own_thread
 
 CHANNELWISE = (nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)  # these drop whole channels
 UNSUPPORTED = (nn.AlphaDropout, nn.FeatureAlphaDropout)
@@ -159,11 +160,13 @@ class MCDropout(DrawnDetector):
         uses: Counter[int] = Counter()  # of each layer in the current forward; a layer may be called more than once
         rows, ran = 0, False
 
+        @own_thread
         def begin(_module: nn.Module, inputs: tuple[Any, ...]) -> None:
             nonlocal rows
             uses.clear()
             rows = len(inputs[0])
 
+        @own_thread
         def drop(layer: int, module: nn.Module, output: Tensor) -> Tensor:
             nonlocal ran
             if len(output) != rows:

@@ -30,7 +30,7 @@ class TemperatureScaling(LogitDetector):
     Example:
         >>> net = nn.Sequential(nn.Flatten(), nn.Linear(12, 2))
         >>> labelled = [(torch.rand(3, 2, 2), i % 2) for i in range(80)]
-        >>> detector = TemperatureScaling(net).fit(labelled).calibrate(labelled)
+        >>> detector = TemperatureScaling(net).fit(labelled[:9]).calibrate(labelled[9:])
         >>> detector.temperature > 0
         True
     """
