@@ -12,8 +12,7 @@ from scipy.special import logsumexp
 import kedge
 from helpers import images, network, penultimate, vector_network
 from kedge import scores
-from kedge.detectors.quantile import StreamingQuantile
-from kedge.detectors.react import ReAct
+from kedge.detectors.react import ReAct, StreamingQuantile
 from kedge.errors import InputError, NotReadyError
 
 # The formula.

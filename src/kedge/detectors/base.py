@@ -55,6 +55,13 @@ class Outputs:
     score: Tensor  # (B,)
     tau: Tensor | None = None  # (B,)
 
+    def without(self, bad: Tensor) -> "Outputs":
+        """The outputs on the CPU, with NaN logits and infinite scores for bad images (B,)."""
+        bad = bad.cpu()
+        tau = None if self.tau is None else self.tau.cpu().masked_fill(bad, math.nan)
+        logits, score = self.logits.cpu().masked_fill(bad[:, None], math.nan), self.score.cpu()
+        return Outputs(logits, score.masked_fill(bad, math.inf), tau)
+
 
 @dataclass(frozen=True)
 class Calibration:
@@ -83,7 +90,7 @@ class Detector(ABC):
         needs_outliers: Whether the method is always trained with outliers.
         learns_held_out: Whether the method learns from held-out images; `calibrate` then gives it half of them and
             sets the threshold on the other half, since a threshold holds for images that the method never saw.
-        options: Constructor arguments that are attributes of the same name; see `config`.
+        options: Constructor arguments that are attributes; ``"k:given"`` if the attribute of ``k`` is ``given``.
         learned: Attributes, tensors or numbers, that `fit` or `calibrate` set; see `state`.
     """
 
@@ -93,7 +100,7 @@ class Detector(ABC):
     needs_outliers: ClassVar[bool] = False
     learns_held_out: bool = False
     options: ClassVar[tuple[str, ...]] = ()
-    learned: ClassVar[tuple[str, ...]] = ()
+    learned: tuple[str, ...] = ()
 
     def __init__(self, net: nn.Module) -> None:
         if not isinstance(net, nn.Module):
@@ -122,12 +129,13 @@ class Detector(ABC):
                 net.set_anchors(choose(train_set, preprocess, DEFAULT_K, "random", seed=0))
 
     def fit_held_out(self, images: Tensor, labels: Tensor) -> None:
-        """Learn from held-out images (N, D, ...) and labels (N,), -1 if unknown, where ``learns_held_out``."""
+        """Learn from held-out images (N, D, ...) and labels (N,), -1 if unknown; runs as `fit_method` does."""
         raise NotImplementedError
 
     def config(self) -> dict[str, Any]:
         """The constructor arguments besides the network, as plain data: by default ``options``."""
-        return {name: getattr(self, name) for name in self.options}
+        pairs = (option.partition(":") for option in self.options)
+        return {name: getattr(self, attribute or name) for name, _, attribute in pairs}
 
     def state(self) -> dict[str, Tensor]:
         """What was learned, as tensors: by default the attributes in ``learned`` that are set."""
@@ -143,7 +151,9 @@ class Detector(ABC):
         for name in self.learned:
             if name in state:
                 setattr(self, name, state[name] if state[name].ndim else float(state[name]))
-            elif getattr(self, name) is None and not self.learns_held_out:
+            elif self.learns_held_out:
+                setattr(self, name, None)
+            elif getattr(self, name) is None:
                 raise KeyError(f"{name} of {type(self).__name__} is missing")
 
     @property
@@ -191,14 +201,14 @@ class Detector(ABC):
         return self
 
     def score(self, images: Any, *, batch_size: int = 256, progress: Callable[[int], None] | None = None) -> Tensor:
-        """Scores (N,), larger for further out of distribution, on the CPU.
+        """Scores (N,), larger for further out of distribution, on the CPU; infinite for images with NaN pixels.
 
         Args:
             images: In any form that `kedge.data.batches` takes.
             batch_size: Images at a time; the scores do not depend on it.
             progress: Called with the number of images done after each batch.
         """
-        return torch.cat([out.score for out, _, _ in self._run(images, batch_size, progress)])
+        return self._run(images, batch_size, progress)[0].score
 
     def calibrate(
         self, held_out: Any, *, alpha: float = 0.05, delta: float | None = None, batch_size: int = 256
@@ -208,7 +218,7 @@ class Detector(ABC):
         A fresh in-distribution image is then flagged with probability at most alpha (split conformal), on average over
         calibration sets; with ``delta`` the guarantee holds for this very set with probability 1 - delta. Where the
         images have labels, the temperature of ``probability`` is fitted too; labels are matched to the detector's
-        classes by name where both have names.
+        classes by name where both have names. Images of `fit`, and the training set of `kedge.train`, are refused.
 
         Args:
             held_out: In-distribution images, labelled or not.
@@ -223,22 +233,16 @@ class Detector(ABC):
         if getattr(held_out, "checksum", None) in self.trained_on:
             raise InputError("held_out is the training set of the network; pass images that were held out of it")
         names = class_names(held_out, self.classes)
-        outs: list[Outputs] = []
-        labels: list[Tensor] = []
-        prints: list[Tensor] = []  # also of the images that the method learns from: no test set may hold them either
+        learned = torch.empty(0, 16, dtype=torch.uint8)  # no test set may hold these images either
         if self.learns_held_out:
             held_out, learned = self._learn_from_half(held_out, names)
-            prints.append(learned)
             names = ()
-        for out, x, y in self._run(held_out, batch_size, nan=False):
-            outs.append(out)
-            prints.append(fingerprints(x))
-            labels.append(torch.full((len(x),), UNKNOWN) if y is None else renumbered(y, names, self.classes))
-        self._refuse_training_images(torch.cat(prints))
-        scores = torch.cat([out.score for out in outs]).double().sort().values
-        temperature = calibration.temperature_of_known(torch.cat([out.logits for out in outs]), torch.cat(labels))
+        out, labels, prints = self._run(held_out, batch_size, held_out=True)
+        self._refuse_training_images(prints)
+        scores = out.score.double().sort().values
+        temperature = calibration.temperature_of_known(out.logits, renumbered(labels, names, self.classes))
         threshold = calibration.threshold(scores, alpha, delta, halved=self.learns_held_out)
-        self.calibration = Calibration(scores, torch.cat(prints), alpha, delta, threshold, temperature)
+        self.calibration = Calibration(scores, torch.cat([learned, prints]), alpha, delta, threshold, temperature)
         return self
 
     def __call__(
@@ -254,10 +258,7 @@ class Detector(ABC):
                 "the detector has no threshold yet: call calibrate(held_out) with in-distribution images that it was "
                 "not trained on, or score(images) for scores alone"
             )
-        outs = [out for out, _, _ in self._run(images, batch_size, progress)]
-        tau = torch.cat([out.tau for out in outs if out.tau is not None]) if outs[0].tau is not None else None
-        logits, score = torch.cat([out.logits for out in outs]), torch.cat([out.score for out in outs])
-        return self._decided(logits, score, tau, self.calibration)
+        return self._decided(self._run(images, batch_size, progress)[0], self.calibration)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write weights, anchors, preprocessing and threshold to one file; `kedge.load` reads it back."""
@@ -266,12 +267,6 @@ class Detector(ABC):
         calibrated: dict[str, Any] = {}
         if self.calibration is not None:
             calibrated = vars(self.calibration) | {"images": len(self.calibration.scores)}
-        parts: dict[str, Any] = {
-            "net": self.net.state_dict(),
-            "detector": self.state(),
-            "calibration": calibrated,
-            "fit": {"prints": self.fitted_on},
-        }
         header = {
             "detector": {"name": self.name, "config": self.config()},
             "network": describe(self.net),
@@ -280,6 +275,8 @@ class Detector(ABC):
             "calibration": {k: value for k, value in calibrated.items() if not isinstance(value, Tensor)} or None,
             "versions": {"kedge": version("kedge"), "torch": str(torch.__version__)},
         }
+        parts = {"net": self.net.state_dict(), "detector": self.state(), "calibration": calibrated}
+        parts["fit"] = {"prints": self.fitted_on}
         values = {f"{part}.{name}": value for part, each in parts.items() for name, value in each.items()}
         artifact.write(path, header, {name: value for name, value in values.items() if isinstance(value, Tensor)})
 
@@ -321,25 +318,34 @@ class Detector(ABC):
         return self.preprocess
 
     def _run(
-        self, images: Any, batch_size: int, progress: Callable[[int], None] | None = None, *, nan: bool = True
-    ) -> Iterator[tuple[Outputs, Tensor, Tensor | None]]:
-        """Outputs, images and labels batch by batch, on the CPU; NaN images are an error without ``nan``."""
+        self,
+        images: Any,
+        batch_size: int,
+        progress: Callable[[int], None] | None = None,
+        *,
+        held_out: bool = False,
+    ) -> tuple[Outputs, Tensor, Tensor]:
+        """Outputs and labels of images, on the CPU; of held-out ones, fingerprints too, and NaN pixels are an error."""
         preprocess = self._check_fitted()
         at_least("batch_size", batch_size, 1)
-        done = 0
+        outs: list[Outputs] = []
+        labels: list[Tensor] = []
+        prints = [torch.empty(0, 16, dtype=torch.uint8)]
         with evaluating(self.net):
-            for x, y in batches(images, preprocess, size=batch_size, nan=nan):
+            for x, y in batches(images, preprocess, size=batch_size, nan=not held_out):
                 bad = ~torch.isfinite(x).flatten(1).all(dim=1)  # (B,)
                 with torch.no_grad():
                     out = self.outputs(self.as_input(x.nan_to_num(0.0, 0.0, 0.0) if bool(bad.any()) else x))
                 finite("scores", out.score, "the network gives NaN or infinite logits here; check its weights")
-                done += len(x)
+                outs.append(out.without(bad))
+                labels.append(torch.full((len(x),), UNKNOWN) if y is None else y)
+                if held_out:
+                    prints.append(fingerprints(x))
                 if progress is not None:
-                    progress(done)
-                bad = bad.cpu()
-                logits, score = out.logits.cpu(), out.score.cpu().masked_fill(bad, math.inf)
-                tau = None if out.tau is None else out.tau.cpu().masked_fill(bad, math.nan)
-                yield Outputs(logits.masked_fill(bad[:, None], math.nan), score, tau), x, y
+                    progress(sum(map(len, labels)))
+        columns = zip(*(vars(out).values() for out in outs), strict=True)
+        whole: list[Any] = [None if values[0] is None else torch.cat(values) for values in columns]
+        return Outputs(*whole), torch.cat(labels), torch.cat(prints)
 
     def _refuse_training_images(self, prints: Tensor) -> None:
         """Raise if held-out images, by their fingerprints (N, 16), are among the images of `fit`."""
@@ -357,20 +363,23 @@ class Detector(ABC):
         half, rest = halves(held_out, self._check_fitted(), why)
         self._refuse_training_images(torch.cat([half.prints, rest.prints]))
         self.calibration = None  # what is learned changes the scores, so no earlier threshold holds
-        with evaluating(self.net):
+        with evaluating(self.net), torch.no_grad():
             self.fit_held_out(half.images, renumbered(half.labels, names, self.classes))
         labels = renumbered(rest.labels, names, self.classes).tolist()
         return list(zip(rest.images, labels, strict=True)), half.prints
 
     @staticmethod
-    def _decided(logits: Tensor, score: Tensor, tau: Tensor | None, calibrated: Calibration) -> Detection:
-        bad = logits.isnan().any(dim=1)
-        probability = (logits / calibrated.temperature).softmax(dim=1)
-        score = score.masked_fill(bad, math.inf)
-        p_value = calibration.p_values(calibrated.scores, score)
-        is_ood = (score.double() > calibrated.threshold) | bad
+    def _decided(out: Outputs, calibrated: Calibration) -> Detection:
+        bad = out.logits.isnan().any(dim=1)  # by NaN pixels
+        score = out.score.masked_fill(bad, math.inf)
         return Detection(
-            logits.argmax(dim=1).masked_fill(bad, UNKNOWN), logits, probability, tau, score, p_value, is_ood
+            label=out.logits.argmax(dim=1).masked_fill(bad, UNKNOWN),
+            logits=out.logits,
+            probability=(out.logits / calibrated.temperature).softmax(dim=1),
+            tau=out.tau,
+            score=score,
+            p_value=calibration.p_values(calibrated.scores, score),
+            is_ood=(score.double() > calibrated.threshold) | bad,
         )
 
 
