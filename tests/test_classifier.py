@@ -2,7 +2,6 @@
 
 import copy
 import warnings
-from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
 import pytest
@@ -202,17 +201,3 @@ def test_a_network_without_a_known_normalisation_is_a_warning(method):
             method(known).fit(images())
         method(build("compact", width=4)).fit(helpers.images())
         method(vectors).fit(torch.rand(9, 6))
-
-
-def test_threads_that_evaluate_at_once_leave_the_modes_as_they_were():
-    network = mixed()
-    before = modes(network)
-
-    def work(_):
-        with evaluating(network):
-            network(torch.rand(8, 3))
-            return any(modes(network))
-
-    with ThreadPoolExecutor(4) as pool:
-        assert not any(pool.map(work, range(200)))
-    assert modes(network) == before

@@ -44,6 +44,7 @@ CASES = [(name, "unanchored") for name in METHODS if name not in NEED_ANCHORS]
 CASES += [(name, "anchored") for name in METHODS if name not in PREPARED]
 CASES += [(case, "anchored" if name in NEED_ANCHORS else "unanchored") for case, (name, _) in OPTIONS.items()]
 SVI = ("svi", "svi_avuc")  # a draw of their weights is in the network that they share
+LOGITS_AS_THEY_ARE = ("mahalanobis", "mahalanobis, moved", "odin", "react", "vim", "knn", "gram", "temperature_scaling")
 every_detector = pytest.mark.parametrize(("name", "kind"), CASES)
 
 
@@ -356,6 +357,48 @@ def test_an_image_with_nan_is_flagged_and_leaves_the_others_as_they_are(name, ki
         rows = detection.to_rows(detector.classes)
         assert all(rows[1][key] is None for key in ("label", "class", "probability", "score", "tau"))
         torch.testing.assert_close(detection.score[[0, 2, 3, 5]], expected.score[[0, 2, 3, 5]], rtol=1e-4, atol=1e-4)
+
+
+OUT_OF_RANGE = [  # the first option is at fault; found when the detector is built or, at the latest, fitted
+    *(("knn", wrong) for wrong in ({"k": 0}, {"k": 49}, {"limit": 0}, {"limit": 8, "k": 9}, {"seed": -1})),
+    *(("odin", wrong) for wrong in ({"temperature": 0}, {"epsilon": -0.1}, {"epsilon": math.nan}, {"seed": -1})),
+    *(("react", wrong) for wrong in ({"percentile": 0}, {"percentile": 90}, {"score": "mps"}, {"head": "stage1"})),
+    *(("vim", wrong) for wrong in ({"dim": -1}, {"dim": 2.0}, {"dim": 32}, {"head": "stage1"})),
+    *(("gram", {"layers": wrong}) for wrong in ("stage1", [], ["stage9"])),
+    *(("gram", {"powers": wrong}) for wrong in ([], 3, [0], [1.5])),
+    *(("mahalanobis", {"layers": wrong}) for wrong in ("stage1", [1], [], ["fc", "fc"], ["stage9"])),
+    *(
+        ("mahalanobis", wrong)
+        for wrong in ({"epsilon": -0.1}, {"combine": "mean"}, {"outliers": [], "combine": "equal"})
+    ),
+    *(("temperature_scaling", {"temperature": wrong}) for wrong in (0, -1.0, math.inf, math.nan)),
+    *(("tta", wrong) for wrong in ({"k": 0}, {"shift": -1}, {"score": "mps"}, {"k": 7, "same_as_amp": True})),
+    *(
+        ("amp", wrong)
+        for wrong in ({"variant": "papers"}, {"score": "mps"}, {"tau": "max"}, {"rescale": "log"}, {"k": 1})
+    ),
+    *(("amp", {"anchors": wrong}) for wrong in ("first", torch.zeros(1, 1, 12, 12), torch.tensor(0.5), 3)),
+    *(
+        ("amp", wrong)
+        for wrong in ({"k": 3, "anchors": torch.zeros(4, 1, 12, 12)}, {"pool": 9, "variant": "authors", "k": 10})
+    ),
+    *(("amp", {"shared_tau": True, "score": wrong}) for wrong in ("tau", "mutual_information")),
+    ("amp", {"shared_tau": True, "rescale": "none"}),
+]
+
+
+@pytest.mark.parametrize(("name", "options"), OUT_OF_RANGE, ids=str)
+def test_options_out_of_range_are_refused(name, options):
+    with pytest.raises(InputError, match=next(iter(options)).removesuffix("s")):
+        METHODS[name](network("anchored" if name == "amp" else "unanchored"), **options).fit(images())
+
+
+@pytest.mark.parametrize(("name", "kind"), [case for case in CASES if case[0] in LOGITS_AS_THEY_ARE])
+def test_labels_are_those_of_the_network_for_the_image_as_it_is(name, kind):
+    detector, some = ready(name, kind), images(6, seed=2)
+    with torch.no_grad():
+        logits = detector.net.eval()(some.images)
+    torch.testing.assert_close(detector(some).logits, logits, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("name", [name for name, method in METHODS.items() if method.reads == "features"])

@@ -163,7 +163,10 @@ def _ranks(calibration: Tensor, scores: Tensor) -> Tensor:
 
 def _no_nan(name: str, values: Tensor) -> Tensor:
     if bad := int(torch.isnan(values).sum()):
-        raise InputError(f"{name} must not hold NaN; {bad} of {values.numel()} values are NaN")
+        raise InputError(
+            f"{name} must not hold NaN; {bad} of {values.numel()} values are NaN: drop these images, or check the "
+            "network's weights"
+        )
     return values
 
 
@@ -177,5 +180,7 @@ def _check_logits(logits: Tensor, labels: Tensor) -> None:
         )
     low, high = int(labels.min()), int(labels.max())
     if low < 0 or high >= logits.shape[1]:
-        raise InputError(f"labels must lie in 0..{logits.shape[1] - 1}, got {low}..{high}, in the order of the logits")
+        raise InputError(
+            f"labels must lie in 0..{logits.shape[1] - 1}, got {low}..{high}: number them as the network's outputs are"
+        )
     finite("logits", logits, "a network that overflows cannot be calibrated; find the layer where they arise")
