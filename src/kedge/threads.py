@@ -28,10 +28,6 @@ def use_threads(count: int | None = None) -> int:
     Args:
         count: By default as many as torch would use, but no more than `cores`: torch ignores a container's quota. The
             variable OMP_NUM_THREADS overrides the default.
-
-    Example:
-        >>> use_threads(torch.get_num_threads()) == torch.get_num_threads()
-        True
     """
     if count is not None:
         torch.set_num_threads(at_least("threads", count, 1))

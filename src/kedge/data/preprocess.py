@@ -9,7 +9,7 @@ import torch
 from PIL import ExifTags, Image, ImageOps
 from torch import Tensor
 
-from kedge.checks import finite, one_of, shape_of
+from kedge.checks import finite, layout_hint, one_of, shape_of
 from kedge.data.decoding import open_image
 from kedge.errors import InputError
 
@@ -76,8 +76,7 @@ class Preprocess:
                 raise InputError(f"inputs must be {self._expected}, got {tuple(x.shape)}; for one input pass x[None]")
             return x if nan else finite("inputs", x, "drop these inputs")
         if x.ndim != 4 or x.shape[1] != self.shape[0]:
-            last = x.ndim == 4 and x.shape[3] == self.shape[0]
-            hint = "channels come first: pass x.permute(0, 3, 1, 2)" if last else "for one image pass x[None]"
+            hint = layout_hint(x.shape, self.shape[0])
             raise InputError(f"images must be {self._expected}, got {tuple(x.shape)}; {hint}")
         if x.is_floating_point():
             pixels = x.nan_to_num(0.0, 0.0, 0.0) if nan else finite("images", x, "drop or repair these images")

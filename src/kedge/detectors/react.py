@@ -82,13 +82,6 @@ class StreamingQuantile:
 
     A quantile is that of `numpy.quantile` (linear between neighbours) to within 1e-5 of the range of the numbers; the
     smallest and the largest number are exact.
-
-    Example:
-        >>> stream = StreamingQuantile()
-        >>> for part in torch.arange(1001.0).split(100):
-        ...     stream.add(part)
-        >>> round(stream.quantile(0.9), 2), stream.quantile(1.0)
-        (900.0, 1000.0)
     """
 
     def __init__(self) -> None:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from kedge.checks import layout_hint
 from kedge.errors import InputError
 from kedge.models.base import Network
 from kedge.models.features import read_features
@@ -85,11 +86,9 @@ class Classifier(nn.Module):
             x = to_unit(x, self.mean.dtype)
         for name, value in (("mean", self.mean), ("std", self.std)):
             if value.numel() > 1 and (x.ndim < 2 or x.shape[1] != value.numel()):
-                last = x.ndim == 4 and x.shape[3] == value.numel()
-                hint = "channels come first: pass x.permute(0, 3, 1, 2)" if last else "for one image pass x[None]"
                 raise InputError(
                     f"x must be (B, {value.numel()}, ...) to match the {value.numel()} values of {name}, "
-                    f"got {tuple(x.shape)}; {hint}"
+                    f"got {tuple(x.shape)}; {layout_hint(x.shape, value.numel())}"
                 )
         if not self.has_statistics:
             return x.clone()  # a layer that works in place must not change the caller's images
