@@ -155,7 +155,7 @@ def test_the_heads_disagree_on_images_without_labels():
     inside, outside = detector.score(data.images[20:].flip(2)), detector.score(turned.flip(3))
     assert kedge.metrics.auroc(inside, outside) > 0.95
     assert outside.mean() > inside.mean() + 0.3
-    assert detector.calibrate(data)(data.images).label.equal(data.labels)
+    assert detector.calibrate(data.images)(data.images).label.equal(data.labels)
     assert detector.outliers is not None
 
 

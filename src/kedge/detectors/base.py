@@ -230,7 +230,7 @@ class Detector(ABC):
         at_least("batch_size", batch_size, 1)
         if delta is not None:
             between("delta", delta, 0, 1, open_ends=True)
-        if getattr(held_out, "checksum", None) in self.trained_on:
+        if str(getattr(held_out, "checksum", "")) in self.trained_on:
             raise InputError("held_out is the training set of the network; pass images that were held out of it")
         names = class_names(held_out, self.classes)
         learned = torch.empty(0, 16, dtype=torch.uint8)  # no test set may hold these images either
