@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from kedge.detectors import base
+from kedge.detectors import training_images
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -24,7 +24,7 @@ def seed():
 def toy_sets_may_overlap():
     """Let tests fit and calibrate on the same few images; test_leakage.py tests the check itself."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(base, "SHARED", math.inf)
+        patch.setattr(training_images, "SHARED", math.inf)
         yield
 
 

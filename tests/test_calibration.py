@@ -216,13 +216,6 @@ def loss(logits, labels, temperature):
     return -rows[np.arange(len(rows)), labels.numpy()].mean()
 
 
-@pytest.mark.parametrize("temperature", [0.4, 1.0, 2.5])
-def test_the_temperature_that_labels_were_drawn_at_is_recovered(temperature):
-    logits = 3 * torch.randn(5_000, 10, generator=torch.Generator().manual_seed(0))
-    labels = drawn_from(logits, temperature, seed=1)
-    assert fit_temperature(logits, labels) == pytest.approx(temperature, rel=0.05)
-
-
 @pytest.mark.parametrize("seed", range(5))
 def test_the_temperature_minimises_the_likelihood_loss(seed):
     logits = 5 * torch.randn(300, 4, generator=torch.Generator().manual_seed(seed))
@@ -231,14 +224,6 @@ def test_the_temperature_minimises_the_likelihood_loss(seed):
         lambda log_t: loss(logits, labels, math.exp(log_t)), bounds=(-5, 5), method="bounded", options={"xatol": 1e-9}
     )
     assert fit_temperature(logits, labels) == pytest.approx(math.exp(best.x), rel=1e-5)
-
-
-def test_a_shift_of_the_logits_changes_nothing_and_a_factor_scales_the_temperature():
-    logits = torch.randn(500, 5, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
-    labels = drawn_from(logits, 0.7, seed=3)
-    fitted = fit_temperature(logits, labels)
-    assert fit_temperature(logits + torch.arange(500)[:, None], labels) == pytest.approx(fitted, rel=1e-9)
-    assert fit_temperature(10 * logits, labels) == pytest.approx(10 * fitted, rel=1e-9)
 
 
 def test_without_an_optimum_inside_the_ends_are_returned():

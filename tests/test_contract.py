@@ -502,6 +502,7 @@ def test_costs_are_counted_in_passes():
         assert ready(name, "anchored").cost.forward == 5  # one for each anchor
     assert ready("student").cost.forward == 1
     assert ready("odin").cost == kedge.detectors.Cost(forward=2, backward=1)
+    assert ready("mahalanobis, moved").cost == kedge.detectors.Cost(forward=3, backward=2)
     assert ready("mc_dropout").cost.forward == ready("svi").cost.forward == 10
     assert ready("ensemble").cost.forward == 2
     assert ready("ensemble", "anchored").cost.forward == 10

@@ -6,7 +6,7 @@ import torch
 import kedge
 from helpers import images
 from kedge.data.leakage import fingerprints, shared
-from kedge.detectors import base
+from kedge.detectors import training_images
 from kedge.errors import InputError
 from kedge.models import build
 from kedge.training import Recipe, train
@@ -63,7 +63,7 @@ def test_a_saved_detector_still_knows_its_calibration_images(detector, tmp_path)
 
 @pytest.fixture
 def checked(monkeypatch):
-    monkeypatch.setattr(base, "SHARED", 0.005)
+    monkeypatch.setattr(training_images, "SHARED", 0.005)
 
 
 def one_pass(train_set):
@@ -91,7 +91,7 @@ def test_a_few_duplicates_among_many_images_are_no_leak_and_only_a_sample_is_kep
     net = build("compact", width=4, classes=2, channels=1)
     assert kedge.KNN(net).fit(duplicates).calibrate(noise(400, 6, "held")).calibration is not None
     assert kedge.KNN(net).fit(large).calibrate(kedge.ImageSet(torch.cat([noise(400, 6, "").images, large.images[:2]])))
-    monkeypatch.setattr(base, "KEPT_PRINTS", 50)
+    monkeypatch.setattr(training_images, "KEPT", 50)
     detector = kedge.KNN(net).fit(large)
     assert len(detector.fitted_on) == 50
     with pytest.raises(InputError, match="fitted on"):

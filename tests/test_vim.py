@@ -69,19 +69,6 @@ def test_features_are_measured_from_the_point_where_the_logits_are_zero():
     assert without.allclose(zero, rtol=0, atol=1e-12)
 
 
-def test_only_what_lies_outside_the_main_space_counts():
-    net = network(dtype=torch.float64)
-    detector = ViM(net, dim=5).fit(images(60))
-    assert detector.residual.shape == (32, 27)
-    assert (detector.residual.T @ detector.residual).allclose(torch.eye(27).double(), atol=1e-12)
-    main = torch.linalg.svd(detector.residual.T).Vh[27:]  # (5, d), orthogonal to all residuals
-    centred = torch.from_numpy(penultimate(net, images(60))) - detector.origin
-    other = torch.linalg.qr(torch.randn(32, 5, dtype=torch.float64)).Q.T
-    assert (centred @ main.T).square().sum() > (centred @ other.T).square().sum()
-    best = torch.linalg.svdvals(centred)[:5].square().sum()  # what no other five dimensions can exceed
-    assert (centred @ main.T).square().sum().item() == pytest.approx(best.item())
-
-
 # Its options.
 
 

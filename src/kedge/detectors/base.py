@@ -9,18 +9,18 @@ from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from typing import Any, ClassVar, Self
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from kedge import calibration
 from kedge.anchoring import DEFAULT_K, Anchored
-from kedge.anchoring.sampling import choose, is_sized
+from kedge.anchoring.sampling import choose
 from kedge.checks import at_least, between, finite
-from kedge.data import ImageSet, Preprocess, batches, shape_of_inputs
+from kedge.data import Preprocess, batches, shape_of_inputs
 from kedge.data.labels import UNKNOWN, class_names, renumbered
 from kedge.data.leakage import fingerprints, halves
 from kedge.detectors.detection import Detection
+from kedge.detectors.training_images import refuse_training_images, training_prints
 from kedge.errors import InputError, NormalisationWarning, NotReadyError
 from kedge.io import artifact
 from kedge.io.rebuild import describe
@@ -28,9 +28,6 @@ from kedge.models.classifier import Classifier, as_classifier, evaluating
 from kedge.models.ensemble import Ensemble
 
 GRADIENT_ROWS = 128  # images times anchors per piece where gradients are taken, since they keep every activation
-KEPT_PRINTS = 2**14  # fingerprints of training images that are kept, 8 bytes each: the smallest, a random sample
-READ_PRINTS = 256  # training images that are read for fingerprints alone, where the method reads none
-SHARED = 0.005  # held-out images that may equal training images; real sets have duplicates
 OUTPUT_KINDS = ("logits", "per_anchor_logits", "output")  # `reads` of methods that need nothing inside the network
 UNNORMALISED = (
     "no normalisation is known for this network, so it takes pixels in [0, 1] as they are: if it was trained on "
@@ -109,7 +106,7 @@ class Detector(ABC):
         self.preprocess: Preprocess | None = None
         self.calibration: Calibration | None = None
         self.classes: tuple[str, ...] = ()
-        self.fitted_on = torch.empty(0, dtype=torch.int64)  # fingerprints of training images, at most KEPT_PRINTS
+        self.fitted_on = torch.empty(0, dtype=torch.int64)  # see `training_prints`
         self._prints: list[Tensor] = []
         self._fitted_to = self._anchors_version
 
@@ -164,13 +161,13 @@ class Detector(ABC):
     @property
     def outliers(self) -> Tensor | None:
         """Fingerprints (N, 16) of the outliers that the network or the method learned from, or None."""
-        seen = [m.outliers for m in self.net.modules() if isinstance(m, Classifier) and m.outliers is not None]
+        seen = [module.outliers for module in self._classifiers if module.outliers is not None]
         return torch.cat([prints.cpu() for prints in seen]) if seen else None
 
     @property
     def trained_on(self) -> set[str]:
         """Checksums of the sets that `kedge.train` trained the network, or its teacher, on."""
-        records = [module.record for module in self.net.modules() if isinstance(module, Classifier)]
+        records = [module.record for module in self._classifiers]
         records += [record.get("teacher", {}) for record in records]
         data = [each for record in records for each in (record.get("data", {}), *record.get("before", ()))]
         return {each["sha256"] for each in data if each.get("sha256") is not None}
@@ -187,12 +184,12 @@ class Detector(ABC):
         recorded = self.net.record.get("preprocess")  # of `kedge.train`
         trained = None if recorded is None else Preprocess(**recorded)
         preprocess = preprocess or self.preprocess or trained or Preprocess(shape_of_inputs(train_set))
-        if preprocess.is_image and any(isinstance(m, Classifier) and m.bare for m in self.net.modules()):
+        if preprocess.is_image and any(m.bare and not m.has_statistics for m in self._classifiers):
             warnings.warn(UNNORMALISED, NormalisationWarning, stacklevel=2)
         self._prints = []
         with evaluating(self.net), torch.no_grad():
             self.fit_method(train_set, preprocess)
-        self.fitted_on = _smallest(self._prints or _sampled_prints(train_set, preprocess))
+        self.fitted_on = training_prints(train_set, preprocess, self._prints)
         self._prints = []
         self._fitted_to = self._anchors_version
         self.preprocess = preprocess
@@ -238,7 +235,7 @@ class Detector(ABC):
             held_out, learned = self._learn_from_half(held_out, names)
             names = ()
         out, labels, prints = self._run(held_out, batch_size, held_out=True)
-        self._refuse_training_images(prints)
+        refuse_training_images(prints, self.fitted_on)
         scores = out.score.double().sort().values
         temperature = calibration.temperature_of_known(out.logits, renumbered(labels, names, self.classes))
         threshold = calibration.threshold(scores, alpha, delta, halved=self.learns_held_out)
@@ -285,7 +282,7 @@ class Detector(ABC):
     @property
     def anchored(self) -> list[Anchored]:
         """The anchored networks of the detector: its own, or those of an ensemble."""
-        return [module for module in self.net.modules() if isinstance(module, Anchored)]
+        return [module for module in self._classifiers if isinstance(module, Anchored)]
 
     def as_input(self, x: Tensor) -> Tensor:
         """A batch as the network takes it: on its device, in its precision, in [0, 1]."""
@@ -302,6 +299,10 @@ class Detector(ABC):
         return tuple(x.split(max(1, GRADIENT_ROWS // passes(self.net))))
 
     # Steps of the verbs.
+
+    @property
+    def _classifiers(self) -> list[Classifier]:
+        return [module for module in self.net.modules() if isinstance(module, Classifier)]
 
     @property
     def _anchors_version(self) -> tuple[int, ...]:
@@ -347,21 +348,11 @@ class Detector(ABC):
         whole: list[Any] = [None if values[0] is None else torch.cat(values) for values in columns]
         return Outputs(*whole), torch.cat(labels), torch.cat(prints)
 
-    def _refuse_training_images(self, prints: Tensor) -> None:
-        """Raise if held-out images, by their fingerprints (N, 16), are among the images of `fit`."""
-        shared = int(torch.isin(_short(prints), self.fitted_on).sum())
-        if shared > SHARED * min(len(prints), len(self.fitted_on)):
-            raise InputError(
-                f"held_out must not hold images that the detector was fitted on; at least {shared} of {len(prints)} "
-                "are such, and the threshold would be too low for others: hold images out before fit, as "
-                "train_set, held_out = images.split(0.9)"
-            )
-
     def _learn_from_half(self, held_out: Any, names: Sequence[str]) -> tuple[list[tuple[Tensor, int]], Tensor]:
         """Let the method learn from half of the held-out images; return the rest, and the half's fingerprints."""
         why = f"{type(self).__name__} learns from one and sets its threshold on the other"
         half, rest = halves(held_out, self._check_fitted(), why)
-        self._refuse_training_images(torch.cat([half.prints, rest.prints]))
+        refuse_training_images(torch.cat([half.prints, rest.prints]), self.fitted_on)
         self.calibration = None  # what is learned changes the scores, so no earlier threshold holds
         with evaluating(self.net), torch.no_grad():
             self.fit_held_out(half.images, renumbered(half.labels, names, self.classes))
@@ -381,27 +372,6 @@ class Detector(ABC):
             p_value=calibration.p_values(calibrated.scores, score),
             is_ood=(score.double() > calibrated.threshold) | bad,
         )
-
-
-def _short(prints: Tensor) -> Tensor:
-    """Fingerprints (N, 16) as numbers of 64 bits, (N,)."""
-    return prints[:, :8].contiguous().view(torch.int64)[:, 0]
-
-
-def _smallest(prints: Sequence[Tensor]) -> Tensor:
-    """The KEPT_PRINTS smallest of fingerprints (N, 16), as sorted numbers: a random sample that no order changes."""
-    smallest: Tensor = torch.cat([_short(each) for each in prints]).unique()[:KEPT_PRINTS]
-    return smallest
-
-
-def _sampled_prints(train_set: Any, preprocess: Preprocess) -> list[Tensor]:
-    """Fingerprints of a few training images, for methods that read none."""
-    if isinstance(train_set, Iterator):  # it may be read only once
-        return [torch.empty(0, 16, dtype=torch.uint8)]
-    if not is_sized(train_set):
-        return [fingerprints(next(batches(train_set, preprocess))[0])]
-    count = KEPT_PRINTS // 4 if isinstance(train_set, (Tensor, np.ndarray, ImageSet)) else READ_PRINTS
-    return [fingerprints(choose(train_set, preprocess, count, "random", seed=0, at_least=1))]
 
 
 def passes(net: Classifier) -> int:

@@ -167,7 +167,7 @@ def evaluating(network: nn.Module) -> Iterator[None]:
         for module in modules:
             _MODES.setdefault(module, module.training)
             _USERS[module] += 1
-        if modules:
+        if any(module.training for module in modules):
             network.eval()
     try:
         yield
