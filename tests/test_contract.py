@@ -10,6 +10,7 @@ import math
 import sys
 from concurrent.futures import ThreadPoolExecutor
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -323,6 +324,8 @@ WRONG = (
     *(torch.zeros(2, 3, 12, 12), torch.zeros(1, 12, 12), torch.zeros(2, 1, 12, 12, dtype=torch.int64)),
     *(torch.full((2, 1, 12, 12), 128.0), torch.zeros(2, 12, 12, 1), torch.zeros(2, 1, 12, 12).to_sparse()),
     *([torch.zeros(1, 12, 12).to_sparse()], torch.empty(2, 1, 12, 12, device="meta"), [], "no file.png", 3),
+    *(torch.tensor(0.5), np.array(0.5), torch.zeros(2, 1, 12, 12).to(torch.float8_e4m3fn)),
+    torch.nested.nested_tensor([torch.zeros(1, 12, 12)]),
 )
 
 

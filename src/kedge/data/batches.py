@@ -102,7 +102,8 @@ def _raw(source: Any, size: int) -> Iterator[tuple[Any, Any]]:
         parts = source.labels.split(size) if source.labels is not None else itertools.repeat(None)
         yield from zip(source.images.split(size), parts)  # noqa: B905 -- repeat(None) has no end
     elif _is_array(source):
-        source = dense(source) if isinstance(source, Tensor) else source
+        if (dense(source) if isinstance(source, Tensor) else source).ndim == 0:
+            raise InputError("images must be (B, D, H, W) or a list of images; got a single number")
         yield from ((source[i : i + size], None) for i in range(0, len(source), size))
     elif isinstance(source, (Image.Image, str, os.PathLike)):
         yield [source], None

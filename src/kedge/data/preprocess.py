@@ -136,10 +136,13 @@ class Preprocess:
 
 
 def dense(images: Tensor) -> Tensor:
-    """Return a tensor if it is an ordinary one, with every value in memory."""
-    if images.layout != torch.strided or images.is_quantized or images.is_meta:
-        kind = "meta" if images.is_meta else "quantised" if images.is_quantized else str(images.layout)
-        raise InputError(f"images must be dense tensors with data; got a {kind} one: pass x.to_dense(), or its values")
+    """Return a tensor if it is an ordinary one: every value in memory, and no floating point number of 8 bits."""
+    odd = {"nested": images.is_nested, "quantised": images.is_quantized, "meta": images.is_meta}
+    odd[str(images.layout)] = images.layout != torch.strided
+    odd[str(images.dtype)] = images.is_floating_point() and images.element_size() == 1
+    if any(odd.values()):
+        kind = next(kind for kind, holds in odd.items() if holds)
+        raise InputError(f"images must be dense tensors (B, D, ...); got a {kind} one: pass x.to_dense() or x.float()")
     return images
 
 
