@@ -274,6 +274,8 @@ def test_the_outliers_are_remembered_as_having_been_used(tmp_path):
     net.outliers = fingerprints(images(3, seed=30))  # the network itself was trained with some
     detector = Mahalanobis(net, outliers=outliers).fit(labelled(60))
     assert detector.outliers.equal(net.outliers)  # nothing was learned from the others yet
+    with pytest.raises(NotReadyError, match=r"no weights for its layers yet: call calibrate\(held_out\), or"):
+        detector.score(images())
     detector.calibrate(images(60, seed=3)).save(tmp_path / "weighed.kedge")
     again = kedge.load(tmp_path / "weighed.kedge")
     assert detector.outliers.equal(again.outliers)

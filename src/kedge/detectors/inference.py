@@ -42,7 +42,7 @@ def thread_copies(detector: Detector, count: int) -> list[Detector]:
     """The detector and ``count - 1`` copies with the same weights, for threads that call one each.
 
     The modules are copied, since they may hold values during a pass; the weights are shared. A method that reads more
-    than the network's output is called by one thread at a time: the list is then the detector alone.
+    than the network's output may refer to its modules, so the list is then the detector alone.
     """
     if not reads_logits_alone(detector):
         return [detector]
