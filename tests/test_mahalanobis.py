@@ -16,7 +16,7 @@ from kedge.anchoring.sampling import choose_per_image
 from kedge.data.leakage import fingerprints
 from kedge.detectors.logistic import logistic_regression
 from kedge.detectors.mahalanobis import Mahalanobis, squared_distances
-from kedge.errors import InputError
+from kedge.errors import InputError, NotReadyError
 from kedge.models import build
 from kedge.models.ensemble import Ensemble
 from kedge.seeds import seeded
