@@ -30,12 +30,17 @@ def joined(a, b, name):
     return kedge.ImageSet(torch.cat([a.images, b.images]), name=name)
 
 
-@pytest.mark.parametrize("position", ["id", "ood"])
-def test_a_calibration_image_in_a_set_is_refused_and_named(detector, position):
-    leaky = joined(TEST if position == "id" else OOD, HELD_OUT.subset([3]), "leaky")
-    sets = (leaky, [OOD]) if position == "id" else (TEST, [leaky])
-    with pytest.raises(InputError, match=r"1 of the images in 'leaky' are among the calibration images .*number 40"):
-        kedge.evaluate({"amp": detector}, *sets)
+def test_a_calibration_image_in_a_set_is_refused_and_named(detector, tmp_path):
+    detector.save(tmp_path / "a.kedge")
+    for sets in (
+        (joined(TEST, HELD_OUT.subset([3]), "leaky"), [OOD]),
+        (TEST, [joined(OOD, HELD_OUT.subset([3]), "leaky")]),
+    ):
+        for each in (detector, kedge.load(tmp_path / "a.kedge")):
+            with pytest.raises(
+                InputError, match=r"1 of the images in 'leaky' are among the calibration images .*er 40"
+            ):
+                kedge.evaluate({"amp": each}, *sets)
 
 
 def test_anchors_and_training_images_are_refused(detector):
@@ -53,12 +58,6 @@ def test_what_the_network_was_trained_on_before_is_no_test_set_either(tmp_path):
     kedge.AMP(net).fit(TRAIN).calibrate(HELD_OUT).save(tmp_path / "a.kedge")
     with pytest.raises(InputError, match="is the training set of the network"):
         kedge.evaluate({"amp": kedge.load(tmp_path / "a.kedge")}, TRAIN, [OOD])
-
-
-def test_a_saved_detector_still_knows_its_calibration_images(detector, tmp_path):
-    detector.save(tmp_path / "a.kedge")
-    with pytest.raises(InputError, match="calibration images"):
-        kedge.evaluate({"amp": kedge.load(tmp_path / "a.kedge")}, joined(TEST, HELD_OUT, "leaky"), [OOD])
 
 
 @pytest.fixture
