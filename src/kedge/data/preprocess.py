@@ -9,7 +9,7 @@ import torch
 from PIL import ExifTags, Image, ImageOps
 from torch import Tensor
 
-from kedge.checks import finite, one_of, shape_of
+from kedge.checks import finite, layout_hint, one_of, shape_of
 from kedge.data.decoding import open_image
 from kedge.errors import InputError
 
@@ -51,8 +51,8 @@ class Preprocess:
         """Whether the inputs are images, (D, H, W), rather than vectors or signals."""
         return len(self.shape) == 3
 
-    def __call__(self, item: Any) -> Tensor:
-        """Turn one image (PIL, path, array or tensor) into a tensor of ``shape``, uint8 or floating point."""
+    def __call__(self, item: Any, *, nan: bool = False) -> Tensor:
+        """Turn one image (PIL, path, array or tensor) into a tensor of ``shape``; see `batch`."""
         if isinstance(item, (str, os.PathLike)):
             item = open_image(item)
         if isinstance(item, Image.Image):
@@ -61,22 +61,26 @@ class Preprocess:
             item = self._channels_first(item[None])[0]
         if not isinstance(item, Tensor):
             raise InputError(f"an image must be a PIL image, a path, an array or a tensor; got {type(item).__name__}")
-        return self.batch(item[None])[0]
+        return self.batch(dense(item)[None], nan=nan)[0]
 
-    def batch(self, images: Tensor | np.ndarray[Any, Any]) -> Tensor:
-        """Check a batch (B, D, H, W), or (B, H, W, D) for arrays, and resize it if needed."""
-        x = images if isinstance(images, Tensor) else self._channels_first(images)
+    def batch(self, images: Tensor | np.ndarray[Any, Any], *, nan: bool = False) -> Tensor:
+        """Check a batch (B, D, H, W), or (B, H, W, D) for arrays, and resize it if needed; uint8 or floating point.
+
+        NaN and infinite pixels are refused unless ``nan``.
+        """
+        x = dense(images) if isinstance(images, Tensor) else self._channels_first(images)
         if x.dtype == torch.bool or not (x.is_floating_point() or x.dtype == torch.uint8):
             raise InputError(f"images must be uint8 or floating point in [0, 1], got {x.dtype}")
         if not self.is_image:
             if tuple(x.shape[1:]) != self.shape:
                 raise InputError(f"inputs must be {self._expected}, got {tuple(x.shape)}; for one input pass x[None]")
-            return finite("inputs", x, "drop these inputs")
+            return x if nan else finite("inputs", x, "drop these inputs")
         if x.ndim != 4 or x.shape[1] != self.shape[0]:
-            raise InputError(f"images must be {self._expected}, got {tuple(x.shape)}; for one image pass x[None]")
+            hint = layout_hint(x.shape, self.shape[0])
+            raise InputError(f"images must be {self._expected}, got {tuple(x.shape)}; {hint}")
         if x.is_floating_point():
-            finite("images", x, "drop or repair these images")
-            low, high = (float(x.min()), float(x.max())) if x.numel() else (0.0, 0.0)
+            pixels = x.nan_to_num(0.0, 0.0, 0.0) if nan else finite("images", x, "drop or repair these images")
+            low, high = (float(pixels.min()), float(pixels.max())) if x.numel() else (0.0, 0.0)
             if low < -1e-3 or high > 1 + 1e-3:
                 raise InputError(
                     f"floating point images must lie in [0, 1], got values from {low:.3g} to {high:.3g}; pass images "
@@ -129,6 +133,17 @@ class Preprocess:
                 image = ImageOps.fit(image, (width, height), chosen, centering=(0.5, 0.5))
         pixels = torch.from_numpy(np.array(image, dtype=np.uint8))  # (H, W) or (H, W, D)
         return pixels[None] if channels == 1 else pixels.permute(2, 0, 1).contiguous()
+
+
+def dense(images: Tensor) -> Tensor:
+    """Return a tensor if it is an ordinary one: every value in memory, and no floating point number of 8 bits."""
+    odd = {"nested": images.is_nested, "quantised": images.is_quantized, "meta": images.is_meta}
+    odd[str(images.layout)] = images.layout != torch.strided
+    odd[str(images.dtype)] = images.is_floating_point() and images.element_size() == 1
+    if any(odd.values()):
+        kind = next(kind for kind, holds in odd.items() if holds)
+        raise InputError(f"images must be dense tensors (B, D, ...); got a {kind} one: pass x.to_dense() or x.float()")
+    return images
 
 
 def in_mode(image: Image.Image, mode: str) -> Image.Image:

@@ -57,6 +57,7 @@ def _detector(
     detector = method(net, **config | ({"score": score} if custom else {}))
     detector.preprocess = Preprocess(**header["preprocess"])
     detector.classes = tuple(header["classes"])
+    detector.fitted_on = tensors.get("fit.prints", detector.fitted_on)
     detector.load_state(artifact.part(tensors, "detector."))
     if calibrated is not None:
         values: dict[str, Any] = {name: value for name, value in calibrated.items() if name != "images"}

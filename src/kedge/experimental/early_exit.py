@@ -50,6 +50,7 @@ class EarlyExit(AMP):
         self._alpha = 0.05
         if isinstance(detector, AMP):
             self.preprocess, self.classes = detector.preprocess, detector.classes
+            self.fitted_on = detector.fitted_on
 
     def calibrate(
         self, held_out: Any, *, alpha: float = 0.05, delta: float | None = None, batch_size: int = 256

@@ -10,8 +10,8 @@ from kedge.anchoring import Anchored
 from kedge.anchoring.mean_anchor import Shifted, under_mean_anchor
 from kedge.checks import at_least
 from kedge.detectors.base import Outputs
+from kedge.detectors.logits import RescoringDetector
 from kedge.detectors.registry import register
-from kedge.detectors.rescoring import RescoringDetector
 from kedge.errors import ArchitectureError, InputError
 from kedge.models.classifier import Classifier
 from kedge.models.conversion import convert, head_conversion
