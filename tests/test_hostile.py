@@ -26,7 +26,6 @@ import numpy as np
 import pyarrow
 import pytest
 import torch
-import uvicorn
 from PIL import Image
 from pyarrow import parquet
 
@@ -38,7 +37,8 @@ from kedge.scoring import plan, read_rows, score_files
 from kedge.scoring.job import score_shards
 from kedge.serving import Settings, create_app
 from kedge.serving.bodies import FORMATS, Refused, decode, from_form, from_json
-from kedge.serving.guard import impatient
+from kedge.serving.server import Server
+from kedge.serving.service import VALUES
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # Pillow's, of what it finds in damaged files
 
@@ -530,6 +530,10 @@ def check_answer(request, status, content):
         assert "Traceback" not in answer["detail"]
         return
     for result in answer["results"] if "results" in answer else [answer["result"]]:
+        if result["error"] is not None:
+            assert result["error"].startswith(result["name"])
+            assert {result[name] for name in VALUES} == {None}
+            continue
         numbers = [result[name] for name in ("probability", "score", "tau", "p_value")]
         assert all(math.isfinite(number) for number in numbers)
         assert 0 < result["p_value"] <= 1
@@ -561,7 +565,7 @@ def test_every_hostile_request_is_answered_or_refused_and_the_next_good_one_is_a
         before = await good_answer(app)
         counts = await fuzz(app, cases, np.random.default_rng(5))
         service = app.state.service
-        assert (service.held, service.taken, service.batcher.queued) == (0, 0, 0)
+        assert (service.bytes.taken, service.places.taken, service.batcher.queued) == (0, 0, 0)
         assert await good_answer(app) == pytest.approx(before, rel=1e-4)
         return counts
 
@@ -610,8 +614,8 @@ def test_large_bodies_of_nothing_are_refused_at_once_and_in_a_thread(detector):
         b"[" + b"1," * (size // 2) + b"1]": 413,
         b'{"images":[' + b'"",' * (size // 3) + b'""]}': 413,
         b"9" * size: 422,
-        b'{"image":"' + b"=" * size + b'"}': 400,
-        b'{"image":"' + b"A" * size + b'%"}': 400,
+        b'{"image":"' + b"=" * size + b'"}': 200,  # a row with an error
+        b'{"image":"' + b"A" * size + b'%"}': 200,
         b'{"a":' * (size // 5): 413,
     }
 
@@ -664,7 +668,7 @@ def test_the_files_of_a_form():
 def test_bodies_that_fill_the_memory_for_them_wait_outside(detector):
     async def work(app):
         never = asyncio.create_task(ask(app, bytes(900), end="never"))
-        await until(lambda: app.state.service.held == 900)
+        await until(lambda: app.state.service.bytes.taken == 900)
         status, headers, content = await ask(app, bytes(200))
         assert (status, headers[b"retry-after"]) == (503, b"1")
         assert b"fill the memory" in content
@@ -686,11 +690,11 @@ def test_no_more_images_are_decoded_than_may_wait(detector, monkeypatch):
 
     async def work(app):
         first = asyncio.create_task(ask(app, form([SEEDS["png"]] * 3), kind="multipart/form-data; boundary=x"))
-        await until(lambda: app.state.service.taken == 3)
+        await until(lambda: app.state.service.places.taken == 3)
         assert (await ask(app, SEEDS["png"], method="GET", path="/readyz"))[0] == 200
         assert (await ask(app, form([SEEDS["png"]] * 2), kind="multipart/form-data; boundary=x"))[0] == 503
         second = asyncio.create_task(ask(app, SEEDS["png"]))
-        await until(lambda: app.state.service.taken == 4)
+        await until(lambda: app.state.service.places.taken == 4)
         assert (await ask(app, SEEDS["png"], method="GET", path="/readyz"))[0] == 503
         go.set()
         assert [(await task)[0] for task in (first, second)] == [200, 200]
@@ -702,22 +706,18 @@ def test_no_more_images_are_decoded_than_may_wait(detector, monkeypatch):
 
 
 @contextlib.contextmanager
-def served(detector, *, timeout=600, patience=300):
-    """The service on a port of this machine, as `kedge serve` starts it."""
-    others = set(threading.enumerate())
-    app = create_app(detector, Settings(timeout=timeout))
-    config = uvicorn.Config(app, port=0, log_level="warning", http=impatient(patience), timeout_keep_alive=1)
-    server = uvicorn.Server(config)
-    thread = threading.Thread(target=server.run)
-    thread.start()
-    while not server.started:
-        assert thread.is_alive()
-        time.sleep(0.01)
-    try:
-        yield server.servers[0].sockets[0].getsockname()[1]
-    finally:
-        server.should_exit = True
-        thread.join(60)
+def served(detector, *, timeout=600, **limits):
+    """The port of a service on this machine, as `kedge serve` starts it."""
+    others, settings = set(threading.enumerate()), Settings(timeout=timeout, **limits)
+    server = Server(create_app(detector, settings), settings)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=server.run, args=([listener],))
+        thread.start()
+        try:
+            yield listener.getsockname()[1]
+        finally:
+            server.should_exit = True
+            thread.join(60)
     assert set(threading.enumerate()) <= others
 
 
@@ -762,7 +762,7 @@ def test_bodies_that_trickle_in_get_408_and_hold_up_nobody(detector):
 
 
 def test_connections_that_nothing_comes_of_are_closed(detector):
-    with served(detector, patience=0.5) as port:
+    with served(detector, timeout=2) as port:
         begun = [b"", b"P", b"POST /v1/score HTTP/1.1\r\nHost:", head(10)[:-2]]
         begun.append(head(len(SEEDS["png"])) + SEEDS["png"] + b"GET /healthz HT")  # a second one that does not end
         heard = [everything(one) for one in [connected(port, first) for first in begun]]

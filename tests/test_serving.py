@@ -59,7 +59,7 @@ def expected(detector, *files):
     rows = detector([Image.open(io.BytesIO(data)) for data in files]).to_rows(CLASSES)
     close = {"probability": {"rel": 1e-4}, "score": {"rel": 1e-4}, "tau": {"abs": 1e-5}, "p_value": {}}
     return [
-        row | {"name": f"images[{k}]"} | {key: pytest.approx(row[key], **within) for key, within in close.items()}
+        row | {"name": f"images[{k}]", "error": None} | {key: pytest.approx(row[key], **within) for key, within in close.items()}
         for k, row in enumerate(rows)
     ]
 
@@ -93,8 +93,6 @@ def test_what_is_wrong_with_a_request_is_answered_and_so_is_the_next_one(http):
         (b"[1]", "application/json", 422, 'must be {"image"'),
         (b'{"images": 3}', "application/json", 422, "must be a list"),
         (b'{"images": []}', "application/json", 400, "at least one"),
-        (b'{"images": [3]}', "application/json", 400, r"images\[0\] must be base64 text; got int"),
-        (b'{"images": ["%%%"]}', "application/json", 400, r"images\[0\] must be base64"),
         (b'{"image": "", "images": []}', "application/json", 422, "must be"),
         (b"x=1", "application/x-www-form-urlencoded", 415, "content-type must be"),
         (b"nothing", "multipart/form-data", 422, "form cannot be read"),
@@ -126,7 +124,7 @@ def test_a_token_is_required_if_there_is_one(detector):
         for token, code in ((None, 401), ("other", 401), ("secret", 200)):
             headers = {} if token is None else {"Authorization": f"Bearer {token}"}
             assert [http.get(f"/{path}", headers=headers).status_code for path in ("v1/info", "metrics")] == [code] * 2
-        for address in ("/", "/healthz", "/readyz", "/docs", "/openapi.json"):
+        for address in ("/", "/healthz", "/readyz", "/openapi.json"):
             assert http.get(address).status_code == 200
 
 
@@ -231,7 +229,7 @@ def test_two_networks_answer_as_one(detector, monkeypatch):
     service, seen, explaining = app.state.service, [], []
 
     def watched(*given):
-        explaining.append((service.taken, threading.current_thread().name))
+        explaining.append((service.places.taken, threading.current_thread().name))
         return predictions_by_anchor(*given)
 
     monkeypatch.setattr("kedge.serving.service.predictions_by_anchor", watched)
@@ -511,7 +509,7 @@ def test_the_free_port_is_printed_and_answers_go_out_at_once(detector, tmp_path,
     done = run_cli("serve", tmp_path / "detector.kedge", "--port", "0", "--threads", "1")
     assert done.exit_code == 0, done.output
     assert ports[0] > 0
-    assert f"http://127.0.0.1:{ports[0]} " in done.output
+    assert f"http://127.0.0.1:{ports[0]}\n" in done.output
 
 
 @pytest.mark.parametrize(("host", "reason"), [("127.0.0.1", "in use"), ("no such.host", ""), ("a..b", "")])

@@ -30,6 +30,7 @@ class Metrics:
         self.requests = Counter("kedge_requests", "Requests answered, by status code.", ["code"], registry=own)
         self.latency = Histogram("kedge_request_seconds", "Time to answer.", buckets=LATENCIES, registry=own)
         self.images = Counter("kedge_images", "Images scored.", registry=own)
+        self.unreadable = Counter("kedge_images_unreadable", "Images with an error for a result.", registry=own)
         self.flagged = Counter("kedge_images_flagged", "Images flagged as out of distribution.", registry=own)
         words = "Scores; the buckets are quantiles of the calibration scores."
         self.scores = Histogram("kedge_score", words, buckets=edges, registry=own)

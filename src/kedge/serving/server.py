@@ -1,0 +1,148 @@
+"""The server: uvicorn, with limits on its connections, its patience and its log."""
+
+import asyncio
+import contextlib
+import logging
+import math
+import socket
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import uvicorn
+from fastapi import FastAPI
+from uvicorn.protocols.http.auto import AutoHTTPProtocol
+from uvicorn.server import ServerState
+
+from kedge.serving.settings import Settings
+
+FILES = 64  # descriptors for everything but connections
+LINES = 10  # that one statement may log in a minute
+LOGGERS = ("asyncio", "uvicorn.error", "kedge.serving.guard")
+
+
+class Connections(ServerState):
+    """The open connections of a server.
+
+    Args:
+        limit: Connections that may be open. For a further one, the one that waits for its client longest is cut.
+        patience: Seconds that a connection may wait for its client: for a request, for the rest of one, or for its
+            answer to be read.
+    """
+
+    def __init__(self, limit: int, patience: float) -> None:
+        super().__init__()
+        self.limit, self.patience = limit, patience
+
+    def make_room(self) -> None:
+        """Cut a connection if there are too many."""
+        waiting = [each for each in self.connections if isinstance(each, Connection) and not each.at_work()]
+        if len(self.connections) > self.limit and waiting:
+            min(waiting, key=lambda each: each.since).cut()
+
+    async def watch(self) -> None:
+        """Cut the connections that wait too long, for ever."""
+        while True:
+            await asyncio.sleep(min(1.0, self.patience / 4))
+            now = time.monotonic()
+            for each in list(self.connections):
+                if isinstance(each, Connection) and each.waited(now) > self.patience:
+                    each.cut()
+
+
+class Connection(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
+    """uvicorn's protocol, which by itself waits for ever for a request and for its answer to be read."""
+
+    since = -math.inf  # when it began to wait for its client
+    _stage: tuple[Any, ...] = ()
+
+    def connection_made(self, transport: Any) -> None:
+        """Accept a connection."""
+        super().connection_made(transport)
+        self.since = time.monotonic()
+        self.server_state.make_room()
+
+    def at_work(self) -> bool:
+        """Whether the service is about to answer a request that has arrived."""
+        cycle = self.cycle
+        return cycle is not None and not (cycle.more_body or cycle.response_complete or self.flow.write_paused)
+
+    def waited(self, now: float) -> float:
+        """For how long it has waited for its client without an event: a request, the end of one, or of an answer."""
+        stage = self.cycle and (self.cycle, self.cycle.more_body, self.cycle.response_complete)
+        if self.at_work() or stage != self._stage:
+            self._stage, self.since = stage, now
+        return now - self.since
+
+    def cut(self) -> None:
+        """Close the connection, also if data is left to be sent."""
+        self.connections.discard(self)
+        self.transport.abort()
+
+
+class Server(uvicorn.Server):
+    """The server of an application that `kedge.serving.create_app` returned."""
+
+    def __init__(self, app: FastAPI, settings: Settings) -> None:
+        files = _max_files()
+        backlog = max(1, min(128, files // 16))
+        # Up to four times the backlog are accepted before the first of them counts as open.
+        limit = max(1, min(settings.max_connections, files - FILES - 4 * backlog))
+        seconds = int(settings.timeout) + 1
+        super().__init__(
+            uvicorn.Config(
+                app, http=Connection, ws="none", log_level="warning", backlog=backlog, timeout_graceful_shutdown=seconds
+            )
+        )
+        self.server_state = Connections(limit, settings.timeout)
+
+    def run(self, sockets: list[socket.socket] | None = None) -> None:
+        """Serve until a signal comes."""
+        with _sparing_log():
+            super().run(sockets)
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Begin to serve."""
+        await super().startup(sockets)
+        assert isinstance(self.server_state, Connections)
+        self._watching = asyncio.create_task(self.server_state.watch())
+
+
+def _max_files() -> int:
+    """The number of files that this process may open."""
+    try:
+        import resource
+    except ImportError:  # Windows has no such limit
+        return 1 << 16
+    files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return 1 << 16 if files == resource.RLIM_INFINITY else files
+
+
+class _Sparing(logging.Filter):
+    """Passes a few lines a minute from each statement that logs; the next one says how many were left out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._lines: dict[tuple[str, int], tuple[float, int]] = {}  # by statement: begin of its minute, and count
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        statement, now = (record.name, record.lineno), time.monotonic()
+        begin, count = self._lines.get(statement, (now, 0))
+        if now - begin > 60:
+            if count > LINES:
+                record.msg = f"{record.msg} ({count - LINES} more like it in the minute before)"
+            begin, count = now, 0
+        self._lines[statement] = begin, count + 1
+        return count < LINES
+
+
+@contextlib.contextmanager
+def _sparing_log() -> Iterator[None]:
+    sparing = _Sparing()
+    for name in LOGGERS:
+        logging.getLogger(name).addFilter(sparing)
+    try:
+        yield
+    finally:
+        for name in LOGGERS:
+            logging.getLogger(name).removeFilter(sparing)
