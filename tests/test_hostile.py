@@ -9,9 +9,12 @@ import json
 import logging
 import math
 import os
+import re
 import select
 import socket
 import struct
+import subprocess
+import sys
 import tarfile
 import threading
 import time
@@ -37,7 +40,7 @@ from kedge.scoring import plan, read_rows, score_files
 from kedge.scoring.job import score_shards
 from kedge.serving import Settings, create_app
 from kedge.serving.bodies import FORMATS, Refused, decode, from_form, from_json
-from kedge.serving.server import Server
+from kedge.serving.server import Server, Sparing
 from kedge.serving.service import VALUES
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # Pillow's, of what it finds in damaged files
@@ -721,8 +724,12 @@ def served(detector, *, timeout=600, **limits):
     assert set(threading.enumerate()) <= others
 
 
-def connected(port, first=b"") -> socket.socket:
-    connection = socket.create_connection(("127.0.0.1", port), timeout=300)
+def connected(port, first=b"", buffer=None) -> socket.socket:
+    connection = socket.socket()
+    if buffer is not None:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, buffer)
+    connection.settimeout(300)
+    connection.connect(("127.0.0.1", port))
     connection.sendall(first)
     return connection
 
@@ -739,6 +746,10 @@ def everything(connection) -> bytes:
 def head(length, *more) -> bytes:
     lines = ["POST /v1/score HTTP/1.1", "Host: a", "Content-Type: image/png", f"Content-Length: {length}", *more]
     return "\r\n".join([*lines, "", ""]).encode()
+
+
+def healthy(port) -> bool:
+    return everything(connected(port, b"GET /healthz HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n")).endswith(b'"alive"}')
 
 
 def post(port, body=SEEDS["png"]) -> bytes:
@@ -759,6 +770,105 @@ def test_bodies_that_trickle_in_get_408_and_hold_up_nobody(detector):
         assert all(answer.startswith(b"HTTP/1.1 408") for answer in answers)
         assert b"did not arrive within 4 seconds" in answers[0]
         assert post(port).startswith(b"HTTP/1.1 200")
+
+
+def test_the_oldest_idle_connection_makes_room_and_one_at_work_is_never_cut(detector, monkeypatch):
+    begun, go = threading.Event(), threading.Event()
+
+    def slow(*arguments):
+        begun.set()
+        assert go.wait(60)
+        return decode(*arguments)
+
+    monkeypatch.setattr("kedge.serving.service.decode", slow)
+    with served(detector, max_connections=8) as port:
+        at_work = connected(port, head(len(SEEDS["png"]), "Connection: close") + SEEDS["png"])
+        assert begun.wait(60)
+        idle = [connected(port, b"GET /healthz HT") for _ in range(60)]
+        for old in idle[:50]:
+            assert everything(old) == b""
+        assert healthy(port)
+        go.set()
+        assert everything(at_work).startswith(b"HTTP/1.1 200")
+        assert post(port).startswith(b"HTTP/1.1 200")
+        for one in idle[50:]:
+            one.close()
+
+
+@pytest.mark.parametrize("answer", ["413", "503"])
+def test_an_answer_to_a_large_body_arrives_though_the_connection_is_closed_behind_it(detector, answer):
+    size = 30_000_000 if answer == "413" else 9_000_000
+    with served(detector, max_bytes=10_000_000, max_held=10_000_000) as port:
+        holder = connected(port, head(9_999_999) + bytes(9_000_000))
+        time.sleep(0.3)
+        sender = connected(port, head(size, "Connection: close"))
+        for _ in range(size // 1_000_000):  # all of it is sent before anything is read
+            sender.sendall(bytes(1_000_000))
+        received = b""
+        while more := sender.recv(65536):  # a reset would raise an error
+            received += more
+        assert received.startswith(b"HTTP/1.1 " + answer.encode())
+        assert b"detail" in received
+        holder.close()
+
+
+def test_a_body_that_never_ends_is_read_for_a_bounded_time(detector, monkeypatch):
+    monkeypatch.setattr("kedge.serving.guard.LINGER", 0.2)
+    with served(detector) as port:
+        started = time.monotonic()
+        with connected(port, head(10**12) + b"a") as endless:
+            assert endless.recv(12) == b"HTTP/1.1 413"
+        assert time.monotonic() - started < 10
+        waiting = connected(port, head(10**12, "Expect: 100-continue", "Connection: close"))
+        assert everything(waiting).startswith(b"HTTP/1.1 413")  # and never 100
+
+
+def test_idle_deaf_and_slow_clients_neither_exhaust_the_descriptors_nor_fill_the_log(detector, tmp_path):
+    """In a process that may open 200 files; clients that do not read are sent answers until their buffers are full."""
+    detector.save(tmp_path / "detector.kedge")
+    command = f"ulimit -n 200; exec {sys.executable} -m kedge serve {tmp_path}/detector.kedge --port 0 --timeout 6"
+    log = (tmp_path / "log").open("w+b")
+    process = subprocess.Popen(["sh", "-c", command], stderr=log)
+    attackers = []
+    try:
+        while b"serving" not in (started := (tmp_path / "log").read_bytes()):
+            assert process.poll() is None, started
+            time.sleep(0.1)
+        port = int(re.search(rb":(\d+)\n", started)[1])
+        assert post(port).startswith(b"HTTP/1.1 200")
+        descriptors = Path(f"/proc/{process.pid}/fd")
+        before = len(list(descriptors.iterdir()))
+        unread = b"GET /openapi.json HTTP/1.1\r\nHost: a\r\n\r\n" * 200
+        for first in (b"", unread, head(1000) + b"x", b"not HTTP\r\n\r\n"):
+            attackers += [connected(port, first, buffer=1000) for _ in range(200)]
+            assert healthy(port)
+            assert len(list(descriptors.iterdir())) < 200
+            assert post(port).startswith(b"HTTP/1.1 200")
+        deadline = time.monotonic() + 60
+        while len(list(descriptors.iterdir())) > before:  # all were cut, though they are open at the other end
+            assert time.monotonic() < deadline
+            assert healthy(port)
+            time.sleep(0.2)
+        assert post(port).startswith(b"HTTP/1.1 200")
+        assert (tmp_path / "log").stat().st_size < 10_000
+    finally:
+        for one in attackers:
+            one.close()
+        process.kill()
+        process.wait(timeout=10)
+        log.close()
+
+
+def test_a_statement_logs_a_few_lines_a_minute_and_then_how_many_were_left_out(monkeypatch):
+    clock = iter([*range(1000), 3000, 3001])
+    monkeypatch.setattr("kedge.serving.server.time.monotonic", lambda: next(clock) / 20)
+    sparing, passed = Sparing(), []
+    for number in range(1002):
+        record = logging.LogRecord("uvicorn.error", logging.WARNING, "", 7, "line %d", (number,), None)
+        if sparing.filter(record):
+            passed.append(record.getMessage())
+    assert passed[:10] == [f"line {number}" for number in range(10)]
+    assert passed[10:] == ["line 1000 (990 more like it before)", "line 1001"]
 
 
 def test_connections_that_nothing_comes_of_are_closed(detector):

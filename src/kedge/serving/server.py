@@ -11,11 +11,12 @@ from typing import Any
 
 import uvicorn
 from fastapi import FastAPI
-from uvicorn.protocols.http.auto import AutoHTTPProtocol
+from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
 
 from kedge.serving.settings import Settings
 
+QUEUE = 1024  # connections that the system holds until they are accepted
 FILES = 64  # descriptors for everything but connections
 LINES = 10  # that one statement may log in a minute
 LOGGERS = ("asyncio", "uvicorn.error", "kedge.serving.guard")
@@ -50,7 +51,7 @@ class Connections(ServerState):
                     each.cut()
 
 
-class Connection(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
+class Connection(H11Protocol):
     """uvicorn's protocol, which by itself waits for ever for a request and for its answer to be read."""
 
     since = -math.inf  # when it began to wait for its client
@@ -63,9 +64,9 @@ class Connection(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
         self.server_state.make_room()
 
     def at_work(self) -> bool:
-        """Whether the service is about to answer a request that has arrived."""
-        cycle = self.cycle
-        return cycle is not None and not (cycle.more_body or cycle.response_complete or self.flow.write_paused)
+        """Whether the service computes an answer, for a client that has sent nothing more and reads what it is sent."""
+        cycle, more = self.cycle, self.conn.trailing_data[0]
+        return cycle is not None and not (cycle.more_body or cycle.response_complete or self.flow.write_paused or more)
 
     def waited(self, now: float) -> float:
         """For how long it has waited for its client without an event: a request, the end of one, or of an answer."""
@@ -85,8 +86,8 @@ class Server(uvicorn.Server):
 
     def __init__(self, app: FastAPI, settings: Settings) -> None:
         files = _max_files()
-        backlog = max(1, min(128, files // 16))
-        # Up to four times the backlog are accepted before the first of them counts as open.
+        backlog = max(1, min(128, files // 16))  # connections that asyncio accepts at a time
+        # Up to four times as many are accepted before the first of them counts as open.
         limit = max(1, min(settings.max_connections, files - FILES - 4 * backlog))
         seconds = int(settings.timeout) + 1
         super().__init__(
@@ -104,6 +105,8 @@ class Server(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Begin to serve."""
         await super().startup(sockets)
+        for listener in sockets or ():
+            listener.listen(QUEUE)
         assert isinstance(self.server_state, Connections)
         self._watching = asyncio.create_task(self.server_state.watch())
 
@@ -118,7 +121,7 @@ def _max_files() -> int:
     return 1 << 16 if files == resource.RLIM_INFINITY else files
 
 
-class _Sparing(logging.Filter):
+class Sparing(logging.Filter):
     """Passes a few lines a minute from each statement that logs; the next one says how many were left out."""
 
     def __init__(self) -> None:
@@ -126,11 +129,12 @@ class _Sparing(logging.Filter):
         self._lines: dict[tuple[str, int], tuple[float, int]] = {}  # by statement: begin of its minute, and count
 
     def filter(self, record: logging.LogRecord) -> bool:
+        """Whether a line is logged."""
         statement, now = (record.name, record.lineno), time.monotonic()
         begin, count = self._lines.get(statement, (now, 0))
         if now - begin > 60:
             if count > LINES:
-                record.msg = f"{record.msg} ({count - LINES} more like it in the minute before)"
+                record.msg = f"{record.msg} ({count - LINES} more like it before)"
             begin, count = now, 0
         self._lines[statement] = begin, count + 1
         return count < LINES
@@ -138,7 +142,7 @@ class _Sparing(logging.Filter):
 
 @contextlib.contextmanager
 def _sparing_log() -> Iterator[None]:
-    sparing = _Sparing()
+    sparing = Sparing()
     for name in LOGGERS:
         logging.getLogger(name).addFilter(sparing)
     try:
