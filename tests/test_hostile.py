@@ -39,7 +39,7 @@ from kedge.errors import FileFormatError, InputError
 from kedge.scoring import plan, read_rows, score_files
 from kedge.scoring.job import score_shards
 from kedge.serving import Settings, create_app
-from kedge.serving.bodies import FORMATS, Refused, decode, from_form, from_json
+from kedge.serving.bodies import FORMATS, LARGE, Refused, decode, from_form, from_json
 from kedge.serving.server import Server, Sparing
 from kedge.serving.service import VALUES
 
@@ -409,7 +409,9 @@ def test_a_name_that_is_not_valid_text_is_escaped(detector, tmp_path):
 # --- requests, thousands of them, straight into the application -------------------------------------------------------
 
 
-async def ask(app, body=b"", *, kind="image/png", method="POST", path="/v1/score", headers=(), cut=(), end="end"):
+async def ask(
+    app, body=b"", *, kind="image/png", method="POST", path="/v1/score", headers=(), cut=(), end="end", wait=0
+):
     """Status, headers and body of an answer.
 
     The body comes cut in pieces; after it comes its end, a disconnection (``"gone"``) or nothing (``"never"``).
@@ -421,6 +423,7 @@ async def ask(app, body=b"", *, kind="image/png", method="POST", path="/v1/score
     sent = []
 
     async def receive():
+        await asyncio.sleep(wait)
         if incoming:
             return incoming.pop(0)
         await asyncio.sleep(60)
@@ -639,6 +642,9 @@ def test_json_of_far_more_values_than_images_is_refused_before_it_is_parsed(monk
         with pytest.raises(Refused, match="more values") as refused:
             from_json(b'{"images":[' + values * 1000, 64)
         assert refused.value.code == 413
+    monkeypatch.undo()
+    with pytest.raises(Refused, match="must be JSON"):
+        from_json(b"[" * 100_000, 100_000)  # deeper than Python recurses
 
 
 def test_the_files_of_a_form():
@@ -705,6 +711,83 @@ def test_no_more_images_are_decoded_than_may_wait(detector, monkeypatch):
     with_app(detector, work, max_images=4, max_queue=4)
 
 
+def test_a_large_jpeg_is_decoded_reduced_and_nearly_the_same(monkeypatch):
+    rule, rng, decoded = Preprocess((3, 224, 224)), np.random.default_rng(8), []
+    for options in ({}, {"progressive": True}):
+        flat = file(Image.new("RGB", (7000, 7000), "teal"), "JPEG", **options)
+        started = time.thread_time()
+        assert decode(flat, 0, rule, PIXELS, decoded.append).float().std(dim=(1, 2)).max() == 0
+        assert time.thread_time() - started < 1
+    # The coefficients of a progressive JPEG take memory at full size, so that these count.
+    assert decoded == [875 * 875, 7000 * 7000]
+    blurred = Image.fromarray(rng.integers(0, 256, (100, 120, 3)).astype(np.uint8)).resize((2400, 2000))
+    data = file(blurred, "JPEG", quality=90)
+    reduced = decode(data, 0, rule, PIXELS, decoded.append).int()
+    monkeypatch.setattr("kedge.serving.bodies.LARGE", 10**9)
+    whole = decode(data, 0, rule, PIXELS, decoded.append).int()
+    assert decoded[2:] == [1200 * 1000, 2400 * 2000]
+    assert (reduced - whole).abs().float().mean() < 0.5
+    assert (reduced - whole).abs().max() <= 4
+
+
+def test_a_large_jpeg_of_many_scans_is_refused_as_is_what_exceeds_the_pixels_of_a_request(detector):
+    flat = file(Image.new("L", (7000, 7000)), "JPEG", progressive=True)
+    last = flat[flat.rindex(b"\xff\xda") : -2]
+    with pytest.raises(InputError, match="scans of 7000 x 7000 pixels are too many"):
+        decode(flat[:-2] + last * 30 + flat[-2:], 0, RULE, PIXELS)
+
+    async def work(app):
+        parts = [file(Image.new("L", (100, 100)), "PNG")] * 3
+        _, _, content = await ask(app, form(parts), kind="multipart/form-data; boundary=x")
+        return [row["error"] for row in json.loads(content)["results"]]
+
+    first, second, third = with_app(detector, work, max_pixels=10_000, max_request_pixels=20_000)
+    assert first is second is None
+    assert "at most 20,000 pixels together" in third
+
+
+def test_large_images_and_long_requests_hold_up_no_others(detector, monkeypatch):
+    go, begun, order = threading.Event(), threading.Event(), []
+
+    def slow(data, place, preprocess, most, accept):
+        if accept.args != (LARGE,):  # in the thread for large images
+            begun.set()
+            assert go.wait(60)
+        order.append(len(data))
+        time.sleep(0.01)
+        return decode(data, place, preprocess, most, accept)
+
+    monkeypatch.setattr("kedge.serving.service.decode", slow)
+
+    async def work(app):
+        large = asyncio.create_task(ask(app, png(2500, 2000, bytes(2501 * 2000))))
+        await until(begun.is_set)
+        many = asyncio.create_task(ask(app, form([SEEDS["gif"]] * 64), kind="multipart/form-data; boundary=x"))
+        await until(lambda: len(order) > 5)
+        await good_answer(app)
+        assert order.index(len(SEEDS["png"])) < 40  # among the 64 of the other request
+        go.set()
+        assert [(await task)[0] for task in (many, large)] == [200, 200]
+
+    with_app(detector, work)
+
+
+def test_a_full_queue_is_noticed_before_a_body_is_read_or_parsed(detector, monkeypatch):
+    monkeypatch.setattr("kedge.serving.bodies.json.loads", lambda body: pytest.fail("it was parsed"))
+
+    async def work(app):
+        places = app.state.service.places
+        for full_from_the_start in (True, False):
+            with places.share() as take:
+                fill = asyncio.get_running_loop().call_later(0.2 * (not full_from_the_start), take, places.most)
+                await asyncio.sleep(0.1 * full_from_the_start)
+                late = asyncio.create_task(ask(app, b"{}", kind="application/json", end="end", wait=0.4))
+                assert (await late)[0] == 503
+                fill.cancel()
+
+    with_app(detector, work)
+
+
 # --- connections ------------------------------------------------------------------------------------------------------
 
 
@@ -749,7 +832,9 @@ def head(length, *more) -> bytes:
 
 
 def healthy(port) -> bool:
-    return everything(connected(port, b"GET /healthz HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n")).endswith(b'"alive"}')
+    return everything(connected(port, b"GET /healthz HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n")).endswith(
+        b'"alive"}'
+    )
 
 
 def post(port, body=SEEDS["png"]) -> bytes:

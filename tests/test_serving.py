@@ -27,9 +27,11 @@ from PIL import Image
 
 import kedge
 from helpers import encoded, images, network, picture, run_cli, small_amp
+from kedge.cli.serve import _listening
 from kedge.errors import InputError, KedgeWarning, NotReadyError
 from kedge.serving import Batcher, Busy, Settings, create_app
 from kedge.serving.explain import predictions_by_anchor
+from kedge.serving.guard import Guard
 from kedge.serving.metrics import WINDOW, Metrics
 
 CLASSES = ("ant", "bee", "cow")
@@ -59,7 +61,9 @@ def expected(detector, *files):
     rows = detector([Image.open(io.BytesIO(data)) for data in files]).to_rows(CLASSES)
     close = {"probability": {"rel": 1e-4}, "score": {"rel": 1e-4}, "tau": {"abs": 1e-5}, "p_value": {}}
     return [
-        row | {"name": f"images[{k}]", "error": None} | {key: pytest.approx(row[key], **within) for key, within in close.items()}
+        row
+        | {"name": f"images[{k}]", "error": None}
+        | {key: pytest.approx(row[key], **within) for key, within in close.items()}
         for k, row in enumerate(rows)
     ]
 
@@ -105,6 +109,24 @@ def test_what_is_wrong_with_a_request_is_answered_and_so_is_the_next_one(http):
         assert http.post("/v1/score", content=png(), headers=PNG).status_code == 200
 
 
+def test_an_image_that_cannot_be_read_has_an_error_in_its_row_and_the_others_have_results(detector, http):
+    good = base64.b64encode(png(1)).decode()
+    answer = http.post("/v1/score", json={"images": [good, "%%%", base64.b64encode(b"text").decode(), 3, good]})
+    first, *bad, last = answer.json()["results"]
+    assert [first, last] == [
+        row | {"name": name} for row in expected(detector, png(1)) for name in (row["name"], "images[4]")
+    ]
+    for place, (row, words) in enumerate(zip(bad, ("base64", "cannot be read", "got int"), strict=True), start=1):
+        assert row["name"] == f"images[{place}]"
+        assert re.match(rf"images\[{place}\] .*{words}", row["error"])
+        assert {value for key, value in row.items() if key not in ("name", "error")} == {None}
+        assert row.keys() == first.keys()
+    (only,) = http.post("/v1/score", **form(b"text")).json()["results"]
+    assert only["error"]
+    assert http.post("/v1/explain", **form(b"text")).status_code == 400
+    assert value(http.get("/metrics").text, "kedge_images_unreadable_total") >= 4
+
+
 def test_size_pixels_and_number_are_limited(detector):
     with client(detector, max_bytes=5000, max_pixels=1000, max_images=3, max_queue=64) as http:
         for request, code, words in [
@@ -121,8 +143,11 @@ def test_size_pixels_and_number_are_limited(detector):
 
 def test_a_token_is_required_if_there_is_one(detector):
     with client(detector, token="secret") as http:
-        for token, code in ((None, 401), ("other", 401), ("secret", 200)):
-            headers = {} if token is None else {"Authorization": f"Bearer {token}"}
+        for given, code in [
+            (None, 401), ("Bearer other", 401), ("secret", 401), ("Basic secret", 401), ("Bearer \xff", 401),
+            ("Bearer secret", 200), ("bearer secret", 200), ("BEARER  secret", 200),
+        ]:  # fmt: skip
+            headers = {} if given is None else {"Authorization": given.encode("latin-1")}
             assert [http.get(f"/{path}", headers=headers).status_code for path in ("v1/info", "metrics")] == [code] * 2
         for address in ("/", "/healthz", "/readyz", "/openapi.json"):
             assert http.get(address).status_code == 200
@@ -140,6 +165,14 @@ def test_mounted_in_another_application_it_answers_guards_and_counts(detector):
         http.portal.call(inner.state.service.stop)
     assert answer.json() == {"results": expected(detector, png(1))}
     assert value(text, 'kedge_requests_total{code="200"}') == 1
+
+
+def test_the_page_is_in_no_frame_and_loads_nothing_from_elsewhere(http):
+    page = http.get("/")
+    assert "frame-ancestors 'none'" in page.headers["content-security-policy"]
+    assert page.headers["x-content-type-options"] == "nosniff"
+    assert not re.search(r"(?:src|href)=.https?:", page.text)
+    assert [http.get(path).status_code for path in ("/docs", "/redoc")] == [404] * 2  # which load scripts
 
 
 def test_info_health_and_the_description(detector, http):
@@ -219,6 +252,15 @@ def test_a_detector_that_fails_is_reported_to_the_log_and_not_to_the_client(dete
     assert not any(word in answer.text for answer in answers for word in ("Zero", "division", "NaN"))
     assert "ZeroDivisionError" in caplog.text
     assert "the network gives NaN or infinite logits" in caplog.text
+
+
+def test_control_characters_are_escaped_in_the_log(detector, caplog):
+    def fails(scope, receive, send):
+        raise ZeroDivisionError
+
+    http = TestClient(Guard(fails, create_app(detector).state.service))
+    assert http.get("/%1b%5b31m%0aERROR").status_code == 500
+    assert r"no answer to 'GET' '/\x1b[31m\nERROR'" in caplog.messages
 
 
 def test_two_networks_answer_as_one(detector, monkeypatch):
@@ -514,7 +556,7 @@ def test_the_free_port_is_printed_and_answers_go_out_at_once(detector, tmp_path,
 
 @pytest.mark.parametrize(("host", "reason"), [("127.0.0.1", "in use"), ("no such.host", ""), ("a..b", "")])
 def test_an_address_that_cannot_be_used_is_refused_before_anything_is_loaded(host, reason):
-    with socket.create_server(("127.0.0.1", 0)) as busy:
+    with _listening("127.0.0.1", 0) as busy:  # by another service, which loads its detector
         port = str(busy.getsockname()[1])
         done = run_cli("serve", "none.kedge", "--host", host, "--port", port)
     with pytest.raises(InputError, match=rf"--host and --port must .*{re.escape(host)}, port {port} cannot .*{reason}"):
