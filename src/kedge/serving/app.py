@@ -12,7 +12,7 @@ from pydantic import BaseModel, Field
 
 from kedge.detectors import Detector
 from kedge.serving.explain import background, finite_or_none
-from kedge.serving.guard import add_guards
+from kedge.serving.guard import Guard
 from kedge.serving.service import Service
 from kedge.serving.settings import Settings
 
@@ -109,7 +109,7 @@ def create_app(detector: Detector, settings: Settings | None = None) -> FastAPI:
     )
     app.state.service = service
     _add_routes(app, service)
-    add_guards(app, service)
+    app.add_middleware(Guard, service=service)
     return app
 
 

@@ -1,12 +1,9 @@
 """The server: uvicorn, with limits on its connections, its patience and its log."""
 
 import asyncio
-import contextlib
 import logging
-import math
 import socket
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import uvicorn
@@ -34,33 +31,33 @@ class Connections(ServerState):
     def __init__(self, limit: int, patience: float) -> None:
         super().__init__()
         self.limit, self.patience = limit, patience
+        self.connections: set[Connection] = set()  # type: ignore[assignment]
 
     def make_room(self) -> None:
         """Cut a connection if there are too many."""
-        waiting = [each for each in self.connections if isinstance(each, Connection) and not each.at_work()]
-        if len(self.connections) > self.limit and waiting:
-            min(waiting, key=lambda each: each.since).cut()
+        if len(self.connections) > self.limit:
+            waiting = (each for each in self.connections if not each.at_work())
+            min(waiting, key=lambda each: each.since).cut()  # the newest at least has no request yet
 
     async def watch(self) -> None:
         """Cut the connections that wait too long, for ever."""
         while True:
             await asyncio.sleep(min(1.0, self.patience / 4))
             now = time.monotonic()
-            for each in list(self.connections):
-                if isinstance(each, Connection) and each.waited(now) > self.patience:
-                    each.cut()
+            for each in [each for each in self.connections if each.waited(now) > self.patience]:
+                each.cut()
 
 
 class Connection(H11Protocol):
     """uvicorn's protocol, which by itself waits for ever for a request and for its answer to be read."""
 
-    since = -math.inf  # when it began to wait for its client
-    _stage: tuple[Any, ...] = ()
+    server_state: Connections
+    _stage: Any = None
 
-    def connection_made(self, transport: Any) -> None:
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Accept a connection."""
         super().connection_made(transport)
-        self.since = time.monotonic()
+        self.since = time.monotonic()  # when it began to wait for its client
         self.server_state.make_room()
 
     def at_work(self) -> bool:
@@ -84,30 +81,37 @@ class Connection(H11Protocol):
 class Server(uvicorn.Server):
     """The server of an application that `kedge.serving.create_app` returned."""
 
+    server_state: Connections
+
     def __init__(self, app: FastAPI, settings: Settings) -> None:
         files = _max_files()
-        backlog = max(1, min(128, files // 16))  # connections that asyncio accepts at a time
+        at_once = max(1, min(128, files // 16))  # connections that asyncio accepts at a time
         # Up to four times as many are accepted before the first of them counts as open.
-        limit = max(1, min(settings.max_connections, files - FILES - 4 * backlog))
-        seconds = int(settings.timeout) + 1
+        limit = max(1, min(settings.max_connections, files - FILES - 4 * at_once))
+        end = int(settings.timeout) + 1
         super().__init__(
             uvicorn.Config(
-                app, http=Connection, ws="none", log_level="warning", backlog=backlog, timeout_graceful_shutdown=seconds
+                app, http=Connection, ws="none", log_level="warning", backlog=at_once, timeout_graceful_shutdown=end
             )
         )
         self.server_state = Connections(limit, settings.timeout)
 
     def run(self, sockets: list[socket.socket] | None = None) -> None:
         """Serve until a signal comes."""
-        with _sparing_log():
+        sparing = Sparing()
+        for name in LOGGERS:
+            logging.getLogger(name).addFilter(sparing)
+        try:
             super().run(sockets)
+        finally:
+            for name in LOGGERS:
+                logging.getLogger(name).removeFilter(sparing)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Begin to serve."""
         await super().startup(sockets)
         for listener in sockets or ():
             listener.listen(QUEUE)
-        assert isinstance(self.server_state, Connections)
         self._watching = asyncio.create_task(self.server_state.watch())
 
 
@@ -138,15 +142,3 @@ class Sparing(logging.Filter):
             begin, count = now, 0
         self._lines[statement] = begin, count + 1
         return count < LINES
-
-
-@contextlib.contextmanager
-def _sparing_log() -> Iterator[None]:
-    sparing = Sparing()
-    for name in LOGGERS:
-        logging.getLogger(name).addFilter(sparing)
-    try:
-        yield
-    finally:
-        for name in LOGGERS:
-            logging.getLogger(name).removeFilter(sparing)
