@@ -97,9 +97,10 @@ class Service:
             readable = [image for image in images if isinstance(image, Tensor)]
             rows = iter(await self.batcher.submit(readable) if readable else ())
         self.metrics.unreadable.inc(len(images) - len(readable))
+        failed = dict.fromkeys(VALUES)
         return [
-            (next(rows) | {"error": None} if isinstance(image, Tensor) else _unreadable(image))
-            | {"name": f"images[{place}]"}
+            (next(rows) if isinstance(image, Tensor) else failed)
+            | {"name": f"images[{place}]", "error": None if isinstance(image, Tensor) else str(image)}
             for place, image in enumerate(images)
         ]
 
@@ -151,19 +152,14 @@ class Service:
                     raise InputError(f"the images of a request must have at most {most:,} pixels together")
                 left -= pixels
 
-        def run(threads: ThreadPoolExecutor, at_once: int, file: bytes, place: int) -> asyncio.Future[Tensor]:
-            rest = (file, place, self.preprocess, self.settings.max_pixels, partial(accept, at_once))
-            function = decode if threads is self.reader else _decode_large
-            return asyncio.get_running_loop().run_in_executor(threads, function, *rest)
-
-        async def decoded(file: bytes | InputError, place: int) -> Tensor | InputError:
-            if isinstance(file, InputError):
-                return file
+        async def decoded(file: bytes, place: int, large: bool = False) -> Tensor | InputError:
+            threads, function = (self.large_reader, _decode_large) if large else (self.reader, decode)
+            most = self.settings.max_pixels
+            rest = (file, place, self.preprocess, most, partial(accept, most if large else LARGE))
             try:
-                try:
-                    return await run(self.reader, LARGE, file, place)
-                except LargeError:
-                    return await run(self.large_reader, self.settings.max_pixels, file, place)
+                return await asyncio.get_running_loop().run_in_executor(threads, function, *rest)
+            except LargeError:
+                return await decoded(file, place, large=True)
             except InputError as error:
                 return error
 
@@ -171,7 +167,7 @@ class Service:
 
         async def some() -> None:
             for place, file in waiting:
-                images[place] = await decoded(file, place)
+                images[place] = file if isinstance(file, InputError) else await decoded(file, place)
 
         await asyncio.gather(*(some() for _ in range(self.settings.readers)))
         return [images[place] for place in range(len(files))]
@@ -194,10 +190,6 @@ def _decode_large(*arguments: Any) -> Tensor:
     finally:
         if hasattr(LIBC, "malloc_trim"):
             LIBC.malloc_trim(0)
-
-
-def _unreadable(error: InputError) -> dict[str, Any]:
-    return dict.fromkeys(VALUES) | {"error": str(error)}
 
 
 def _share_threads(threads: int, lanes: int, number: int) -> None:
