@@ -39,7 +39,7 @@ class Metrics:
         self.batches = histogram("kedge_batch_images", "Images in a batch.", buckets=SIZES)
         self.queue = gauge("kedge_queue_images", "Images that wait.")
         self.drift, self.window = Martingale(calibration, bounded=True), _window_test(calibration)
-        self.wealth = gauge("kedge_drift_log_wealth", "Log wealth of the martingale; without drift above 4.6 in at most 1 %.")
+        self.wealth = gauge("kedge_drift_log_wealth", "Log wealth; without drift above 4.6 in at most 1 %.")
         self.drifted = gauge("kedge_drift_alarm", "1 once the martingale's wealth has reached 100.")
         self.p_value = gauge("kedge_drift_window_p_value", f"Test of the newest {WINDOW} scores against calibration.")
         self.p_value.set(1)

@@ -144,12 +144,12 @@ class Service:
 
         def accept(at_once: int, pixels: int) -> None:
             nonlocal left
-            if pixels > at_once:
-                raise LargeError
             with lock:
                 if pixels > left:
                     most = self.settings.max_request_pixels
                     raise InputError(f"the images of a request must have at most {most:,} pixels together")
+                if pixels > at_once:
+                    raise LargeError
                 left -= pixels
 
         async def decoded(file: bytes, place: int, large: bool = False) -> Tensor | InputError:
