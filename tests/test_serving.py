@@ -5,12 +5,9 @@ import base64
 import copy
 import io
 import json
-import os
 import re
 import signal
 import socket
-import subprocess
-import sys
 import threading
 import time
 import warnings
@@ -26,7 +23,7 @@ from fastapi.testclient import TestClient
 from PIL import Image
 
 import kedge
-from helpers import encoded, images, network, picture, run_cli, small_amp
+from helpers import encoded, images, network, picture, run_cli, service_process, small_amp
 from kedge.cli.serve import _listening
 from kedge.errors import InputError, KedgeWarning, NotReadyError
 from kedge.serving import Batcher, Busy, Settings, create_app
@@ -371,21 +368,19 @@ def later(batcher, *sizes):
     return [asyncio.create_task(batcher.submit(ones(n, 10 * k))) for k, n in enumerate(sizes)]
 
 
-def test_requests_that_come_together_share_batches_and_get_their_own_answers():
+def test_callers_share_batches_of_half_of_what_waits_and_get_their_own_answers():
     run = Recorded(answer=lambda images: time.sleep(0.02) or [2 * float(x) for x in images])
     sizes = (1, 2, 3, 11, 1)
     answers = batching(lambda b: asyncio.gather(*later(b, *sizes)), run, max_delay=0.05)
     assert answers == [[2.0 * (10 * k + i) for i in range(n)] for k, n in enumerate(sizes)]
     assert (sum(run.sizes), max(run.sizes), len(run.sizes)) == (18, 8, 3)  # 18 images in batches of eight
 
-
-def test_a_batch_is_half_of_what_several_callers_wait_for():
-    async def work(batcher):
+    async def many_callers_then_one(batcher):
         await asyncio.gather(*later(batcher, *[1] * 32))
         await batcher.submit(ones(32))
 
     run = Recorded()
-    batching(work, run, max_batch=64, max_delay=0.05)
+    batching(many_callers_then_one, run, max_batch=64, max_delay=0.05)
     assert run.sizes == [16, 8, 8, 32], "the last has one caller, who gains nothing by halves"
 
 
@@ -421,42 +416,34 @@ def test_a_caller_alone_does_not_wait_and_several_are_waited_for_unless_there_is
     batching(work_is_waiting, busy, max_batch=4, max_delay=60)
 
 
-def test_a_full_queue_is_busy_and_has_room_again_later():
+def test_a_full_queue_is_busy_a_failure_reaches_its_callers_and_stopping_answers_what_was_accepted():
     run = Recorded(threading.Event())
 
-    async def work(batcher):
+    async def full(batcher):
         (first,) = later(batcher, 4)
         await asyncio.sleep(0.05)
         with pytest.raises(Busy):
             await batcher.submit(ones(1))
         run.go.set()
-        assert len(await first) == 4
-        assert len(await batcher.submit(ones(4))) == 4
-        await batcher.stop()
-        with pytest.raises(Busy, match="stopping"):
-            await batcher.submit(ones(1))
+        assert len(await first) == len(await batcher.submit(ones(4))) == 4
 
-    batching(work, run, max_batch=2, max_queue=4)
-
-
-def test_stopping_answers_what_was_accepted():
-    async def work(batcher):
-        tasks = later(batcher, 5, 5, 5, 5)
-        await asyncio.sleep(0)
-        await batcher.stop()
-        return await asyncio.gather(*tasks)
-
-    assert batching(work, floats, max_batch=1) == [[10.0 * k + n for n in range(5)] for k in range(4)]
-
-
-def test_a_failure_reaches_its_callers_and_nobody_else():
-    async def work(batcher):
+    async def failing(batcher):
         with pytest.raises(ValueError, match="bad network"):
             await batcher.submit(ones(5))
         assert batcher.queued == 0
         assert await batcher.submit(ones(2, 7)) == [7.0, 8.0]
 
-    batching(work, lambda images: fail(images) if float(images[0]) == 0 else floats(images), max_batch=2)
+    async def stopping(batcher):
+        tasks = later(batcher, 5, 5, 5, 5)
+        await asyncio.sleep(0)
+        await batcher.stop()
+        with pytest.raises(Busy, match="stopping"):
+            await batcher.submit(ones(1))
+        return await asyncio.gather(*tasks)
+
+    batching(full, run, max_batch=2, max_queue=4)
+    batching(failing, lambda images: fail(images) if float(images[0]) == 0 else floats(images), max_batch=2)
+    assert batching(stopping, floats, max_batch=1) == [[10.0 * k + n for n in range(5)] for k in range(4)]
 
 
 def test_images_whose_callers_gave_up_are_not_computed():
@@ -499,41 +486,17 @@ def test_images_whose_callers_gave_up_are_not_computed():
 # --- the command, in a process of its own ---------------------------------------------------------------------------
 
 
-@pytest.fixture
-def running(detector, tmp_path):
-    detector.save(tmp_path / "detector.kedge")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    command = [sys.executable, "-m", "kedge", "serve", str(tmp_path / "detector.kedge"), "--port", str(port)]
-    process = subprocess.Popen(
-        command, env=os.environ | {"OMP_NUM_THREADS": "1"}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
-    address = f"http://127.0.0.1:{port}"
-    for _ in range(600):
-        try:
-            httpx.get(f"{address}/readyz", timeout=1)
-            break
-        except httpx.TransportError:
-            assert process.poll() is None, process.stderr.read()
-            time.sleep(0.1)
-    yield process, address
-    process.kill()
-    process.wait(timeout=10)
-
-
-def test_many_clients_at_once_get_their_own_answers_and_sigterm_ends_it(detector, running):
-    process, address = running
+def test_many_clients_at_once_get_their_own_answers_and_sigterm_ends_it(detector, tmp_path):
     files = [png(n) for n in range(24)]
-    with ThreadPoolExecutor(24) as clients:
-        post = partial(httpx.post, f"{address}/v1/score", headers=PNG, timeout=30)
+    with service_process(detector, tmp_path) as (process, port, log), ThreadPoolExecutor(24) as clients:
+        post = partial(httpx.post, f"http://127.0.0.1:{port}/v1/score", headers=PNG, timeout=60)
         answers = list(clients.map(lambda data: post(content=data), files))
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(timeout=30) == 0
     assert [answer.status_code for answer in answers] == [200] * 24
     scores = [answer.json()["results"][0]["score"] for answer in answers]
     assert scores == [row["score"] for row in expected(detector, *files)]
-    process.send_signal(signal.SIGTERM)
-    assert process.wait(timeout=30) == 0
-    assert "Traceback" not in process.stderr.read()
+    assert "Traceback" not in log.read_text()
 
 
 def test_the_free_port_is_printed_and_answers_go_out_at_once(detector, tmp_path, monkeypatch):
