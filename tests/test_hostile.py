@@ -936,6 +936,10 @@ def test_idle_deaf_and_slow_clients_neither_exhaust_the_descriptors_nor_fill_the
             assert time.monotonic() < deadline
             assert healthy(port)
             time.sleep(0.2)
+        chatty = tiff((259, 5), *((tag, 1) for tag in range(60_000, 61_000)))
+        for tag in range(60_000, 61_000):  # of no known type: libtiff writes 280 bytes to stderr for each
+            chatty = chatty.replace(struct.pack("<HH", tag, 4), struct.pack("<HH", tag, 0))
+        assert post(port, chatty).startswith(b"HTTP/1.1 400")
         assert post(port).startswith(b"HTTP/1.1 200")
         assert log.stat().st_size < 10_000
 

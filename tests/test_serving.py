@@ -236,16 +236,17 @@ def test_metrics_compare_the_newest_scores_with_the_calibration_and_forget_the_a
 
 
 def test_a_detector_that_fails_is_reported_to_the_log_and_not_to_the_client(detector, monkeypatch, caplog):
-    divides, gives_nan = create_app(detector), create_app(detector)
+    divides, gives_nan, slow = create_app(detector), create_app(detector), create_app(detector, Settings(timeout=0.1))
     batcher = divides.state.service.batcher
     monkeypatch.setattr(batcher, "runs", [lambda images: 1 / 0] * len(batcher.runs))
     for weights in gives_nan.state.service.detector.net.parameters():
         weights.data.fill_(float("nan"))
+    monkeypatch.setattr(slow.state.service.batcher, "runs", [lambda images: time.sleep(0.3)])
     answers = []
-    for broken, paths in ((divides, ["score"]), (gives_nan, ["score", "explain"])):
+    for broken, paths in ((divides, ["score"]), (gives_nan, ["score", "explain"]), (slow, ["score"])):
         with TestClient(broken, raise_server_exceptions=False) as http:
             answers += [http.post(f"/v1/{path}", content=png(), headers=PNG) for path in paths]
-    assert [answer.status_code for answer in answers] == [500] * 3
+    assert [answer.status_code for answer in answers] == [500, 500, 500, 504]
     assert not any(word in answer.text for answer in answers for word in ("Zero", "division", "NaN"))
     assert "ZeroDivisionError" in caplog.text
     assert "the network gives NaN or infinite logits" in caplog.text

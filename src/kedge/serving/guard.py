@@ -17,7 +17,7 @@ from kedge.serving.service import Service
 
 LINGER = 2.0  # seconds, and
 LINGER_BYTES = 100_000_000  # that the rest of a body is read for
-OPEN = ("/", "/healthz", "/readyz", "/openapi.json")  # need no token: the page itself asks for it
+OPEN = ("/", "/healthz", "/readyz", "/openapi.json")  # need no token; the page takes it from its address
 log = logging.getLogger(__name__)
 
 

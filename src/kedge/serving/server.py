@@ -1,9 +1,13 @@
 """The server: uvicorn, with limits on its connections, its patience and its log."""
 
 import asyncio
+import contextlib
+import ctypes
 import logging
+import re
 import socket
 import time
+from pathlib import Path
 from typing import Any
 
 import uvicorn
@@ -98,6 +102,7 @@ class Server(uvicorn.Server):
 
     def run(self, sockets: list[socket.socket] | None = None) -> None:
         """Serve until a signal comes."""
+        _quiet_libtiff()
         sparing = Sparing()
         for name in LOGGERS:
             logging.getLogger(name).addFilter(sparing)
@@ -123,6 +128,15 @@ def _max_files() -> int:
         return 1 << 16
     files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     return 1 << 16 if files == resource.RLIM_INFINITY else files
+
+
+def _quiet_libtiff() -> None:
+    """Keep Pillow's libtiff from writing lines to stderr for everything that is wrong with a file."""
+    with contextlib.suppress(OSError, AttributeError):
+        for path in set(re.findall(r"/\S*libtiff\S*", Path("/proc/self/maps").read_text())):
+            library = ctypes.CDLL(path)
+            library.TIFFSetErrorHandler(None)
+            library.TIFFSetWarningHandler(None)
 
 
 class Sparing(logging.Filter):
