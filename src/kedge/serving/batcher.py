@@ -109,11 +109,12 @@ class Batcher:
             images = torch.stack([image for image, _, _ in batch])
             try:
                 results = await asyncio.get_running_loop().run_in_executor(thread, run, images)
+                pairs = list(zip(batch, results, strict=True))
             except Exception as error:  # for the callers, with all their images; the service goes on
                 for answer in (each for _, _, answers in batch for each in answers if not each.done()):
                     answer.set_exception(error)
             else:
-                for (_, answer, _), result in zip(batch, results, strict=True):
+                for (_, answer, _), result in pairs:
                     if not answer.done():  # the caller may be gone
                         answer.set_result(result)
             self._computing -= last
