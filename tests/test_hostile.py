@@ -796,6 +796,19 @@ def test_a_full_queue_is_noticed_before_a_body_is_read_or_parsed(detector, monke
     assert len(read) == 1
 
 
+def test_what_would_not_be_answered_in_time_is_refused_at_once(detector):
+    async def work(app):
+        runs = app.state.service.batcher.runs
+        runs[:] = [lambda images, run=run: time.sleep(0.1) or run(images) for run in runs]
+        tasks = []
+        for _ in range(80):  # at four times the capacity
+            tasks.append(asyncio.create_task(ask(app, SEEDS["png"])))
+            await asyncio.sleep(0.025 / len(runs))
+        return {(await task)[0] for task in tasks}
+
+    assert with_app(detector, work, timeout=2, max_batch=1) == {200, 503}
+
+
 # --- connections ------------------------------------------------------------------------------------------------------
 
 

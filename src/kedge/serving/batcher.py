@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import math
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -50,6 +51,7 @@ class Batcher:
         self.runs, self.max_batch, self.max_delay, self.max_queue = runs, max_batch, max_delay, max_queue
         self._queue: list[Waiting] = []  # images that no network was given
         self._computing = 0
+        self._pace = 0.0  # seconds of one network for an image, smoothed
         self._more = asyncio.Event()
         self._stopping = False
         self._threads = [
@@ -62,6 +64,11 @@ class Batcher:
     def queued(self) -> int:
         """The number of unanswered images."""
         return self._computing + sum(not answer.done() for _, answer, _ in self._queue)
+
+    @property
+    def expected_wait(self) -> float:
+        """Seconds until an image would be answered that came now, by the speed of the last batches."""
+        return self.queued * self._pace / len(self.runs)
 
     async def stop(self) -> None:
         """Accept no more, answer what was accepted, and end."""
@@ -107,6 +114,7 @@ class Batcher:
                 continue
             self._computing += last
             images = torch.stack([image for image, _, _ in batch])
+            started = time.monotonic()
             try:
                 results = await asyncio.get_running_loop().run_in_executor(thread, run, images)
                 pairs = list(zip(batch, results, strict=True))
@@ -118,6 +126,8 @@ class Batcher:
                     if not answer.done():  # the caller may be gone
                         answer.set_result(result)
             self._computing -= last
+            pace = (time.monotonic() - started) / last
+            self._pace = 0.8 * self._pace + 0.2 * pace if self._pace else pace
 
     async def _wait_for(self, count: int) -> None:
         """Wait until this many images are queued, at most for ``max_delay``."""

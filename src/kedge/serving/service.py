@@ -41,7 +41,7 @@ class Room:
 
         def take(count: int) -> None:
             nonlocal own
-            if self.taken + max(count, 1) > self.most:  # taking none checks that there is room for one
+            if self.taken + count > self.most:
                 raise Busy(self.full)
             own += count
             self.taken += count
@@ -85,8 +85,8 @@ class Service:
 
     @property
     def ready(self) -> bool:
-        """Whether there is room for a request."""
-        return self.places.taken < self.places.most
+        """Whether there is room for a request, and it would be answered in time."""
+        return self.places.taken < self.places.most and self.batcher.expected_wait < self.settings.timeout / 2
 
     async def score(self, request: Request) -> list[dict[str, Any]]:
         """One row per image, named by its place in the request.
@@ -120,9 +120,9 @@ class Service:
         """The images of a request, decoded, with places in the queue; capacity is checked before each costly step."""
         parse = parser_of(request.headers.get("content-type", ""), self.settings.max_images)
         with self.bytes.share() as hold, self.places.share() as take:
-            take(0)
+            self._require_ready()
             body = await body_of(request, self.settings, hold)
-            take(0)
+            self._require_ready()
             files: Files = [body]
             if parse is not None and len(body) <= INLINE:
                 files = parse(body)
@@ -136,6 +136,10 @@ class Service:
             if parse is None and isinstance(images[0], InputError):
                 raise images[0]
             yield images
+
+    def _require_ready(self) -> None:
+        if not self.ready:
+            raise Busy(self.places.full)
 
     async def _decode(self, files: Files) -> list[Tensor | InputError]:
         """Decode the images of one request, a few at a time, so that other requests have their turn."""
