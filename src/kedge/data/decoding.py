@@ -3,6 +3,7 @@
 import io
 import os
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import BinaryIO
 
@@ -45,6 +46,7 @@ def open_image(
     name: str | None = None,
     formats: tuple[str, ...] | None = None,
     max_pixels: int | None = None,
+    before: Callable[[Image.Image], None] | None = None,
 ) -> Image.Image:
     """Decode an image file, with an error that names the file.
 
@@ -56,6 +58,7 @@ def open_image(
         name: Name of the file in errors.
         formats: Pillow's names of the accepted formats; by default all that it decodes itself.
         max_pixels: By default Pillow's own limit, ``Image.MAX_IMAGE_PIXELS``, which always holds.
+        before: Called with the image before its pixels are decoded; an error that it raises refuses the image.
 
     Example:
         >>> open_image("no such file.png")
@@ -69,6 +72,8 @@ def open_image(
                 size = f"{image.width} x {image.height}"
                 raise _TooLargeError(f"{name or path} must have at most {max_pixels:,} pixels; got {size}")
             _check(image, data, max_pixels)
+            if before is not None:
+                before(image)
             image.load()
             return image.copy()
     except _TooLargeError as error:

@@ -20,7 +20,7 @@ ALARMS, MISSES_PER_SET = 12, 4
 ANCHORS = 12  # shown at most: as many as fit side by side
 
 
-def png_address(image: Tensor) -> str:
+def png_address(image: Tensor, side: int = SIDE) -> str:
     """An image (D, H, W), uint8 or in [0, 1], as a data: address; unless D is 1 or 3, its mean over channels."""
     pixels = image.detach().cpu()
     if pixels.dtype != torch.uint8:
@@ -29,7 +29,7 @@ def png_address(image: Tensor) -> str:
         pixels = pixels.double().mean(dim=0, keepdim=True).round().to(torch.uint8)
     array = pixels.permute(1, 2, 0).contiguous().numpy()  # (H, W, D)
     drawn = Image.fromarray(array[..., 0] if array.shape[2] == 1 else array)
-    drawn.thumbnail((SIDE, SIDE), Image.Resampling.BOX)
+    drawn.thumbnail((side, side), Image.Resampling.BOX)
     target = io.BytesIO()
     drawn.save(target, format="png", optimize=True)
     return "data:image/png;base64," + base64.b64encode(target.getvalue()).decode()
