@@ -3,6 +3,7 @@
 import copy
 import json
 import math
+from dataclasses import dataclass, field
 
 import numpy as np
 import pytest
@@ -16,7 +17,7 @@ from torch.utils.data import BatchSampler, DataLoader, RandomSampler
 
 import kedge
 from helpers import colors, flat, labelled, same_weights
-from kedge.errors import InputError, KedgeError
+from kedge.errors import InputError, KedgeError, KedgeWarning
 from kedge.models import build
 from kedge.seeds import seeded
 from kedge.training import RECIPES, Recipe, recipe, statistics, train
@@ -431,6 +432,32 @@ def test_image_files_train_by_random_resized_crops_with_any_number_of_workers(tm
     nets = [train(network("anchored", classes=2), streamed, how, preprocess=shape, workers=n) for n in (0, 2)]
     assert nets[0].record["history"][-1]["accuracy"] > 0.9
     assert same_weights(*nets)
+
+
+@dataclass(frozen=True)
+class Damaged(torch.utils.data.Dataset):
+    """A set as `kedge.data.StreamedSet` is one, whose images 3 and 7 cannot be decoded."""
+
+    on_error: str = "raise"
+    skipped: list = field(default_factory=list)
+
+    def __len__(self):
+        return 40
+
+    def __getitem__(self, index):
+        if index not in (3, 7):
+            return colors()[index]
+        if self.on_error == "raise":
+            raise InputError(f"{index}.jpg cannot be decoded")
+        self.skipped.extend({f"{index}.jpg"} - set(self.skipped))
+        return self[index + 1]
+
+
+def test_images_that_cannot_be_decoded_are_skipped_counted_and_listed(tmp_path):
+    with pytest.warns(KedgeWarning, match=r"2 images were skipped in training: .*3\.jpg"):
+        net = train(network(), Damaged(), recipe(SHORT, batch=20), directory=tmp_path)
+    assert sorted(net.record["skipped"]) == ["3.jpg", "7.jpg"]
+    assert [line["skipped"] for line in net.record["history"]] == [2, 2]
 
 
 @pytest.mark.parametrize(
