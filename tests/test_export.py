@@ -549,7 +549,7 @@ def test_the_check_sees_nan_another_label_and_another_decision(name, change, det
         outputs = {key: getattr(detection, key).numpy() for key in ("score", "label", "is_ood")}
         return outputs | ({name: change(outputs[name])} if batch_size == changed_at else {})
 
-    monkeypatch.setattr("kedge.export.check.OnnxDetector", lambda path: run_file)
+    monkeypatch.setattr("kedge.export.runtime.OnnxDetector", lambda path: run_file)
     for changed_at in (None, 1):  # 1: not in the batch of all
         assert compare(detector, "a.onnx").is_close == (changed_at is None)
 

@@ -17,10 +17,8 @@ from kedge.models.classifier import Classifier
 from kedge.models.ensemble import Ensemble
 from kedge.seeds import mix_seed
 from kedge.training.engine import locked, make_engine
-from kedge.training.loader import TrainLoader, make_loader
+from kedge.training.loader import OutlierLoader, TrainLoader, make_loader, sample, statistics
 from kedge.training.losses import Loss, default_loss
-from kedge.training.normalization import sample, statistics
-from kedge.training.outlier_loader import OutlierLoader
 from kedge.training.recipes import Recipe
 from kedge.training.recipes import recipe as named_recipe
 from kedge.training.trainer import Progress, Trainer

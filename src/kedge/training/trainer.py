@@ -26,10 +26,9 @@ from kedge.seeds import mix_seed
 from kedge.training import checkpoint
 from kedge.training.checkpoint import Position, RunHistory
 from kedge.training.engine import Engine
-from kedge.training.loader import TrainBatch, TrainLoader
+from kedge.training.loader import OutlierLoader, TrainBatch, TrainLoader
 from kedge.training.losses import Loss, Step
 from kedge.training.optimizers import WeightAverage, make_optimizer
-from kedge.training.outlier_loader import OutlierLoader
 from kedge.training.recipes import Recipe
 
 CHECKPOINT = "last.ckpt"
