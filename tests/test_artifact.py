@@ -99,7 +99,6 @@ def assert_comes_back(detector, path, x=None, **given) -> kedge.Detector:
 def test_a_built_in_network_rebuilds_itself(name, dtype, detector_name, tmp_path):
     net = network(name, anchored=detector_name == "amp", dtype=dtype)
     detector = DETECTORS[detector_name](net).fit(labelled()).calibrate(labelled(seed=1), alpha=0.1, delta=0.5)
-    detector(images(5))
     state = torch.get_rng_state()
     again = assert_comes_back(detector, tmp_path / "a")
     assert torch.get_rng_state().equal(state)  # though building a network draws its weights
@@ -107,9 +106,8 @@ def test_a_built_in_network_rebuilds_itself(name, dtype, detector_name, tmp_path
     assert again.score(images()).dtype == dtype
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
+def test_every_option_of_amp_and_of_anchoring_comes_back(tmp_path):
+    for options in (
         {},
         {"variant": "authors", "k": 3},
         {"variant": "authors", "tau": "sum", "rescale": "plain"},
@@ -117,26 +115,18 @@ def test_a_built_in_network_rebuilds_itself(name, dtype, detector_name, tmp_path
         {"score": "tau"},
         {"anchors": "balanced", "k": 7, "seed": 3},
         {"anchors": images(4, seed=9)},
-    ],
-)
-def test_every_option_of_amp_comes_back(options, tmp_path):
-    detector = kedge.AMP(network(anchored=True), **options).fit(labelled()).calibrate(labelled(seed=1))
-    again = assert_comes_back(detector, tmp_path / "a")
-    anchors = again.net.anchors
-    assert again.fit(labelled(seed=5)).net.anchors.equal(anchors)  # fitted again, it keeps them
-
-
-def test_the_options_of_anchoring_come_back(tmp_path):
+    ):
+        detector = kedge.AMP(network(anchored=True), **options).fit(labelled()).calibrate(labelled(seed=1))
+        again = assert_comes_back(detector, tmp_path / "a")
+        anchors = again.net.anchors
+        assert again.fit(labelled(seed=5)).net.anchors.equal(anchors)  # fitted again, it keeps them
     for options in (
         {"corruption": Corruption(crop=False, gray=False), "every": 3},
         {"corruption": None, "mask": 0.25, "mask_target": "uniform", "seed": 11},
-        {"corruption": "default"},
     ):
-        net = network(anchored=True, **options)
-        net.train()
+        net = network(anchored=True, **options).train()
         net(images(4))
-        net(images(4))
-        assert assert_comes_back(kedge.AMP(net).fit(labelled()), tmp_path / "a").net.batches_seen == 2
+        assert assert_comes_back(kedge.AMP(net).fit(labelled()), tmp_path / "a").net.batches_seen == 1
 
 
 class _Blur:
@@ -158,21 +148,14 @@ def test_a_corruption_of_the_user_s_own_is_left_out(tmp_path):
         assert again.score(images()).equal(detector.score(images()))
 
 
-def test_what_is_missing_stays_missing(tmp_path):
-    """No statistics, no classes, no calibration, no record."""
+def test_what_is_missing_a_threshold_that_flags_nothing_and_mixed_precision_come_back(tmp_path):
     again = assert_comes_back(kedge.Energy(build("compact", width=4, classes=3)).fit(images()), tmp_path / "a")
     assert (again.net.has_statistics, again.classes, again.net.record) == (False, (), {})
-
-
-def test_a_threshold_that_flags_nothing_and_the_preprocessing_come_back(tmp_path):
     rule = kedge.Preprocess((3, 8, 12), resize="lanczos", fit="stretch")
     with pytest.warns(KedgeWarning):
         detector = kedge.Energy(network()).fit(images(), preprocess=rule).calibrate(torch.rand(5, 3, 8, 12))
     again = assert_comes_back(detector, tmp_path / "a", torch.rand(5, 3, 8, 12))
     assert (again.calibration.threshold, again.preprocess) == (float("inf"), rule)
-
-
-def test_a_network_in_mixed_precision_comes_back(tmp_path):
     net, fresh = (build("compact", width=4, classes=3) for _ in range(2))
     for each in (net, fresh):
         each.flatten.register_forward_hook(lambda module, args, output: output.double())
@@ -188,24 +171,20 @@ def test_saving_and_loading_again_gives_the_same_bytes(tmp_path):
     assert (tmp_path / "c").read_bytes() == (tmp_path / "b").read_bytes()
 
 
-def test_the_header_says_what_the_file_is(tmp_path):
+def test_any_reader_of_safetensors_can_read_the_header(tmp_path):
     detector = kedge.AMP(network(anchored=True)).fit(labelled()).calibrate(labelled(seed=1))
     detector.save(tmp_path / "a.kedge")
-    with safe_open(tmp_path / "a.kedge", framework="pt") as opened:  # any reader of safetensors can tell
+    with safe_open(tmp_path / "a.kedge", framework="pt") as opened:
         header = json.loads(opened.metadata()["kedge"])
         assert opened.get_tensor("calibration.scores").equal(detector.calibration.scores)
         assert opened.get_tensor("net.anchors").equal(detector.net.anchors)
     built = {"width": 4, "classes": 3, "channels": 3, "dropout": 0.0}
-    assert header["version"] == artifact.FORMAT_VERSION
-    assert header["network"]["spec"] == {"name": "compact", "arguments": built}
-    assert header["network"]["record"] == RECORD
-    assert header["detector"]["name"] == "amp"
-    assert header["preprocess"] == {"shape": [3, 8, 8], "resize": "bicubic", "fit": "crop"}
+    assert (header["version"], header["detector"]["name"]) == (artifact.FORMAT_VERSION, "amp")
+    assert header["network"] | {"spec": {"name": "compact", "arguments": built}, "record": RECORD} == header["network"]
+    assert header["preprocess"] | {"shape": [3, 8, 8], "resize": "bicubic", "fit": "crop"} == header["preprocess"]
     assert header["classes"] == ["ant", "bée", "\u732b"]
     calibration = header["calibration"]
     assert (calibration["threshold"], calibration["images"]) == (detector.calibration.threshold, 30)
-    assert len(header["sha256"]) == 64
-    assert set(header["versions"]) >= {"kedge", "torch"}
 
 
 # Networks and scores that are not in the file.
@@ -222,12 +201,8 @@ def test_a_foreign_network_is_given_again_as_it_was_or_wrapped(anchored, tmp_pat
     if not anchored:
         with pytest.raises(InputError, match="model= is anchored"):
             kedge.load(tmp_path / "a", model=mlp(anchored=True))
-
-
-def test_a_network_of_one_layer_comes_back(tmp_path):
-    x = torch.randn(30, 4)
-    detector = kedge.AMP(kedge.anchor(nn.Linear(4, 3), init="fresh")).fit(x)
-    assert_comes_back(detector, tmp_path / "a", x, model=nn.Linear(4, 3))
+    one = kedge.AMP(kedge.anchor(nn.Linear(4, 3), init="fresh")).fit(torch.randn(30, 4))  # a network of one layer
+    assert_comes_back(one, tmp_path / "b", torch.randn(5, 4), model=nn.Linear(4, 3))
 
 
 @pytest.mark.parametrize("anchored", [True, False])
@@ -315,13 +290,6 @@ def test_every_changed_weight_is_refused(saved, tmp_path):
                 read(path)
 
 
-def rewrite(path, change) -> None:
-    """Change the header and the tensors, and sign them anew, as someone with kedge at hand could."""
-    header, tensors = artifact.read(path)
-    change(header, tensors)
-    artifact.write(path, header, tensors)
-
-
 def test_an_edited_header_is_refused(saved, tmp_path):
     path = tmp_path / "a"
     path.write_bytes(saved.whole)
@@ -340,15 +308,11 @@ def test_an_edited_header_is_refused(saved, tmp_path):
         refused({"version": version}, message, artifact.read, artifact.read_header)
 
 
-def test_a_whole_file_of_something_else_is_refused(tmp_path):
+def test_a_signed_file_with_a_part_missing_or_unknown_is_refused(tmp_path):
     kedge.AMP(network(anchored=True)).fit(labelled()).calibrate(labelled(seed=1)).save(tmp_path / "a")
-    whole = (tmp_path / "a").read_bytes()
+    whole = artifact.read(tmp_path / "a")
     for change in (
         *(lambda h, t, key=key: h.pop(key) for key in ("detector", "network", "preprocess", "classes")),
-        lambda h, t: h.update(detector=None),
-        lambda h, t: h.update(detector="amp"),
-        lambda h, t: h.update(detector={"name": ["amp"], "config": {}}),
-        lambda h, t: h.update(network=[]),
         lambda h, t: h["detector"].update(name="oracle"),
         lambda h, t: h["detector"]["config"].update(unheard_of=1),
         lambda h, t: h["calibration"].pop("alpha"),
@@ -356,18 +320,22 @@ def test_a_whole_file_of_something_else_is_refused(tmp_path):
         lambda h, t: h["network"]["anchored"].pop("options"),
         lambda h, t: h["network"]["anchored"]["options"].update(unheard_of=1),
         lambda h, t: h["preprocess"].update(unheard_of=1),
-        lambda h, t: t.pop("calibration.scores"),
+        lambda h, t: h["classes"].append("more than the network has"),
         lambda h, t: h["network"].update(spec={"name": "oracle", "arguments": {}}),
-        lambda h, t: h["network"].update(spec={"name": "compact", "arguments": {"depth": 3}}),
+        lambda h, t: h["network"].update(spec={"name": "wrn", "arguments": {"depth": 6 * 10**8 + 4, "width": 1}}),
+        lambda h, t: h["network"].update(spec={"name": "compact", "arguments": {"width": 10**9}}),
+        lambda h, t: h["network"].update(conversions=[{"name": "udg", "arguments": {"head": "fc", "groups": 10**9}}]),
+        lambda h, t: h["detector"].update(name="mc_dropout", config={"samples": 10**9}),
+        lambda h, t: t.pop("calibration.scores"),
+        lambda h, t: t.update({"calibration.fingerprints": torch.zeros(3)}),
+        lambda h, t: t.pop("net.network.fc.bias"),
+        lambda h, t: t.update({"net.std": -t["net.std"]}),
     ):
-        (tmp_path / "a").write_bytes(whole)
-        rewrite(tmp_path / "a", change)
-        with pytest.raises(FileFormatError):
+        content = copy.deepcopy(whole)
+        change(*content)
+        signed(tmp_path / "a", *content)
+        with pytest.raises(KedgeError):
             kedge.load(tmp_path / "a")
-    (tmp_path / "a").write_bytes(whole)
-    rewrite(tmp_path / "a", lambda header, tensors: tensors.pop("net.network.fc.bias"))
-    with pytest.raises(KedgeError, match=r"network\.fc\.bias"):
-        kedge.load(tmp_path / "a")
 
 
 HOSTILE = (None, True, math.nan, math.inf, -5, 0, 99, 0.5, 2**70, 10**400, "", "oracle", [], [None], {})
@@ -557,21 +525,9 @@ def test_what_half_precision_holds_takes_half_the_room_and_comes_back_exactly(tm
         assert again.dtype == torch.float32
         assert torch.equal(again, tensor)
     assert sizes[0] - sizes[1] > 0.9 * 64 * 64 * 2
-
-
-def test_a_damaged_list_of_packed_tensors_is_refused(tmp_path):
+    net = kedge.anchor(build("compact", width=8), seed=0)
+    assert_comes_back(kedge.AMP(net.round_weights()).fit(images()).calibrate(images(seed=1)), tmp_path / "a")
     for packed in (5, ["nothing of the name"], "t", None, [["t"]]):
         signed(tmp_path / "a", {"version": artifact.FORMAT_VERSION, "packed": packed}, {"tensor": torch.ones(1)})
         with pytest.raises(FileFormatError, match="damaged header"):
             artifact.read(tmp_path / "a")
-
-
-def test_a_network_with_rounded_weights_is_saved_in_half_the_room_and_scores_the_same(tmp_path):
-    sizes = []
-    for rounded in (False, True):
-        net = kedge.anchor(build("compact", width=8), seed=0)
-        net.set_anchors(images(3))
-        detector = kedge.AMP(net.round_weights() if rounded else net).fit(images()).calibrate(images(seed=1))
-        assert_comes_back(detector, tmp_path / "a")
-        sizes.append((tmp_path / "a").stat().st_size)
-    assert sizes[1] < 0.62 * sizes[0]
