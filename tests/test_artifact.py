@@ -325,7 +325,7 @@ def test_a_signed_file_with_a_part_missing_or_unknown_is_refused(tmp_path):
         lambda h, t: h["network"].update(spec={"name": "wrn", "arguments": {"depth": 6 * 10**8 + 4, "width": 1}}),
         lambda h, t: h["network"].update(spec={"name": "compact", "arguments": {"width": 10**9}}),
         lambda h, t: h["network"].update(conversions=[{"name": "udg", "arguments": {"head": "fc", "groups": 10**9}}]),
-        lambda h, t: h["detector"].update(name="mc_dropout", config={"samples": 10**9}),
+        lambda h, t: h["detector"].update(name="odin", config={"temperature": 1e-200}),
         lambda h, t: t.pop("calibration.scores"),
         lambda h, t: t.update({"calibration.fingerprints": torch.zeros(3)}),
         lambda h, t: t.pop("net.network.fc.bias"),
@@ -386,6 +386,15 @@ def test_a_signed_file_with_another_value_is_refused_or_decides_the_same(name, t
             if not is_option and place[0] in header:
                 assert torch.equal(result.is_ood, expected.is_ood), (place, value)
                 assert torch.allclose(result.score, expected.score, atol=1e-4), (place, value)
+
+
+def test_a_file_whose_method_would_not_end_is_refused(tmp_path):
+    kedge.MCDropout(network("wrn"), samples=2).fit(labelled()).save(tmp_path / "a")
+    header, tensors = artifact.read(tmp_path / "a")
+    header["detector"]["config"]["samples"] = 10**9
+    signed(tmp_path / "a", header, tensors)
+    with pytest.raises(FileFormatError, match="passes"):
+        kedge.load(tmp_path / "a")
 
 
 def test_a_file_with_another_hash_than_expected_is_refused(tmp_path):

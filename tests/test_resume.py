@@ -3,6 +3,7 @@
 import contextlib
 import itertools
 import json
+import math
 import os
 import random
 import resource
@@ -160,6 +161,10 @@ def test_a_signed_checkpoint_with_another_value_is_refused_or_resumes_the_same(t
             with contextlib.suppress(KedgeError):
                 again = train(network(), toy(), how, directory=tmp_path)
                 assert place[0] != "run" or same_weights(again, expected), (place, value)
+    for change in ({"step": -1}, {"step": 10**6}, {"seen": None}, {"loss_sum": math.nan}, {"unheard_of": 1}):
+        signed(path, {**content[0], "checkpoint": content[0]["checkpoint"] | change}, content[1])
+        with pytest.raises(FileFormatError, match="must"):
+            train(network(), toy(), how, directory=tmp_path)
     path.write_bytes(whole)
     (tmp_path / "history.jsonl").write_text('{"epoch": 1}\n{"epo')
     with pytest.raises(FileFormatError, match=r"history\.jsonl is damaged"):
