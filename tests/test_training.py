@@ -217,7 +217,10 @@ def test_anchors_stay_clean_in_the_final_fraction_of_the_steps(fraction, corrupt
         (kedge.ImageSet(colors().images, torch.zeros(64).long()), r"at least two classes, got \[0\]"),
         (kedge.ImageSet(colors().images, torch.arange(64) % 3 - 1), r"labels must be 0, 1, .*got \[-1, 0, 1\]"),
         (colors(15), "batch of at least 16 images, got 15; lower batch"),
-        (colors(classes=4), r"labels must lie in 0\.\.2, since the network has 3 outputs; got .*classes=4"),
+        (
+            kedge.ImageSet(colors().images, torch.arange(64) % 4),
+            r"labels must lie in 0\.\.2, since the network has 3 outputs; got .*classes=4",
+        ),
         (None, r"data must be an ImageSet.*, got NoneType"),
         ([(torch.zeros(3, 8, 8, dtype=torch.uint8), 1)] * 32, "at least two classes; every image has 1"),
         (list(colors().images), "data must give labels"),
