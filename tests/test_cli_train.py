@@ -95,7 +95,7 @@ def test_options_are_checked_before_training(images, tmp_path, options, message)
     assert not (tmp_path / "run").exists()
 
 
-def test_images_on_disk_need_a_size(tmp_path):
+def test_images_on_disk_need_a_size_and_damaged_ones_are_skipped(tmp_path):
     for number in range(24):
         folder = tmp_path / "photos" / ("dark" if number % 2 else "light")
         folder.mkdir(exist_ok=True, parents=True)
@@ -106,6 +106,14 @@ def test_images_on_disk_need_a_size(tmp_path):
     done = run_cli(*command, "--size", "16", "--workers", "0")
     assert done.exit_code == 0, done.output
     assert kedge.load(tmp_path / "run" / "detector.kedge").preprocess.shape == (3, 16, 16)
+    if "on_error" in kedge.data.StreamedSet.__dataclass_fields__:
+        for number in (5, 6, 7, 12):
+            (tmp_path / "photos" / ("dark" if number % 2 else "light") / f"{number}.png").write_bytes(b"no image")
+        done = run_cli(*command, "--size", "16", "--workers", "2", "--no-resume")
+        assert done.exit_code == 0, done.output
+        skipped = kedge.load(tmp_path / "run" / "detector.kedge").net.record["skipped"]
+        assert all(f"{reason.split()[0].split('/')[1]}" in done.output for reason in skipped)
+        assert 1 <= len(skipped) <= 4  # the others were held out
 
 
 @needs_fabric
