@@ -19,8 +19,7 @@ from kedge.errors import InputError
 from kedge.pixels import to_unit
 from kedge.seeds import seeded
 from kedge.training import Recipe
-from kedge.training.loader import epoch_order
-from kedge.training.outlier_loader import OutlierLoader
+from kedge.training.loader import OutlierLoader, epoch_order
 from method_helpers import small, softmax, step_of
 
 RECIPE = Recipe(epochs=2, batch=16, lr=0.05, crop=0, flip=False)

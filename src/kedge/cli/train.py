@@ -18,6 +18,7 @@ from kedge.errors import InputError
 from kedge.files import check_target
 from kedge.models import build
 from kedge.seeds import seeded
+from kedge.training.api import skipping
 
 
 def train(
@@ -95,6 +96,8 @@ def train(
         preprocess = Preprocess((3, size, size))
     channels = images.images.shape[1] if isinstance(images, ImageSet) else 3
     part, held_out = images.split(1 - hold_out, seed=seed)
+    if not isinstance(held_out, ImageSet):
+        part, held_out = skipping(part), held_out.readable()  # a damaged image must not stop the run at its end
     changes = {key: value for key, value in {"epochs": epochs, "batch": batch, "lr": lr}.items() if value is not None}
     with seeded(seed):
         net: nn.Module = build(network, classes=int(images.labels.max()) + 1, channels=channels)

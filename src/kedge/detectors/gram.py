@@ -161,6 +161,8 @@ class Gram(Detector):
     def load_state(self, state: Mapping[str, Tensor]) -> None:
         """Restore the bounds and the expected deviations."""
         self.bounds = {name: (state[f"{name}.lower"], state[f"{name}.upper"]) for name in self.layers}
+        if any(lower.ndim != 3 or lower.shape != upper.shape for lower, upper in self.bounds.values()):
+            raise InputError("the bounds of Gram must be (classes, powers, channels), the lower as the upper ones")
         self.expected = state.get("expected")
 
     def _deviations(self, x: Tensor) -> tuple[Tensor, Tensor]:

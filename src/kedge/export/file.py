@@ -115,11 +115,6 @@ def write_calibration(
     set_metadata(model, metadata(model) | {PREFIX + key: value for key, value in entries.items()})
 
 
-def has_early_exit(model: Any) -> bool:
-    """Whether a model uses all anchors for some images only."""
-    return any(tensor.name == EXIT_THRESHOLD for tensor in model.graph.initializer)
-
-
 def set_tensors(model: Any, values: Mapping[str, Any]) -> None:
     """Replace tensors of a model by name."""
     onnx = needs("onnx", "onnx")
