@@ -1,8 +1,10 @@
 """Scoring files: every input exactly once, in order, whatever is broken and however often the job is killed."""
 
 import base64
+import csv
 import io
 import json
+import math
 import os
 import re
 import shutil
@@ -11,6 +13,7 @@ import socket
 import subprocess
 import sys
 import tarfile
+from pathlib import Path
 
 import numpy as np
 import pyarrow
@@ -23,13 +26,13 @@ import kedge
 from helpers import encoded, images, network, picture, run_cli, small_amp
 from kedge.errors import FileFormatError, InputError, KedgeWarning, NotReadyError
 from kedge.io import artifact
-from kedge.scoring import RayEngine, job, plan, read_rows, score_files, summarize_rows
+from kedge.scoring import FORMATS, RayEngine, job, plan, read_rows, score_files, summarize_rows
 from kedge.scoring.inputs import open_named
 from kedge.scoring.page import _thumbnail
 from processes import FRESH, die_in
 from test_report import check
 
-KEYS = ["name", "label", "class", "probability", "tau", "score", "p_value", "is_ood", "error"]
+KEYS = ["name", "label", "class", "probability", "tau", "score", "p_value", "is_ood", "error", "detector"]
 
 
 @pytest.fixture(scope="module")
@@ -87,46 +90,98 @@ def test_a_detection_becomes_rows_with_one_schema():
         detection.to_rows(names=["a"])
 
 
-@pytest.mark.parametrize("kind", ["parquet", "csv", "jsonl"])
-@pytest.mark.parametrize("shard", [1, 4, 512])
-def test_a_row_for_each_image_equals_the_detector_s_result(home, tmp_path, kind, shard):
-    rows = scored(home, [home / "photos"], tmp_path / f"out.{kind}", shard=shard, batch=5)
+def test_a_row_for_each_image_equals_the_detector_s_result(home, tmp_path):
     files = sorted(p for p in (home / "photos").rglob("*") if p.suffix in (".png", ".jpg"))
-    assert [row["name"] for row in rows] == list(map(str, files))
-    detector = kedge.load(home / "detector.kedge")
-    for file, row in zip(files, rows, strict=True):
-        assert list(row) == KEYS
-        if file.stem in ("broken", "empty"):
-            assert "cannot be read as an image" in row["error"]
-            assert row["score"] is row["label"] is row["is_ood"] is None
-            continue
-        (expected,) = detector([file]).to_rows(detector.classes, [str(file)])
-        for key, value in expected.items():
-            exact = not isinstance(value, float)
-            assert row[key] == (value if exact else pytest.approx(value, rel=1e-4, abs=1e-6)), key  # float32 logits
-        assert row["error"] is None
-    assert not (tmp_path / f"out.{kind}.parts").exists()
+    detector, identity = kedge.load(home / "detector.kedge"), artifact.read_header(home / "detector.kedge")["sha256"]
+    good = [file for file in files if file.stem not in ("broken", "empty")]
+    expected = {file: detector([file]).to_rows(detector.classes, [str(file)])[0] for file in good}
+    for kind, shard in zip(FORMATS, (1, 4, 512), strict=True):
+        rows = scored(home, [home / "photos"], tmp_path / f"out.{kind}", shard=shard, batch=5)
+        assert [row["name"] for row in rows] == list(map(str, files))
+        for file, row in zip(files, rows, strict=True):
+            assert (list(row), row["detector"]) == (KEYS, identity)
+            if file not in expected:
+                assert "cannot be read as an image" in row["error"]
+                assert row["score"] is row["label"] is row["is_ood"] is None
+                continue
+            for key, value in expected[file].items():
+                exact = not isinstance(value, float)
+                assert row[key] == (value if exact else pytest.approx(value, rel=1e-4, abs=1e-6)), key  # float32
+            assert row["error"] is None
+        assert not (tmp_path / f"out.{kind}.parts").exists()
 
 
-@pytest.mark.parametrize("kind", ["parquet", "csv", "jsonl"])
+def write_rows(file, rows):
+    """Rows as any program might write them."""
+    if file.suffix == ".parquet":
+        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), file)
+    elif file.suffix == ".csv":
+        with file.open("w", newline="") as lines:
+            csv.writer(lines).writerows([rows[0].keys(), *(row.values() for row in rows)])
+    else:
+        file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+@pytest.mark.parametrize("kind", FORMATS)
 def test_rows_of_older_files_are_read_with_the_keys_of_today(tmp_path, kind):
     old = {"path": "a.png", "label": "cat", "probability": 0.5, "score": 2.0, "temperature": 1.5, "p_value": 0.25}
     old |= {"is_ood": True, "error": None}
-    rows = [old, old | {"path": "b.png", "label": "7", "is_ood": False}]
-    rows.append(dict.fromkeys(rows[0]) | {"path": "c.png", "error": "broken"})
-    file = tmp_path / f"old.{kind}"
-    if kind == "parquet":
-        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), file)
-    elif kind == "csv":
-        lines = [rows[0].keys(), *(("" if v is None else str(v) for v in row.values()) for row in rows)]
-        file.write_text("".join(",".join(line) + "\n" for line in lines))
-    else:
-        file.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    first, second, third = read_rows(file)
-    values = {"probability": 0.5, "tau": 1.5, "score": 2.0, "p_value": 0.25, "error": None}
+    broken = dict.fromkeys(old) | {"path": "c.png", "error": "broken"}
+    write_rows(tmp_path / f"old.{kind}", [old, old | {"path": "b.png", "label": "7", "is_ood": False}, broken])
+    first, second, third = read_rows(tmp_path / f"old.{kind}")
+    values = {"probability": 0.5, "tau": 1.5, "score": 2.0, "p_value": 0.25, "error": None, "detector": None}
     assert first == {"name": "a.png", "label": None, "class": "cat", "is_ood": True} | values
     assert second == {"name": "b.png", "label": 7, "class": None, "is_ood": False} | values
     assert third == dict.fromkeys(KEYS) | {"name": "c.png", "error": "broken"}
+    before = {key: value for key, value in second.items() if key != "detector"}  # rows without a detector
+    write_rows(tmp_path / f"before.{kind}", [before])
+    assert list(read_rows(tmp_path / f"before.{kind}")) == [second]
+
+
+FORMULAS = ["=1+1", "+1", "-1", "@a", "\tb", "\rc", "\uff1dd", "'=e", "''f", "'g", "'", "h", "i=1"]
+
+
+def test_text_that_a_spreadsheet_takes_for_a_formula_is_neutralised_in_csv(home, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for number, name in enumerate(FORMULAS):
+        picture(number).save(f"{name}.png")
+    with open("=broken.png", "wb") as file:
+        file.write(b"broken")
+    detector = small_amp()
+    detector.classes = ("=cmd|' /C calc'!A0", "-2+3", "cow")
+    detector.save("detector.kedge")
+    given = sorted(p.name for p in tmp_path.glob("*.png"))
+    for options in ({}, {"raw_cells": True}):
+        score_files("detector.kedge", given, "out.csv", overwrite=True, shard=3, **options)
+        with open("out.csv", newline="") as lines:
+            cells = list(csv.DictReader(lines))
+        text = [row[key] for row in cells for key in ("name", "class", "error")]
+        assert any(cell.startswith(tuple("=+-@\t\r")) for cell in text) == bool(options)
+        assert all(float(row["score"]) < 0 for row in cells if not row["error"])  # numbers stay numbers
+        rows = list(read_rows("out.csv"))
+        assert [row["error"][:7] for row in rows if row["error"]] == ["=broken"]
+        assert {row["class"] for row in rows if not row["error"]} <= set(detector.classes)
+        if not options:
+            assert [row["name"] for row in rows] == given
+    command = ["score", "--detector", "detector.kedge", "=1+1.png", "-o", "raw.csv", "--raw-cells", "--no-summary"]
+    assert run_cli(*command).exit_code == 0
+    assert Path("raw.csv").read_text().splitlines()[1].startswith("=1+1.png,")
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+def test_a_name_of_140_000_characters_is_cut_and_ends_no_job(home, tmp_path, kind):
+    (tmp_path / "list.txt").write_text("".join(f"{'x' * 140_000}{n}.png\n" for n in range(2)))
+    detector = small_amp()
+    detector.classes = ("a" * 140_000, "b", "c")
+    detector.save(tmp_path / "long.kedge")
+    sources = [tmp_path / "list.txt", home / "photos/0/03.png", "y" * 140_000]
+    with pytest.raises(InputError, match="inputs must exist"):
+        scored(home, sources, tmp_path / f"out.{kind}")
+    rows = scored(home, sources[:2], tmp_path / f"out.{kind}", detector=tmp_path / "long.kedge")
+    assert len({row["name"] for row in rows}) == 3
+    assert rows[1]["name"].endswith("xxx1.png")
+    assert "name too long" in rows[0]["error"]
+    assert max(len(value) for row in rows for value in row.values() if isinstance(value, str)) < 4096
 
 
 # --- inputs ---------------------------------------------------------------------------------------------------------
@@ -207,6 +262,59 @@ def test_a_column_with_another_name_must_be_named(home, tmp_path):
     assert run_cli(*command, "-o", tmp_path / "out.csv").exit_code == 0
     assert [bool(row["error"]) for row in read_rows(tmp_path / "out.csv")] == [False, True]
     assert len(list(check((tmp_path / "out.csv.html").read_text()).all("img"))) == 1
+
+
+def test_pipes_and_devices_are_not_read(home, tmp_path):
+    folder = tmp_path / "images"
+    folder.mkdir()
+    for name in ("a.png", "b.tar", "c.parquet", "rows.csv", "list.txt"):
+        os.mkfifo(folder / name)
+    (folder / "zero.png").symlink_to("/dev/zero")
+    given = [folder / "a.png", folder / "zero.png", "/dev/stdin", folder / "list.txt", home / "photos/0/03.png"]
+    rows = scored(home, given, tmp_path / "out.jsonl")
+    assert [row["error"] and "not a regular file" in row["error"] for row in rows] == [True] * 4 + [None]
+    for name in ("b.tar", "c.parquet"):
+        with pytest.raises(InputError, match="a pipe and not a regular file"):
+            list(plan([folder / name]))
+    with pytest.raises(InputError, match="a pipe and not a regular file"):
+        list(read_rows(folder / "rows.csv"))
+
+
+def test_an_image_that_cannot_be_scored_gets_an_error_and_leaves_the_others_alone(home, tmp_path, monkeypatch):
+    names = [f"{n}.png" for n in range(5)]
+    for number, name in enumerate(names):
+        picture(number).save(tmp_path / name)
+    Image.fromarray(np.full((12, 12), math.nan, np.float32)).save(tmp_path / "5.tif")
+    (tmp_path / "6.jpg").write_bytes(encoded(picture(6), "JPEG")[:300])
+    real = kedge.AMP.outputs
+
+    def outputs(self, x):  # as a network that overflows on one image
+        out = real(self, x)
+        out.score[(x == torch.as_tensor(np.array(picture(2))).permute(2, 0, 1) / 255).all(dim=(1, 2, 3))] = math.inf
+        return out
+
+    whole = scored(home, [tmp_path], tmp_path / "whole.jsonl")
+    assert [bool(row["error"]) for row in whole] == [False] * 5 + [True] * 2
+    assert "NaN" in whole[5]["error"]
+    monkeypatch.setattr(kedge.AMP, "outputs", outputs)
+    rows = scored(home, [tmp_path], tmp_path / "out.jsonl")
+    assert [bool(row["error"]) for row in rows] == [False, False, True, False, False, True, True]
+    assert "scores must be finite" in rows[2]["error"]
+    for n in (0, 1, 3, 4):
+        assert rows[n]["score"] == pytest.approx(whole[n]["score"], rel=1e-4)
+
+
+def test_a_folder_that_cannot_be_listed_is_an_error_and_not_an_empty_one(home, monkeypatch):
+    real = os.scandir
+
+    def scandir(path):
+        if str(path).endswith("photos/1"):
+            raise PermissionError(13, "Permission denied", str(path))
+        return real(path)
+
+    monkeypatch.setattr(os, "scandir", scandir)
+    with pytest.raises(InputError, match=r"inputs must be readable; .*photos/1 is not: Permission denied"):
+        list(plan([home / "photos"]))
 
 
 # --- what is refused, before anything is begun ----------------------------------------------------------------------
@@ -291,6 +399,42 @@ def test_the_last_steps_of_a_job_are_repeated_if_they_were_cut(home, tmp_path, m
     scored(home, [home / "photos"], out, finish=lambda rows: seen.append(rows.name))
     assert seen == [32, "out.csv"]
     assert [path.name for path in tmp_path.iterdir()] == ["out.csv"]
+
+
+def score_to_the_end(home, photos, out):
+    """Score, and die when only the files of the job are left to be deleted."""
+    job._clear = lambda folder, *more: os.kill(os.getpid(), signal.SIGKILL) if more else None
+    scored(home, [photos], out)
+
+
+def test_a_job_that_is_killed_once_its_file_is_whole_is_complete_when_it_is_repeated(home, tmp_path):
+    photos = tmp_path / "photos"
+    shutil.copytree(home / "photos", photos)
+    out, given = tmp_path / "out.csv", ["score", "--detector", home / "detector.kedge", photos, "-o"]
+    life = FRESH.Process(target=score_to_the_end, args=(home, photos, out))
+    life.start()
+    life.join(timeout=60)
+    assert life.exitcode == -signal.SIGKILL
+    before = out.read_bytes()
+    assert list(tmp_path.glob("out.csv.parts/part-*"))
+    for _ in range(2):
+        with pytest.warns(KedgeWarning, match=r"out\.csv is complete: nothing was scored"):
+            assert len(scored(home, [photos], out)) == 32
+        assert sorted(path.name for path in tmp_path.iterdir()) == ["out.csv", "photos"]
+    again = run_cli(*given, out)
+    assert (again.exit_code, "is complete" in again.output, "32 images" in again.output) == (0, True, True)
+    assert out.read_bytes() == before
+    for changed in (  # what the file does not hold all the same
+        lambda: out.write_bytes(before.replace(artifact.read_header(home / "detector.kedge")["sha256"].encode(), b"x")),
+        lambda: out.write_bytes(before[: before.rindex(b"\n", 0, -1) + 1]),
+        lambda: out.write_bytes(before[:-9]),
+        lambda: (out.write_bytes(before), picture(99).save(photos / "0" / "00.png"), os.utime(out, (1, 1))),
+        lambda: (os.utime(out), picture(99).save(photos / "new.png")),
+    ):
+        changed()
+        with pytest.raises(InputError, match="out must not exist yet"):
+            scored(home, [photos], out)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["out.csv", "out.csv.html", "photos"]
 
 
 def test_a_second_job_for_the_same_file_is_refused_and_told_who_holds_it(home, tmp_path):
@@ -409,8 +553,7 @@ def test_the_command_reads_the_detector_once_and_writes_rows_a_page_and_json(hom
     assert sum(1 for attributes in read.all("img")) == 20
     assert "2 files could not be read" in read.text
     assert run_cli(*command, tmp_path / "b.csv", "--fail-on-ood").exit_code == (3 if result["flagged"] else 5)
-    refused = run_cli(*command, tmp_path / "b.csv")
-    assert refused.exit_code == 1
+    refused = run_cli(*command, tmp_path / "b.csv", home / "photos/0/03.png")
     assert str(refused.exception).startswith("--out must not exist yet")  # the option, not the argument
 
 
@@ -460,6 +603,17 @@ def test_images_that_cannot_be_read_do_not_pass_for_good_ones(home, tmp_path):
         ([bad, "-o", tmp_path / "out.csv", "--fail-on-ood"], 5),
     ]:
         assert run_cli("score", "--detector", tmp_path / "calm.kedge", *given).exit_code == code, given
+
+
+def test_control_characters_in_names_are_printed_as_escapes(home, tmp_path):
+    picture(1).save(tmp_path / "a\x1b[2Jb\n.png")
+    (tmp_path / "c\x9b31m.png").write_bytes(b"broken")
+    printed = run_cli("score", "--detector", home / "detector.kedge", tmp_path).output
+    assert "\x1b" not in printed
+    assert "\x9b" not in printed
+    assert "a\\x1b[2Jb\\x0a.png: " in printed
+    out = tmp_path / "x\x1b[2J.csv"
+    assert "\x1b[2J" not in run_cli("score", "--detector", home / "detector.kedge", tmp_path, "-o", out).output
 
 
 def test_a_thumbnail_of_16_bits_is_as_bright_as_the_image(tmp_path):

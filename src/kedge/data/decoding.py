@@ -9,6 +9,7 @@ from typing import BinaryIO
 from PIL import Image, UnidentifiedImageError
 
 from kedge.errors import InputError
+from kedge.files import regular_file
 
 MAX_FILE = 2**31 - 1  # bytes; more than any image below Pillow's limit of pixels needs
 MAX_SCANS = 100  # of a JPEG: each passes over all of its pixels, and encoders write about ten
@@ -62,6 +63,8 @@ def open_image(
         Traceback (most recent call last):
         kedge.errors.InputError: no such file.png cannot be read as an image: No such file or directory
     """
+    if isinstance(path, (str, os.PathLike)):
+        path = regular_file(path, "read as an image")
     try:
         data = _content(path)
         with Image.open(Pieces(data), formats=formats) as image:

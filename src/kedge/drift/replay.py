@@ -1,6 +1,10 @@
-"""Both tests over a whole array of scores, for a plot."""
+"""Both tests over a whole array of scores, and the scores of rows."""
 
+import os
+from array import array
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -8,6 +12,8 @@ from kedge.drift.arrays import Floats, Numbers, as_scores
 from kedge.drift.martingale import Martingale
 from kedge.drift.twosample import Ints
 from kedge.drift.window import WindowTest
+from kedge.errors import InputError
+from kedge.io.artifact import read_header
 
 
 @dataclass(frozen=True)
@@ -83,3 +89,31 @@ def history(
         window_since=test.since,
         threshold=test.threshold,
     )
+
+
+def scores_of(
+    rows: Iterable[Mapping[str, Any]], detector: str | os.PathLike[str], *, any_detector: bool = False
+) -> Floats:
+    """The scores of rows that a detector wrote, in order, (H,); rows with an error are left out.
+
+    Args:
+        rows: From `kedge.scoring.read_rows`, with the sha256 of the detector that wrote them; of older rows, which have
+            none, the names of the classes are compared.
+        detector: The detector's file, or the name of one that comes with kedge.
+        any_detector: Whether to accept rows of another detector.
+    """
+    header, scores = read_header(detector), array("d")
+    classes = set(header["classes"])
+    for row in rows:
+        if row["error"]:
+            continue
+        written_by, predicted = row.get("detector"), row["class"]
+        foreign = written_by != header["sha256"] if written_by else predicted is not None and predicted not in classes
+        if foreign and not any_detector:
+            reason = f"the detector {written_by:.12}..." if written_by else f"the class {predicted!r}"
+            raise InputError(
+                f"rows must be of {detector}, the detector {header['sha256']:.12}...; {row['name']} has {reason}: name "
+                "the detector that wrote it, or use --any-detector (any_detector=True) if the scores can be compared"
+            )
+        scores.append(row["score"])
+    return as_scores("scores", scores)

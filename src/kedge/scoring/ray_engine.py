@@ -1,6 +1,5 @@
 """Shards scored by Ray Data, on the cores of this machine or of any number of machines that share their files."""
 
-import json
 import logging
 import os
 import platform
@@ -21,7 +20,7 @@ from kedge.checks import at_least, needs
 from kedge.detectors import Detector, for_inference, load
 from kedge.errors import InputError, KedgeError, NotReadyError
 from kedge.scoring.inputs import cut
-from kedge.scoring.job import HEAD, PLAN, Job, Report, score_parts
+from kedge.scoring.job import PLAN, Job, Report, score_parts
 
 TASKS = 20_000  # at most; with more shards, several share a task, or the driver could not hand them out fast enough
 TRIES = 5  # of a shard whose worker is killed
@@ -111,7 +110,7 @@ class Worker:
         for path in (str(job.folder / PLAN), *self.probes):
             if not Path(path).exists():
                 raise NotReadyError(f"{path} must be visible to all machines of the cluster; {host} lacks it: share it")
-        if job.identity() != json.loads((job.folder / HEAD).read_text())["identity"]:
+        if job.identity() != job.begun()["identity"]:
             raise NotReadyError(f"detector must be the same file on all machines; {job.detector} on {host} is another")
         return for_inference(load(job.detector))
 
