@@ -1,4 +1,4 @@
-"""Regular files only to read, and atomic writing: a crash or a full disk never leaves half a file."""
+"""Checked reading of files, and atomic writing: a crash, a full disk or a second process leaves no half file."""
 
 import contextlib
 import os
@@ -38,6 +38,14 @@ def regular_file(path: str | os.PathLike[str], purpose: str = "read") -> Path:
         kind = _KINDS.get(stat.S_IFMT(mode), "something else")
         raise InputError(f"{path} cannot be {purpose}: it is {kind} and not a regular file")
     return Path(path)
+
+
+def read_limited(path: str | os.PathLike[str], largest: int) -> bytes:
+    """The content of a regular file of at most ``largest`` bytes; a larger one is refused before it is read."""
+    size = regular_file(path).stat().st_size
+    if size > largest:
+        raise InputError(f"{path} cannot be read: it has {size:,} bytes, and at most {largest:,} are expected")
+    return Path(path).read_bytes()
 
 
 @contextlib.contextmanager

@@ -15,7 +15,7 @@ from typing import Any
 
 from PIL import Image
 
-from kedge.data.decoding import open_image
+from kedge.data.decoding import MAX_FILE, open_image
 from kedge.data.sources.folders import endings
 from kedge.errors import FileFormatError, InputError
 from kedge.files import regular_file
@@ -180,7 +180,7 @@ def _members(path: Path) -> Iterator[tuple[str, int, int]]:
 def _open_member(tar: str, name: str, offset: int, size: int) -> Image.Image:
     with regular_file(tar).open("rb") as file:
         file.seek(offset)
-        return open_image(io.BytesIO(file.read(size)), name=f"{tar}/{name}")
+        return open_image(io.BytesIO(file.read(min(size, MAX_FILE + 1))), name=f"{tar}/{name}")
 
 
 class ParquetImages:
