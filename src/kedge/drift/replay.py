@@ -8,9 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from kedge.drift.arrays import Floats, Numbers, as_scores
+from kedge.drift.arrays import Floats, Ints, Numbers, as_scores
 from kedge.drift.martingale import Martingale
-from kedge.drift.twosample import Ints
 from kedge.drift.window import WindowTest
 from kedge.errors import InputError
 from kedge.io.artifact import read_header
@@ -18,29 +17,17 @@ from kedge.io.artifact import read_header
 
 @dataclass(frozen=True)
 class DriftHistory:
-    """`Martingale` and `WindowTest` over a stream of H images and T windows.
+    """`Martingale` and `WindowTest` over a stream of H images and T windows."""
 
-    Attributes:
-        log_wealth: Of the martingale after each image, (H,).
-        p_values: Smoothed conformal p-value of each image, (H,).
-        wealth_since: The image at which the martingale raised the alarm, or None.
-        log_limit: The log-wealth that raises it.
-        windows: Last image of each window, (T,).
-        p_any: P-value of each window for any change, (T,).
-        p_up: P-value of each window for a shift upwards, (T,).
-        window_since: The last image of the first window to raise the alarm, or None.
-        threshold: The p-value at or below which a window raises it.
-    """
-
-    log_wealth: Floats
-    p_values: Floats
-    wealth_since: int | None
-    log_limit: float
-    windows: Ints
-    p_any: Floats
-    p_up: Floats
-    window_since: int | None
-    threshold: float
+    log_wealth: Floats  # (H,), of the martingale after each image
+    p_values: Floats  # (H,), smoothed conformal p-values
+    wealth_since: int | None  # the image at which the martingale raised the alarm
+    log_limit: float  # the log-wealth that raises it
+    windows: Ints  # (T,), last image of each window
+    p_any: Floats  # (T,), for any change
+    p_up: Floats  # (T,), for a shift upwards
+    window_since: int | None  # the last image of the first window to raise the alarm
+    threshold: float  # the p-value at or below which a window raises it
 
 
 def history(
