@@ -23,7 +23,7 @@ import torch
 from PIL import Image
 
 import kedge
-from helpers import encoded, images, network, picture, run_cli, small_amp
+from helpers import StopError, encoded, images, network, picture, run_cli, small_amp
 from kedge.errors import FileFormatError, InputError, KedgeWarning, NotReadyError
 from kedge.io import artifact
 from kedge.scoring import FORMATS, RayEngine, job, plan, read_rows, score_files, summarize_rows
@@ -63,16 +63,28 @@ def scored(home, sources, out, detector="detector.kedge", **options):
     return list(read_rows(out))
 
 
-class Stopped(Exception):  # noqa: N818
-    pass
+def cli(home, *arguments):
+    return run_cli("score", "--detector", home / "detector.kedge", *arguments)
 
 
 def stop(*_, **__):
-    raise Stopped
+    raise StopError
 
 
 def stop_after(count):
     return lambda done, total: stop() if done >= count else None
+
+
+def run_killed(code, target, *arguments):
+    """Run a function in a process that ends by this signal."""
+    life = FRESH.Process(target=target, args=arguments)
+    life.start()
+    life.join(timeout=60)
+    assert life.exitcode == -code
+
+
+def names_in(folder):
+    return sorted(path.name for path in folder.iterdir())
 
 
 # --- rows -----------------------------------------------------------------------------------------------------------
@@ -163,8 +175,7 @@ def test_text_that_a_spreadsheet_takes_for_a_formula_is_neutralised_in_csv(home,
         assert {row["class"] for row in rows if not row["error"]} <= set(detector.classes)
         if not options:
             assert [row["name"] for row in rows] == given
-    command = ["score", "--detector", "detector.kedge", "=1+1.png", "-o", "raw.csv", "--raw-cells", "--no-summary"]
-    assert run_cli(*command).exit_code == 0
+    assert cli(tmp_path, "=1+1.png", "-o", "raw.csv", "--raw-cells", "--no-summary").exit_code == 0
     assert Path("raw.csv").read_text().splitlines()[1].startswith("=1+1.png,")
 
 
@@ -208,7 +219,7 @@ def test_shards_of_a_parquet_file_are_read_in_one_go_from_their_first_row(home, 
         return real(self, size, row_groups, **more)
 
     monkeypatch.setattr(pyarrow.parquet.ParquetFile, "iter_batches", watched)
-    with pytest.raises(Stopped):
+    with pytest.raises(StopError):
         scored(home, [home / "rows.parquet"], tmp_path / "out.jsonl", progress=stop_after(12), **options)
     assert read == [[0, 1, 2, 3, 4]]  # groups of seven rows
     assert scored(home, [home / "rows.parquet"], tmp_path / "out.jsonl", **options) == whole
@@ -243,7 +254,7 @@ def test_rows_that_were_written_among_the_images_are_no_inputs(home, tmp_path, g
     (folder / "spare.parts").mkdir(parents=True)
     for name in ("a.png", "spare.parts/b.png"):
         picture(1).save(folder / name)
-    with pytest.raises(Stopped):
+    with pytest.raises(StopError):
         scored(home, [folder], folder / "cut.parquet", shard=1, progress=stop_after(1))
     for out in ("first.parquet", "second.parquet"):
         rows = scored(home, [tmp_path / given], folder / out)
@@ -258,8 +269,7 @@ def test_a_column_with_another_name_must_be_named(home, tmp_path):
     pyarrow.parquet.write_table(pyarrow.table({"pixels": [encoded(picture(1)), None]}), tmp_path / "a.parquet")
     with pytest.raises(InputError, match=r"column must be .*pixels; it has none of image"):
         scored(home, [tmp_path / "a.parquet"], tmp_path / "out.csv")
-    command = ["score", "--detector", home / "detector.kedge", tmp_path / "a.parquet", "--column", "pixels"]
-    assert run_cli(*command, "-o", tmp_path / "out.csv").exit_code == 0
+    assert cli(home, tmp_path / "a.parquet", "--column", "pixels", "-o", tmp_path / "out.csv").exit_code == 0
     assert [bool(row["error"]) for row in read_rows(tmp_path / "out.csv")] == [False, True]
     assert len(list(check((tmp_path / "out.csv.html").read_text()).all("img"))) == 1
 
@@ -270,7 +280,7 @@ def test_pipes_and_devices_are_not_read(home, tmp_path):
     for name in ("a.png", "b.tar", "c.parquet", "rows.csv", "list.txt"):
         os.mkfifo(folder / name)
     (folder / "zero.png").symlink_to("/dev/zero")
-    given = [folder / "a.png", folder / "zero.png", "/dev/stdin", folder / "list.txt", home / "photos/0/03.png"]
+    given = [folder / "a.png", folder / "zero.png", "/dev/zero", folder / "list.txt", home / "photos/0/03.png"]
     rows = scored(home, given, tmp_path / "out.jsonl")
     assert [row["error"] and "not a regular file" in row["error"] for row in rows] == [True] * 4 + [None]
     for name in ("b.tar", "c.parquet"):
@@ -367,7 +377,7 @@ def test_a_job_is_resumed_with_the_inputs_that_it_was_planned_with(home, tmp_pat
     for number in range(9):
         picture(number).save(tmp_path / f"{number}.png")
     given = (home, [tmp_path / "*.png"], tmp_path / "out.jsonl")
-    with pytest.raises(Stopped):
+    with pytest.raises(StopError):
         scored(*given, progress=stop_after(4), shard=2)
     assert len(list((tmp_path / "out.jsonl.parts").glob("part-*"))) == 2
     with pytest.raises(InputError, match="begun with other inputs, shard"):
@@ -377,7 +387,7 @@ def test_a_job_is_resumed_with_the_inputs_that_it_was_planned_with(home, tmp_pat
     rows = scored(*given, progress=lambda *report: reports.append(report), shard=2)
     assert reports == [(4, 9), (6, 9), (8, 9), (9, 9)]  # the first four are not scored again
     assert [os.path.basename(row["name"]) for row in rows] == [f"{n}.png" for n in range(9)]
-    with pytest.raises(Stopped):
+    with pytest.raises(StopError):
         scored(*given, progress=stop_after(4), shard=2, overwrite=True)
     assert len(scored(home, [home / "photos" / "1"], given[2], shard=5, overwrite=True)) == 11
 
@@ -387,18 +397,18 @@ def test_the_last_steps_of_a_job_are_repeated_if_they_were_cut(home, tmp_path, m
 
     def cut(rows):
         seen.append(len(list(read_rows(rows))))
-        raise Stopped
+        raise StopError
 
     with monkeypatch.context() as patch:
         patch.setattr(job, "read_rows", stop)
-        with pytest.raises(Stopped):
+        with pytest.raises(StopError):
             scored(home, [home / "photos"], out)
-    assert [path.name for path in tmp_path.iterdir()] == ["out.csv.parts"]
-    with pytest.raises(Stopped):
+    assert names_in(tmp_path) == ["out.csv.parts"]
+    with pytest.raises(StopError):
         scored(home, [home / "photos"], out, finish=cut)
     scored(home, [home / "photos"], out, finish=lambda rows: seen.append(rows.name))
     assert seen == [32, "out.csv"]
-    assert [path.name for path in tmp_path.iterdir()] == ["out.csv"]
+    assert names_in(tmp_path) == ["out.csv"]
 
 
 def score_to_the_end(home, photos, out):
@@ -410,18 +420,15 @@ def score_to_the_end(home, photos, out):
 def test_a_job_that_is_killed_once_its_file_is_whole_is_complete_when_it_is_repeated(home, tmp_path):
     photos = tmp_path / "photos"
     shutil.copytree(home / "photos", photos)
-    out, given = tmp_path / "out.csv", ["score", "--detector", home / "detector.kedge", photos, "-o"]
-    life = FRESH.Process(target=score_to_the_end, args=(home, photos, out))
-    life.start()
-    life.join(timeout=60)
-    assert life.exitcode == -signal.SIGKILL
+    out = tmp_path / "out.csv"
+    run_killed(signal.SIGKILL, score_to_the_end, home, photos, out)
     before = out.read_bytes()
     assert list(tmp_path.glob("out.csv.parts/part-*"))
     for _ in range(2):
         with pytest.warns(KedgeWarning, match=r"out\.csv is complete: nothing was scored"):
             assert len(scored(home, [photos], out)) == 32
-        assert sorted(path.name for path in tmp_path.iterdir()) == ["out.csv", "photos"]
-    again = run_cli(*given, out)
+        assert names_in(tmp_path) == ["out.csv", "photos"]
+    again = cli(home, photos, "-o", out)
     assert (again.exit_code, "is complete" in again.output, "32 images" in again.output) == (0, True, True)
     assert out.read_bytes() == before
     for changed in (  # what the file does not hold all the same
@@ -434,7 +441,7 @@ def test_a_job_that_is_killed_once_its_file_is_whole_is_complete_when_it_is_repe
         changed()
         with pytest.raises(InputError, match="out must not exist yet"):
             scored(home, [photos], out)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["out.csv", "out.csv.html", "photos"]
+    assert names_in(tmp_path) == ["out.csv", "out.csv.html", "photos"]
 
 
 def test_a_second_job_for_the_same_file_is_refused_and_told_who_holds_it(home, tmp_path):
@@ -448,9 +455,9 @@ def test_a_second_job_for_the_same_file_is_refused_and_told_who_holds_it(home, t
         command = [sys.executable, "-c", code, home / "detector.kedge", home / "photos", out]
         other = subprocess.run(command, capture_output=True, text=True, check=False)
         assert f"another process ({holder}) is writing" in other.stderr
-        raise Stopped
+        raise StopError
 
-    with pytest.raises(Stopped):
+    with pytest.raises(StopError):
         scored(home, [home / "photos"], out, progress=second)
 
 
@@ -486,12 +493,9 @@ def test_killed_again_and_again_it_ends_with_every_image_once(home, tmp_path):
     whole = scored(home, [many], tmp_path / "whole.parquet", shard=16)
     out = tmp_path / "out.parquet"
     for count, moment in ((0, 0.0), (0, 0.02), (64, 0.002), (160, 0.005), (240, 0.01)):
-        life = FRESH.Process(target=score_until, args=(home, many, out, count, moment))
-        life.start()
-        life.join(timeout=60)
-        assert life.exitcode == -signal.SIGALRM
+        run_killed(signal.SIGALRM, score_until, home, many, out, count, moment)
         assert not out.exists()
-    assert run_cli("score", "--detector", home / "detector.kedge", many, "-o", out, "--shard", 16).exit_code == 0
+    assert cli(home, many, "-o", out, "--shard", 16).exit_code == 0
     assert sorted(path.name for path in tmp_path.glob("*out*")) == ["out.parquet", "out.parquet.html"]
     rows = list(read_rows(out))
     assert len({row["name"] for row in rows}) == 401
@@ -513,7 +517,6 @@ def test_a_summary_counts_flags_by_class_and_keeps_the_highest_scores():
     assert summary.by_class == {"cat": (3, 2), "dog": (1, 1)}
     assert [r["name"] for r in summary.suspicious] == ["b", "e"]  # of equal scores the earlier first
     assert summary.scores.tolist() == [1, 9, 5, 9]
-    assert summary.is_ood.tolist() == [False, True, True, True]
     json.dumps(summary.as_dict())
     assert summarize_rows([]).share == 0
     assert summarize_rows([row("a", 1.0, False, None)]).by_class == {"0": (1, 0)}
@@ -528,66 +531,60 @@ def test_of_very_many_scores_the_plot_gets_a_fair_sample():
 # --- the command ----------------------------------------------------------------------------------------------------
 
 
-def test_a_few_images_are_printed(home):
-    command = ["score", "--detector", home / "detector.kedge", home / "photos/0/03.png"]
-    printed = run_cli(*command, home / "photos/0/broken.jpg")
+def test_a_few_images_are_printed_with_escapes_for_what_controls_a_terminal(home, tmp_path):
+    printed = cli(home, home / "photos/0/03.png", home / "photos/0/broken.jpg")
     assert printed.exit_code == 0, printed.output
-    assert re.search(
-        r"03\.png: (ant|bee|cow) \(\d+%\), .*distribution, p .*\n.*broken\.jpg: ", printed.output, re.I | re.S
-    )
-    assert list(json.loads(run_cli(*command, "--json").stdout)) == KEYS
-    assert run_cli(*command, "--format", "csv").exit_code == 0
+    line = r"03\.png: (ant|bee|cow) \(\d+%\), .*distribution, p .*\n.*broken\.jpg: "
+    assert re.search(line, printed.output, re.IGNORECASE)
+    assert list(json.loads(cli(home, home / "photos/0/03.png", "--json").stdout)) == KEYS
+    assert cli(home, home / "photos/0/03.png", "--format", "csv").exit_code == 0
+    picture(1).save(tmp_path / "a\x1b[2Jb\n.png")
+    (tmp_path / "c\x9b31m.png").write_bytes(b"broken")
+    printed = cli(home, tmp_path).output
+    assert not {"\x1b", "\x9b"} & set(printed)
+    assert "a\\x1b[2Jb\\x0a.png: " in printed
+    assert "\x1b[2J" not in cli(home, tmp_path, "-o", tmp_path / "x\x1b[2J.csv").output
 
 
 def test_the_command_reads_the_detector_once_and_writes_rows_a_page_and_json(home, tmp_path, monkeypatch):
     digests, real = [], artifact._digest
     monkeypatch.setattr(artifact, "_digest", lambda *given: digests.append(1) or real(*given))
-    command = ["score", "--detector", home / "detector.kedge", home / "photos", "-o"]
-    done = run_cli(*command, tmp_path / "out.csv", "--json")
-    assert done.exit_code == 0, done.output
-    assert len(digests) == 1
+    out, other = tmp_path / "out.csv", tmp_path / "b.csv"
+    done = cli(home, home / "photos", "-o", out, "--json")
+    assert (done.exit_code, len(digests)) == (0, 1), done.output
     result = json.loads(done.stdout)
-    assert (result["images"], result["errors"]) == (32, 2)
-    assert len(list(read_rows(tmp_path / "out.csv"))) == 32
+    assert (result["images"], result["errors"], len(list(read_rows(out)))) == (32, 2, 32)
     read = check((tmp_path / "out.csv.html").read_text())
     assert sum(1 for attributes in read.all("img")) == 20
     assert "2 files could not be read" in read.text
-    assert run_cli(*command, tmp_path / "b.csv", "--fail-on-ood").exit_code == (3 if result["flagged"] else 5)
-    refused = run_cli(*command, tmp_path / "b.csv", home / "photos/0/03.png")
+    assert cli(home, home / "photos", "-o", other, "--fail-on-ood").exit_code == (3 if result["flagged"] else 5)
+    refused = cli(home, home / "photos", home / "photos/0/03.png", "-o", other)
     assert str(refused.exception).startswith("--out must not exist yet")  # the option, not the argument
 
 
-def test_a_page_that_was_cut_is_written_when_the_command_is_repeated(home, tmp_path, monkeypatch):
-    command = ["score", "--detector", home / "detector.kedge", home / "photos", "-o", tmp_path / "out.csv"]
+def test_a_page_that_was_cut_is_written_again_and_one_of_somebody_else_is_not_replaced(home, tmp_path, monkeypatch):
+    out, page = tmp_path / "out.csv", tmp_path / "out.csv.html"
+    for file in (page, tmp_path / "out.html"):
+        file.write_text("of somebody else")
+    with pytest.raises(InputError, match=r"summary .*out\.csv\.html"):
+        raise cli(home, home / "photos", "-o", out).exception
+    assert names_in(tmp_path) == ["out.csv.html", "out.html"]
     with monkeypatch.context() as patch:
         patch.setattr(sys.modules["kedge.cli.score"], "score_page", stop)
-        assert isinstance(run_cli(*command).exception, Stopped)
-    (tmp_path / "out.csv.html").write_text("of the life before")
-    assert run_cli(*command).exit_code == 0
-    check((tmp_path / "out.csv.html").read_text())
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["out.csv", "out.csv.html"]
-
-
-def test_a_page_of_somebody_else_is_not_replaced(home, tmp_path):
-    command = ["score", "--detector", home / "detector.kedge", home / "photos/0/03.png", "-o", tmp_path / "index.csv"]
-    for name in ("index.html", "index.csv.html"):
-        (tmp_path / name).write_text("of somebody else")
-    with pytest.raises(InputError, match=r"summary .*index\.csv\.html"):
-        raise run_cli(*command).exception
-    assert not (tmp_path / "index.csv").exists()
-    assert run_cli(*command, "--overwrite").exit_code == 0
-    check((tmp_path / "index.csv.html").read_text())
-    assert (tmp_path / "index.html").read_text() == "of somebody else"
+        assert isinstance(cli(home, home / "photos", "-o", out, "--overwrite").exception, StopError)
+    assert cli(home, home / "photos", "-o", out).exit_code == 0
+    check(page.read_text())
+    assert names_in(tmp_path) == ["out.csv", "out.csv.html", "out.html"]
+    assert (tmp_path / "out.html").read_text() == "of somebody else"
 
 
 def test_what_the_page_or_parquet_needs_is_looked_for_first(home, tmp_path, monkeypatch):
-    command = ["score", "--detector", home / "detector.kedge", home / "photos/0/03.png", "-o"]
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
-    assert isinstance(run_cli(*command, tmp_path / "out.csv").exception, NotReadyError)
-    assert isinstance(run_cli(*command, tmp_path / "out.parquet", "--no-summary").exception, NotReadyError)
-    assert not list(tmp_path.iterdir())
-    assert run_cli(*command, tmp_path / "out.csv", "--no-summary").exit_code == 0
+    for name, options, code in (("a.csv", [], 1), ("a.parquet", ["--no-summary"], 1), ("b.csv", ["--no-summary"], 0)):
+        done = cli(home, home / "photos/0/03.png", "-o", tmp_path / name, *options)
+        assert (done.exit_code, isinstance(done.exception, NotReadyError)) == (code, code == 1)
+    assert names_in(tmp_path) == ["b.csv"]
 
 
 def test_images_that_cannot_be_read_do_not_pass_for_good_ones(home, tmp_path):
@@ -603,17 +600,6 @@ def test_images_that_cannot_be_read_do_not_pass_for_good_ones(home, tmp_path):
         ([bad, "-o", tmp_path / "out.csv", "--fail-on-ood"], 5),
     ]:
         assert run_cli("score", "--detector", tmp_path / "calm.kedge", *given).exit_code == code, given
-
-
-def test_control_characters_in_names_are_printed_as_escapes(home, tmp_path):
-    picture(1).save(tmp_path / "a\x1b[2Jb\n.png")
-    (tmp_path / "c\x9b31m.png").write_bytes(b"broken")
-    printed = run_cli("score", "--detector", home / "detector.kedge", tmp_path).output
-    assert "\x1b" not in printed
-    assert "\x9b" not in printed
-    assert "a\\x1b[2Jb\\x0a.png: " in printed
-    out = tmp_path / "x\x1b[2J.csv"
-    assert "\x1b[2J" not in run_cli("score", "--detector", home / "detector.kedge", tmp_path, "-o", out).output
 
 
 def test_a_thumbnail_of_16_bits_is_as_bright_as_the_image(tmp_path):

@@ -96,7 +96,7 @@ def test_options_are_checked(home):
 
 
 def test_a_worker_scores_what_has_no_rows_yet_and_loads_its_detector_once(home, job):
-    assert [job.shard_at(offset) for offset in job.offsets()] == list(job.shards())
+    assert [next(job.shards(offset)) for offset in job.offsets()] == list(job.shards())
     assert [job.part(number).exists() for number in range(4)] == [True, True, False, False]
     job.part(1).write_text("as it was")
     worker = Worker(job, str(job.out.parent), [])

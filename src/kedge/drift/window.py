@@ -127,8 +127,8 @@ class WindowTest:
                 up[t] = self._permuted(windows[t], index)
             if self.since is None and min(any_change[t], up[t]) <= self.threshold:
                 self.since = index
-            numbers = (r.distance[t] / pairs, r.wins[t] / pairs, any_change[t], up[t])
-            comparisons.append(Comparison(index, *map(float, numbers), self.alarm))
+            ks, auroc = float(r.distance[t]) / pairs, float(r.wins[t]) / pairs
+            comparisons.append(Comparison(index, ks, auroc, float(any_change[t]), float(up[t]), self.alarm))
         return comparisons
 
     def _permuted(self, window: Floats, index: int) -> float:

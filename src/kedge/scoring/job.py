@@ -73,34 +73,20 @@ class Job:
 
     def begun(self) -> dict[str, Any]:
         """The ``identity`` and the number of ``images`` of the job that was begun."""
-        head: dict[str, Any] = json.loads((self.folder / HEAD).read_text())
-        return head
+        return dict(json.loads((self.folder / HEAD).read_text()))
 
-    def planned(self) -> Iterator[Shard]:
-        """Plan the shards anew."""
-        return plan(self.sources, shard=self.shard, column=self.column, out=self.out)
-
-    def shards(self) -> Iterator[Shard]:
-        """The shards as they were planned when the job was begun."""
+    def shards(self, offset: int = 0) -> Iterator[Shard]:
+        """The shards as they were planned when the job was begun, from a position in the plan on."""
         with (self.folder / PLAN).open("rb") as lines:
-            yield from map(_shard, lines)
+            lines.seek(offset)
+            for plain in map(json.loads, lines):
+                items = tuple(tuple(item) if isinstance(item, list) else item for item in plain["items"])
+                yield Shard(**plain | {"items": items})
 
     def offsets(self) -> list[int]:
         """The position of each shard in the plan."""
         with (self.folder / PLAN).open("rb") as lines:
             return list(accumulate(map(len, lines), initial=0))[:-1]
-
-    def shard_at(self, offset: int) -> Shard:
-        """The shard at a position in the plan; the rest of the plan, which may be long, is not read."""
-        with (self.folder / PLAN).open("rb") as lines:
-            lines.seek(offset)
-            return _shard(lines.readline())
-
-
-def _shard(line: bytes) -> Shard:
-    plain = json.loads(line)
-    items = tuple(tuple(item) if isinstance(item, list) else item for item in plain["items"])
-    return Shard(**plain | {"items": items})
 
 
 def is_begun(out: Path) -> bool:
@@ -280,7 +266,7 @@ def _is_complete(job: Job, detector: str) -> bool:
     written = job.out.stat().st_mtime
 
     def names() -> Iterator[str]:
-        for shard in job.planned():
+        for shard in plan(job.sources, column=job.column, out=job.out):
             for path in [shard.source] if shard.source else shard.items:
                 with suppress(OSError):  # a file that is missing has a row with an error
                     status = os.stat(path)
@@ -315,7 +301,7 @@ def _begin(job: Job, identity: dict[str, Any], overwrite: bool) -> int:
     _clear(job.folder)
     images = 0
     with atomic(job.folder / PLAN) as temporary, temporary.open("w", encoding="utf-8") as lines:
-        for shard in job.planned():
+        for shard in plan(job.sources, shard=job.shard, column=job.column, out=job.out):
             lines.write(json.dumps(asdict(shard)) + "\n")
             images += len(shard.items)
     if images == 0:
