@@ -3,6 +3,7 @@
 import base64
 import csv
 import io
+import itertools
 import json
 import math
 import os
@@ -26,7 +27,7 @@ import kedge
 from helpers import StopError, encoded, images, network, picture, run_cli, small_amp
 from kedge.errors import FileFormatError, InputError, KedgeWarning, NotReadyError
 from kedge.io import artifact
-from kedge.scoring import FORMATS, RayEngine, job, plan, read_rows, score_files, summarize_rows
+from kedge.scoring import FORMATS, job, plan, read_rows, score_files, summarize_rows
 from kedge.scoring.inputs import open_named
 from kedge.scoring.page import _thumbnail
 from processes import FRESH, die_in
@@ -198,15 +199,15 @@ def test_a_name_of_140_000_characters_is_cut_and_ends_no_job(home, tmp_path, kin
 # --- inputs ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("source", ["shard.tar", "rows.parquet"])
-def test_tars_and_parquet_files_give_the_rows_of_their_images(home, tmp_path, source):
+def test_tars_and_parquet_files_give_the_rows_of_their_images(home, tmp_path):
     files = sorted((home / "photos").rglob("??.png"), key=lambda file: file.stem)
     expected = scored(home, files, tmp_path / "files.jsonl", shard=8)
-    rows = scored(home, [home / source], tmp_path / "out.jsonl", shard=8)
-    assert rows[0]["name"] == f"{home / source}{'/00.png' if source == 'shard.tar' else '#0'}"
-    for row, same in zip(rows, expected, strict=True):
-        assert row | {"name": ""} == same | {"name": ""}
-        assert np.array(open_named(row["name"])).tolist() == np.array(open_named(same["name"])).tolist()
+    for source, first in (("shard.tar", "/00.png"), ("rows.parquet", "#0")):
+        rows = scored(home, [home / source], tmp_path / f"{source}.jsonl", shard=8)
+        assert rows[0]["name"] == f"{home / source}{first}"
+        for row, same in zip(rows, expected, strict=True):
+            assert row | {"name": ""} == same | {"name": ""}
+            assert np.array(open_named(row["name"])).tolist() == np.array(open_named(same["name"])).tolist()
 
 
 def test_shards_of_a_parquet_file_are_read_in_one_go_from_their_first_row(home, tmp_path, monkeypatch):
@@ -248,19 +249,18 @@ def test_inputs_are_files_folders_globs_and_lists_in_the_order_given(home, tmp_p
         assert sorted(names_of([given])) == [str(where / name) for name in ("a.jfif", "b.JPE", "c.png")]
 
 
-@pytest.mark.parametrize("given", ["photos", "photos/*"])
-def test_rows_that_were_written_among_the_images_are_no_inputs(home, tmp_path, given):
+def test_rows_that_were_written_among_the_images_are_no_inputs(home, tmp_path):
     folder = tmp_path / "photos"
     (folder / "spare.parts").mkdir(parents=True)
     for name in ("a.png", "spare.parts/b.png"):
         picture(1).save(folder / name)
     with pytest.raises(StopError):
         scored(home, [folder], folder / "cut.parquet", shard=1, progress=stop_after(1))
-    for out in ("first.parquet", "second.parquet"):
-        rows = scored(home, [tmp_path / given], folder / out)
+    for given, out in itertools.product((folder, folder / "*"), ("first.parquet", "second.parquet")):
+        rows = scored(home, [given], folder / out, overwrite=True)
         assert [os.path.relpath(row["name"], folder) for row in rows] == ["a.png", "spare.parts/b.png"]
-    (folder / "first.parquet").write_bytes(b"no parquet")
-    assert len(scored(home, [tmp_path / given], folder / "first.parquet", overwrite=True)) == 2
+        (folder / out).write_bytes(b"no parquet")
+        assert len(scored(home, [given], folder / out, overwrite=True)) == 2
     with pytest.raises(InputError, match="column must be"):  # named itself it is an input
         list(plan([folder / "first.parquet"]))
 
@@ -355,19 +355,6 @@ def test_what_is_wrong_is_named_and_nothing_is_left_of_the_job(home, tmp_path):
         with pytest.raises(error, match=words):
             scored(home, sources, out, **options)
         assert sorted(tmp_path.rglob("*")) == before
-    with pytest.raises(InputError, match="address must be"):
-        RayEngine("ray://a:1")
-
-
-def test_what_exists_is_not_replaced_without_overwrite(home, tmp_path):
-    out = tmp_path / "out.csv"
-    scored(home, [home / "photos" / "0"], out)
-    before = out.read_bytes()
-    for sources in (["nowhere"], [home / "photos" / "1"]):  # what a failed job leaves must not change this
-        with pytest.raises(InputError, match="out must not exist yet"):
-            scored(home, sources, out)
-    assert out.read_bytes() == before
-    assert len(scored(home, [home / "photos" / "1"], out, overwrite=True)) == 11
 
 
 # --- resume, locks and kills ----------------------------------------------------------------------------------------
@@ -431,7 +418,9 @@ def test_a_job_that_is_killed_once_its_file_is_whole_is_complete_when_it_is_repe
     again = cli(home, photos, "-o", out)
     assert (again.exit_code, "is complete" in again.output, "32 images" in again.output) == (0, True, True)
     assert out.read_bytes() == before
-    for changed in (  # what the file does not hold all the same
+    with pytest.raises(InputError, match="out must not exist yet"):
+        scored(home, ["nowhere"], out)
+    for changed in (  # so that the file does not hold what the command would write
         lambda: out.write_bytes(before.replace(artifact.read_header(home / "detector.kedge")["sha256"].encode(), b"x")),
         lambda: out.write_bytes(before[: before.rindex(b"\n", 0, -1) + 1]),
         lambda: out.write_bytes(before[:-9]),
@@ -442,6 +431,7 @@ def test_a_job_that_is_killed_once_its_file_is_whole_is_complete_when_it_is_repe
         with pytest.raises(InputError, match="out must not exist yet"):
             scored(home, [photos], out)
     assert names_in(tmp_path) == ["out.csv", "out.csv.html", "photos"]
+    assert len(scored(home, [photos], out, overwrite=True)) == 33
 
 
 def test_a_second_job_for_the_same_file_is_refused_and_told_who_holds_it(home, tmp_path):
@@ -509,7 +499,7 @@ def row(name, score, is_ood, label="cat", error=None):
     return {"name": name, "label": 0, "class": label, "score": score, "is_ood": is_ood, "error": error}
 
 
-def test_a_summary_counts_flags_by_class_and_keeps_the_highest_scores():
+def test_a_summary_counts_flags_by_class_and_keeps_the_highest_scores_and_a_fair_sample():
     rows = [row("a", 1.0, False), row("b", 9.0, True, "dog"), row("c", 5.0, True)]
     rows += [row("d", None, None, None, "broken"), row("e", 9.0, True)]
     summary = summarize_rows(rows, top=2)
@@ -520,12 +510,9 @@ def test_a_summary_counts_flags_by_class_and_keeps_the_highest_scores():
     json.dumps(summary.as_dict())
     assert summarize_rows([]).share == 0
     assert summarize_rows([row("a", 1.0, False, None)]).by_class == {"0": (1, 0)}
-
-
-def test_of_very_many_scores_the_plot_gets_a_fair_sample():
-    summary = summarize_rows(row("a", float(n), False) for n in range(150_000))
-    assert len(set(summary.scores)) == len(summary.scores) == 50_000
-    assert summary.scores.mean() == pytest.approx(75_000, abs=3 * 43_301 / 50_000**0.5)  # three standard errors
+    many = summarize_rows(row("a", float(n), False) for n in range(150_000)).scores
+    assert len(set(many)) == len(many) == 50_000
+    assert many.mean() == pytest.approx(75_000, abs=3 * 43_301 / 50_000**0.5)  # three standard errors
 
 
 # --- the command ----------------------------------------------------------------------------------------------------
