@@ -96,20 +96,20 @@ def test_rows_whose_name_has_no_suffix_need_a_format(folder, tmp_path):
     ("name", "content", "error", "words"),
     [
         ("none.csv", None, InputError, r"none\.csv cannot be read: No such file"),
-        ("other.csv", b"a,b\n1,2\n", FileFormatError, r"other\.csv must be csv as kedge score .*: the column name is"),
+        ("other.csv", b"a,b\n1,2\n", FileFormatError, r"other\.csv cannot be read as csv .*: the column name is"),
         ("empty.csv", b"", FileFormatError, "the column name is missing"),
         ("bad.csv", HEAD + b"a.png,0,cat,much,1,1,1,True,\n", FileFormatError, "could not convert string to float"),
-        ("bad.jsonl", b'{"name": "a.png"\n', FileFormatError, r"bad\.jsonl must be jsonl as kedge score writes it"),
+        ("bad.jsonl", b'{"name": "a.png"\n', FileFormatError, r"bad\.jsonl cannot be read as jsonl"),
         ("list.jsonl", b"[1, 2]\n", FileFormatError, "the column name is missing"),
         ("other.jsonl", b'{"name": "a.png"}\n', FileFormatError, "the column label is missing"),
         ("text.jsonl", line(score="much"), FileFormatError, "score must be of type float, got 'much'"),
         ("flag.jsonl", line(score=True), FileFormatError, "score must be of type float, got True"),
         ("empty.jsonl", line(score=None), FileFormatError, r"the row of a\.png has neither a score nor an error"),
         ("bytes.jsonl", b"\xff\xfe", FileFormatError, "can't decode"),
-        ("digits.jsonl", line(score=10**400), FileFormatError, r"digits\.jsonl must be .*: int too large"),
-        ("deep.jsonl", b"[" * 100_000, FileFormatError, r"deep\.jsonl must be .*: maximum recursion"),
+        ("digits.jsonl", line(score=10**400), FileFormatError, r"digits\.jsonl cannot .*: int too large"),
+        ("deep.jsonl", b"[" * 100_000, FileFormatError, r"deep\.jsonl cannot .*: maximum recursion"),
         ("nan.jsonl", line(score=math.nan), InputError, "scores must be finite"),
-        ("bad.parquet", b"no parquet", FileFormatError, r"bad\.parquet must be parquet as kedge score writes it"),
+        ("bad.parquet", b"no parquet", FileFormatError, r"bad\.parquet cannot be read as parquet"),
     ],
 )
 def test_files_that_are_no_rows_are_an_error_in_a_line(folder, tmp_path, name, content, error, words):
@@ -124,7 +124,7 @@ def test_values_of_another_type_in_a_parquet_file_are_an_error_in_a_line(folder,
     old = dict.fromkeys(OLD_COLUMNS) | {"path": "a.png", "label": 7.5, "score": "much"}
     for wrong in (row, old, old | {"label": 7, "score": 1.0, "path": 3}, row | {"score": [1.0]}, old | {"score": b"1"}):
         pyarrow.parquet.write_table(pyarrow.Table.from_pylist([wrong]), tmp_path / "rows.parquet")
-        with pytest.raises(FileFormatError, match=r"rows\.parquet must be parquet .* must be of type"):
+        with pytest.raises(FileFormatError, match=r"rows\.parquet cannot be read as parquet .* must be of type"):
             raise watch(folder, tmp_path / "rows.parquet").exception
 
 

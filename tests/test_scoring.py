@@ -25,7 +25,7 @@ from PIL import Image
 
 import kedge
 from helpers import StopError, encoded, images, network, picture, run_cli, small_amp
-from kedge.errors import FileFormatError, InputError, KedgeWarning, NotReadyError
+from kedge.errors import FileFormatError, InputError, KedgeError, KedgeWarning, NotReadyError
 from kedge.io import artifact
 from kedge.scoring import FORMATS, job, plan, read_rows, score_files, summarize_rows
 from kedge.scoring.inputs import open_named
@@ -336,6 +336,7 @@ def test_what_is_wrong_is_named_and_nothing_is_left_of_the_job(home, tmp_path):
     (empty / "out.csv.parts" / "notes.md").write_text("of somebody else")
     (tmp_path / "a.tar").write_bytes(b"no tar at all" * 100)
     (tmp_path / "a.parquet").write_bytes(b"no parquet")
+    (tmp_path / "latin.txt").write_bytes(b"caf\xe9.png")
     kedge.AMP(network("anchored")).fit(images()).save(home / "bare.kedge")
     photos, new = [home / "photos"], tmp_path / "new" / "er" / "out.csv"
     before = sorted(tmp_path.rglob("*"))
@@ -346,6 +347,8 @@ def test_what_is_wrong_is_named_and_nothing_is_left_of_the_job(home, tmp_path):
         ([empty], new, {}, InputError, "inputs must contain images"),
         ([tmp_path / "a.tar"], new, {}, FileFormatError, r"a\.tar must be an uncompressed tar"),
         ([tmp_path / "a.parquet"], new, {}, FileFormatError, r"a\.parquet cannot be read"),
+        ([tmp_path / "latin.txt"], new, {}, FileFormatError, r"latin\.txt must be a list"),
+        (photos, tmp_path / "a.tar" / "out.csv", {}, InputError, "out must be writable"),
         *((photos, new, {name: 0}, InputError, f"{name} must be") for name in ("shard", "batch", "workers")),
         (photos, empty, {"kind": "csv", "overwrite": True}, InputError, "is a folder"),
         (photos, tmp_path / "out.xlsx", {}, InputError, "format must be one of parquet, csv, jsonl; got 'xlsx'"),
@@ -390,6 +393,9 @@ def test_the_last_steps_of_a_job_are_repeated_if_they_were_cut(home, tmp_path, m
         patch.setattr(job, "read_rows", stop)
         with pytest.raises(StopError):
             scored(home, [home / "photos"], out)
+    with pytest.raises(KedgeError, match="1 of 1 shards were not scored"):
+        scored(home, [home / "photos" / "0"], tmp_path / "out.csv.parts" / "a.csv", engine=lambda *_: None)
+    shutil.rmtree(tmp_path / "out.csv.parts" / "a.csv.parts")
     assert names_in(tmp_path) == ["out.csv.parts"]
     with pytest.raises(StopError):
         scored(home, [home / "photos"], out, finish=cut)
@@ -572,6 +578,8 @@ def test_what_the_page_or_parquet_needs_is_looked_for_first(home, tmp_path, monk
         done = cli(home, home / "photos/0/03.png", "-o", tmp_path / name, *options)
         assert (done.exit_code, isinstance(done.exception, NotReadyError)) == (code, code == 1)
     assert names_in(tmp_path) == ["b.csv"]
+    with pytest.raises(NotReadyError, match="needs pyarrow"):
+        list(read_rows(home / "rows.parquet"))
 
 
 def test_images_that_cannot_be_read_do_not_pass_for_good_ones(home, tmp_path):
@@ -593,6 +601,7 @@ def test_a_thumbnail_of_16_bits_is_as_bright_as_the_image(tmp_path):
     Image.fromarray(np.full((8, 8), 257 * 90, np.uint16)).save(tmp_path / "a.png")
     shown = re.search(r"base64,([^\"]+)", str(_thumbnail(str(tmp_path / "a.png"), None)))[1]
     assert Image.open(io.BytesIO(base64.b64decode(shown))).convert("L").getextrema() == (90, 90)
+    assert "cannot be shown" in str(_thumbnail(str(tmp_path / "gone.png"), None))
 
 
 def test_the_package_imports_on_systems_without_fcntl():

@@ -122,15 +122,14 @@ class Martingale:
 
     The smoothed conformal p-value of a score is its rank, with ties broken at random, among calibration scores and
     earlier stream scores together. Without drift these p-values are exactly independent and uniform, for any
-    distribution and with any ties; against a fixed calibration set they would share its accidents, and a long stream
-    would always look like drift. Bets on them win nothing on average, so by Ville's inequality the wealth ever
-    reaches ``1 / alpha`` with probability at most ``alpha``, however long the stream.
+    distribution and with any ties (against a fixed calibration set they would share its accidents). Bets on them win
+    nothing on average, so by Ville's inequality the wealth ever reaches ``1 / alpha`` with probability at most
+    ``alpha``, however long the stream.
 
-    All scores are kept, 8 bytes each. A past cut to its newest scores would break the guarantee: earlier p-values
-    depend on how the kept scores compare with the dropped ones, so the next p-value is not independent of them. With
-    ``bounded`` all scores are rounded to float16, relative to one calibration score that is drawn at random and left
-    out, and counted in half a megabyte. The guarantee is the same, since it holds with any ties. The past comes to
-    hold the drifted scores too, so a drift is noticed while it is new or not at all.
+    All scores are kept, 8 bytes each; a past cut to its newest scores would break the guarantee. With ``bounded`` they
+    are rounded to float16, relative to one calibration score that is drawn at random and left out, and counted in half
+    a megabyte. The guarantee is the same, since it holds with any ties. The past comes to hold the drifted scores too,
+    so a drift is noticed while it is new or not at all.
 
     Args:
         calibration: One score per held-out in-distribution image.

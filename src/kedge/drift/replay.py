@@ -40,18 +40,10 @@ def history(
     alpha: float = 0.01,
     seed: int = 0,
 ) -> DriftHistory:
-    """Run a `Martingale` and a `WindowTest` over the scores of a stream, in order.
+    """Run a `Martingale` and a `WindowTest`, whose arguments these are, over the scores (H,) of a stream, in order.
 
     Each of the two raises a false alarm with probability at most ``alpha``, so either does with at most twice that.
-
-    Args:
-        scores: One score per image of the stream.
-        calibration: One score per held-out in-distribution image, at least 20.
-        window: Number of newest scores that are tested.
-        every: Images from one test to the next; a quarter of the window by default.
-        horizon: Images over which the guarantee of the windows holds; the whole array by default.
-        alpha: Probability of a false alarm, for each.
-        seed: Random seed.
+    The horizon is by default the whole stream.
 
     Example:
         >>> rng = np.random.default_rng(0)

@@ -82,9 +82,8 @@ def p_any(r: Ranks) -> Floats:
 def p_up(r: Ranks) -> Floats:
     """One-sided normal p-value of Mann-Whitney statistics, with continuity correction; 1 if all scores are equal.
 
-    Without ties the tail of the rank sum is thinner than the normal one, so that these are conservative. With ties
-    the sum takes fewer values, in larger steps than the correction assumes, and may be skewed or heavy-tailed; beyond
-    `MOST_TIES` use `p_up_permuted`.
+    Conservative without ties, where the tail of the rank sum is thinner than the normal one; with ties the sum may be
+    skewed or heavy-tailed: beyond `MOST_TIES` use `p_up_permuted`.
     """
     above = r.wins - r.n * r.m / 2 - 0.5
     z = [a / s if s else -math.inf for a, s in zip(above, r.deviation, strict=True)]

@@ -65,8 +65,8 @@ class RayEngine:
             return
         for old in job.folder.glob("try-*"):  # of an earlier run, whose failures no longer count
             old.unlink(missing_ok=True)
-        done = 0
-        with _connected(ray, self.address), closing(_results(ray, job, waiting, self.parallel)) as results:
+        done, results = 0, _results(ray, job, waiting, self.parallel)
+        with _connected(ray, self.address), _settings(ray), closing(results):
             for images, kind, message, trace in results:
                 if message:
                     failure: KedgeError = getattr(errors, kind, KedgeError)(message)
@@ -140,23 +140,21 @@ def _results(ray: ModuleType, job: Job, waiting: list[int], parallel: int | None
     # All workers start at once; idle ones may end, to make room for those of a machine that is lost.
     pool = ray.data.ActorPoolStrategy
     at_once = {"initial_size": workers} if "initial_size" in signature(pool).parameters else {}  # others grow to it
-    with _settings(ray):
-        results = ray.data.from_arrow(tasks).map_batches(
-            Worker,
-            fn_constructor_args=(job, os.getcwd(), probes),
-            batch_size=None,
-            compute=pool(min_size=1, max_size=workers, **at_once),
-            num_cpus=1,
-        )
-        try:
-            for batch in results.iter_batches(batch_size=None, prefetch_batches=0):
-                columns = (batch[name].tolist() for name in ("images", "kind", "error", "trace"))
-                yield from zip(*columns, strict=True)
-        except Exception as error:
-            raise KedgeError(
-                f"Ray could not run the workers: {str(error).strip().splitlines()[-1]}; every machine needs this "
-                "version of kedge, Python and Ray. What was scored is kept: run the same command again"
-            ) from error
+    results = ray.data.from_arrow(tasks).map_batches(
+        Worker,
+        fn_constructor_args=(job, os.getcwd(), probes),
+        batch_size=None,
+        compute=pool(min_size=1, max_size=workers, **at_once),
+        num_cpus=1,
+    )
+    try:
+        for batch in results.iter_batches(batch_size=None, prefetch_batches=0):
+            yield from zip(*(batch[name].tolist() for name in ("images", "kind", "error", "trace")), strict=True)
+    except Exception as error:
+        raise KedgeError(
+            f"Ray could not run the workers: {str(error).strip().splitlines()[-1]}; every machine needs this "
+            "version of kedge, Python and Ray. What was scored is kept: run the same command again"
+        ) from error
 
 
 @contextmanager

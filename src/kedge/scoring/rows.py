@@ -82,10 +82,8 @@ def read_rows(path: str | Path, kind: str | None = None) -> Iterator[dict[str, A
             yield row
     except KedgeError:
         raise
-    except PermissionError as error:
-        raise InputError(f"rows must be a file that can be read; {file} cannot: {error.strerror}") from error
     except Exception as error:  # a damaged file makes the readers raise nearly anything
-        raise FileFormatError(f"{file} must be {kind} as kedge score writes it; it is not: {error}") from error
+        raise FileFormatError(f"{file} cannot be read as {kind} that kedge score wrote: {error}") from error
 
 
 def _raw_rows(file: Path, kind: str) -> Iterator[dict[str, Any]]:
@@ -94,13 +92,9 @@ def _raw_rows(file: Path, kind: str) -> Iterator[dict[str, Any]]:
             yield from batch.to_pylist()
         return
     with file.open(encoding="utf-8", newline="") as lines:
-        if kind == "jsonl":
-            yield from map(json.loads, lines)
-            return
-        table = csv.DictReader(lines, restval="")
-        if not table.fieldnames:
+        if kind == "csv" and not file.stat().st_size:
             raise ValueError(f"the column {ROW[0]} is missing")
-        yield from table
+        yield from map(json.loads, lines) if kind == "jsonl" else csv.DictReader(lines, restval="")
 
 
 def _with_current_keys(raw: Any, kind: str) -> dict[str, Any]:
