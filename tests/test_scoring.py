@@ -14,6 +14,7 @@ import socket
 import subprocess
 import sys
 import tarfile
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -30,7 +31,7 @@ from kedge.io import artifact
 from kedge.scoring import FORMATS, job, plan, read_rows, score_files, summarize_rows
 from kedge.scoring.inputs import open_named
 from kedge.scoring.page import _thumbnail
-from processes import FRESH, die_in
+from processes import FRESH
 from test_report import check
 
 KEYS = ["name", "label", "class", "probability", "tau", "score", "p_value", "is_ood", "error", "detector"]
@@ -76,12 +77,12 @@ def stop_after(count):
     return lambda done, total: stop() if done >= count else None
 
 
-def run_killed(code, target, *arguments):
-    """Run a function in a process that ends by this signal."""
+def run_apart(code, target, *arguments):
+    """Run a function in a process that ends with this exit code."""
     life = FRESH.Process(target=target, args=arguments)
     life.start()
-    life.join(timeout=60)
-    assert life.exitcode == -code
+    life.join(timeout=300)
+    assert life.exitcode == code
 
 
 def names_in(folder):
@@ -414,7 +415,7 @@ def test_a_job_that_is_killed_once_its_file_is_whole_is_complete_when_it_is_repe
     photos = tmp_path / "photos"
     shutil.copytree(home / "photos", photos)
     out = tmp_path / "out.csv"
-    run_killed(signal.SIGKILL, score_to_the_end, home, photos, out)
+    run_apart(-signal.SIGKILL, score_to_the_end, home, photos, out)
     before = out.read_bytes()
     assert list(tmp_path.glob("out.csv.parts/part-*"))
     for _ in range(2):
@@ -470,32 +471,43 @@ def test_a_lock_in_a_folder_that_was_removed_meanwhile_does_not_count(home, tmp_
         scored(home, [home / "photos"], tmp_path / "out.csv")
 
 
-def score_until(home, many, out, count, seconds):
-    """Score, and die a moment after so many images."""
+def score_and_die(given, out, step):
+    """Score, and die at the given operation on the files of the job, counted from 1; exit code 0 if there are fewer."""
+    seen = itertools.count(1)
 
-    def progress(done, total):
-        if done >= count:
-            die_in(seconds)
+    def count(event, arguments):
+        changes = event in ("open", "os.remove", "os.rename", "os.mkdir", "os.rmdir")
+        if changes and str(arguments[0]).startswith(out) and next(seen) == step:
+            os.kill(os.getpid(), signal.SIGKILL)
 
-    score_files(home / "detector.kedge", [str(many)], out, shard=16, progress=progress)
+    sys.addaudithook(count)
+    score_files(*given, out, shard=4)
+    os._exit(0)
 
 
-def test_killed_again_and_again_it_ends_with_every_image_once(home, tmp_path):
-    many = tmp_path / "many"
-    many.mkdir()
-    for number in range(400):
-        picture(number).save(many / f"{number:03}.png")
-    (many / "150-broken.png").write_bytes(b"broken")
-    whole = scored(home, [many], tmp_path / "whole.parquet", shard=16)
-    out = tmp_path / "out.parquet"
-    for count, moment in ((0, 0.0), (0, 0.02), (64, 0.002), (160, 0.005), (240, 0.01)):
-        run_killed(signal.SIGALRM, score_until, home, many, out, count, moment)
-        assert not out.exists()
-    assert cli(home, many, "-o", out, "--shard", 16).exit_code == 0
-    assert sorted(path.name for path in tmp_path.glob("*out*")) == ["out.parquet", "out.parquet.html"]
-    rows = list(read_rows(out))
-    assert len({row["name"] for row in rows}) == 401
-    assert rows == whole
+def die_at_each_step(given, out, kind, steps):
+    """Die at each of the steps and repeat the same call, which ends with every image once and leaves nothing else."""
+    warnings.simplefilter("ignore")
+    whole = list(read_rows(score_files(*given, f"{out}whole.{kind}", shard=4)))
+    assert len({row["name"] for row in whole}) == 11
+    for step in steps:
+        child = os.fork()
+        if not child:
+            score_and_die(given, f"{out}{step}.{kind}", step)
+        ended = os.waitpid(child, 0)[1]
+        assert list(read_rows(score_files(*given, f"{out}{step}.{kind}", shard=4))) == whole
+        assert not Path(f"{out}{step}.{kind}.parts").exists()
+        if not ended:
+            break
+    assert step > 40
+    os._exit(17)
+
+
+@pytest.mark.parametrize("stride", [8, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("kind", ["csv", "parquet"])
+def test_killed_at_any_step_it_ends_with_every_image_once(home, tmp_path, kind, stride):
+    given = (home / "detector.kedge", [str(home / "photos" / "0")])
+    run_apart(17, die_at_each_step, given, f"{tmp_path}/", kind, range(stride, 1000, stride))
 
 
 # --- the summary ----------------------------------------------------------------------------------------------------
