@@ -176,49 +176,37 @@ def test_the_command_starts_a_cluster_and_ends_it_and_prints_nothing_of_its_own(
 
 
 @needs_ray
-def test_two_workers_write_what_one_process_writes_and_go_on_where_it_was(home, cluster, tmp_path, monkeypatch):
+def test_two_workers_of_which_one_is_killed_continue_a_job_and_write_what_one_process_writes(
+    home, cluster, tmp_path, monkeypatch
+):
     (tmp_path / "photos").symlink_to(home / "photos")
     shutil.copy(home / "detector.kedge", tmp_path)
     monkeypatch.chdir(tmp_path)  # not where the cluster was started: its workers find relative paths all the same
-    given = ("detector.kedge", ["photos/*.png"])
-    score_files(*given, "whole.jsonl", shard=SHARD)
-    with pytest.raises(StopError):
-        score_files(*given, "out.jsonl", shard=SHARD, progress=stop_after(20))
-    reports = []
-    engine = RayEngine(parallel=2)
-    score_files(*given, "out.jsonl", shard=SHARD, engine=engine, progress=lambda *each: reports.append(each))
-    assert (tmp_path / "out.jsonl").read_bytes() == (tmp_path / "whole.jsonl").read_bytes()
-    rows = list(read_rows("out.jsonl"))
-    assert len({row["name"] for row in rows}) == len(rows) == IMAGES
-    assert [row["name"] for row in rows if row["error"]] == ["photos/30-broken.png"]
-    assert reports[0] == (20, IMAGES)
-    assert reports[-1] == (IMAGES, IMAGES)
-    assert len(reports) == 1 + 9  # 41 images in shards of five, as each is done
-    assert cluster.is_initialized()  # it was there before
-
-
-@needs_ray
-def test_a_worker_that_is_killed_in_mid_write_costs_no_image(home, cluster, tmp_path, monkeypatch):
-    marker = tmp_path / "killed"
+    given, marker, reports = ("detector.kedge", ["photos/*.png"]), tmp_path / "killed", []
 
     class Mortal(Worker):
         def _score(self, detector, number, offset):
-            if number == 4 and not marker.exists():
+            if number == 6 and not marker.exists():
                 marker.write_text(str(os.getpid()))
                 with atomic(self.job.part(number)) as temporary:
-                    temporary.write_text("name,label\nhalf a ro")
+                    temporary.write_text('{"name": "half a ro')
                     os.kill(os.getpid(), signal.SIGKILL)
             return super()._score(detector, number, offset)
 
     monkeypatch.setattr(ray_engine, "Worker", Mortal)
-    whole = scored(home, tmp_path / "whole.csv")
-    reports = []
-    rows = scored(home, tmp_path / "out.csv", RayEngine(parallel=1), progress=lambda *each: reports.append(each))
+    score_files(*given, "whole.jsonl", shard=SHARD)
+    with pytest.raises(StopError):
+        score_files(*given, "out.jsonl", shard=SHARD, progress=stop_after(20))
+    engine = RayEngine(parallel=2)
+    score_files(*given, "out.jsonl", shard=SHARD, engine=engine, progress=lambda *each: reports.append(each))
     assert int(marker.read_text()) != os.getpid()
-    assert (tmp_path / "out.csv").read_bytes() == (tmp_path / "whole.csv").read_bytes()
-    assert rows == whole
-    assert len({row["name"] for row in rows}) == IMAGES
-    assert reports[-1] == (IMAGES, IMAGES)
+    assert (tmp_path / "out.jsonl").read_bytes() == (tmp_path / "whole.jsonl").read_bytes()
+    rows = list(read_rows("out.jsonl"))
+    assert len({row["name"] for row in rows}) == len(rows) == IMAGES
+    assert [row["name"] for row in rows if row["error"]] == ["photos/30-broken.png"]
+    assert (reports[0], reports[-1]) == ((20, IMAGES), (IMAGES, IMAGES))
+    assert len(reports) == 1 + 9  # 41 images in shards of five, as each is done
+    assert cluster.is_initialized()  # it was there before
 
 
 @needs_ray

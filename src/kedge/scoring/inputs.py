@@ -110,14 +110,13 @@ def plan(
 def _expanded(inputs: Sequence[str | os.PathLike[str]], out: str | None) -> Iterator[Path]:
     for given in inputs:
         path = Path(given)  # may be too long for the system, on which its own methods fail
-        if os.path.isdir(path):
-            yield from _below(path, out)
-        elif path.suffix.lower() in LISTS and os.path.isfile(path):
+        folder = os.path.isdir(path)
+        if path.suffix.lower() in LISTS and os.path.isfile(path):
             yield from _listed(path)
-        elif os.path.exists(path):
+        elif os.path.exists(path) and not folder:
             yield path
         else:
-            matched = sorted(map(Path, glob.glob(str(given), recursive=True)))
+            matched = [path] if folder else sorted(map(Path, glob.glob(str(given), recursive=True)))
             if not matched:
                 raise InputError(f"inputs must exist; {given} does not, and as a glob it matches nothing")
             for each in matched:

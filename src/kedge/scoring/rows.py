@@ -107,20 +107,18 @@ def _with_current_keys(raw: Any, kind: str) -> dict[str, Any]:
         numbered = label is not None and str(label).isdecimal()
         label, name = (label if kind == "csv" else int(label), None) if numbered else (None, label)
         raw = raw | {"name": raw["path"], "tau": raw["temperature"], "label": label, "class": name}
-    return {name: (_parsed if kind == "csv" else _checked)(name, raw.get(name), of) for name, of in COLUMNS.items()}
+    return {name: _value(name, raw.get(name), of, kind == "csv") for name, of in COLUMNS.items()}
 
 
-def _checked(name: str, value: Any, kind: type) -> Any:
-    if kind is float and isinstance(value, int) and not isinstance(value, bool):  # JSON has no type for 1.0
-        return float(value)
-    if value is not None and not isinstance(value, kind):
-        raise ValueError(f"{name} must be of type {kind.__name__}, got {value!r:.80}")
-    return value
-
-
-def _parsed(_: str, text: str | None, kind: type) -> Any:
-    if not text:
+def _value(name: str, value: Any, of: type, as_text: bool) -> Any:
+    if value is None or (as_text and not value):
         return None
-    if kind is str:
-        return text[1:] if text.startswith(_QUOTED) else text
-    return text == "True" if kind is bool else kind(text)
+    if as_text and of is str:
+        return value[1:] if value.startswith(_QUOTED) else value
+    if as_text:
+        return value == "True" if of is bool else of(value)
+    if of is float and type(value) is int:  # JSON has no type for 1.0
+        return float(value)
+    if not isinstance(value, of):
+        raise ValueError(f"{name} must be of type {of.__name__}, got {value!r:.80}")
+    return value

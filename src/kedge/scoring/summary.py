@@ -34,11 +34,10 @@ class RowSummary:
 
     def as_dict(self) -> dict[str, Any]:
         """As plain data for JSON, without the single scores."""
-        return {name: getattr(self, name) for name in ("images", "errors", "flagged")} | {
-            "share_flagged": self.share,
-            "by_class": {name: {"images": n, "flagged": flagged} for name, (n, flagged) in self.by_class.items()},
-            "suspicious": [dict(row) for row in self.suspicious],
-        }
+        by_class = {name: {"images": n, "flagged": flagged} for name, (n, flagged) in self.by_class.items()}
+        counts = {name: getattr(self, name) for name in ("images", "errors", "flagged")}
+        suspicious = list(map(dict, self.suspicious))
+        return counts | {"share_flagged": self.share, "by_class": by_class, "suspicious": suspicious}
 
 
 def summarize_rows(rows: Iterable[Row], *, top: int = TOP, seed: int = 0) -> RowSummary:
