@@ -149,7 +149,7 @@ def test_each_comparison_is_scipys_of_that_window():
             assert c.p == min(c.p_any, c.p_up)
 
 
-def test_with_few_values_the_p_value_is_that_of_permutations():
+def test_with_few_values_the_p_value_is_that_of_permutations_and_valid():
     """Of -1, 0 and 1: skewed, symmetric in large steps, and symmetric with heavy tails. The normal tail is too thin."""
     for low, zero, high, up in ((0, 97, 3, 3), (0, 50, 50, 16), (40, 1120, 40, 3)):
         calibration = np.repeat([-1.0, 0.0, 1.0], [low, zero, high])
@@ -160,10 +160,7 @@ def test_with_few_values_the_p_value_is_that_of_permutations():
         exact = sum(stats.multivariate_hypergeom.pmf([a, 20 - a - b, b], sizes, 20) for a, b in counts)
         assert compared.p_up == pytest.approx(exact, rel=3 / math.sqrt(ENOUGH))
         assert p_up(one(window, calibration))[0] < 0.65 * exact
-
-
-def test_p_values_of_few_valued_scores_are_valid():
-    """Over all orders of the same scores; the normal tail reaches this level of 2.6 % in 4.2 % of them."""
+    # Over all orders of the same scores; the normal tail reaches this level of 2.6 % in 4.2 % of them.
     pooled, runs, small = np.repeat([0.0, 1.0], 60), 4000, 0
     level = float(p_up(one(np.repeat([0.0, 1.0], [6, 14]), np.repeat([0.0, 1.0], [54, 46])))[0]) + 1e-9
     for run in range(runs):
@@ -174,15 +171,14 @@ def test_p_values_of_few_valued_scores_are_valid():
 
 def test_the_settings_bound_the_permutations_and_share_alpha_among_the_tests_of_the_horizon():
     (compared,) = WindowTest([0.0] * 97 + [1.0] * 3, window=20, horizon=20, draws=99).update([1.0] * 20)
-    assert compared.p_up == 1 / 100
-    assert compared.alarm  # by the distance
+    assert (compared.p_up, compared.alarm) == (1 / 100, True)  # by the distance
     test = WindowTest(range(20), window=40, every=10, horizon=100, alpha=0.07)
     assert test.tests == len(test.update(range(100))) == 7
     assert test.threshold == pytest.approx(0.07 / 14)
     assert (WindowTest(range(20)).every, WindowTest(range(20)).tests) == (25, 397)
 
 
-def test_the_alarm_is_raised_by_the_first_small_p_value_and_stays():
+def test_the_alarm_is_raised_by_the_first_small_p_value_and_stays_and_equal_scores_raise_none():
     rng = np.random.default_rng(0)
     stream = np.concatenate([normal(rng, 200), 2 + normal(rng, 60), normal(rng, 200)])
     test = WindowTest(normal(rng, 200), window=40, every=10, horizon=1000)
@@ -191,6 +187,12 @@ def test_the_alarm_is_raised_by_the_first_small_p_value_and_stays():
     assert not small[-1]  # over by now
     assert test.since == compared[small.index(True)].index
     assert [c.alarm for c in compared] == [c.index >= test.since for c in compared]
+    test, martingale = WindowTest(np.ones(50)), Martingale(np.ones(50))
+    for c in test.update(np.ones(300)):
+        assert (c.ks, c.auroc, c.p_any, c.p_up, c.alarm) == (0, 0.5, pytest.approx(1), 1, False)
+    p = [bet.p_value for bet in martingale.update(np.ones(300))]
+    assert stats.kstest(p, "uniform").pvalue > 0.01  # all chance
+    assert not martingale.alarm
 
 
 @pytest.mark.parametrize(
@@ -250,13 +252,6 @@ def test_p_values_and_wealth_are_those_of_the_definition(draw):
         assert bet.log_wealth == pytest.approx(math.log(sum(money.values())), abs=1e-9)
 
 
-def test_every_bet_is_fair():
-    for bet in range(6):
-        mean, _ = quad(lambda p, bet=bet: payoffs(np.array([p]))[0, bet], 0, 1)
-        assert mean == pytest.approx(1)
-    assert (payoffs(np.linspace(1e-9, 1, 1001)) >= 0).all()
-
-
 def p_values_of(calibration, stream, seed, **options):
     martingale = Martingale(calibration, seed=seed, **options)
     return np.array([martingale._p_value(score) for score in stream])  # what `update` bets on
@@ -290,9 +285,12 @@ def test_p_values_against_one_fixed_calibration_set_would_raise_false_alarms():
     assert growing <= level + 3 * standard_error(level, runs)
 
 
-def test_the_wealth_ever_reaches_1_over_alpha_with_probability_alpha():
-    games, rounds = 1500, 1000
-    rng = np.random.default_rng(0)
+def test_every_bet_is_fair_so_the_wealth_ever_reaches_1_over_alpha_with_probability_alpha():
+    for bet in range(6):
+        mean, _ = quad(lambda p, bet=bet: payoffs(np.array([p]))[0, bet], 0, 1)
+        assert mean == pytest.approx(1)
+    assert (payoffs(np.linspace(1e-9, 1, 1001)) >= 0).all()
+    games, rounds, rng = 1500, 1000, np.random.default_rng(0)
     shares, log_wealth, highest = np.stack([first_shares()] * games), np.zeros(games), np.zeros(games)
     for _ in range(rounds):
         shares, growth = play(shares, 1 - rng.random(games))
@@ -381,16 +379,6 @@ def test_batches_of_any_size_and_a_restart_give_the_same_states(draw):
             assert collected == states
             assert (parts.alarm, parts.since, parts.seen) == (whole.alarm, whole.since, whole.seen)
             assert parts.state() == whole.state()
-
-
-def test_equal_scores_are_no_drift():
-    test, martingale = WindowTest(np.ones(50)), Martingale(np.ones(50))
-    for c in test.update(np.ones(300)):
-        assert (c.ks, c.auroc, c.p_any, c.p_up) == (0, 0.5, pytest.approx(1), 1)
-    p = [bet.p_value for bet in martingale.update(np.ones(300))]
-    assert stats.kstest(p, "uniform").pvalue > 0.01  # all chance
-    assert not test.alarm
-    assert not martingale.alarm
 
 
 def test_history_is_both_instruments():
