@@ -422,8 +422,11 @@ def test_a_job_that_is_killed_once_its_file_is_whole_is_complete_when_it_is_repe
         with pytest.warns(KedgeWarning, match=r"out\.csv is complete: nothing was scored"):
             assert len(scored(home, [photos], out)) == 32
         assert names_in(tmp_path) == ["out.csv", "photos"]
-    again = cli(home, photos, "-o", out)
-    assert (again.exit_code, "is complete" in again.output, "32 images" in again.output) == (0, True, True)
+    for page in (None, "of somebody else"):
+        again = cli(home, photos, "-o", out)
+        assert (again.exit_code, "is complete" in again.output, "32 images" in again.output) == (0, True, True)
+        assert page in (None, (tmp_path / "out.csv.html").read_text())
+        (tmp_path / "out.csv.html").write_text("of somebody else")
     assert out.read_bytes() == before
     with pytest.raises(InputError, match="out must not exist yet"):
         scored(home, ["nowhere"], out)

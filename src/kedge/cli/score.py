@@ -90,7 +90,7 @@ def score(
     def finish(rows: Path) -> None:
         nonlocal result
         result = summarize_rows(read_rows(rows, form), top=top)
-        if page is not None:
+        if page is not None and (is_begun(rows) or not page.exists()):  # a complete job's page is left alone
             calibration = read_tensor(detector, "calibration.scores").double().numpy()
             title = f"Scores of {rows.name}"
             write_page(page, score_page(result, title=title, calibration=calibration, column=column))
@@ -153,7 +153,7 @@ def _page_of(out: Path, overwrite: bool) -> Path:
     """The file for the summary, after checking that it can be written; a resumed job replaces its own."""
     require()
     page = out.with_name(f"{out.name}.html")
-    if page.exists() and not (overwrite or is_begun(out) or out.exists()):  # the job refuses an ``out`` that exists
+    if page.exists() and not (overwrite or is_begun(out) or out.exists()):  # the job itself checks an existing ``out``
         raise InputError(f"the summary must not exist yet; {page} does: move it, or use --overwrite or --no-summary")
     check_target("the summary", page)
     return page
