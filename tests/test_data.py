@@ -2,6 +2,8 @@
 
 import gzip
 import io
+import os
+import socket
 from collections import Counter
 from pathlib import Path
 
@@ -19,6 +21,7 @@ from kedge.data import ImageSet, Preprocess, batches, open_image, shape_of_input
 from kedge.data.digits import digits, of_classes
 from kedge.data.preprocess import FILTERS
 from kedge.errors import FileFormatError, InputError, NotReadyError
+from kedge.files import regular_file
 from kedge.studies.outlier_images import inverted, letters, noised, textures
 
 quick = settings(max_examples=60, derandomize=True, deadline=None)
@@ -232,6 +235,26 @@ def test_a_preprocess_has_plain_numbers_and_checks_its_options():
 
 
 # Files that cannot be read.
+
+
+def test_only_regular_files_are_read(tmp_path):
+    plain, link = tmp_path / "a.png", tmp_path / "link.png"
+    plain.write_bytes(b"a")
+    link.symlink_to(plain)
+    assert (regular_file(str(plain)), regular_file(link)) == (plain, link)
+    os.mkfifo(tmp_path / "pipe.png")
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(str(tmp_path / "socket.png"))
+        for path, reason in (
+            (tmp_path / "pipe.png", "a pipe"),
+            (tmp_path / "socket.png", "a socket"),
+            ("/dev/zero", "a device"),
+            (tmp_path, "a folder"),
+            (tmp_path / "gone.png", "No such file"),
+            ("nul\0l.png", "null"),
+        ):
+            with pytest.raises(InputError, match=f"cannot be read: .*{reason}"):
+                regular_file(path)
 
 
 def png(size=(40, 30), kind="PNG") -> bytes:

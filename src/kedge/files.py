@@ -1,12 +1,43 @@
-"""Atomic writing: a crash, a full disk or a second process never leaves half a file."""
+"""Files that are safe to read, and atomic writing: a crash, a full disk or a second process never leaves half a file."""
 
 import contextlib
 import os
 import secrets
+import stat
 from collections.abc import Iterator
 from pathlib import Path
 
 from kedge.errors import InputError, KedgeError
+
+_KINDS = {
+    stat.S_IFDIR: "a folder",
+    stat.S_IFIFO: "a pipe",
+    stat.S_IFSOCK: "a socket",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+}
+
+
+def regular_file(path: str | os.PathLike[str], purpose: str = "read") -> Path:
+    """Return the path of a regular file, or of a link to one; reading a pipe or a device might never end.
+
+    Args:
+        path: Where the file should be.
+        purpose: What it is for, in the error: "cannot be ...".
+
+    Example:
+        >>> regular_file(os.devnull)
+        Traceback (most recent call last):
+        kedge.errors.InputError: /dev/null cannot be read: it is a device and not a regular file
+    """
+    try:
+        mode = os.stat(path).st_mode
+    except (OSError, ValueError) as error:  # a path with a null character is a ValueError
+        raise InputError(f"{path} cannot be {purpose}: {getattr(error, 'strerror', None) or error}") from error
+    if not stat.S_ISREG(mode):
+        kind = _KINDS.get(stat.S_IFMT(mode), "something else")
+        raise InputError(f"{path} cannot be {purpose}: it is {kind} and not a regular file")
+    return Path(path)
 
 
 @contextlib.contextmanager
