@@ -1,4 +1,4 @@
-"""Files that are safe to read, and atomic writing: a crash, a full disk or a second process never leaves half a file."""
+"""Checked reading of files, and atomic writing: a crash, a full disk or a second process leaves no half file."""
 
 import contextlib
 import os
