@@ -40,6 +40,14 @@ def regular_file(path: str | os.PathLike[str], purpose: str = "read") -> Path:
     return Path(path)
 
 
+def read_limited(path: str | os.PathLike[str], largest: int) -> bytes:
+    """The content of a regular file of at most ``largest`` bytes; a larger one is refused before it is read."""
+    size = regular_file(path).stat().st_size
+    if size > largest:
+        raise InputError(f"{path} cannot be read: it has {size:,} bytes, and at most {largest:,} are expected")
+    return Path(path).read_bytes()
+
+
 @contextlib.contextmanager
 def atomic(path: str | os.PathLike[str]) -> Iterator[Path]:
     """Yield a temporary path next to ``path``, which is renamed to it when the block succeeds.
