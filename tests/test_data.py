@@ -1,5 +1,6 @@
 """Image sets, preprocessing, and batches of files, PIL images, arrays and data loaders."""
 
+import dataclasses
 import gzip
 import io
 import os
@@ -176,7 +177,38 @@ def test_a_picture_of_another_mode_is_converted_as_pillow_does(mode, channels):
     assert image.mode == mode
     converted = image.convert("L" if channels == 1 else "RGB")
     expected = ImageOps.fit(converted, (8, 8), Image.Resampling.BICUBIC)
-    assert Preprocess((channels, 8, 8))(image).equal(as_tensor(expected))
+    assert Preprocess((channels, 8, 8), background=None)(image).equal(as_tensor(expected))
+    if not mode.endswith("A"):
+        assert Preprocess((channels, 8, 8))(image).equal(as_tensor(expected))
+
+
+def test_transparent_pixels_have_the_color_of_the_background(tmp_path):
+    """Images that differ in hidden colors only are the same input; by hand, alpha * color + (1 - alpha) * background."""
+    rgba = np.random.default_rng(0).integers(0, 256, (8, 8, 4), np.uint8)
+    rgba[:4, :, 3] = 0
+    hidden = rgba.copy()
+    hidden[:4, :, :3] ^= 255
+    for color, values in (("white", [255, 255, 255]), ("#804000", [128, 64, 0])):
+        rule = Preprocess((3, 8, 8), background=color)
+        outputs = [rule(Image.fromarray(pixels)) for pixels in (rgba, hidden)]
+        assert outputs[0].equal(outputs[1])
+        share = rgba[..., 3:] / 255.0
+        expected = share * rgba[..., :3] + (1 - share) * np.array(values)
+        assert np.abs(outputs[0].permute(1, 2, 0).numpy() - expected).max() <= 1
+    palette = Image.new("P", (8, 8))  # GIF and PNG mark a color of the palette as transparent
+    palette.putpalette([200, 0, 0, 0, 200, 0])
+    for name, options in (("a.png", {"transparency": b"\0\xff"}), ("a.gif", {"transparency": 0})):
+        palette.save(tmp_path / name, **options)
+        assert RULE(tmp_path / name).eq(255).all()
+        assert Preprocess((3, 8, 8), background=None)(tmp_path / name)[0].eq(200).all()
+    gray = Image.merge("LA", [Image.new("L", (8, 8), 10), Image.new("L", (8, 8), 0)])
+    assert GRAY(gray).eq(255).all()
+    old = {"shape": [3, 8, 8], "resize": "bicubic", "fit": "crop"}  # a header without a background keeps hidden colors
+    assert Preprocess.from_record(old).background is None
+    assert Preprocess.from_record(dataclasses.asdict(RULE)) == RULE
+    for wrong in ("no color", 7):
+        with pytest.raises(InputError, match="background must be a color"):
+            Preprocess((3, 8, 8), background=wrong)
 
 
 @pytest.mark.parametrize("brightest", [65535, 30000, 200, 0])

@@ -157,7 +157,7 @@ class Detector(ABC):
             preprocess: How images become inputs; by default they are resized to the training images' size.
         """
         recorded = self.net.record.get("preprocess")  # of `kedge.train`
-        trained = None if recorded is None else Preprocess(**recorded)
+        trained = None if recorded is None else Preprocess.from_record(recorded)
         preprocess = preprocess or self.preprocess or trained or Preprocess(shape_of_inputs(train_set))
         with evaluating(self.net), torch.no_grad():
             self.fit_method(train_set, preprocess)

@@ -55,7 +55,7 @@ def _detector(
         raise InputError("score must not be given: the file says which score this detector uses")
     net = rebuild(header["network"], artifact.part(tensors, "net."), model)
     detector = method(net, **config | ({"score": score} if custom else {}))
-    detector.preprocess = Preprocess(**header["preprocess"])
+    detector.preprocess = Preprocess.from_record(header["preprocess"])
     detector.classes = tuple(header["classes"])
     detector.load_state(artifact.part(tensors, "detector."))
     if calibrated is not None:
