@@ -75,9 +75,11 @@ def test_an_image_set_is_images_labels_and_names():
         (torch.zeros(3, 8, 8, dtype=torch.uint8), None, r"got torch.uint8 \(3, 8, 8\)"),
         (np.zeros((4, 3, 8, 8), np.uint8), None, r"ImageSet.from_arrays converts"),
         ([1, 2], None, "images must be a uint8 tensor .*list"),
-        (images(4), torch.zeros(4, 1, dtype=torch.long), r"one per image, \(4,\); got \(4, 1\) in the set 'images'"),
-        (images(4), torch.zeros(4), "labels must be whole numbers, got torch.float32"),
-        (images(4), [0, 1, 0, 1], "labels must be a tensor, got list"),
+        (images(4), torch.zeros(4, 1, dtype=torch.long), r"one per image, \(4,\); got torch.int64 \(4, 1\)"),
+        (images(4), torch.zeros(4), "whole numbers, .* got torch.float32"),
+        (images(4), torch.tensor([0, 1, 2**40, 3]), "1099511627776 is the label of image 2"),
+        (images(4), torch.tensor([0, 1, -2, 3]), r"labels must lie in -1 \(none\) to 1048575; -2 is"),
+        (images(4), [0, 1, 0, 1], "labels must be a tensor .* got list"),
     ],
 )
 def test_what_an_image_set_is_not(x, labels, message):
@@ -183,7 +185,7 @@ def test_a_picture_of_another_mode_is_converted_as_pillow_does(mode, channels):
 
 
 def test_transparent_pixels_have_the_color_of_the_background(tmp_path):
-    """Images that differ in hidden colors only are the same input; by hand, alpha * color + (1 - alpha) * background."""
+    """By hand: alpha * color + (1 - alpha) * background, so that hidden colors make no difference."""
     rgba = np.random.default_rng(0).integers(0, 256, (8, 8, 4), np.uint8)
     rgba[:4, :, 3] = 0
     hidden = rgba.copy()

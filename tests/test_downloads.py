@@ -174,11 +174,11 @@ def test_bombs_are_refused_for_the_free_disk_before_they_fill_it(tmp_path, monke
     header = entry("././@PaxHeader", tarfile.XHDTYPE, size=2**32)
     (tmp_path / "pax.tar").write_bytes(header.tobuf(tarfile.GNU_FORMAT) + bytes(10240))
     with gzip.open(tmp_path / "tail.tar.gz", "wb") as packed:
-        packed.write(bytes(10**6))
+        packed.write(bytes(10**7))
     monkeypatch.setattr(archive.shutil, "disk_usage", lambda path: types.SimpleNamespace(free=5 * 10**5))
     for name in ("a.zip", "a.tar.gz", "many.tar.gz", "sparse.tar", "pax.tar", "tail.tar.gz"):
         tracemalloc.start()
-        with pytest.raises((InputError, FileFormatError), match=r"free disk space|a header of"):
+        with pytest.raises((InputError, FileFormatError), match=r"bytes, the room for it|a header of|after its end"):
             archive.unpack(tmp_path / name, tmp_path / "out", ["data"])
         assert tracemalloc.get_traced_memory()[1] < 2**23, name
         tracemalloc.stop()

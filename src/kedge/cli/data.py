@@ -121,7 +121,7 @@ def show(
     """
     console = Console()
     check_target("--out", out)
-    dataset = sources.load_dataset(name, split, data_dir=data_dir, on_error="skip" if skip_damaged else "refuse")
+    dataset = sources.load_dataset(name, split, data_dir=data_dir, on_error="skip" if skip_damaged else "raise")
     summary = sources.summarize_dataset(dataset)
     sheet = sources.contact_sheet(dataset, images)
     with atomic(out) as temporary:

@@ -30,6 +30,7 @@ DAMAGE = (
 MAX_MEMBERS = 5_000_000  # ImageNet-C's largest archive has a million
 _BLOCK = 4096  # bytes of disk that any member takes, at least
 _LARGEST_HEADER = 2**20  # bytes of a name or an extended header, which tarfile reads into memory
+_PADDING = 2**20  # bytes after the last member; GNU tar pads to 10,240
 _TEMPORARY = ".unpacking-"
 
 
@@ -37,7 +38,6 @@ class Member(NamedTuple):
     """One entry of a tar or zip; ``kind`` as in `stat.S_IFMT`."""
 
     name: str
-    size: int
     kind: int
     open: Callable[[], IO[bytes] | None]
 
@@ -114,7 +114,7 @@ def read_members(path: Path, names: Sequence[str], largest: int) -> dict[str, by
     Args:
         path: A folder or a tar.
         names: Base names of the files; all of them must be there.
-        largest: The largest size in bytes of a file.
+        largest: The largest size in bytes of a file; an archive may have twice as much for each of the names.
     """
     contents: dict[str, bytes] = {}
     if path.is_dir():
@@ -125,12 +125,8 @@ def read_members(path: Path, names: Sequence[str], largest: int) -> dict[str, by
             for member in _tar_members(path, 2 * len(names) * largest):
                 base = re.split(r"[\\/]", member.name)[-1]
                 if base in names and base not in contents and member.kind == stat.S_IFREG:
-                    if member.size > largest:
-                        raise FileFormatError(f"{member.name} in {path} is too large: {member.size:,} bytes")
                     stream = member.open()
                     contents[base] = stream.read() if stream is not None else b""
-        except FileFormatError:
-            raise
         except (*DAMAGE, OSError) as error:
             raise FileFormatError(f"{path} is damaged: {error}; delete it and fetch it again") from error
     missing = [name for name in names if name not in contents]
@@ -149,15 +145,17 @@ class _TarHeader(tarfile.TarInfo):
 
 
 def _tar_members(path: Path, limit: int) -> Iterator[Member]:
-    with tarfile.open(path, tarinfo=_TarHeader) as archive:
+    with path.open("rb") as file:
+        packed = file.read(2) == b"\x1f\x8b"  # tarfile would try each decompressor, one on the whole file
+    with tarfile.open(path, "r:gz" if packed else "r:", tarinfo=_TarHeader) as archive:
         total = 0
         for number, info in enumerate(archive):
             total = _within(limit, total, info.size, number)
             archive.members = []  # type: ignore[attr-defined]  # or it keeps every header in memory
             kind = stat.S_IFREG if info.isreg() else stat.S_IFDIR if info.isdir() else 0
-            yield Member(info.name, info.size, kind, partial(archive.extractfile, info))
-        while archive.fileobj is not None and (rest := archive.fileobj.read(2**20)):
-            total = _within(limit, total, len(rest), 0)  # to the end, where the decompressor compares its checksum
+            yield Member(info.name, kind, partial(archive.extractfile, info))
+        if packed and archive.fileobj is not None and len(archive.fileobj.read(_PADDING)) == _PADDING:
+            raise FileFormatError("it goes on after its end")  # at its end the decompressor compares its checksum
 
 
 def _zip_members(path: Path, limit: int) -> Iterator[Member]:
@@ -167,17 +165,14 @@ def _zip_members(path: Path, limit: int) -> Iterator[Member]:
             total = _within(limit, total, info.file_size, number)
         for info in archive.infolist():
             kind = stat.S_IFMT(info.external_attr >> 16) or (stat.S_IFDIR if info.is_dir() else stat.S_IFREG)
-            yield Member(info.filename, info.file_size, kind, partial(archive.open, info))
+            yield Member(info.filename, kind, partial(archive.open, info))
 
 
 def _within(limit: int, total: int, size: int, number: int) -> int:
     """The bytes so far, with one more member; raises if they are too many."""
     total += _BLOCK + max(size, 0)
     if total > limit or number >= MAX_MEMBERS or size < 0:
-        raise InputError(
-            f"it holds more than the {limit:,} bytes or {MAX_MEMBERS:,} files that there is room for: is it the right "
-            "file? If so, free disk space"
-        )
+        raise InputError(f"it holds more than {limit:,} bytes, the room for it, or {MAX_MEMBERS:,} files")
     return total
 
 

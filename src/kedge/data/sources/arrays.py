@@ -4,16 +4,16 @@ import os
 import zipfile
 import zlib
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from kedge.data.imageset import ImageSet
 from kedge.data.sources.entry import Arrays
 from kedge.errors import FileFormatError, InputError
-from kedge.files import atomic
+from kedge.files import atomic, regular_file
 
 _DAMAGE = (OSError, ValueError, EOFError, KeyError, zipfile.BadZipFile, zlib.error, NotImplementedError)
+_LARGEST = 2**33  # bytes of an array
 CIFAR10_MEANS = (0.4914, 0.4822, 0.4465)  # of the training pixels, as commonly used for normalization
 
 
@@ -33,35 +33,36 @@ def npz(path: str | os.PathLike[str], key: str | None = None, *, name: str | Non
         >>> len(npz(file)), len(npz(file, "val_x"))
         (4, 2)
     """
-    file = Path(path)
+    file = regular_file(path)
     prefix = "" if key in (None, "x") else f"{str(key).removesuffix('_x')}_"
     try:
-        archive = np.load(file, allow_pickle=False)
-        if not isinstance(archive, np.lib.npyio.NpzFile):
-            raise ValueError("it is a single array")
-        with archive:
+        if not zipfile.is_zipfile(file):
+            raise ValueError("it is none")
+        with np.load(file, allow_pickle=False) as archive:
             keys = [k for k in archive.files if k == "x" or k.endswith("_x")]
             if f"{prefix}x" not in keys and key in ("train", "val", "test"):
                 prefix = ""  # a file without parts
             if f"{prefix}x" not in keys:
                 listed = ", ".join(keys) or "none"
                 raise InputError(f"key of {file} must be one of its arrays of images ({listed}); got {key or 'x'!r}")
-            x = archive[f"{prefix}x"]
-            y = archive[f"{prefix}y"] if f"{prefix}y" in archive.files else None
-            names = next((archive[k] for k in (f"{prefix}names", "names") if k in archive.files), None)
-            note = str(archive["note"]) if "note" in archive.files else ""
+            largest = max(member.file_size for member in archive.zip.infolist())
+            if largest > _LARGEST:
+                raise InputError(f"{file} must hold arrays of at most {_LARGEST:,} bytes; one has {largest:,}")
+            names_key = f"{prefix}names" if f"{prefix}names" in archive.files else "names"
+            wanted = {"x": f"{prefix}x", "y": f"{prefix}y", "names": names_key, "note": "note"}
+            arrays = {short: archive[long] for short, long in wanted.items() if long in archive.files}
     except InputError:
         raise
     except _DAMAGE as error:
         reason = getattr(error, "strerror", None) or error
         raise FileFormatError(f"{file} cannot be read as a NumPy archive: {reason}") from error
-    if not len(x):
+    if not len(arrays["x"]):
         raise InputError(f"{file} must hold at least one image; its {prefix}x is empty")
-    classes = () if names is None else tuple(str(title) for title in names.reshape(-1))
-    if y is not None:
-        y = _class_numbers(y, len(x), len(classes), f"{prefix}y in {file}")
     title = name or file.stem
-    return ImageSet.from_arrays(x, y, name=f"{title} ({note})" if note else title, classes=classes)
+    if note := str(arrays.get("note", "")):
+        title += f" ({note})"
+    classes = [str(value) for value in arrays["names"].reshape(-1)] if "names" in arrays else ()
+    return ImageSet.from_arrays(arrays["x"], arrays.get("y"), name=title, classes=classes)
 
 
 def read_converted(path: Path, split: str, name: str) -> ImageSet:
@@ -102,12 +103,3 @@ def verify_mnist(arrays: Arrays) -> None:
         y = arrays[f"{split}_y"]
         if y.shape != (images,) or set(np.unique(y).tolist()) != set(range(10)):
             raise FileFormatError(f"the set must have {split}_y ({images},) of the classes 0 to 9; it has not")
-
-
-def _class_numbers(y: np.ndarray[Any, Any], n: int, classes: int, where: str) -> np.ndarray[Any, Any]:
-    if y.shape != (n,) or not np.issubdtype(y.dtype, np.integer):
-        raise InputError(f"labels must be whole numbers ({n},), one per image; {where} is {y.dtype} {y.shape}")
-    if y.min() < -1 or (classes and y.max() >= classes):
-        top = f"to {classes - 1}" if classes else "or more"
-        raise InputError(f"labels must be -1 (none) {top}; {where} has labels from {y.min()} to {y.max()}")
-    return y.astype(np.int64)

@@ -125,7 +125,7 @@ _ALL = (
     Source(
         name="svhn",
         title="SVHN (cropped digits)",
-        homepage="http://ufldl.stanford.edu/housenumbers/",
+        homepage="https://ufldl.stanford.edu/housenumbers/",
         licence="non-commercial use only",
         splits=("train", "test", "extra"),
         on_request=("extra",),
@@ -133,7 +133,7 @@ _ALL = (
         files=tuple(
             File(
                 f"{split}_32x32.mat",
-                (f"http://ufldl.stanford.edu/housenumbers/{split}_32x32.mat",),
+                (f"https://ufldl.stanford.edu/housenumbers/{split}_32x32.mat",),
                 _torchvision(digest, "svhn"),
                 splits=(split,),
             )
@@ -166,20 +166,20 @@ _ALL = (
     Source(
         name="places365",
         title="Places365 (validation, 256 x 256)",
-        homepage="http://places2.csail.mit.edu/",
+        homepage="https://places2.csail.mit.edu/",
         licence="Places2 terms: non-commercial research and education",
         splits=("val",),
         default="val",
         files=(
             File(
                 "filelist_places365-standard.tar",
-                ("http://data.csail.mit.edu/places/places365/filelist_places365-standard.tar",),
+                ("https://data.csail.mit.edu/places/places365/filelist_places365-standard.tar",),
                 _torchvision("35a0585fee1fa656440f3ab298f8479c", "places365"),
                 holds=("categories_places365.txt", "places365_val.txt"),
             ),
             File(
                 "val_256.tar",
-                ("http://data.csail.mit.edu/places/places365/val_256.tar",),
+                ("https://data.csail.mit.edu/places/places365/val_256.tar",),
                 _torchvision("e27b17d8d44f4af9a78502beb927f808", "places365"),
                 holds=("val_256",),
             ),
@@ -203,14 +203,14 @@ _ALL = (
     Source(
         name="tiny-imagenet-200",
         title="Tiny-ImageNet-200",
-        homepage="http://cs231n.stanford.edu/",
+        homepage="https://cs231n.stanford.edu/",
         licence=f"{NOT_STATED}; the images are ImageNet's",
         splits=("train", "val"),
         default="val",
         files=(
             File(
                 "tiny-imagenet-200.zip",
-                ("http://cs231n.stanford.edu/tiny-imagenet-200.zip",),
+                ("https://cs231n.stanford.edu/tiny-imagenet-200.zip",),
                 _pytorch_ood("90528d7ca1a48142e341f4ef8d21d0de", "tinyimagenet"),
                 holds=("tiny-imagenet-200",),
             ),
@@ -270,10 +270,10 @@ _ALL = (
     replace(
         _mnist(
             "MNIST",
-            "http://yann.lecun.com/exdb/mnist/",
+            "https://yann.lecun.org/exdb/mnist/",
             NOT_STATED,
             tuple("0123456789"),
-            ("https://ossci-datasets.s3.amazonaws.com/mnist/", "http://yann.lecun.com/exdb/mnist/"),
+            ("https://ossci-datasets.s3.amazonaws.com/mnist/",),
             (
                 "f68b3c2dcbeaaa9fbdd348bbdeb94873",
                 "d53e105ee54ea40749a09fcbcd1e9432",
@@ -295,7 +295,7 @@ _ALL = (
             "https://github.com/zalandoresearch/fashion-mnist",
             "MIT",
             _CLOTHES,
-            ("http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/",),
+            ("https://raw.githubusercontent.com/zalandoresearch/fashion-mnist/master/data/fashion/",),
             (
                 "8d4fb7e6c68d591d4c3dfef9ec88bf0d",
                 "25c81989df183df01b3e8a0aad5dffbe",

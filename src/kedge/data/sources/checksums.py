@@ -9,7 +9,7 @@ from typing import Any
 
 from kedge.data.sources.entry import Checksum, Progress
 from kedge.errors import FileFormatError, InputError
-from kedge.files import atomic
+from kedge.files import atomic, read_limited
 
 RECORD = "checksums.json"
 FIRST_USE = "recorded on first use"
@@ -84,10 +84,10 @@ def verified(
 
 def read_record(folder: Path) -> dict[str, dict[str, Any]]:
     """The recorded checksums of a folder, by file name."""
-    try:
-        records = json.loads((folder / RECORD).read_text())
-    except FileNotFoundError:
+    if not (folder / RECORD).exists():
         return {}
+    try:
+        records = json.loads(read_limited(folder / RECORD, 2**24))
     except (OSError, ValueError) as error:
         raise FileFormatError(f"{folder / RECORD} cannot be read: {error}; delete it to start a new record") from error
     if not isinstance(records, dict) or not all(isinstance(entry, dict) for entry in records.values()):

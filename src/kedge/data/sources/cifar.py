@@ -8,7 +8,6 @@ import numpy as np
 
 from kedge.data.imageset import ImageSet
 from kedge.data.sources.archive import read_members
-from kedge.data.sources.entry import check_labels
 from kedge.data.sources.unpickle import unpickle
 from kedge.errors import FileFormatError
 
@@ -52,7 +51,7 @@ def read_pickles(path: Path, split: str, name: str, *, kind: Cifar) -> ImageSet:
         if not isinstance(numbers, list) or len(numbers) != len(data) or not all(type(n) is int for n in numbers):
             raise FileFormatError(f"{where} must hold {kind.labels}, one whole number per image; it does not")
         images.append(data)
-        labels.append(check_labels(np.array(numbers, np.int64), kind.count, where))
+        labels.append(np.array(numbers, np.int64))
     names = unpickle(contents[kind.meta], f"{kind.meta} in {path}").get(kind.meta_key)
     if not isinstance(names, list) or len(names) != kind.count:
         raise FileFormatError(f"{kind.meta} in {path} must list {kind.count} {kind.meta_key}; it does not")
@@ -71,7 +70,7 @@ def read_binary(path: Path, split: str, name: str, *, kind: Cifar) -> ImageSet:
             raise FileFormatError(f"{where} must hold rows of {row} bytes; it has {len(contents[file])} bytes")
         rows = np.frombuffer(contents[file], np.uint8).reshape(-1, row)
         images.append(rows[:, kind.label_bytes :])
-        labels.append(check_labels(rows[:, kind.label_bytes - 1], kind.count, where))  # the fine label comes last
+        labels.append(rows[:, kind.label_bytes - 1])  # the fine label comes last
     names = contents[kind.names].decode("utf-8", errors="replace").split()
     if len(names) != kind.count:
         raise FileFormatError(f"{kind.names} in {path} must list {kind.count} classes; it lists {len(names)}")

@@ -112,12 +112,3 @@ class Source:
             return self.by_hand.format(folder=folder)
         files = "; ".join(f"{file.name} ({', '.join(file.urls)})" for file in self.needed(splits))
         return f"put into {folder}: {files}"
-
-
-def check_labels(labels: np.ndarray[Any, Any], classes: int, where: str) -> np.ndarray[Any, Any]:
-    """Return labels as int64 if all of them are class numbers."""
-    if labels.size and (labels.min() < 0 or labels.max() >= classes):
-        raise InputError(
-            f"labels must lie in 0 to {classes - 1}; {where} has labels from {labels.min()} to {labels.max()}"
-        )
-    return labels.astype(np.int64)

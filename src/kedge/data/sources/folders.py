@@ -10,8 +10,10 @@ from PIL import Image
 from kedge.data.decoding import PROGRAMS
 from kedge.data.streamed import Files, StreamedSet
 from kedge.errors import FileFormatError, InputError
+from kedge.files import read_limited
 
 _UNREAD = ("BUFR", "GRIB", "HDF5", "MPEG", "PDF", "WMF", *PROGRAMS)  # Pillow identifies these, but decodes none itself
+_LARGEST_LIST = 2**27  # bytes; the list of ImageNet's training images has 2**26
 _PARTS = ("train", "val", "valid", "validation", "test")
 
 
@@ -151,9 +153,9 @@ def image_names(root: Path) -> tuple[str, ...]:
 def read_lines(path: Path) -> list[str]:
     """The lines of a text file that are not blank."""
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise FileFormatError(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}") from error
+        lines = read_limited(path, _LARGEST_LIST).decode("utf-8").splitlines()
+    except UnicodeDecodeError as error:
+        raise FileFormatError(f"{path} must be text in UTF-8: {error}") from error
     return [line for line in lines if line.strip()]
 
 
