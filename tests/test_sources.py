@@ -366,9 +366,9 @@ def test_places365_takes_labels_from_its_list_if_that_fits(tmp_path):
     assert (loaded.classes, loaded.labels.tolist()) == (("/a/airfield", "/c/cafe"), [1, 0, 1])
     assert loaded[0][0].size == (256, 256)
     for file, text, message in (
-        ("places365_val.txt", "Places365_val_00000009.jpg 0", "which is not in"),
-        ("places365_val.txt", "Places365_val_00000001.jpg", "a name and a number per line; line 1"),
-        ("places365_val.txt", "Places365_val_00000001.jpg 7", "labels must lie in -1"),
+        ("places365_val.txt", "Places365_val_00000009.jpg 0", "does not hold"),
+        ("places365_val.txt", "Places365_val_00000001.jpg", "a path and a whole number per line; line 1"),
+        ("places365_val.txt", "Places365_val_00000001.jpg 7", "7 is the label"),
         ("categories_places365.txt", "/a/airfield 0\n/c/cafe 5", "number its classes from 0"),
     ):
         (root / file).write_text(text)
@@ -389,9 +389,13 @@ def test_tiny_imagenet_200_numbers_its_classes_as_an_image_folder_does(tmp_path)
     assert train.classes == val.classes == ("n01", "n02")
     assert (train.labels.tolist(), val.labels.tolist()) == ([0, 0, 1, 1], [1, 0])
     assert (train.name, val.name) == ("tiny-imagenet-200 train", "tiny-imagenet-200")
-    for line, message in (("val_0.JPEG\tn09", "a class of wnids"), ("val_7.JPEG\tn01", "not in")):
+    for line, message in (
+        ("val_0.JPEG\tn09", "the class .n09."),
+        ("val_0.JPEG", "an image and a class"),
+        ("val_7.JPEG\tn01", "does not hold"),
+    ):
         annotations.write_text(line)
-        with pytest.raises(FileFormatError, match=message):
+        with pytest.raises(KedgeError, match=message):
             load_dataset("tiny-imagenet-200", data_dir=tmp_path)
     tree(root / "train", ["n09/images/n09_0.JPEG"])
     with pytest.raises(FileFormatError, match="the class 'n09'"):

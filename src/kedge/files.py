@@ -9,13 +9,7 @@ from pathlib import Path
 
 from kedge.errors import InputError, KedgeError
 
-_KINDS = {
-    stat.S_IFDIR: "a folder",
-    stat.S_IFIFO: "a pipe",
-    stat.S_IFSOCK: "a socket",
-    stat.S_IFCHR: "a device",
-    stat.S_IFBLK: "a device",
-}
+_KINDS = {"d": "a folder", "p": "a pipe", "s": "a socket", "c": "a device", "b": "a device"}
 
 
 def regular_file(path: str | os.PathLike[str], purpose: str = "read") -> Path:
@@ -35,7 +29,7 @@ def regular_file(path: str | os.PathLike[str], purpose: str = "read") -> Path:
     except (OSError, ValueError) as error:  # a path with a null character is a ValueError
         raise InputError(f"{path} cannot be {purpose}: {getattr(error, 'strerror', None) or error}") from error
     if not stat.S_ISREG(mode):
-        kind = _KINDS.get(stat.S_IFMT(mode), "something else")
+        kind = _KINDS.get(stat.filemode(mode)[0], "something else")
         raise InputError(f"{path} cannot be {purpose}: it is {kind} and not a regular file")
     return Path(path)
 

@@ -160,21 +160,16 @@ def _class_numbers(labels: Any, n: int) -> Tensor | None:
     """The labels of a batch as int64 (n,), or None if there are none; -1 marks images without a label."""
     if labels is None:
         return None
-    numbers = _whole_numbers(labels)
-    if numbers is None or numbers.shape != (n,):
-        got = shape_of(labels) if numbers is None else tuple(numbers.shape)
-        raise InputError(
-            f"labels must be one whole number per image, ({n},); got {got}: pass images alone, or with class numbers"
-        )
-    return None if bool((numbers < 0).all()) else numbers
-
-
-def _whole_numbers(labels: Any) -> Tensor | None:
     try:
         numbers = torch.as_tensor(labels)
     except (TypeError, ValueError, RuntimeError):  # strings, mappings, rows of different lengths
-        return None
-    return None if numbers.is_floating_point() or numbers.is_complex() else numbers.long()
+        numbers = torch.zeros(())
+    if numbers.shape != (n,) or numbers.is_floating_point() or numbers.is_complex():
+        raise InputError(
+            f"labels must be one whole number per image, ({n},); got {shape_of(labels)}: pass images alone, or with "
+            "class numbers"
+        )
+    return None if bool((numbers < 0).all()) else numbers.long()
 
 
 def _is_array(value: Any) -> bool:

@@ -15,8 +15,7 @@ from kedge.data.sources.catalogue import SOURCES
 from kedge.data.sources.downloads import TIMEOUT
 from kedge.data.sources.entry import Checksum, File, Images, Progress, Source
 from kedge.data.sources.fetching import Arrival, check_files, data_folder, fetch, unpack_files
-from kedge.data.sources.folders import folder
-from kedge.data.sources.lists import image_list, scood_parts
+from kedge.data.sources.folders import folder, image_list, scood_parts
 from kedge.data.sources.summary import DatasetSummary, contact_sheet, summarize_dataset
 from kedge.data.streamed import ON_ERROR, Files, StreamedSet, in_memory_if_small
 from kedge.errors import InputError, NotReadyError

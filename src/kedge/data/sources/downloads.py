@@ -5,6 +5,7 @@ Written here because pooch, the usual library for this, starts an interrupted do
 """
 
 import contextlib
+import dataclasses
 import hashlib
 import http.client
 import json
@@ -223,30 +224,22 @@ def verified(
     expected = published
     if expected is None and entry.get("origin") == FIRST_USE:
         expected = Checksum(str(entry["algorithm"]), str(entry["digest"]), FIRST_USE)
-    if (
-        computed is None
-        and expected is not None
-        and entry.get("stamp") == stamp
-        and (entry.get("algorithm"), entry.get("digest")) == (expected.algorithm, expected.digest)
-    ):
-        return expected
-    algorithm = expected.algorithm if expected is not None else "sha256"
+    if computed is None and expected is not None and entry.get("stamp") == stamp:
+        if (entry.get("algorithm"), entry.get("digest")) == (expected.algorithm, expected.digest):
+            return expected
+    algorithm = "sha256" if expected is None else expected.algorithm
     actual = computed or digest(path, algorithm, progress)
-    if expected is not None and actual != expected.digest:
-        if expected.origin == FIRST_USE:
-            origin, remedy = FIRST_USE, f"delete its entry in {path.parent / RECORD} if you changed it on purpose"
-        else:
-            origin = f"published ({expected.origin})"
+    result = expected or Checksum(algorithm, actual, FIRST_USE)
+    if actual != result.digest:
+        origin, remedy = FIRST_USE, f"delete its entry in {path.parent / RECORD} if you changed it on purpose"
+        if published is not None:
+            origin = f"published ({published.origin})"
             remedy = "it is damaged or another file: delete it and fetch it again"
         raise FileFormatError(
-            f"{path.name} has another {algorithm} than the one {origin}: {actual} instead of {expected.digest} "
+            f"{path.name} has another {algorithm} than the one {origin}: {actual} instead of {result.digest} "
             f"in {path.parent}; {remedy}"
         )
-    result = expected or Checksum(algorithm, actual, FIRST_USE)
-    records[path.name] = {
-        "algorithm": result.algorithm,
-        "digest": result.digest,
-        "origin": result.origin,
+    records[path.name] = dataclasses.asdict(result) | {
         "came_from": entry.get("came_from", came_from),
         "first_seen": entry.get("first_seen", datetime.now(UTC).isoformat(timespec="seconds")),
         "stamp": stamp,

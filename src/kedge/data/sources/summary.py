@@ -6,16 +6,13 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from PIL import Image, ImageDraw, ImageFont
+from PIL import Image, ImageDraw, ImageFont, ImageOps
 from torch import Tensor
 
 from kedge.checks import at_least
 from kedge.data.imageset import ImageSet
 from kedge.data.preprocess import in_mode
 from kedge.data.streamed import StreamedSet
-
-_PIXEL_CHECKSUM = "sha256 of the pixels and labels"
-_NAME_CHECKSUM = "sha256 of the names, sizes and labels of the files"
 
 
 @dataclass(frozen=True)
@@ -56,16 +53,13 @@ def summarize_dataset(data: ImageSet | StreamedSet, *, sample: int = 500) -> Dat
     top = int(labels.max()) + 1 if len(labels) else 0
     titles = data.classes or tuple(str(number) for number in range(top))
     counts = torch.bincount(labels[labels >= 0], minlength=len(titles)).tolist()
-    if isinstance(data, ImageSet):
-        chunks = [chunk.transpose(0, 1).flatten(1) for chunk in data.images.split(1000)]  # (D, pixels)
-        sizes = {(data.images.shape[3], data.images.shape[2])}
-        measured = len(data)
+    if in_memory := isinstance(data, ImageSet):
+        parts = data.images.split(1000)
     else:
-        picked = evenly_spaced(len(data), sample)
-        pixels = [np.asarray(in_mode(data.image(i), "RGB")) for i in picked]
-        sizes = {(p.shape[1], p.shape[0]) for p in pixels}
-        chunks = [torch.from_numpy(p.reshape(-1, 3).T.copy()) for p in pixels]
-        measured = len(picked)
+        pictures = [np.array(in_mode(data.image(i), "RGB")) for i in evenly_spaced(len(data), sample)]
+        parts = tuple(torch.from_numpy(pixels).permute(2, 0, 1)[None] for pixels in pictures)
+    chunks = [part.transpose(0, 1).flatten(1) for part in parts]  # (D, pixels)
+    sizes = {(part.shape[3], part.shape[2]) for part in parts}
     mean, std = _moments(chunks)
     spans = [f"{min(side)} to {max(side)}" if len(set(side)) > 1 else f"{side[0]}" for side in zip(*sizes, strict=True)]
     return DatasetSummary(
@@ -78,9 +72,9 @@ def summarize_dataset(data: ImageSet | StreamedSet, *, sample: int = 500) -> Dat
         unlabelled=int((labels < 0).sum()),
         mean=mean,
         std=std,
-        measured=measured,
+        measured=sum(len(part) for part in parts),
         checksum=data.checksum,
-        checksum_of=_PIXEL_CHECKSUM if isinstance(data, ImageSet) else _NAME_CHECKSUM,
+        checksum_of=f"sha256 of the {'pixels and labels' if in_memory else 'names, sizes and labels of the files'}",
     )
 
 
@@ -137,10 +131,8 @@ def _picture(data: ImageSet | StreamedSet, index: int) -> Image.Image:
 
 
 def _fitted(image: Image.Image, cell: int) -> Image.Image:
-    longest = max(image.size)
-    if longest <= cell:
-        factor = cell // longest
-        return image.resize((image.width * factor, image.height * factor), Image.Resampling.NEAREST)
-    scale = cell / longest
-    size = (max(1, round(image.width * scale)), max(1, round(image.height * scale)))
-    return image.resize(size, Image.Resampling.LANCZOS)
+    if max(image.size) <= cell:
+        return ImageOps.scale(image, cell // max(image.size), Image.Resampling.NEAREST)
+    image = image.copy()
+    image.thumbnail((cell, cell), Image.Resampling.LANCZOS)
+    return image
