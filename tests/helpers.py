@@ -175,3 +175,11 @@ def run_cli(*arguments: Any, columns: int = 160, **env: str) -> Any:
     from kedge.cli import app
 
     return CliRunner(env={"COLUMNS": str(columns)} | env).invoke(app, [str(argument) for argument in arguments])
+
+
+def refused(error: type[Exception], message: str, call: Any, *arguments: Any, **options: Any) -> None:
+    """Check that a call raises an error whose message matches."""
+    import pytest
+
+    with pytest.raises(error, match=message):
+        call(*arguments, **options)

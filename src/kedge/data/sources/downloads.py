@@ -224,9 +224,9 @@ def verified(
     expected = published
     if expected is None and entry.get("origin") == FIRST_USE:
         expected = Checksum(str(entry["algorithm"]), str(entry["digest"]), FIRST_USE)
-    if computed is None and expected is not None and entry.get("stamp") == stamp:
-        if (entry.get("algorithm"), entry.get("digest")) == (expected.algorithm, expected.digest):
-            return expected
+    unchanged = computed is None and entry.get("stamp") == stamp
+    if unchanged and expected is not None and entry["digest"] == expected.digest:
+        return expected
     algorithm = "sha256" if expected is None else expected.algorithm
     actual = computed or digest(path, algorithm, progress)
     result = expected or Checksum(algorithm, actual, FIRST_USE)
