@@ -9,7 +9,6 @@ import os
 import pickle
 import socket
 import struct
-import subprocess
 import sys
 import tarfile
 import tracemalloc
@@ -36,11 +35,12 @@ from kedge.data import (
     sources,
 )
 from kedge.data.sources import archive, arrays, catalogue, cifar, downloads, svhn
-from kedge.data.sources.entry import File
+from kedge.data.sources.entry import Checksum, File
 from kedge.data.sources.folders import endings, folder, image_names
 from kedge.data.sources.summary import contact_sheet, evenly_spaced, summarize_dataset
 from kedge.data.streamed import in_memory_if_small
 from kedge.errors import FileFormatError, InputError, KedgeError, KedgeWarning, NotReadyError
+from kedge.files import read_limited, regular_file
 
 
 def pixels(*shape, seed=0):
@@ -74,16 +74,19 @@ def channels_last(images):
     return images.permute(0, 2, 3, 1).numpy()
 
 
+@pytest.fixture(autouse=True)
+def _home(monkeypatch, tmp_path):
+    """All sets are in the test's own folder."""
+    monkeypatch.setenv("KEDGE_DATA", str(tmp_path))
+
+
 @pytest.fixture
 def unchecked(monkeypatch):
     """Remove the published checksums of a set whose files the test writes itself."""
 
     def change(name):
         entry = catalogue.SOURCES[name]
-        files = tuple(
-            replace(file, checksum=None, urls=tuple(u.replace("http://", "https://") for u in file.urls))
-            for file in entry.files
-        )
+        files = tuple(replace(file, checksum=None) for file in entry.files)
         monkeypatch.setitem(catalogue.SOURCES, name, replace(entry, files=files))
 
     return change
@@ -120,23 +123,15 @@ def test_the_catalogue_holds_complete_entries_of_the_field_s_benchmarks():
         File("a.zip", ("http://example.org/a.zip",))
 
 
-def test_the_catalogue_is_imported_when_it_is_first_used():
-    code = "import sys, kedge; kedge.data.ImageSet; before = set(sys.modules); print(kedge.data.dataset_names()[0],"
-    code += " 'kedge.data.sources' in before, kedge.data.sources.__name__, hasattr(kedge.data, 'nothing'))"
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert result.stdout.split() == ["cifar10", "False", "kedge.data.sources", "False"]
-
-
 def test_an_unknown_name_or_split_lists_the_valid_ones_and_a_missing_set_the_files(tmp_path):
     near = {"cifar-10": "cifar10", "CIFAR10": "cifar10", "fashion_mnist": "fashion-mnist", "lsun": "lsun-crop"}
     for name, meant in near.items():
         refused(InputError, f"did you mean .*{meant}.*Known: cifar10, .*folder:PATH", load_dataset, name)
     refused(InputError, "did you mean folder:", load_dataset, str(tmp_path))
-    with pytest.raises(InputError, match="split of cifar10 must be one of train, test; got 'val'"):
-        load_dataset("cifar10", "val", data_dir=tmp_path)
+    refused(InputError, "split of cifar10 must be one of train, test; got 'val'", load_dataset, "cifar10", "val")
     with pytest.raises(NotReadyError, match=r"kedge data get cifar10.*put into .*cifar-10-python.tar.gz \(https://"):
-        load_dataset("cifar10", data_dir=tmp_path)
-    assert not sources.is_here("cifar10", data_dir=tmp_path)
+        load_dataset("cifar10")
+    assert not sources.is_here("cifar10")
     assert list(tmp_path.iterdir()) == []
 
 
@@ -214,31 +209,14 @@ def test_the_checksum_is_of_names_sizes_and_labels(photos):
     assert folder(photos).checksum != streamed.checksum
 
 
-def test_labels_of_a_streamed_set_must_be_class_numbers(photos):
-    for labels, message in (
-        ([0, 1], "one per image"),
-        ([0.0, 1.0, 1.0], "whole numbers"),
-        ([0, 1000, 1], r"-1 \(none\) to 1; 1000 is the label of a/2.jpg in the set 'photos'"),
-        ([0, 1, -2], "-2 is the label of b/3.png in the set 'photos'"),
-    ):
-        refused(InputError, message, replace, folder(photos), labels=torch.tensor(labels))
-
-
-@pytest.mark.filterwarnings("ignore::PIL.Image.DecompressionBombWarning")
-def test_an_image_that_cannot_be_decoded_is_refused_by_name(photos, monkeypatch):
+def test_an_image_that_cannot_be_decoded_is_refused_by_name(photos):
     streamed = folder(photos)
-    with monkeypatch.context() as patch:
-        patch.setattr(Image, "MAX_IMAGE_PIXELS", 5000)
-        with pytest.raises(InputError, match=r"b/3.png .*decompression bomb"):
-            streamed[2]
-        refused(InputError, "decompression bomb", streamed.subset([2]).to_memory)
     (photos / "a" / "1.png").write_bytes((photos / "a" / "1.png").read_bytes()[:500])
     (photos / "b" / "3.png").write_text("not an image")
     (photos / "a" / "2.jpg").unlink()
     messages = (r"a/1.png .*cannot be read", r"a/2.jpg .*No such file", r"b/3.png .*not an image")
     for index, message in enumerate(messages):
-        with pytest.raises(InputError, match=message):
-            streamed[index]
+        refused(InputError, message, streamed.__getitem__, index)
     refused(InputError, r"a/1.png", streamed.to_memory, Preprocess((3, 8, 8)))
 
 
@@ -269,13 +247,10 @@ def test_only_small_images_of_one_size_come_into_memory(tmp_path, monkeypatch):
     with pytest.raises(InputError, match=r"0.png .* is 32 x 32 and 2.png is 31 x 32: pass to_memory\(Preprocess"):
         folder(small).to_memory()
     assert folder(small).to_memory(Preprocess((3, 8, 8))).images.shape == (3, 3, 8, 8)
-
-
-def test_gray_images_stay_gray_unless_one_has_color(tmp_path):
-    tree(tmp_path, ["a.png", "b.png"], mode="L")
-    assert folder(tmp_path).to_memory().images.shape == (2, 1, 8, 8)
-    save(tmp_path / "c.png")
-    assert folder(tmp_path).to_memory().images.shape == (3, 3, 8, 8)
+    tree(tmp_path / "gray", ["a.png", "b.png"], mode="L")
+    assert folder(tmp_path / "gray").to_memory().images.shape == (2, 1, 8, 8)
+    save(tmp_path / "gray" / "c.png")
+    assert folder(tmp_path / "gray").to_memory().images.shape == (3, 3, 8, 8)  # one has color
 
 
 # --- folders ---------------------------------------------------------------------------------------------------------
@@ -287,8 +262,7 @@ def test_a_flat_folder_has_no_labels_and_only_what_pillow_decodes_counts(tmp_pat
     loaded = folder(tmp_path / "flat")
     assert loaded.store.names == ("a.JPEG", "b.png", "deep/er/c.bmp")
     assert (loaded.labels, loaded[0][1]) == (None, -1)
-    assert {".png", ".jpg", ".jpeg", ".bmp", ".webp"} <= endings()
-    assert not {".pdf", ".txt", ".npz", ".eps"} & endings()
+    assert {".png", ".pdf", ".eps", ".jpeg", ".webp", ".npz"} & endings() == {".png", ".jpeg", ".webp"}
     assert image_names(Path("nowhere")) == ()
     (tmp_path / "empty").mkdir()
     for name, message in (("empty", r"there is none in .*of .*\.png"), ("nowhere", "does not exist")):
@@ -308,23 +282,15 @@ def test_a_folder_with_parts_gives_the_requested_part_and_not_parts_as_classes(t
     assert folder(tmp_path).classes == ("plane", "test", "train")
 
 
-@pytest.mark.parametrize(
-    ("name", "stem", "side"),
-    [
-        ("isun", "iSUN", 32),
-        ("lsun-crop", "LSUN", 36),
-        ("lsun-resize", "LSUN_resize", 32),
-        ("tiny-imagenet-crop", "Imagenet", 36),
-        ("tiny-imagenet-resize", "Imagenet_resize", 32),
-    ],
-)
-def test_odin_s_sets_are_folders_of_small_pngs(tmp_path, name, stem, side):
-    tree(tmp_path / name / stem / "test", ["0.png", "1.png", "2.png"], size=(side, side))
-    loaded = load_dataset(name, data_dir=tmp_path)
-    assert (loaded.images.shape, loaded.labels, loaded.name) == ((3, 3, side, side), None, name)
-    for file in (tmp_path / name / stem / "test").iterdir():
-        file.unlink()
-    refused(FileFormatError, "holds no images", load_dataset, name, data_dir=tmp_path)
+def test_odin_s_sets_are_folders_of_small_pngs(tmp_path):
+    stems = {"isun": "iSUN", "lsun-crop": "LSUN", "lsun-resize": "LSUN_resize", "tiny-imagenet-crop": "Imagenet"}
+    for name, stem in (stems | {"tiny-imagenet-resize": "Imagenet_resize"}).items():
+        tree(tmp_path / name / stem / "test", ["0.png", "1.png", "2.png"], size=(36, 36))
+        loaded = load_dataset(name)
+        assert (loaded.images.shape, loaded.labels, loaded.name) == ((3, 3, 36, 36), None, name)
+        for file in (tmp_path / name / stem / "test").iterdir():
+            file.unlink()
+        refused(FileFormatError, "holds no images", load_dataset, name)
 
 
 def test_textures_come_whole_or_by_partition(tmp_path):
@@ -334,12 +300,12 @@ def test_textures_come_whole_or_by_partition(tmp_path):
     (root / "labels" / "test1.txt").write_text("dotted/dotted_1.jpg\nbanded/banded_0.jpg\n")
     (root / "labels" / "test2.txt").write_text("dotted/dotted_0.jpg\n")
     (root / "labels" / "val1.txt").write_text("dotted/dotted_9.jpg\n")
-    whole, test, second = (load_dataset("textures", split, data_dir=tmp_path) for split in (None, "test", "test2"))
+    whole, test, second = (load_dataset("textures", split) for split in (None, "test", "test2"))
     assert (len(whole), whole.classes, whole.labels.tolist()) == (4, ("banded", "dotted"), [0, 0, 1, 1])
     assert (test.store.names, test.labels.tolist()) == (("dotted/dotted_1.jpg", "banded/banded_0.jpg"), [1, 0])
     assert second.labels.tolist() == [1]
     for split, message in (("train", r"train1.txt cannot be read"), ("val", r"names dotted/dotted_9.jpg, which")):
-        refused(KedgeError, message, load_dataset, "textures", split, data_dir=tmp_path)
+        refused(KedgeError, message, load_dataset, "textures", split)
 
 
 def test_places365_takes_labels_from_its_list_if_that_fits(tmp_path):
@@ -348,7 +314,7 @@ def test_places365_takes_labels_from_its_list_if_that_fits(tmp_path):
     (root / "categories_places365.txt").write_text("/a/airfield 0\n/c/cafe 1\n")
     lines = [f"Places365_val_0000000{i}.jpg {label}" for i, label in ((1, 1), (2, 0), (3, 1))]
     (root / "places365_val.txt").write_text("\n".join(lines))
-    loaded = load_dataset("places365", data_dir=tmp_path)
+    loaded = load_dataset("places365")
     assert (loaded.classes, loaded.labels.tolist()) == (("/a/airfield", "/c/cafe"), [1, 0, 1])
     assert loaded[0][0].size == (256, 256)
     for file, text, message in (
@@ -359,7 +325,7 @@ def test_places365_takes_labels_from_its_list_if_that_fits(tmp_path):
     ):
         (root / file).write_text(text)
         (root / downloads.RECORD).unlink(missing_ok=True)
-        refused((FileFormatError, InputError), message, load_dataset, "places365", data_dir=tmp_path)
+        refused((FileFormatError, InputError), message, load_dataset, "places365")
 
 
 def test_tiny_imagenet_200_numbers_its_classes_as_an_image_folder_does(tmp_path):
@@ -369,39 +335,34 @@ def test_tiny_imagenet_200_numbers_its_classes_as_an_image_folder_does(tmp_path)
     (root / "wnids.txt").write_text("n02\nn01\n")
     annotations = root / "val" / "val_annotations.txt"
     annotations.write_text("val_0.JPEG\tn02\t0\t32\t44\t62\nval_1.JPEG\tn01\t1\t2\t3\t4\n")
-    train, val = (load_dataset("tiny-imagenet-200", split, data_dir=tmp_path) for split in ("train", "val"))
+    train, val = (load_dataset("tiny-imagenet-200", split) for split in ("train", "val"))
     assert train.images.shape == (4, 3, 64, 64)
     assert train.classes == val.classes == ("n01", "n02")
     assert (train.labels.tolist(), val.labels.tolist()) == ([0, 0, 1, 1], [1, 0])
     assert (train.name, val.name) == ("tiny-imagenet-200 train", "tiny-imagenet-200")
-    for line, message in (
-        ("val_0.JPEG\tn09", "the class .n09."),
-        ("val_0.JPEG", "an image and a class"),
-        ("val_7.JPEG\tn01", "does not hold"),
-    ):
+    lines = {"val_0.JPEG\tn09": "the class 'n09'", "val_0.JPEG": "and a class", "val_7.JPEG\tn01": "does not hold"}
+    for line, message in lines.items():
         annotations.write_text(line)
-        refused(KedgeError, message, load_dataset, "tiny-imagenet-200", data_dir=tmp_path)
+        refused(KedgeError, message, load_dataset, "tiny-imagenet-200")
     tree(root / "train", ["n09/images/n09_0.JPEG"])
-    refused(FileFormatError, "the class 'n09'", load_dataset, "tiny-imagenet-200", "train", data_dir=tmp_path)
+    refused(FileFormatError, "the class 'n09'", load_dataset, "tiny-imagenet-200", "train")
 
 
 def test_imagenet_is_a_streamed_folder_of_wnids(tmp_path):
     tree(tmp_path / "imagenet" / "val", ["n02/b.JPEG", "n01/a.JPEG"], size=(100, 75))
-    loaded = load_dataset("imagenet", data_dir=tmp_path)
+    loaded = load_dataset("imagenet")
     assert isinstance(loaded, StreamedSet)
     assert (loaded.classes, loaded.labels.tolist(), loaded.name) == (("n01", "n02"), [0, 1], "imagenet")
     save(tmp_path / "imagenet" / "val" / "ILSVRC2012_val_00000001.JPEG")
-    refused(FileFormatError, "sort the images", load_dataset, "imagenet", data_dir=tmp_path)
-    with pytest.raises(NotReadyError, match=r"register at https://image-net.org.*imagenet/train/WNID"):
-        load_dataset("imagenet", "train", data_dir=tmp_path)
+    refused(FileFormatError, "sort the images", load_dataset, "imagenet")
+    refused(NotReadyError, r"register at https://image-net.org.*imagenet/train/WNID", load_dataset, "imagenet", "train")
 
 
 def test_imagenet_c_is_loaded_by_corruption_and_level(tmp_path):
     tree(tmp_path / "imagenet-c" / "gaussian_blur" / "5", ["n01/a.JPEG", "n02/b.JPEG"], size=(224, 224))
-    assert load_dataset("imagenet-c", "gaussian_blur/5", data_dir=tmp_path).labels.tolist() == [0, 1]
-    with pytest.raises(NotReadyError, match=r"blur.tar \(https://zenodo.org"):
-        load_dataset("imagenet-c", "zoom_blur/1", data_dir=tmp_path)
-    refused(InputError, "CORRUPTION/LEVEL", load_dataset, "imagenet-c", "gaussian_blur/6", data_dir=tmp_path)
+    assert load_dataset("imagenet-c", "gaussian_blur/5").labels.tolist() == [0, 1]
+    refused(NotReadyError, r"blur.tar \(https://zenodo.org", load_dataset, "imagenet-c", "zoom_blur/1")
+    refused(InputError, "CORRUPTION/LEVEL", load_dataset, "imagenet-c", "gaussian_blur/6")
     assert len(sources.source("imagenet-c").splits) == 19 * 5
 
 
@@ -446,16 +407,13 @@ def test_scood_labels_images_by_content_and_not_by_origin(tmp_path, top):
     assert (inside.name, outside.name) == ("scood cifar10 lsun (id)", "scood cifar10 lsun (ood)")
     parts = {"": [-1, 8, -1], "/id": [8], "/ood": [-1, -1]}
     for part, labels in parts.items():
-        assert load_dataset("scood", f"cifar10/test_lsun{part}", data_dir=tmp_path).labels.tolist() == labels
-    with pytest.raises(InputError, match=r"must name a list of .*\(test_lsun\); got 'cifar10/test_svhn'"):
-        load_dataset("scood", "cifar10/test_svhn", data_dir=tmp_path)
-    with pytest.raises(NotReadyError, match="imglist and images are not in"):
-        sources.scood_parts("cifar10", "lsun", data_dir=tmp_path / "nowhere")
-    with pytest.raises(InputError, match="benchmark must be one of 'cifar10', 'cifar100'"):
-        sources.scood_parts("imagenet", "lsun", data_dir=tmp_path)
+        assert load_dataset("scood", f"cifar10/test_lsun{part}").labels.tolist() == labels
+    refused(InputError, r"must name a list of .*\(test_lsun\); got", load_dataset, "scood", "cifar10/test_svhn")
+    refused(NotReadyError, "images are not in", sources.scood_parts, "cifar10", "lsun", data_dir=tmp_path / "none")
+    refused(InputError, "benchmark must be one of", sources.scood_parts, "svhn", "lsun", data_dir=home)
     for line in ('lsun/0.jpg {"label": -1}', "lsun/0.jpg -1", 'lsun/0.jpg {"sc_label": "8"}'):
         listed.write_text(line)
-        refused(FileFormatError, "line 1", load_dataset, "scood", "cifar10/test_lsun", data_dir=tmp_path)
+        refused(FileFormatError, "line 1", load_dataset, "scood", "cifar10/test_lsun")
 
 
 # --- CIFAR -----------------------------------------------------------------------------------------------------------
@@ -544,7 +502,7 @@ def test_cifar_is_read_from_pickles_and_binaries_packed_or_not(tmp_path, uncheck
         for member, content in members.items():
             (home / inside / member).write_bytes(content)
     for split in ("train", "test"):
-        loaded = load_dataset(name, split, data_dir=tmp_path)
+        loaded = load_dataset(name, split)
         assert np.array_equal(channels_last(loaded.images), images[split])
         assert loaded.labels.tolist() == labels[split]
         assert loaded.classes == tuple(f"class{i}" for i in range(kind.count))
@@ -565,8 +523,7 @@ class Malicious:
 def test_a_pickle_never_runs_what_it_names(tmp_path, protocol):
     mark = tmp_path / "ran"
     evil = pickle.dumps({"data": Malicious(mark), "labels": [0]}, protocol=protocol)
-    with pytest.raises(FileFormatError, match=r"names .*, which no data file needs; nothing of it was run"):
-        cifar.unpickle(evil, "data_batch_1")
+    refused(FileFormatError, "which no data file needs; nothing of it was run", cifar.unpickle, evil, "data_batch_1")
     assert not mark.exists()
     pickle.loads(evil)  # the file is a real one
     assert mark.exists()
@@ -611,8 +568,7 @@ def test_batches_of_something_else_are_refused(tmp_path):
     ):
         (tmp_path / "test_batch").write_bytes(pickle.dumps(entry))
         (tmp_path / "batches.meta").write_bytes(pickle.dumps({"label_names": ["a"] * names}))
-        with pytest.raises((FileFormatError, InputError), match=message):
-            cifar.read_pickles(tmp_path, "test", "cifar10", kind=cifar.CIFAR10)
+        refused(KedgeError, message, cifar.read_pickles, tmp_path, "test", "cifar10", kind=cifar.CIFAR10)
     for batch, names, message in ((b"", 10, "3073 bytes"), (bytes(3073), 9, "it lists 9")):
         (tmp_path / "test_batch.bin").write_bytes(batch)
         (tmp_path / "batches.meta.txt").write_text("a\n" * names)
@@ -628,44 +584,39 @@ def test_a_damaged_or_oversized_archive_is_named(tmp_path, unchecked, monkeypatc
     for content in (b"", b"no archive", whole[: len(whole) // 2], whole[:2000] + b"x" * 99 + whole[2099:]):
         path.write_bytes(content)
         (tmp_path / "cifar10" / downloads.RECORD).unlink(missing_ok=True)
-        refused(FileFormatError, r"is damaged|holds no", load_dataset, "cifar10", data_dir=tmp_path)
+        refused(FileFormatError, r"is damaged|holds no", load_dataset, "cifar10")
     path.write_bytes(whole)
     (tmp_path / "cifar10" / downloads.RECORD).unlink()
-    monkeypatch.setattr(cifar, "_LARGEST", 9000)
-    refused(FileFormatError, "the room for it", load_dataset, "cifar10", data_dir=tmp_path)
-    monkeypatch.undo()
-    with pytest.raises(FileFormatError, match=r"another md5 than the one published \(md5, torchvision 0.28.0"):
-        load_dataset("cifar10", data_dir=tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setattr(cifar, "_LARGEST", 9000)
+        refused(FileFormatError, "the room for it", load_dataset, "cifar10")
+    official = tuple(
+        replace(file, checksum=Checksum("md5", "0", "a test")) for file in catalogue.SOURCES["cifar10"].files
+    )
+    monkeypatch.setitem(catalogue.SOURCES, "cifar10", replace(catalogue.SOURCES["cifar10"], files=official))
+    refused(FileFormatError, r"another md5 than the one published \(a test", load_dataset, "cifar10")
 
 
 # --- SVHN, MNIST, NumPy ----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("compressed", [True, False])
-@pytest.mark.parametrize("dtype", [np.uint8, np.float64])
+@pytest.mark.parametrize("dtype", ["u1", "f8", "i1", "u2", "i4", "f4", "i8"])
 def test_svhn_is_read_as_scipy_reads_it(tmp_path, unchecked, compressed, dtype):
     unchecked("svhn")
-    (tmp_path / "svhn").mkdir()
-    y = np.array([[1], [10], [9], [10], [2]], dtype)
     path = tmp_path / "svhn" / "test_32x32.mat"
-    content = {"X": pixels(32, 32, 3, 5), "y": y, "note": "text", "cell": np.array([1, "a"], object)}
-    scipy.io.savemat(path, content, do_compression=compressed)
-    loaded = load_dataset("svhn", data_dir=tmp_path)
-    assert np.array_equal(loaded.images.permute(2, 3, 1, 0).numpy(), scipy.io.loadmat(path)["X"])
-    assert loaded.labels.tolist() == [1, 0, 9, 0, 2]  # 10 is the digit 0
-    assert loaded.classes == tuple("0123456789")
-    assert svhn.read_mat(path)["y"].dtype == dtype
-
-
-@pytest.mark.parametrize("dtype", ["i1", "u2", "i4", "f4", "i8"])
-def test_other_matlab_numbers_agree_with_scipy(tmp_path, dtype):
-    path = tmp_path / "a.mat"
-    values = {"long_name_of_a_value": np.arange(3, dtype=dtype).reshape(1, 3), "b": np.zeros((2, 2), np.uint8)}
-    scipy.io.savemat(path, values)
+    path.parent.mkdir()
+    content = {"X": pixels(32, 32, 3, 5), "y": np.array([[1], [10], [9], [10], [2]], dtype)}
+    others = {"note": "text", "cell": np.array([1, "a"], object), "long_name_of_a_value": np.ones((1, 3), dtype)}
+    scipy.io.savemat(path, content | others, do_compression=compressed)
     ours, theirs = svhn.read_mat(path), scipy.io.loadmat(path)
-    for key in values:
+    for key in ("X", "y", "long_name_of_a_value"):
         assert np.array_equal(ours[key], theirs[key])
         assert ours[key].dtype == theirs[key].dtype
+    loaded = load_dataset("svhn")
+    assert np.array_equal(loaded.images.permute(2, 3, 1, 0).numpy(), theirs["X"])
+    assert loaded.labels.tolist() == [1, 0, 9, 0, 2]  # 10 is the digit 0
+    assert loaded.classes == tuple("0123456789")
 
 
 def test_svhn_files_that_do_not_fit_are_refused(tmp_path):
@@ -690,8 +641,7 @@ def test_a_damaged_matlab_file_raises_one_kind_of_error(tmp_path):
     rng = np.random.default_rng(0)
     for cut in (0, 100, 130, 140, len(good) // 2, len(good) - 1):
         path.write_bytes(good[:cut])
-        with pytest.raises(FileFormatError):
-            svhn.read_svhn(path, "test", "svhn")
+        refused(FileFormatError, "", svhn.read_svhn, path, "test", "svhn")
     for _ in range(200):
         bad = bytearray(good)
         bad[rng.integers(128, len(bad))] ^= 1 << rng.integers(8)
@@ -700,11 +650,7 @@ def test_a_damaged_matlab_file_raises_one_kind_of_error(tmp_path):
             svhn.read_svhn(path, "test", "svhn")
     path.write_bytes(b"MATLAB 7.3 MAT-file" + b" " * 200)
     refused(FileFormatError, r"version 7.3", svhn.read_mat, path)
-
-
-def test_a_matlab_file_cannot_inflate_beyond_the_size_that_it_states(tmp_path):
     packed = zlib.compress(struct.pack("<II", 14, 2**31 + 8) + bytes(10_000))
-    path = tmp_path / "a.mat"
     path.write_bytes(b" " * 124 + b"\x00\x01IM" + struct.pack("<II", 15, len(packed)) + packed)
     refused(FileFormatError, "an array of 2147483656 bytes", svhn.read_mat, path)
 
@@ -722,11 +668,11 @@ def test_mnist_is_read_from_idx_files(tmp_path, unchecked, name, packed):
     for kind, values in (("images-idx3", x), ("labels-idx1", y)):
         path = tmp_path / name / f"t10k-{kind}-ubyte{'.gz' if packed else ''}"
         path.write_bytes(gzip.compress(idx_bytes(values), mtime=0) if packed else idx_bytes(values))
-    loaded = load_dataset(name, data_dir=tmp_path)
+    loaded = load_dataset(name)
     assert np.array_equal(loaded.images[:, 0].numpy(), x)
     assert loaded.labels.tolist() == [3, 0, 9, 1]
     assert loaded.classes[9] == {"mnist": "9", "fashion-mnist": "Ankle boot"}[name]
-    refused(NotReadyError, r"train-images-idx3-ubyte.gz", load_dataset, name, "train", data_dir=tmp_path)
+    refused(NotReadyError, r"train-images-idx3-ubyte.gz", load_dataset, name, "train")
 
 
 def test_idx_files_that_do_not_fit_are_refused(tmp_path):
@@ -742,10 +688,10 @@ def test_idx_files_that_do_not_fit_are_refused(tmp_path):
         (gzip.compress(two, mtime=0)[:100], b"", "cannot be read"),
         (b"", b"", "not an idx file"),
     ):
-        (tmp_path / "t10k-images-idx3-ubyte").write_bytes(content)
+        path = tmp_path / "t10k-images-idx3-ubyte"
+        path.write_bytes(content)
         (tmp_path / "t10k-labels-idx1-ubyte").write_bytes(numbers)
-        with pytest.raises((FileFormatError, InputError), match=message):
-            arrays.read_idx_pair(tmp_path / "t10k-images-idx3-ubyte", "test", "mnist", classes=tuple("0123456789"))
+        refused(KedgeError, message, arrays.read_idx_pair, path, "test", "mnist", classes=tuple("0123456789"))
 
 
 def test_a_npz_holds_images_labels_and_names_in_one_or_several_parts(tmp_path):
@@ -763,7 +709,7 @@ def test_a_npz_holds_images_labels_and_names_in_one_or_several_parts(tmp_path):
     refused(InputError, r"arrays of images \(x, val_x\); got 'other'", load_dataset, f"npz:{path}", "other")
 
 
-def test_npz_files_that_do_not_fit_or_are_damaged_are_refused(tmp_path):
+def test_npz_files_that_do_not_fit_or_are_damaged_are_refused(tmp_path, monkeypatch):
     path, x = tmp_path / "a.npz", pixels(2, 8, 8)
     for content, message in (
         ({"x": np.zeros((2, 8, 8))}, "uint8"),
@@ -779,6 +725,9 @@ def test_npz_files_that_do_not_fit_or_are_damaged_are_refused(tmp_path):
         np.savez(path, **content)
         refused(KedgeError, message, load_dataset, f"npz:{path}")
     np.savez(path, x=x)
+    with monkeypatch.context() as patch:
+        patch.setattr(arrays, "_LARGEST", 100)
+        refused(InputError, "at most 100 bytes", load_dataset, f"npz:{path}")
     whole = path.read_bytes()
     for content in (b"", b"text", whole[:100], whole[:-30]):
         path.write_bytes(content)
@@ -812,7 +761,7 @@ def jpeg(width):
 
 def test_lsun_is_streamed_from_its_database(tmp_path, database):
     database({f"{i:040x}": jpeg(120 + i) for i in range(4)})
-    loaded = load_dataset("lsun-test", data_dir=tmp_path)
+    loaded = load_dataset("lsun-test")
     assert isinstance(loaded, StreamedSet)
     assert [loaded[i][0].size for i in range(4)] == [(120 + i, 90) for i in range(4)]
     assert loaded[0][1] == -1
@@ -824,23 +773,23 @@ def test_lsun_is_streamed_from_its_database(tmp_path, database):
     refused(FileFormatError, "no longer holds", replace(loaded.store, names=("gone",)).size, 0)
 
 
-def test_damaged_images_in_a_database_are_named(tmp_path, database):
+def test_damaged_images_in_a_database_are_named(database):
     database({"aa": jpeg(120), "zz": b"not an image"})
     with pytest.warns(KedgeWarning, match="1 image was skipped: zz in the set 'lsun-test' cannot be read"):
-        assert len(load_dataset("lsun-test", data_dir=tmp_path, on_error="skip")) == 1
+        assert len(load_dataset("lsun-test", on_error="skip")) == 1
 
 
 def test_an_invalid_or_empty_database_is_an_error(tmp_path, monkeypatch, database):
     home = tmp_path / "lsun-test" / "test_lmdb"
-    refused(FileFormatError, r"must hold data.mdb", load_dataset, "lsun-test", data_dir=tmp_path)
+    refused(FileFormatError, r"must hold data.mdb", load_dataset, "lsun-test")
     (home / "data.mdb").write_bytes(b"nothing of the kind" * 1000)
     with monkeypatch.context() as patch:
         patch.setitem(sys.modules, "lmdb", None)
-        refused(NotReadyError, r"pip install 'kedge\[lsun\]'", load_dataset, "lsun-test", data_dir=tmp_path)
-    refused(FileFormatError, "is not an LMDB database", load_dataset, "lsun-test", data_dir=tmp_path)
+        refused(NotReadyError, r"pip install 'kedge\[lsun\]'", load_dataset, "lsun-test")
+    refused(FileFormatError, "is not an LMDB database", load_dataset, "lsun-test")
     (home / "data.mdb").unlink()
     database({})
-    refused(FileFormatError, "holds no images", load_dataset, "lsun-test", data_dir=tmp_path)
+    refused(FileFormatError, "holds no images", load_dataset, "lsun-test")
 
 
 # --- summaries -------------------------------------------------------------------------------------------------------
@@ -918,6 +867,7 @@ def every_reader(path):
     """Each function that opens a path which a user or a listing gives."""
     listed = path.with_suffix(".txt")
     return {
+        "regular_file": lambda: read_limited(regular_file(path), 2**20),
         "open_image": lambda: open_image(path),
         "preprocess": lambda: Preprocess((3, 8, 8))(str(path)),
         "batches": lambda: list(batches([path], Preprocess((3, 8, 8)))),
@@ -984,7 +934,14 @@ def test_large_images_are_not_copied_before_they_are_decoded(tmp_path):
     tracemalloc.stop()
 
 
-def test_labels_far_outside_are_an_error_and_not_an_allocation(tmp_path):
+def test_labels_that_are_not_class_numbers_are_an_error_and_no_allocation(tmp_path, photos):
+    for labels, message in (
+        ([0, 1], "one per image"),
+        ([0.0, 1.0, 1.0], "whole numbers"),
+        ([0, 1000, 1], r"-1 \(none\) to 1; 1000 is the label of a/2.jpg in the set 'photos'"),
+        ([0, 1, -2], "-2 is the label of b/3.png in the set 'photos'"),
+    ):
+        refused(InputError, message, replace, folder(photos), labels=torch.tensor(labels))
     for y in ([0, 2**40], [0, -7]):
         np.savez(tmp_path / "a.npz", x=pixels(2, 8, 8), y=np.array(y))
         refused(InputError, f"{y[1]} is the label of image 1 in the set 'a'", load_dataset, f"npz:{tmp_path / 'a.npz'}")
