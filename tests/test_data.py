@@ -303,6 +303,15 @@ def test_a_batch_that_is_not_of_images_is_an_error(images, message):
     refused(InputError, message, RULE.batch, images)
 
 
+def test_sparse_tensors_and_tensors_without_data_are_refused():
+    x = torch.rand(2, 3, 8, 8)
+    for wrong in (x.to_sparse(), x.to("meta")):
+        for call in (RULE.batch, RULE, lambda x: list(batches(x, RULE)), lambda x: list(batches([x[0]], RULE))):
+            refused(InputError, "images must be a dense tensor", call, wrong)
+    refused(InputError, "images must be a dense tensor", ImageSet, images(2).to_sparse())
+    refused(InputError, "labels must be a dense tensor", ImageSet, images(2), torch.tensor([0, 1]).to_sparse())
+
+
 def test_one_gray_array_is_not_taken_for_many():
     for one in (np.zeros((8, 8, 1), np.uint8), np.zeros((8, 8), np.uint8)):
         refused(InputError, r"for one image pass x\[None\]", GRAY.batch, one)

@@ -3,6 +3,16 @@
 import torch
 from torch import Tensor
 
+from kedge.errors import InputError
+
+
+def dense(name: str, values: Tensor) -> Tensor:
+    """Return ``values`` if they are an ordinary tensor, neither sparse nor without data."""
+    if values.layout is not torch.strided or values.is_meta:
+        kind = "a tensor without data" if values.is_meta else f"a tensor of layout {values.layout}"
+        raise InputError(f"{name} must be a dense tensor; got {kind}: call .to_dense(), or load its data")
+    return values
+
 
 def to_unit(images: Tensor, dtype: torch.dtype | None = None) -> Tensor:
     """Images in [0, 1]: uint8 divided by 255, as float32 or ``dtype``; floating point images are only cast to it.

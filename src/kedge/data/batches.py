@@ -17,7 +17,7 @@ from kedge.data.preprocess import Preprocess
 from kedge.data.reading import in_order
 from kedge.data.streamed import Files, StreamedSet
 from kedge.errors import InputError
-from kedge.pixels import to_unit
+from kedge.pixels import dense, to_unit
 
 Batch = tuple[Tensor, Tensor | None]
 
@@ -96,6 +96,7 @@ def _raw(source: Any, size: int) -> Iterator[tuple[Any, Any]]:
         parts = source.labels.split(size) if source.labels is not None else itertools.repeat(None)
         yield from zip(source.images.split(size), parts)  # noqa: B905 -- repeat(None) has no end
     elif _is_array(source):
+        source = dense("images", source) if isinstance(source, Tensor) else source
         yield from ((source[i : i + size], None) for i in range(0, len(source), size))
     elif isinstance(source, (Image.Image, str, os.PathLike)):
         yield [source], None

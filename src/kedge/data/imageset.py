@@ -13,6 +13,7 @@ from torch import Tensor
 
 from kedge.checks import between, shape_of
 from kedge.errors import InputError
+from kedge.pixels import dense
 
 MOST_CLASSES = 2**20  # a larger label is a mistake, and would need as many counts or outputs
 
@@ -68,6 +69,7 @@ class ImageSet(Splittable):
                 f"images must be a uint8 tensor (N, D, H, W), got {getattr(self.images, 'dtype', '')} "
                 f"{shape_of(self.images)}; ImageSet.from_arrays converts other layouts"
             )
+        dense("images", self.images)
         if self.labels is not None:
             object.__setattr__(self, "labels", check_labels(self.labels, len(self), self.classes, self.name))
 
@@ -114,7 +116,7 @@ def check_labels(labels: Any, n: int, classes: Sequence[str], name: str, files: 
     if not isinstance(labels, Tensor) or labels.shape != (n,) or labels.is_floating_point() or labels.is_complex():
         got = f"{getattr(labels, 'dtype', '')} {shape_of(labels)}".strip()
         raise InputError(f"labels must be a tensor of whole numbers, one per image, ({n},); got {got} in {name!r}")
-    numbers: Tensor = labels.long()
+    numbers = dense("labels", labels).long()
     most = len(classes) or MOST_CLASSES
     for first in ((numbers < -1) | (numbers >= most)).nonzero()[:1, 0].tolist():
         raise InputError(

@@ -13,6 +13,7 @@ from torch import Tensor
 from kedge.checks import finite, one_of, shape_of
 from kedge.data.decoding import open_image
 from kedge.errors import InputError
+from kedge.pixels import dense
 
 FILTERS = {
     "nearest": Image.Resampling.NEAREST,
@@ -73,11 +74,11 @@ class Preprocess:
             item = self._channels_first(item[None])[0]
         if not isinstance(item, Tensor):
             raise InputError(f"an image must be a PIL image, a path, an array or a tensor; got {type(item).__name__}")
-        return self.batch(item[None])[0]
+        return self.batch(dense("images", item)[None])[0]
 
     def batch(self, images: Tensor | np.ndarray[Any, Any]) -> Tensor:
         """Check a batch (B, D, H, W), or (B, H, W, D) for arrays, and resize it if needed."""
-        x = images if isinstance(images, Tensor) else self._channels_first(images)
+        x = dense("images", images) if isinstance(images, Tensor) else self._channels_first(images)
         if x.dtype == torch.bool or not (x.is_floating_point() or x.dtype == torch.uint8):
             raise InputError(f"images must be uint8 or floating point in [0, 1], got {x.dtype}")
         if not self.is_image:
