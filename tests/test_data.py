@@ -487,8 +487,7 @@ def test_labels_that_are_not_class_numbers_are_an_error():
     }
     sources = {"list": named} | {got: DataLoader(data, batch_size=2) for got, data in loaders.items()}
     for got, source in sources.items():
-        with pytest.raises(InputError, match=rf"labels must be one whole number per image, \(2,\); got {got}"):
-            list(batches(source, RULE))
+        refused(InputError, rf"one whole number per image, \(2,\); got {got}", list, batches(source, RULE))
 
 
 # The shape of a source.
@@ -612,10 +611,8 @@ def test_means_are_over_the_images_of_a_class_each_or_over_parts_of_them(name, k
 def test_a_draw_needs_labels_and_images_enough(tmp_path):
     for source in (images(4), DataLoader(TensorDataset(images(4)))):
         for how in ("balanced", "means"):
-            with pytest.raises(InputError, match=f'anchors="{how}" needs labels, and the training set has none'):
-                choose(source, RULE, 3, how, 0)
-        with pytest.raises(InputError, match="must have at least 5 images to draw anchors from; it has 4"):
-            choose(source, RULE, 5, "random", 0)
+            refused(InputError, f'anchors="{how}" needs labels', choose, source, RULE, 3, how, 0)
+        refused(InputError, "at least 5 images to draw anchors from; it has 4", choose, source, RULE, 5, "random", 0)
         assert len(choose(source, RULE, 5, "random", 0, at_least=4)) == 4
     picture().save(tmp_path / "one.png")
     few = ImageSet(images(5), torch.tensor([0, 0, 0, 0, 1]))

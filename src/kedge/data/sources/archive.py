@@ -52,11 +52,6 @@ def unpack(path: Path, folder: Path, holds: Sequence[str], progress: Progress | 
         folder: The folder for its content.
         holds: What the archive must contain at its top.
         progress: Called with the number of members so far.
-
-    Example:
-        >>> unpack(Path("nowhere.tar"), Path("."), ["data"])
-        Traceback (most recent call last):
-        kedge.errors.InputError: nowhere.tar cannot be unpacked: No such file or directory
     """
     members = _zip_members if zipfile.is_zipfile(regular_file(path, "unpacked")) else _tar_members
     with temporary_folder(folder) as temporary:

@@ -85,26 +85,24 @@ def write_converted(path: Path, arrays: Arrays, classes: tuple[str, ...], *, ori
 
 def verify_cifar10(arrays: Arrays) -> None:
     """Raise unless the arrays have CIFAR-10's sizes, class counts and channel means."""
-    for split, per_class in (("train", 5000), ("test", 1000)):
-        x = arrays[f"{split}_x"]
-        if x.shape != (10 * per_class, 32, 32, 3):
-            raise FileFormatError(f"CIFAR-10 must have {split}_x ({10 * per_class}, 32, 32, 3); got {x.shape}")
-        counts = np.bincount(arrays[f"{split}_y"], minlength=10).tolist()
-        if counts != [per_class] * 10:
-            raise FileFormatError(f"CIFAR-10 must have {per_class} images of each class in {split}; got {counts}")
-    means = tuple(round(float(mean), 4) for mean in arrays["train_x"].mean(axis=(0, 1, 2), dtype=np.float64) / 255)
-    if means != CIFAR10_MEANS:
-        raise FileFormatError(f"CIFAR-10 must have the channel means {CIFAR10_MEANS}; got {means}")
+    for split, n in (("train", 50_000), ("test", 10_000)):
+        _expect(f"{split}_x", arrays[f"{split}_x"].shape, (n, 32, 32, 3))
+        _expect(f"images per class in {split}", np.bincount(arrays[f"{split}_y"]).tolist(), [n // 10] * 10)
+    means = arrays["train_x"].mean(axis=(0, 1, 2), dtype=np.float64) / 255
+    _expect("channel means", tuple(round(float(mean), 4) for mean in means), CIFAR10_MEANS)
 
 
 def verify_mnist(arrays: Arrays) -> None:
     """Raise unless the arrays have the 60,000 and 10,000 images of MNIST and Fashion-MNIST, of ten classes."""
-    for split, images in (("train", 60_000), ("test", 10_000)):
-        x, y = arrays[f"{split}_x"], arrays[f"{split}_y"]
-        if x.shape != (images, 28, 28):
-            raise FileFormatError(f"the set must have {split}_x ({images}, 28, 28); got {x.shape}")
-        if y.shape != (images,) or set(np.unique(y).tolist()) != set(range(10)):
-            raise FileFormatError(f"the set must have {split}_y ({images},) of the classes 0 to 9; it has not")
+    for split, n in (("train", 60_000), ("test", 10_000)):
+        _expect(f"{split}_x", arrays[f"{split}_x"].shape, (n, 28, 28))
+        _expect(f"{split}_y", arrays[f"{split}_y"].shape, (n,))
+        _expect(f"classes in {split}_y", np.unique(arrays[f"{split}_y"]).tolist(), [*range(10)])
+
+
+def _expect(what: str, got: object, expected: object) -> None:
+    if got != expected:
+        raise FileFormatError(f"the copy must have the {what} {expected}; got {got}")
 
 
 def read_idx_pair(path: Path, split: str, name: str, *, classes: tuple[str, ...]) -> ImageSet:

@@ -52,11 +52,6 @@ def download(
         progress: Called with the bytes received so far.
         timeout: Seconds to wait for the server.
         attempts: Consecutive attempts without a new byte before giving up, once the server has sent anything.
-
-    Example:
-        >>> download(["https://127.0.0.1:9/a.bin"], Path("a.bin"), attempts=1)
-        Traceback (most recent call last):
-        kedge.errors.NotReadyError: a.bin could not be fetched: https://127.0.0.1:9/a.bin: ...
     """
     reasons = []
     for url in urls:

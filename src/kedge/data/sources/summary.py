@@ -43,10 +43,6 @@ def summarize_dataset(data: ImageSet | StreamedSet, *, sample: int = 500) -> Dat
     Args:
         data: The set.
         sample: Number of images of a streamed set to decode.
-
-    Example:
-        >>> summarize_dataset(ImageSet(torch.full((2, 3, 8, 8), 255, dtype=torch.uint8))).mean
-        (1.0, 1.0, 1.0)
     """
     at_least("sample", sample, 1)
     labels = torch.full((len(data),), -1) if data.labels is None else data.labels
