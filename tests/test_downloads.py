@@ -10,8 +10,10 @@ import itertools
 import json
 import multiprocessing
 import os
+import shutil
 import socket
 import stat
+import struct
 import sys
 import tarfile
 import threading
@@ -161,7 +163,34 @@ def test_a_hostile_zip_is_refused_and_writes_nothing(tmp_path):
             packed.writestr(name, "../../victim")
         refused(FileFormatError, "cannot be unpacked", archive.unpack, tmp_path / "a.zip", tmp_path / "out", ["data"])
         assert left_in(tmp_path / "out") == []
+    nameless = b"PK\3\4" + bytes(26) + b"PK\1\2" + bytes(42) + b"PK\5\6" + struct.pack("<4H2IH", 0, 0, 1, 1, 46, 30, 0)
+    (tmp_path / "a.zip").write_bytes(nameless)
+    refused(FileFormatError, "cannot be unpacked", archive.unpack, tmp_path / "a.zip", tmp_path / "out", ["data"])
     assert left_in(tmp_path) == ["a.zip", "out"]
+
+
+@pytest.mark.parametrize("kind", ["tar", "zip"])
+def test_a_damaged_archive_is_unpacked_or_refused_and_writes_nowhere_else(tmp_path, kind):
+    """A seeded fuzz: bytes changed, cut or repeated."""
+    rng, path, whole = np.random.default_rng(0), tmp_path / "a.bin", io.BytesIO()
+    with zipfile.ZipFile(whole, "w") if kind == "zip" else tarfile.open(fileobj=whole, mode="w") as packed:
+        for name in ("data/0.png", f"data/{'x' * 120}/1.png"):
+            if kind == "zip":
+                packed.writestr(name, png())
+            else:
+                packed.addfile(entry(name, size=len(png())), io.BytesIO(png()))
+    for _ in range(200):
+        bad = bytearray(whole.getvalue())
+        for at in rng.integers(0, len(bad), rng.integers(1, 8)):
+            bad[at] = rng.choice([0, 255, 46, 47, rng.integers(256)])
+        cut, repeat = rng.integers(1, len(bad), 2)
+        bad[cut:] = (bad[cut:], b"", bad[repeat:] + bad[cut:])[rng.choice(3, p=[0.8, 0.1, 0.1])]
+        path.write_bytes(bad)
+        with contextlib.suppress(FileFormatError, InputError):
+            archive.unpack(path, tmp_path / "out", ["data"])
+        assert set(left_in(tmp_path)) <= {"a.bin", "out"}
+        assert not (tmp_path / "out").exists() or set(left_in(tmp_path / "out")) <= {"data"}
+        shutil.rmtree(tmp_path / "out", ignore_errors=True)
 
 
 def test_bombs_are_refused_for_the_free_disk_before_they_fill_it(tmp_path, monkeypatch):

@@ -25,7 +25,7 @@ from kedge.files import read_limited, regular_file
 
 DAMAGE = (
     tarfile.TarError, zipfile.BadZipFile, EOFError, zlib.error, NotImplementedError, RuntimeError, ValueError,
-    OverflowError, FileExistsError, NotADirectoryError, IsADirectoryError,
+    OverflowError, LookupError, FileExistsError, NotADirectoryError, IsADirectoryError,
 )  # fmt: skip
 MAX_MEMBERS = 5_000_000  # ImageNet-C's largest archive has a million
 _BLOCK = 4096  # bytes of disk that any member takes, at least
