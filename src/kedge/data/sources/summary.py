@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -49,15 +50,17 @@ def summarize_dataset(data: ImageSet | StreamedSet, *, sample: int = 500) -> Dat
     top = int(labels.max()) + 1 if len(labels) else 0
     titles = data.classes or tuple(str(number) for number in range(top))
     counts = torch.bincount(labels[labels >= 0], minlength=len(titles)).tolist()
-    if in_memory := isinstance(data, ImageSet):
-        parts = data.images.split(1000)
-    else:
-        pictures = [np.array(in_mode(data.image(i), "RGB")) for i in evenly_spaced(len(data), sample)]
-        parts = tuple(torch.from_numpy(pixels).permute(2, 0, 1)[None] for pixels in pictures)
-    chunks = [part.transpose(0, 1).flatten(1) for part in parts]  # (D, pixels)
-    sizes = {(part.shape[3], part.shape[2]) for part in parts}
-    mean, std = _moments(chunks)
+    sizes, measured, pixels, sums, squares = set(), 0, 0, torch.tensor(0), torch.tensor(0)
+    for part in data.images.split(1000) if isinstance(data, ImageSet) else _sampled(data, sample):
+        values = part.transpose(0, 1).flatten(1)  # (D, pixels)
+        sizes.add((part.shape[3], part.shape[2]))
+        measured, pixels = measured + len(part), pixels + values.shape[1]
+        sums = sums + values.sum(dim=1, dtype=torch.int64)  # exact up to the last division
+        squares = squares + (values.int() ** 2).sum(dim=1, dtype=torch.int64)
+    mean = sums.double() / pixels
+    std = (squares.double() / pixels - mean**2).clamp(min=0).sqrt()
     spans = [f"{min(side)} to {max(side)}" if len(set(side)) > 1 else f"{side[0]}" for side in zip(*sizes, strict=True)]
+    content = "pixels and labels" if isinstance(data, ImageSet) else "names, sizes and labels of the files"
     return DatasetSummary(
         name=data.name,
         images=len(data),
@@ -66,11 +69,11 @@ def summarize_dataset(data: ImageSet | StreamedSet, *, sample: int = 500) -> Dat
         classes=len(titles),
         counts=dict(zip(titles, counts, strict=True)),
         unlabelled=int((labels < 0).sum()),
-        mean=mean,
-        std=std,
-        measured=sum(len(part) for part in parts),
+        mean=tuple((mean / 255).tolist()),
+        std=tuple((std / 255).tolist()),
+        measured=measured,
         checksum=data.checksum,
-        checksum_of=f"sha256 of the {'pixels and labels' if in_memory else 'names, sizes and labels of the files'}",
+        checksum_of=f"sha256 of the {content}",
     )
 
 
@@ -108,14 +111,10 @@ def evenly_spaced(total: int, n: int) -> list[int]:
     return [i * total // min(n, total) for i in range(min(n, total))]
 
 
-def _moments(chunks: list[Tensor]) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Means and standard deviations over chunks (D, pixels) of bytes, exact up to the last division."""
-    count = sum(chunk.shape[1] for chunk in chunks)
-    sums = torch.stack([chunk.sum(dim=1, dtype=torch.int64) for chunk in chunks]).sum(dim=0)
-    squares = torch.stack([(chunk.int() ** 2).sum(dim=1, dtype=torch.int64) for chunk in chunks]).sum(dim=0)
-    mean = sums.double() / count
-    variance = (squares.double() / count - mean**2).clamp(min=0)
-    return tuple((mean / 255).tolist()), tuple((variance.sqrt() / 255).tolist())
+def _sampled(data: StreamedSet, n: int) -> Iterator[Tensor]:
+    """Some images, (1, 3, H, W) each; only one at a time is in memory."""
+    for index in evenly_spaced(len(data), n):
+        yield torch.from_numpy(np.array(in_mode(data.image(index), "RGB"))).permute(2, 0, 1)[None]
 
 
 def _picture(data: ImageSet | StreamedSet, index: int) -> Image.Image:
