@@ -642,7 +642,7 @@ def test_a_damaged_matlab_file_raises_one_kind_of_error(tmp_path):
     rng = np.random.default_rng(0)
     for cut in (0, 100, 130, 140, len(good) // 2, len(good) - 1):
         path.write_bytes(good[:cut])
-        refused(FileFormatError, "", svhn.read_svhn, path, "test", "svhn")
+        refused(FileFormatError, "mat", svhn.read_svhn, path, "test", "svhn")
     for _ in range(200):
         bad = bytearray(good)
         bad[rng.integers(128, len(bad))] ^= 1 << rng.integers(8)
