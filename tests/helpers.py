@@ -133,7 +133,8 @@ def colors(n: int = 64, classes: int = 3, side: int = 8, seed: int = 0) -> kedge
     pixels = torch.randint(0, 120, (n, 3, side, side), dtype=torch.uint8, generator=generator)
     labels = torch.arange(n) % classes
     pixels[torch.arange(n), labels % 3] += 100
-    return kedge.ImageSet(pixels, labels, name="colors", classes=("red", "green", "blue"))
+    names = ("red", "green", "blue") if classes <= 3 else ()
+    return kedge.ImageSet(pixels, labels, name="colors", classes=names)
 
 
 def same_weights(one: nn.Module, other: nn.Module) -> bool:
@@ -200,3 +201,11 @@ def service_process(detector: Any, folder: Path, *options: str, files: int = 102
     finally:
         process.kill()
         process.wait(timeout=10)
+
+
+def refused(error: type[Exception], message: str, call: Any, *arguments: Any, **options: Any) -> None:
+    """Check that a call raises an error whose message matches."""
+    import pytest
+
+    with pytest.raises(error, match=message):
+        call(*arguments, **options)

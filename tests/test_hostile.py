@@ -44,7 +44,7 @@ from kedge.serving.service import VALUES
 pytestmark = pytest.mark.filterwarnings("ignore")  # Pillow's, of what it finds in damaged files
 
 SIDE = 12
-RULE = Preprocess((3, SIDE, SIDE))
+RULE = Preprocess((3, SIDE, SIDE), background=None)
 PIXELS = 50_000_000
 REFUSED = {400, 404, 405, 413, 415, 422}
 

@@ -13,11 +13,11 @@ from torch import Tensor
 
 from kedge.checks import shape_of
 from kedge.data.imageset import ImageSet
-from kedge.data.preprocess import Preprocess, dense
+from kedge.data.preprocess import Preprocess
 from kedge.data.reading import in_order
 from kedge.data.streamed import Files, StreamedSet
 from kedge.errors import InputError
-from kedge.pixels import to_unit
+from kedge.pixels import dense, to_unit
 
 Batch = tuple[Tensor, Tensor | None]
 
@@ -102,7 +102,7 @@ def _raw(source: Any, size: int) -> Iterator[tuple[Any, Any]]:
         parts = source.labels.split(size) if source.labels is not None else itertools.repeat(None)
         yield from zip(source.images.split(size), parts)  # noqa: B905 -- repeat(None) has no end
     elif _is_array(source):
-        if (dense(source) if isinstance(source, Tensor) else source).ndim == 0:
+        if (dense("images", source) if isinstance(source, Tensor) else source).ndim == 0:
             raise InputError("images must be (B, D, H, W) or a list of images; got a single number")
         yield from ((source[i : i + size], None) for i in range(0, len(source), size))
     elif isinstance(source, (Image.Image, str, os.PathLike)):
@@ -170,21 +170,16 @@ def _class_numbers(labels: Any, n: int) -> Tensor | None:
     """The labels of a batch as int64 (n,), or None if there are none; -1 marks images without a label."""
     if labels is None:
         return None
-    numbers = _whole_numbers(labels)
-    if numbers is None or numbers.shape != (n,):
-        got = shape_of(labels) if numbers is None else tuple(numbers.shape)
-        raise InputError(
-            f"labels must be one whole number per image, ({n},); got {got}: pass images alone, or with class numbers"
-        )
-    return None if bool((numbers < 0).all()) else numbers
-
-
-def _whole_numbers(labels: Any) -> Tensor | None:
     try:
         numbers = torch.as_tensor(labels)
     except (TypeError, ValueError, RuntimeError):  # strings, mappings, rows of different lengths
-        return None
-    return None if numbers.is_floating_point() or numbers.is_complex() else numbers.long()
+        numbers = torch.zeros(())
+    if numbers.shape != (n,) or numbers.is_floating_point() or numbers.is_complex():
+        raise InputError(
+            f"labels must be one whole number per image, ({n},); got {shape_of(labels)}: pass images alone, or with "
+            "class numbers"
+        )
+    return None if bool((numbers < 0).all()) else numbers.long()
 
 
 def _is_array(value: Any) -> bool:

@@ -4,6 +4,7 @@ import io
 import math
 import os
 import re
+from collections.abc import Callable
 from typing import BinaryIO, cast
 
 from PIL import Image, UnidentifiedImageError
@@ -73,10 +74,12 @@ def open_image(
     """
     if isinstance(path, (str, os.PathLike)):
         with regular_file(path, "read as an image").open("rb") as file:
-            return open_image(file, name=name or str(path), formats=formats, max_pixels=max_pixels)
+            return open_image(file, name=name or str(path), formats=formats, max_pixels=max_pixels, before=before)
     try:
         with Image.open(cast(BinaryIO, Pieces(path)), formats=formats) as image:
             _check(image, path, max_pixels)
+            if before is not None:
+                before(image)
             image.load()
             return image.copy()
     except Exception as error:  # Pillow's decoders raise whatever a damaged file makes them trip over

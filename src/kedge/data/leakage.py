@@ -42,11 +42,6 @@ def halves(held_out: Any, preprocess: Preprocess, why: str) -> tuple[Half, Half]
     """Divide images by their pixels: independent of their order, and equal images come into the same half.
 
     ``why`` is the reason for two halves, for the error if there are too few images.
-
-    Example:
-        >>> first, second = halves(torch.rand(20, 3, 2, 2), Preprocess((3, 2, 2)), "an example needs them")
-        >>> len(first.images) + len(second.images)
-        20
     """
     images, labels, prints = [], [], []
     for x, y in batches(held_out, preprocess):

@@ -1,17 +1,19 @@
 """Preprocess: from files, PIL images, arrays and tensors to the inputs of a network."""
 
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
-from PIL import ExifTags, Image, ImageOps
+from PIL import ExifTags, Image, ImageColor, ImageOps
 from torch import Tensor
 
 from kedge.checks import finite, layout_hint, one_of, shape_of
 from kedge.data.decoding import open_image
 from kedge.errors import InputError
+from kedge.pixels import dense
 
 FILTERS = {
     "nearest": Image.Resampling.NEAREST,
@@ -31,6 +33,7 @@ class Preprocess:
         shape: Shape of one input: (D, H, W) for images; vectors and signals must have it already.
         resize: Pillow's filter for PIL images, files and uint8 images of another size.
         fit: ``"crop"`` scales the shorter side and crops the center; ``"stretch"`` does not keep the aspect ratio.
+        background: The color behind transparent pixels, as Pillow names it; None takes their hidden colors instead.
 
     Example:
         >>> Preprocess((3, 32, 32))(Image.new("L", (64, 48), 255)).shape
@@ -40,11 +43,21 @@ class Preprocess:
     shape: tuple[int, ...]
     resize: str = "bicubic"
     fit: str = "crop"
+    background: str | None = "white"
 
     def __post_init__(self) -> None:
         one_of("resize", self.resize, tuple(FILTERS))
         one_of("fit", self.fit, FITS)
         object.__setattr__(self, "shape", tuple(int(n) for n in self.shape))
+        try:
+            _ = self.background is None or ImageColor.getrgb(self.background)
+        except (ValueError, AttributeError, TypeError) as error:
+            raise InputError(f"background must be a color such as 'white', or None; got {self.background!r}") from error
+
+    @classmethod
+    def from_record(cls, record: Mapping[str, Any]) -> "Preprocess":
+        """The rule in a file's header; files without a background, of earlier versions, keep hidden colors."""
+        return cls(**{"background": None} | dict(record))
 
     @property
     def is_image(self) -> bool:
@@ -61,14 +74,14 @@ class Preprocess:
             item = self._channels_first(item[None])[0]
         if not isinstance(item, Tensor):
             raise InputError(f"an image must be a PIL image, a path, an array or a tensor; got {type(item).__name__}")
-        return self.batch(dense(item)[None], nan=nan)[0]
+        return self.batch(dense("images", item)[None], nan=nan)[0]
 
     def batch(self, images: Tensor | np.ndarray[Any, Any], *, nan: bool = False) -> Tensor:
         """Check a batch (B, D, H, W), or (B, H, W, D) for arrays, and resize it if needed; uint8 or floating point.
 
         NaN and infinite pixels are refused unless ``nan``.
         """
-        x = dense(images) if isinstance(images, Tensor) else self._channels_first(images)
+        x = dense("images", images) if isinstance(images, Tensor) else self._channels_first(images)
         if x.dtype == torch.bool or not (x.is_floating_point() or x.dtype == torch.uint8):
             raise InputError(f"images must be uint8 or floating point in [0, 1], got {x.dtype}")
         if not self.is_image:
@@ -120,7 +133,7 @@ class Preprocess:
         if channels not in (1, 3):
             raise InputError(f"PIL images have 1 or 3 channels and this network takes {channels}; pass an array")
         try:
-            image = in_mode(image, "L" if channels == 1 else "RGB")
+            image = in_mode(image, "L" if channels == 1 else "RGB", self.background)
         except Exception as error:  # Pillow reads files lazily, so damage may show only here
             raise InputError(f"a PIL image ({image.mode}, {image.size}) cannot be read: {error}") from error
         if 0 in image.size:
@@ -135,29 +148,15 @@ class Preprocess:
         return pixels[None] if channels == 1 else pixels.permute(2, 0, 1).contiguous()
 
 
-def dense(images: Tensor) -> Tensor:
-    """Return a tensor if it is an ordinary one: every value in memory, and no floating point number of 8 bits."""
-    odd = {"nested": images.is_nested, "quantised": images.is_quantized, "meta": images.is_meta}
-    odd[str(images.layout)] = images.layout != torch.strided
-    odd[str(images.dtype)] = images.is_floating_point() and images.element_size() == 1
-    if any(odd.values()):
-        kind = next(kind for kind, holds in odd.items() if holds)
-        raise InputError(f"images must be dense tensors (B, D, ...); got a {kind} one: pass x.to_dense() or x.float()")
-    return images
-
-
-def in_mode(image: Image.Image, mode: str) -> Image.Image:
-    """An image upright (by its EXIF tag), in mode "L" or "RGB", with 16 bits scaled to 8.
-
-    Example:
-        >>> in_mode(Image.new("I;16", (1, 1), 257 * 90), "RGB").getpixel((0, 0))
-        (90, 90, 90)
-    """
+def in_mode(image: Image.Image, mode: str, background: str | None = "white") -> Image.Image:
+    """An image upright (by its EXIF tag), in mode "L" or "RGB", on a background, with 16 bits scaled to 8."""
     image.load()
     if image.getexif().get(ExifTags.Base.Orientation, 1) != 1:  # exif_transpose alone would copy upright images too
         image = ImageOps.exif_transpose(image)
     if image.mode.startswith("I") or image.mode == "F":  # Pillow clips 16 bits to 8 instead of scaling them
         image = Image.fromarray(_to_8_bits(np.asarray(image), image.mode))
+    if background is not None and image.has_transparency_data:
+        image = Image.alpha_composite(Image.new("RGBA", image.size, background), image.convert("RGBA"))
     return image if image.mode == mode else image.convert(mode)
 
 

@@ -182,7 +182,7 @@ class Detector(ABC):
             preprocess: How images become inputs; by default they are resized to the training images' size.
         """
         recorded = self.net.record.get("preprocess")  # of `kedge.train`
-        trained = None if recorded is None else Preprocess(**recorded)
+        trained = None if recorded is None else Preprocess.from_record(recorded)
         preprocess = preprocess or self.preprocess or trained or Preprocess(shape_of_inputs(train_set))
         if preprocess.is_image and any(m.bare and not m.has_statistics for m in self._classifiers):
             warnings.warn(UNNORMALISED, NormalisationWarning, stacklevel=2)

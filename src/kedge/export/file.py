@@ -77,7 +77,7 @@ def checked_metadata(entries: Mapping[str, str], path: str | os.PathLike[str]) -
 def preprocess_of(entries: Mapping[str, str]) -> Preprocess:
     """How images become inputs, from the metadata."""
     held = json.loads(entries[f"{PREFIX}preprocess"])
-    return Preprocess(tuple(held["shape"]), held["resize"], held["fit"])
+    return Preprocess.from_record({key: value for key, value in held.items() if key != "words"})
 
 
 def guarantee_of(entries: Mapping[str, str]) -> tuple[float, float | None]:

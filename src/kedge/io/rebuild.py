@@ -105,7 +105,7 @@ def rebuild(described: Mapping[str, Any], weights: Mapping[str, Tensor], model: 
 
 def saved_preprocess(saved: Any) -> Preprocess:
     """The preprocessing that a file names."""
-    preprocess = Preprocess(**arguments(Preprocess, saved, "preprocess"))
+    preprocess = Preprocess.from_record(arguments(Preprocess, saved, "preprocess"))
     if min(preprocess.shape, default=0) < 1 or math.prod(preprocess.shape) > LARGEST_INPUT:
         raise FileFormatError(f"preprocess.shape must be that of an input; got {preprocess.shape}")
     return preprocess
