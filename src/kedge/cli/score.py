@@ -92,7 +92,7 @@ def score(
             with atomic(page) as temporary:
                 temporary.write_text(text, encoding="utf-8", errors="replace")
 
-    with tempfile.TemporaryDirectory(prefix="kedge-") as folder:
+    with tempfile.TemporaryDirectory(prefix="kedge-") if out is None else nullcontext("") as folder:
         target, form = (Path(folder) / "rows.jsonl", None) if out is None else (out, kind)
         options = {"shard": shard, "column": column, "batch": batch, "workers": workers, "overwrite": overwrite}
         _run(console, detector, inputs, target, kind=form, engine=runner, finish=finish, **options)
