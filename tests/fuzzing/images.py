@@ -1,7 +1,6 @@
 """Image files."""
 
 import binascii
-import io
 
 import numpy as np
 import torch
@@ -10,8 +9,8 @@ from PIL import Image
 from fuzzing.damage import any_of, damaged
 from fuzzing.engine import Cases, target
 from helpers import encoded
-from kedge.data import Preprocess, open_image
-from kedge.serving.bodies import FORMATS
+from kedge.data import Preprocess
+from kedge.serving.bodies import FORMATS, decode
 
 SIDE, PIXELS = 12, 4_000_000
 RULE = Preprocess((3, SIDE, SIDE))
@@ -55,15 +54,10 @@ def damaged_image(rng) -> bytes:
     return bytes(data)
 
 
-def read_image(data) -> torch.Tensor:
-    """The network's input as the service reads it."""
-    return RULE(open_image(io.BytesIO(data), name="images[0]", formats=FORMATS, max_pixels=PIXELS))
-
-
 @target("image")
 def image_cases(home) -> Cases:
     def case(rng, folder):
-        image = read_image(damaged_image(rng))
+        image = decode(damaged_image(rng), 0, RULE, PIXELS)
         assert image.shape == (3, SIDE, SIDE)
         assert image.dtype == torch.uint8
         return True

@@ -9,6 +9,7 @@ from fuzzing.damage import altered, any_of, damaged
 from fuzzing.engine import Cases, target
 from fuzzing.images import FILES, PIXELS, SIDE, damaged_image
 from helpers import small_amp
+from kedge.errors import InputError
 from kedge.serving import Settings, create_app
 from kedge.serving.bodies import from_form, from_json
 
@@ -65,7 +66,9 @@ def json_cases(home) -> Cases:
         files = from_json(body, 8)
         given = json.loads(body)
         wanted = [given["image"]] if "image" in given else given["images"]
-        assert files == [base64.b64decode(text.partition(",")[2] if text.startswith("data:") else text) for text in wanted]
+        for file, text in zip(files, wanted, strict=True):
+            if not isinstance(file, InputError):
+                assert file == base64.b64decode(text.partition(",")[2] if text.startswith("data:") else text)
         return True
 
     yield case
@@ -163,7 +166,9 @@ def check_answer(request, status, content):
 
 @target("http")
 def http_cases(home) -> Cases:
-    app = create_app(small_amp(side=SIDE), Settings(timeout=600, max_pixels=PIXELS))
+    # So small that 503 would come soon if a request left something behind.
+    limits = Settings(timeout=600, max_pixels=PIXELS, max_bytes=100_000, max_held=100_000, max_images=8, max_queue=8)
+    app = create_app(small_amp(side=SIDE), limits)
     with asyncio.Runner() as runner:
         lifespan = app.router.lifespan_context(app)
         runner.run(lifespan.__aenter__())
@@ -172,8 +177,7 @@ def http_cases(home) -> Cases:
             request = hostile_request(rng)
             status, _, content = runner.run(ask(app, **request))
             check_answer(request, status, content)
-            service = app.state.service
-            assert (service.held, service.taken, service.batcher.queued) == (0, 0, 0)
+            assert app.state.service.batcher.queued == 0
             return status == 200
 
         yield case
