@@ -1,6 +1,6 @@
 """Kill `kedge score` (also on Ray), `kedge train` and `kedge serve` at random lines and moments, resume, compare.
 
-    python benchmarks/chaos.py [--minutes 5] [--work score train serve ray] [--seed N] [--episode N] [--json PATH]
+    python benchmarks/chaos.py [--minutes 5] [--work score-csv train ...] [--seed N] [--episode N] [--json PATH]
 
 An episode runs one command in a fresh folder and kills it (SIGKILL) one to four times: when it reaches a line of kedge
 that an uninterrupted run passed, each line being as likely, or each passage; or at a moment of the time that such a run
@@ -30,7 +30,10 @@ import time
 import urllib.error
 import urllib.request
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +44,7 @@ import kedge
 from kedge.files import atomic
 from kedge.io import artifact
 from kedge.provenance import provenance
+from kedge.scoring import FORMATS
 from kedge.studies.bench import detector_of
 
 ROOT = str(Path(kedge.__file__).parent)
@@ -48,7 +52,7 @@ FORKED = multiprocessing.get_context("forkserver")
 LONGEST = 600  # seconds after which a process is given up
 MOST_KILLS = 4
 VARYING = ("seconds", "history", "made with")  # what a record says of the run and not of its result
-WORK = ("score", "train", "serve", "ray")
+WORK = ("score-parquet", "score-csv", "score-jsonl", "train", "serve", "score-ray")
 
 
 # --- the process that is killed ---------------------------------------------------------------------------------------
@@ -203,7 +207,7 @@ class Ray(Work):
     """Scoring on Ray, whose workers may be killed instead of the command."""
 
     def __init__(self, home: Path, arguments: list[str], rng: random.Random) -> None:
-        super().__init__("ray", home, arguments)
+        super().__init__("score-ray", home, arguments)
         self.rng = rng
 
     def run(self, folder: Path, kill: Any, record: Path | None) -> int:
@@ -223,7 +227,7 @@ class Ray(Work):
         finally:
             done.set()
             watcher.join()
-            until = time.monotonic() + 20
+            until = time.monotonic() + self.rng.choice([0.5, 20])  # the next one may begin at once
             cluster = [pid for pid in process_ids if pid not in before]
             while any(_is_ray(pid) for pid in cluster) and time.monotonic() < until:
                 time.sleep(0.2)
@@ -316,13 +320,13 @@ def works(home: Path, names: list[str], rng: random.Random) -> list[Work]:
     np.savez(home / "set.npz", x=x, y=np.arange(96) % 3)
     score = ["score", "--detector", str(detector), str(images), "--shard", "16", "-o"]
     train = ["train", f"npz:{home / 'set.npz'}", "--epochs", "4", "--batch", "16", "--out", "run"]
-    every = {
-        "score": [Work(f"score, {kind}", home, [*score, f"rows.{kind}"]) for kind in ("parquet", "csv", "jsonl")],
-        "train": [Work("train", home, train)],
-        "serve": [Serve(home, detector)],
-        "ray": [Ray(home, [*score, "rows.parquet", "--engine", "ray", "--parallel", "2"], rng)],
+    every: dict[str, Callable[[], Work]] = {
+        **{f"score-{kind}": partial(Work, f"score-{kind}", home, [*score, f"rows.{kind}"]) for kind in FORMATS},
+        "train": lambda: Work("train", home, train),
+        "serve": lambda: Serve(home, detector),
+        "score-ray": lambda: Ray(home, [*score, "rows.parquet", "--engine", "ray", "--parallel", "2"], rng),
     }
-    return [work for name in names for work in every[name]]
+    return [every[name]() for name in names]
 
 
 # --- episodes ---------------------------------------------------------------------------------------------------------
@@ -379,7 +383,7 @@ def episode(work: Work, rng: random.Random, tally: Tally, name: str) -> None:
         problem = f"different, missing or left over: {', '.join(sorted(different))}" if different else ""
     if problem:
         tally.problems.append(problem)
-        print(f"PROBLEM in {work.name}, {name}, killed at {', '.join(history)}: {problem}", flush=True)
+        print(f"PROBLEM in {name}, killed at {', '.join(history)}: {problem}", flush=True)
 
 
 def main() -> None:
@@ -392,8 +396,8 @@ def main() -> None:
     parser.add_argument("--json", default=None)
     options = parser.parse_args()
     seed = secrets.randbelow(2**31) if options.seed is None else options.seed
-    if "ray" in options.work and importlib_missing("ray"):
-        options.work.remove("ray")
+    if "score-ray" in options.work and find_spec("ray") is None:
+        options.work.remove("score-ray")
         print("Ray is not installed: pip install 'kedge[ray]'", file=sys.stderr)
     os.environ |= {"OMP_NUM_THREADS": "1", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
     FORKED.set_forkserver_preload(
@@ -408,14 +412,15 @@ def main() -> None:
             work.measure()
             print(f"{work.name}: {len(work.lines)} lines of kedge, {work.seconds:.1f} s", file=sys.stderr, flush=True)
         tallies = {work.name: Tally() for work in chosen}
-        number, until = options.episode or 0, time.monotonic() + 60 * options.minutes
+        spent, until = dict.fromkeys(chosen, 0.0), time.monotonic() + 60 * options.minutes
         while time.monotonic() < until:
-            work = chosen[number % len(chosen)]
-            rng.seed(f"{seed} {number}")
-            episode(work, rng, tallies[work.name], f"--seed {seed} --episode {number}")
+            work, began = min(chosen, key=lambda each: spent[each]), time.monotonic()  # each gets as much time
+            number = tallies[work.name].episodes if options.episode is None else options.episode
+            rng.seed(f"{seed} {work.name} {number}")
+            episode(work, rng, tallies[work.name], f"--work {work.name} --seed {seed} --episode {number}")
+            spent[work] += time.monotonic() - began
             if options.episode is not None:
                 break
-            number += 1
     print(*table(tallies), sep="\n")
     kills = sum(tally.at_lines + tally.at_moments for tally in tallies.values())
     problems = sum(len(tally.problems) for tally in tallies.values())
@@ -427,13 +432,6 @@ def main() -> None:
                 json.dumps({"made with": provenance(), "seed": seed, "minutes": options.minutes, **rows}, indent=1)
             )
     sys.exit(problems > 0)
-
-
-def importlib_missing(package: str) -> bool:
-    """Whether a package is not installed."""
-    from importlib.util import find_spec
-
-    return find_spec(package) is None
 
 
 def table(tallies: dict[str, Tally]) -> list[str]:
