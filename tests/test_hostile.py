@@ -1,7 +1,6 @@
-"""Files and requests that are made to do harm: each gets a right answer or a clear refusal, and costs little."""
+"""Files and requests made by hand to do harm; those drawn at random are in `fuzzing`."""
 
 import asyncio
-import base64
 import contextlib
 import ctypes
 import gc
@@ -13,7 +12,6 @@ import os
 import select
 import socket
 import struct
-import tarfile
 import threading
 import time
 import tracemalloc
@@ -24,85 +22,28 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
-import pyarrow
 import pytest
 import torch
 from PIL import Image
-from pyarrow import parquet
 
+from fuzzing.images import PHOTO, SEEDS, SIDE, pixels
+from fuzzing.requests import ask, check_answer, form, hostile_request
 from helpers import encoded as file
 from helpers import service_process, small_amp
 from kedge.data import Preprocess, decoding, open_image
-from kedge.errors import FileFormatError, InputError
-from kedge.scoring import plan, read_rows, score_files
-from kedge.scoring.job import score_shards
+from kedge.errors import InputError
+from kedge.scoring import read_rows, score_files
 from kedge.serving import Busy, Settings, create_app
 from kedge.serving.bodies import FORMATS, LARGE, Refused, decode, from_form, from_json
 from kedge.serving.server import Server, Sparing
-from kedge.serving.service import VALUES
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # Pillow's, of what it finds in damaged files
 
-SIDE = 12
 RULE = Preprocess((3, SIDE, SIDE), background=None)
 PIXELS = 50_000_000
-REFUSED = {400, 404, 405, 413, 415, 422}
 
 
-# --- damaged files ----------------------------------------------------------------------------------------------------
-
-
-def pixels(seed=0, shape=(SIDE, SIDE, 3), top=256, kind=np.uint8):
-    return np.random.default_rng(seed).integers(0, top, shape).astype(kind)
-
-
-PHOTO = Image.fromarray(pixels(0, (14, 17, 3)))
-WIDE = Image.fromarray(pixels(0, (14, 17), 65536, np.uint16))
-FRAMES = {"save_all": True, "append_images": [PHOTO.rotate(90), PHOTO.rotate(180)]}
-SEEDS = {kind: file(PHOTO, kind) for kind in ("png", "jpeg", "gif", "bmp", "webp", "tiff", "ico")}
-SEEDS |= {f"{kind}, animated": file(PHOTO, kind, **FRAMES) for kind in ("png", "gif", "webp", "mpo")}
-SEEDS |= {f"png, {mode}": file(PHOTO.convert(mode), "PNG") for mode in ("1", "LA")}
-SEEDS |= {f"jpeg, {mode}": file(PHOTO.convert(mode), "JPEG") for mode in ("CMYK", "L")}
-SEEDS |= {f"16 bits, {kind}": file(WIDE, kind) for kind in ("png", "tiff")}
-SEEDS |= {f"tiff, {name}": file(PHOTO, "TIFF", compression=name) for name in ("tiff_lzw", "jpeg")}
-SEEDS |= {
-    "png, palette": file(PHOTO.quantize(16), "PNG", transparency=3),
-    "png, palette of alphas": file(PHOTO.quantize(16), "PNG", transparency=bytes(range(16))),
-    "jpeg, progressive": file(PHOTO, "JPEG", progressive=True),
-    "bmp, palette": file(PHOTO.quantize(16), "BMP"),
-    "webp, lossless": file(PHOTO, "WEBP", lossless=True),
-    "tiff, fax": file(PHOTO.convert("1"), "TIFF", compression="group4"),
-    "tiff, floating point": file(Image.fromarray(pixels(0, (14, 17), kind=np.float32)), "TIFF"),
-    "tiff, 32 bits": file(Image.fromarray(pixels(0, (14, 17), 1 << 30, np.int32)), "TIFF"),
-}
-NAMES = tuple(SEEDS)
-NUMBERS = (0, 1, 0x7F, 0x80, 0xFF, 0x7FFF, 0xFFFF, 0x7FFFFFFF, 0x80000000, 0xFFFFFFFF)
-
-
-def damaged(rng) -> bytes:
-    """One of the files, cut, flipped, overwritten, spliced or repeated somewhere; heads more often than the rest."""
-
-    def any_of(values):
-        return values[int(rng.integers(len(values)))]
-
-    data = bytearray(SEEDS[any_of(NAMES)])
-    for _ in range(rng.integers(1, 4)):
-        if not data:
-            break
-        at = int(rng.integers(min(len(data), 160) if rng.random() < 0.5 else len(data)))
-        other = SEEDS[any_of(NAMES)]
-        end, new = any_of(
-            [
-                (len(data), b""),
-                (at + 1, bytes([data[at] ^ 1 << int(rng.integers(8))])),
-                (at + 4, any_of(NUMBERS).to_bytes(4, any_of(("big", "little")))),
-                (at + int(rng.integers(1, 32)), b""),
-                (at, other[int(rng.integers(len(other))) :][:64]),
-                (at, data[at : at + 16] * int(rng.integers(1, 8))),
-            ]
-        )
-        data[at:end] = new
-    return bytes(data)
+# --- cut files --------------------------------------------------------------------------------------------------------
 
 
 def decode_or_refuse(data) -> bool:
@@ -115,13 +56,6 @@ def decode_or_refuse(data) -> bool:
     assert image.shape == (3, SIDE, SIDE)
     assert image.dtype == torch.uint8
     return True
-
-
-@pytest.mark.parametrize(("cases", "seed"), [(6000, 0), pytest.param(100_000, 1, marks=pytest.mark.slow)])
-def test_a_damaged_file_is_an_image_or_an_error_that_names_it(cases, seed):
-    rng = np.random.default_rng(seed)
-    read = sum(decode_or_refuse(damaged(rng)) for _ in range(cases))
-    assert 0.1 * cases < read < 0.9 * cases  # both outcomes occurred
 
 
 def test_a_file_cut_anywhere_is_an_image_or_an_error_and_half_an_image_is_no_image():
@@ -139,9 +73,14 @@ def grey(values):
     return np.repeat(values[..., None], 3, axis=2)
 
 
+def on_white(values, alpha):
+    share = alpha[..., None] / 255
+    return np.round(values * share + 255 * (1 - share))
+
+
 COLOUR, GREY, ALPHA = pixels(1), pixels(2, (SIDE, SIDE)), pixels(3, (SIDE, SIDE))
 FEW = pixels(4, (SIDE, SIDE), 4)
-PALETTE = pixels(5, (4, 3))
+PALETTE, ALPHAS = pixels(5, (4, 3)), np.array([0, 90, 180, 255], np.uint8)
 
 
 def with_palette(**options):
@@ -167,10 +106,13 @@ def tiff(*tags, behind=64) -> bytes:
 LATER = {"save_all": True, "append_images": [Image.new("RGB", (SIDE, SIDE), "red")] * 2}
 ODD = {
     "1 bit": (file(Image.fromarray(GREY > 127), "PNG"), grey(np.where(GREY > 127, 255, 0))),
-    "grey and alpha": (file(Image.fromarray(np.dstack([GREY, ALPHA])), "PNG"), grey(GREY)),
-    "colour and alpha": (file(Image.fromarray(np.dstack([COLOUR, ALPHA])), "PNG"), COLOUR),
-    "a palette with one transparent colour": (with_palette(transparency=1), PALETTE[FEW]),
-    "a palette with alphas": (with_palette(transparency=bytes([0, 90, 180, 255])), PALETTE[FEW]),
+    "grey and alpha": (file(Image.fromarray(np.dstack([GREY, ALPHA])), "PNG"), on_white(grey(GREY), ALPHA)),
+    "colour and alpha": (file(Image.fromarray(np.dstack([COLOUR, ALPHA])), "PNG"), on_white(COLOUR, ALPHA)),
+    "a palette with one transparent colour": (
+        with_palette(transparency=1),
+        np.where(FEW[..., None] == 1, 255, PALETTE[FEW]),
+    ),
+    "a palette with alphas": (with_palette(transparency=bytes(ALPHAS)), on_white(PALETTE[FEW], ALPHAS[FEW])),
     "16 bits, png": (file(Image.fromarray(GREY.astype(np.uint16) * 257), "PNG"), grey(GREY)),
     "16 bits, tiff": (file(Image.fromarray(GREY.astype(np.uint16) * 257), "TIFF"), grey(GREY)),
     "floating point": (file(Image.fromarray(GREY.astype(np.float32)), "TIFF"), grey(GREY)),
@@ -187,11 +129,12 @@ ODD = {
 }
 
 
-def test_an_odd_image_has_its_own_pixels_whatever_the_ending_of_its_file(tmp_path):
+def test_an_odd_image_has_its_own_pixels_on_white_whatever_the_ending_of_its_file(tmp_path):
     for name, (data, expected) in ODD.items():
-        assert np.array_equal(decode(data, 0, RULE, PIXELS).permute(1, 2, 0).numpy(), expected), name
         (tmp_path / "photo.jpg").write_bytes(data)
-        assert np.array_equal(RULE(tmp_path / "photo.jpg").permute(1, 2, 0).numpy(), expected), name
+        for image in (decode(data, 0, RULE, PIXELS), RULE(tmp_path / "photo.jpg")):
+            difference = np.abs(image.permute(1, 2, 0).numpy() - np.asarray(expected, float))
+            assert difference.max() <= ("alpha" in name), name  # where Pillow rounds the other way
 
 
 # --- files that are not images ----------------------------------------------------------------------------------------
@@ -316,82 +259,6 @@ def detector():
     return small_amp(side=SIDE)
 
 
-def checked_rows(detector, shard):
-    ((_, rows),) = score_shards(detector, [(0, shard)])
-    assert [row["name"] for row in rows] == shard.names()
-    for row in rows:
-        assert (row["error"] is None) == (row["score"] is not None)
-        assert row["error"] is None or "object at 0x" not in row["error"]
-    return rows
-
-
-def test_each_file_of_a_folder_gets_a_row(detector, tmp_path):
-    rng = np.random.default_rng(2)
-    hostile = [damaged(rng) for _ in range(100)] + NOT_IMAGES + [data for data, _ in BOMBS.values()]
-    for number, data in enumerate(hostile):
-        (tmp_path / f"{number:03}.{('png', 'jpg', 'tif')[number % 3]}").write_bytes(data)
-    (tmp_path / "folder.png").mkdir()
-    (tmp_path / "leads nowhere.png").symlink_to(tmp_path / "gone")
-    (tmp_path / "itself.png").symlink_to(tmp_path / "itself.png")
-    (shard,) = plan([tmp_path])
-    assert len(checked_rows(detector, shard)) == len(hostile) + 2
-
-
-def check_damaged(detector, path, damage):
-    """Score a file that is damaged in many ways: rows or an error that names it, and each of them at least once."""
-    rng, whole, outcomes = np.random.default_rng(3), path.read_bytes(), set()
-    for case in range(150):
-        path.write_bytes(damage(bytearray(whole), rng, case))
-        try:
-            for shard in plan([path]):
-                checked_rows(detector, shard)
-            outcomes.add("rows")
-        except (FileFormatError, InputError) as error:
-            assert path.name in str(error)  # noqa: PT017
-            outcomes.add("error")
-    assert outcomes == {"rows", "error"}
-
-
-def test_each_member_of_a_tar_gets_a_row_and_a_damaged_tar_an_error(detector, tmp_path):
-    with tarfile.open(tmp_path / "images.tar", "w") as tar:
-        for name in ("a.png", "../../b.png", "/etc/c.png", "d/e.png"):
-            info = tarfile.TarInfo(name)
-            info.size = len(SEEDS["png"])
-            tar.addfile(info, io.BytesIO(SEEDS["png"]))
-
-    def damage(data, rng, case):
-        if case:
-            for at in rng.integers(0, len(data), 4) if case % 2 else rng.integers(0, 512, 2):
-                data[at] = rng.integers(256)
-            del data[int(rng.integers(len(data))) if case % 3 == 0 else len(data) :]
-        return data
-
-    check_damaged(detector, tmp_path / "images.tar", damage)
-    assert not (tmp_path.parent / "b.png").exists()  # nothing is unpacked
-
-
-def test_each_row_of_a_parquet_file_gets_a_row_and_a_damaged_one_an_error(detector, tmp_path):
-    rng, path = np.random.default_rng(4), tmp_path / "images.parquet"
-    values = [SEEDS["png"], b"", None, b"text", BOMBS["jpeg of many scans"][0], *(damaged(rng) for _ in range(20))]
-    parquet.write_table(pyarrow.table({"image": pyarrow.array(values, pyarrow.binary())}), path)
-
-    def damage(data, rng, case):
-        for at in rng.integers(0, len(data), 4) if case % 2 else len(data) - 1 - rng.integers(0, 300, 2):
-            data[at] = rng.integers(256)
-        return data if case else path.read_bytes()
-
-    check_damaged(detector, path, damage)
-
-
-def test_a_parquet_column_of_something_else_gets_rows_with_errors(detector, tmp_path):
-    path = tmp_path / "odd.parquet"
-    odd = [3, 1.5, True, ["a"], {"bytes": 3, "path": None}, {"path": "no such file"}, {"other": b""}, "no such file"]
-    for value in odd:
-        parquet.write_table(pyarrow.table({"image": [value, value]}), path)
-        (shard,) = plan([path])
-        assert all(row["error"] for row in checked_rows(detector, shard)), value
-
-
 def test_a_name_that_is_not_valid_text_is_escaped(detector, tmp_path):
     detector.save(tmp_path / "detector.kedge")
     folder = tmp_path / "images"
@@ -404,38 +271,7 @@ def test_a_name_that_is_not_valid_text_is_escaped(detector, tmp_path):
         assert row["score"] is not None
 
 
-# --- requests, thousands of them, straight into the application -------------------------------------------------------
-
-
-async def ask(app, body=b"", *, kind="image/png", method="POST", path="/v1/score", headers=(), cut=(), end="end"):
-    """Status, headers and body of an answer.
-
-    The body comes cut in pieces; after it comes its end, a disconnection (``"gone"``) or nothing (``"never"``).
-    """
-    pieces = [body[a:b] for a, b in zip([0, *cut], [*cut, len(body)], strict=True)]
-    incoming = [{"type": "http.request", "body": piece, "more_body": True} for piece in pieces]
-    last = {"gone": {"type": "http.disconnect"}, "end": {"type": "http.request", "body": b"", "more_body": False}}
-    incoming += [last[end]] if end in last else []
-    sent = []
-
-    async def receive():
-        if incoming:
-            return incoming.pop(0)
-        await asyncio.sleep(60)
-        return {"type": "http.disconnect"}
-
-    async def send(message):
-        sent.append(message)
-
-    raw = [(b"content-type", kind.encode("latin-1"))] if kind is not None else []
-    raw += [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers]
-    scope = {
-        "type": "http", "asgi": {"version": "3.0"}, "http_version": "1.1", "method": method, "scheme": "http",
-        "path": path, "raw_path": path.encode(), "query_string": b"", "root_path": "", "headers": raw,
-        "client": ("127.0.0.1", 1), "server": ("127.0.0.1", 80), "state": {},
-    }  # fmt: skip
-    await app(scope, receive, send)
-    return sent[0]["status"], dict(sent[0]["headers"]), b"".join(part.get("body", b"") for part in sent[1:])
+# --- requests straight into the application ---------------------------------------------------------------------------
 
 
 def with_app(detector, work, **limits):
@@ -457,90 +293,6 @@ async def until(true):
         await asyncio.sleep(0.01)
 
 
-def form(parts, boundary=b"x") -> bytes:
-    head = b'\r\nContent-Disposition: form-data; name="images"; filename="a"\r\nContent-Type: image/png\r\n\r\n'
-    return b"".join(b"--" + boundary + head + part + b"\r\n" for part in parts) + b"--" + boundary + b"--\r\n"
-
-
-def anything(rng, depth=0):
-    """A JSON value of any type."""
-    leaves = [None, True, -1, 1e999, math.nan, 10**30, "", "\ud800", "%%%", base64.b64encode(SEEDS["png"]).decode()]
-    draw = rng.integers(len(leaves) + 2 * (depth < 4))
-    if draw < len(leaves):
-        return leaves[draw]
-    keys = ["image", "images", "", "x", "__proto__"]
-    values = [anything(rng, depth + 1) for _ in range(rng.integers(4))]
-    return values if draw == len(leaves) else {keys[rng.integers(5)]: value for value in values}
-
-
-def mangled(rng, data) -> bytes:
-    data = bytearray(data)
-    for _ in range(rng.integers(1, 6)):
-        at, length = int(rng.integers(len(data) + 1)), int(rng.integers(20))
-        replaced = [(at + 1, bytes([rng.integers(256)])), (at + length, b""), (at, data[:length])]
-        end, new = replaced[rng.integers(3)]
-        data[at:end] = new
-    return bytes(data)
-
-
-KINDS = ["image/png", "image/*", "IMAGE/JPEG; q=1", "application/octet-stream", "image/"]
-BAD_KINDS = [None, "", "text/html", "\xff\x00", "multipart/form-data", "image", ";" * 1000, "a" * 10_000]
-METHODS = ["GET", "PUT", "DELETE", "OPTIONS", "HEAD", "\xff"]
-PATHS = ["/v1/score/", "//v1/score", "/v1/../v1/score", "/v1/score\0", "/v1/explain", "/\U0001f6a2", "/docs/x"]
-HEADERS = [
-    ("content-length", "-1"), ("content-length", "\xb2"), ("content-length", "9" * 5000), ("expect", "x"),
-    ("content-type", "application/json"), ("transfer-encoding", "chunked"), ("host", "\xff/"), ("host", "["),
-    ("authorization", "Bearer \xff"), ("cookie", ";" * 5000), ("accept", "x/y"), ("x" * 5000, "y"),
-]  # fmt: skip
-
-
-def hostile_request(rng):
-    def any_of(values):
-        return values[rng.integers(len(values))]
-
-    images = [damaged(rng) if rng.random() < 0.4 else SEEDS["png"] for _ in range(rng.integers(1, 4))]
-    text = json.dumps({"images": [base64.b64encode(data).decode() for data in images]}).encode()
-    bodies = [
-        (images[0], any_of(KINDS)),
-        (images[0], any_of(BAD_KINDS)),
-        (text, "application/json"),
-        (mangled(rng, text), "application/json"),
-        (json.dumps(anything(rng)).encode(), "application/json; charset=utf-16"),
-        (form(images), "multipart/form-data; boundary=x"),
-        (mangled(rng, form(images)), mangled(rng, b'multipart/form-data; boundary="x"').decode("latin-1")),
-    ]
-    body, kind = any_of(bodies)
-    request = {"body": body, "kind": kind, "end": "gone" if rng.random() < 0.05 else "end"}
-    for name, values, share in (("method", METHODS, 0.1), ("path", PATHS, 0.1), ("headers", HEADERS, 0.3)):
-        if rng.random() < share:
-            request[name] = [any_of(values)] if name == "headers" else any_of(values)
-    if rng.random() < 0.3:
-        request["cut"] = sorted(rng.integers(0, len(body) + 1, 3).tolist())
-    return request
-
-
-def check_answer(request, status, content):
-    if request["end"] == "gone" and status == 499:
-        return
-    assert status in REFUSED | {200}, (request, status, content)
-    if request.get("method") == "HEAD":
-        return
-    answer = json.loads(content, parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
-    if status != 200:
-        assert isinstance(answer["detail"], str)
-        assert "Traceback" not in answer["detail"]
-        return
-    for result in answer["results"] if "results" in answer else [answer["result"]]:
-        if result["error"] is not None:
-            assert result["error"].startswith(result["name"])
-            assert {result[name] for name in VALUES} == {None}
-            continue
-        numbers = [result[name] for name in ("probability", "score", "tau", "p_value")]
-        assert all(math.isfinite(number) for number in numbers)
-        assert 0 < result["p_value"] <= 1
-        assert 0 < result["probability"] <= 1 + 1e-6
-
-
 async def fuzz(app, cases, rng, at_once=8):
     """Send hostile requests, a few at a time; return how many had each status."""
     counts: dict[int, int] = {}
@@ -560,7 +312,7 @@ async def good_answer(app):
 
 
 def test_every_hostile_request_is_answered_or_refused_and_the_next_good_one_is_answered(detector):
-    cases = 2000
+    cases = 400
 
     async def work(app):
         before = await good_answer(app)

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from kedge.checks import one_of
@@ -96,7 +95,7 @@ def score(
             title = f"Scores of {rows.name}"
             write_page(page, score_page(result, title=title, calibration=calibration, column=column))
 
-    with tempfile.TemporaryDirectory(prefix="kedge-") as folder:
+    with tempfile.TemporaryDirectory(prefix="kedge-") if out is None else nullcontext("") as folder:
         target, form = (Path(folder) / "rows.jsonl", None) if out is None else (out, kind)
         quiet = redirect_stdout(sys.stderr) if runner else nullcontext()  # Ray prints when a worker dies
         with _progress(console) as progress, quiet:
