@@ -104,7 +104,7 @@ def _try_out(detector: Detector) -> None:
     shape = detector.preprocess.shape
     image = torch.linspace(0, 1, math.prod(shape)).view(1, *shape)
     with contextlib.suppress(NotReadyError):  # saved before it was calibrated
-        outputs, _, _ = next(detector._run(image, 1))
+        outputs, _, _ = detector._run(image, 1)
         if outputs.score.shape != (1,) or len(detector.classes) > outputs.logits.shape[1]:
             raise FileFormatError(
                 f"classes must be at most the {outputs.logits.shape[1]} of the network; got {len(detector.classes)}"
