@@ -6,7 +6,10 @@ BIN := $(VENV)/bin
 PIP := python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 INSTALL := $(BIN)/$(PIP)
 
-.PHONY: demo test coverage e2e evidence bench peers clean docs
+.PHONY: demo test coverage e2e evidence fuzz load chaos bench peers clean docs
+
+SECONDS ?= 600
+MINUTES ?= 5
 
 demo: $(VENV)/.demo  ## Install kedge and run the demo: a trained detector and a report in runs/demo.
 	$(BIN)/kedge demo
@@ -27,6 +30,15 @@ e2e: $(VENV)/.e2e  ## Open the reports in a real browser (chromium); without one
 
 evidence: $(VENV)/.test  ## The slow tests.
 	$(BIN)/python -m pytest -m slow
+
+fuzz: $(VENV)/.test  ## Fuzz every parser with a fresh seed: make fuzz SECONDS=600.
+	cd tests && $(CURDIR)/$(BIN)/python -m fuzzing --seconds $(SECONDS)
+
+load: $(VENV)/.test  ## Hold four times the capacity of the service, with hostile clients: make load MINUTES=5.
+	$(BIN)/python benchmarks/load.py --minutes $(MINUTES)
+
+chaos: $(VENV)/.test  ## Kill scoring, training and serving at random lines, resume, compare: make chaos MINUTES=60.
+	$(BIN)/python benchmarks/chaos.py --minutes $(MINUTES)
 
 docs: $(VENV)/.test  ## Write docs/methods.md out of the docstrings, and the tables of docs/results.
 	$(BIN)/python docs/methods.py

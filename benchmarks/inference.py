@@ -2,17 +2,17 @@
 
     python benchmarks/inference.py [--networks wrn-40-2 airbench] [--batches 1 32 256] [--repeats 9] [--threads T]
                                    [--memory] [--peers] [--quick] [--json PATH]
-                                   [--shipped [--views V] [--data-dir DIR] [--images N] [--held-out N]]
+                                   [--shipped [--tta N] [--data-dir DIR] [--images N] [--held-out N]]
 
 Engines score the same images in turns, so that other load on the machine affects all alike. Printed are the images per
 second of each (median over turns), its time relative to one eager float32 forward pass of the unanchored network
 (median and quartiles of the ratio by turn), and with --memory the peak memory that it adds to its own process. With
 --peers, in the environment of `make peers`, pytorch-ood's detectors on the unanchored network are timed, too.
 
-Weights are random; early exit takes the share --open of the images to all anchors. With --shipped the detector that
+Weights are random; early exit takes a share of --full-share images to all anchors. With --shipped the detector that
 comes with kedge is measured and, where CIFAR-10 and OOD sets are in the data folder, the quality of each engine,
 calibrated on its own scores, against the exact one; the share of early exit is then that on CIFAR-10's test images.
-With --views 1 all anchors are paired with the image itself, as in the paper.
+With --tta 1 all anchors are paired with the image itself, as in the paper.
 """
 
 import argparse
@@ -63,11 +63,11 @@ def main() -> None:
     parser.add_argument("--engines", nargs="+", default=None, choices=list(TITLES), help="only these")
     parser.add_argument("--repeats", type=int, default=9, help="turns of each engine")
     parser.add_argument("--threads", type=int, default=None, help="of every engine; by default one for each core")
-    parser.add_argument("--open", type=float, default=FULL_SHARE, help="share of images that take all anchors")
+    parser.add_argument("--full-share", type=float, default=FULL_SHARE, help="share of images that take all anchors")
     parser.add_argument("--memory", action="store_true", help="peak memory, each in a process of its own")
     parser.add_argument("--peers", action="store_true", help="pytorch-ood's detectors too; it must be installed")
     parser.add_argument("--shipped", action="store_true", help=f"the detector {SHIPPED} instead of random weights")
-    parser.add_argument("--views", type=int, default=None, help="of the image, with --shipped; by default its own")
+    parser.add_argument("--tta", type=int, default=None, help="test-time augmentation, with --shipped")
     parser.add_argument("--data-dir", default=None, help="where data sets are; KEDGE_DATA by default")
     parser.add_argument("--images", type=int, default=2000, help="at most, of a set, for quality; 0 for all")
     parser.add_argument("--held-out", type=int, default=0, help="at most, to calibrate on; 0 for all")
@@ -82,18 +82,18 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="kedge-bench-") as folder:
         for name in [SHIPPED] if options.shipped else options.networks:
             detector = kedge.load(SHIPPED) if options.shipped else detector_of(name, **NETWORKS[name])
-            prepared, share = None, options.open
+            prepared, share = None, options.full_share
             if options.shipped and (sets := Sets.found(options.data_dir, options.images, options.held_out)):
-                if options.views is not None:
-                    detector = seen_from(detector, options.views, sets.held_out)
+                if options.tta is not None:
+                    detector = with_tta(detector, options.tta, sets.held_out)
                 prepared = prepare_engines(
                     detector, Path(folder), engines=options.engines, training_images=sets.train, held_out=sets.held_out
                 )
                 result["quality"] = quality(prepared, sets.test, sets.ood, report=note)
                 share = measured_share(prepared, result["quality"], sets.test.name, share)
                 print("\n".join(quality_table(result["quality"], sets.test.name)), end="\n\n")
-            if options.views is not None and prepared is None:
-                parser.error("--views needs --shipped and images to calibrate on, in the data folder")
+            if options.tta is not None and prepared is None:
+                parser.error("--tta needs --shipped and images to calibrate on, in the data folder")
             record = measure(
                 detector,
                 name=name,
@@ -194,9 +194,9 @@ class Sets:
         return None
 
 
-def seen_from(detector: kedge.AMP, views: int, held_out: kedge.ImageSet) -> kedge.AMP:
-    """A detector with the same network and anchors and another number of augmented views."""
-    copied = kedge.AMP(detector.net, **detector.config() | {"tta": views})
+def with_tta(detector: kedge.AMP, tta: int, held_out: kedge.ImageSet) -> kedge.AMP:
+    """A detector with the same network and anchors and another test-time augmentation."""
+    copied = kedge.AMP(detector.net, **detector.config() | {"tta": tta})
     copied.preprocess, copied.classes = detector.preprocess, detector.classes
     return copied.calibrate(held_out)
 

@@ -37,7 +37,7 @@ from kedge.detectors import for_inference
 from kedge.files import atomic
 from kedge.provenance import processor, provenance
 from kedge.scoring import RayEngine, plan, score_files
-from kedge.scoring.inputs import Reader
+from kedge.scoring.inputs import openers
 from kedge.scoring.job import BATCH, score_shards
 from kedge.studies.bench import detector_of
 from kedge.threads import use_threads
@@ -111,10 +111,8 @@ def decode(home: Path) -> None:
     """Read, decode and resize every image."""
     preprocess = kedge.load(home / "detector.kedge").preprocess
     assert preprocess is not None
-    reader = Reader()
-    for shard in plan([home / "images"]):
-        for opener in reader.openers(shard):
-            preprocess(opener())
+    for opener in openers(plan([home / "images"])):
+        preprocess(opener())
 
 
 def score(home: Path) -> None:

@@ -1,7 +1,11 @@
 """What every test runs under."""
 
+import math
+
 import pytest
 import torch
+
+from kedge.detectors import training_images
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -14,3 +18,16 @@ def one_thread():
 def seed():
     """Start every test from the same state of torch's generator."""
     torch.manual_seed(0)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def toy_sets_may_overlap():
+    """Let tests fit and calibrate on the same few images; test_leakage.py tests the check itself."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(training_images, "SHARED", math.inf)
+        yield
+
+
+def pytest_configure(config):
+    """Networks of tests take pixels as they are, without a warning each."""
+    config.addinivalue_line("filterwarnings", "ignore::kedge.errors.NormalisationWarning")

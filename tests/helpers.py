@@ -1,8 +1,15 @@
 """Images, sets and networks that tests share. Import from here: ``from helpers import images, labelled, network``."""
 
+import contextlib
 import copy
 import io
-from collections.abc import Sequence
+import os
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -126,7 +133,8 @@ def colors(n: int = 64, classes: int = 3, side: int = 8, seed: int = 0) -> kedge
     pixels = torch.randint(0, 120, (n, 3, side, side), dtype=torch.uint8, generator=generator)
     labels = torch.arange(n) % classes
     pixels[torch.arange(n), labels % 3] += 100
-    return kedge.ImageSet(pixels, labels, name="colors", classes=("red", "green", "blue"))
+    names = ("red", "green", "blue") if classes <= 3 else ()
+    return kedge.ImageSet(pixels, labels, name="colors", classes=names)
 
 
 def same_weights(one: nn.Module, other: nn.Module) -> bool:
@@ -175,3 +183,29 @@ def run_cli(*arguments: Any, columns: int = 160, **env: str) -> Any:
     from kedge.cli import app
 
     return CliRunner(env={"COLUMNS": str(columns)} | env).invoke(app, [str(argument) for argument in arguments])
+
+
+@contextlib.contextmanager
+def service_process(detector: Any, folder: Path, *options: str, files: int = 1024) -> Iterator[Any]:
+    """A process of ``kedge serve`` that may open so many files, its port, and the path of its log."""
+    detector.save(folder / "detector.kedge")
+    command = ["sh", "-c", 'ulimit -n "$0"; exec "$@"', str(files), sys.executable, "-m", "kedge", "serve"]
+    command += [str(folder / "detector.kedge"), "--port", "0", *options]
+    with (folder / "log").open("wb") as log:
+        process = subprocess.Popen(command, stderr=log, env=os.environ | {"OMP_NUM_THREADS": "1"})
+    try:
+        while not (address := re.search(r"http://127.0.0.1:(\d+)\n", (folder / "log").read_text())):
+            assert process.poll() is None, (folder / "log").read_text()
+            time.sleep(0.05)
+        yield process, int(address[1]), folder / "log"
+    finally:
+        process.kill()
+        process.wait(timeout=10)
+
+
+def refused(error: type[Exception], message: str, call: Any, *arguments: Any, **options: Any) -> None:
+    """Check that a call raises an error whose message matches."""
+    import pytest
+
+    with pytest.raises(error, match=message):
+        call(*arguments, **options)

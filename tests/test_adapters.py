@@ -1,5 +1,6 @@
 """kedge's detectors under pytorch-ood's protocol and the other way round; stand-ins follow pytorch-ood 0.4's api.py."""
 
+import copy
 import math
 import sys
 from abc import ABC, abstractmethod
@@ -11,7 +12,7 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 import kedge
-from helpers import flat, images, labelled, network
+from helpers import flat, images, labelled, network, same_weights
 from kedge.adapters import FromPytorchOOD, pytorch_ood
 from kedge.errors import InputError, NotReadyError
 from kedge.pixels import to_unit
@@ -160,6 +161,9 @@ def test_fit_leaves_out_images_with_negative_labels_and_needs_others():
     adapted = pytorch_ood(Seen(network())).fit(DataLoader(TensorDataset(x, y), batch_size=16))
     assert torch.cat([x for x, _ in adapted.detector.seen]).equal(x[y >= 0])
     assert torch.cat([y for _, y in adapted.detector.seen]).equal(y[y >= 0])
+    few = torch.where(torch.arange(40) < 5, y.abs(), -1)  # so that the five anchors are the images with labels
+    amp = pytorch_ood(kedge.AMP(network("anchored"))).fit(DataLoader(TensorDataset(x, few), batch_size=16)).detector
+    assert sorted(amp.net.anchors.flatten(1).sum(dim=1).tolist()) == sorted(x[:5].flatten(1).sum(dim=1).tolist())
     for batches, message in (
         ([(unit(4), -torch.ones(4, dtype=torch.long))], "labels of 0 and above"),
         ([], "labels of 0 and above; it holds none"),
@@ -348,6 +352,24 @@ def test_training_mode_is_no_way_to_score_an_anchored_network():
     with pytest.raises(InputError, match="Dropout puts the anchored network in training mode"):
         anchored.score(images(5))
     assert net.batches_seen == 0
+
+
+def test_a_peer_leaves_the_network_as_it_was():
+    class Careless(Recorder):
+        def fit(self, data_loader):
+            self.predict(unit(8))
+            return super().fit(data_loader)
+
+        def predict(self, x):
+            self.model.train().requires_grad_(False)
+            return -self.model(x).softmax(dim=1).amax(dim=1)
+
+    net = network()
+    before, modes = copy.deepcopy(net), [module.training for module in net.modules()]
+    assert pytorch_ood(Careless(net)).fit(labelled()).score(images(5)).shape == (5,)
+    assert same_weights(net, before)
+    assert [module.training for module in net.modules()] == modes
+    assert all(p.requires_grad for p in net.parameters())
 
 
 def test_a_score_is_one_finite_number_per_image():

@@ -1,7 +1,6 @@
 """Timings measure the same images, in turns, against one unanchored forward pass; no test depends on the speed."""
 
 import copy
-import dataclasses
 import json
 import runpy
 import sys
@@ -22,7 +21,7 @@ from kedge.experimental import EarlyExit
 from kedge.provenance import processor
 from kedge.seeds import seeded
 from kedge.studies import bench
-from kedge.studies.bench.early_exit import EarlyExitEngine, full_share
+from kedge.studies.bench.early_exit import full_share
 from kedge.studies.bench.page import bench_page
 from kedge.studies.bench.plain import Naive, on_pairs, without_anchors
 from kedge.studies.bench.quality import quality
@@ -97,6 +96,8 @@ def test_each_has_a_turn_in_every_round_and_another_one_begins_it():
     assert {name: len(seconds) for name, seconds in times.items()} == {"a": 3, "b": 3, "c": 3}
     with pytest.raises(InputError, match="repeats"):
         in_turns(calls, repeats=0)
+    assert ratios([2, 6, 20], [1, 2, 5]) == Quartiles(median=3, low=2.5, high=3.5)  # turn by turn
+    assert Quartiles.of([4.0]) == Quartiles(4.0, 4.0, 4.0)
 
 
 def test_a_fast_call_is_repeated_until_its_turn_is_filled(monkeypatch):
@@ -106,11 +107,6 @@ def test_a_fast_call_is_repeated_until_its_turn_is_filled(monkeypatch):
     times = in_turns({"fast": lambda: called.append(1)}, repeats=2, least=20)
     assert len(called) == 2 + 2 * 20  # to warm up, and in two turns
     assert times == {"fast": [1, 1]}  # of one call, not of all
-
-
-def test_ratios_are_taken_turn_by_turn():
-    assert ratios([2, 6, 20], [1, 2, 5]) == Quartiles(median=3, low=2.5, high=3.5)
-    assert Quartiles.of([4.0]) == Quartiles(4.0, 4.0, 4.0)
 
 
 # --- engines --------------------------------------------------------------------------------------------------------
@@ -150,17 +146,6 @@ def test_a_detector_with_early_exit_is_measured_with_all_anchors_too_at_the_same
         assert (copied.calibration.alpha, copied.calibration.delta) == (0.2, 0.1)
 
 
-def test_random_images_may_be_too_few_for_the_guarantee(detector, tmp_path):
-    strict = kedge.AMP(copy.deepcopy(detector.net)).fit(noise(20)).calibrate(noise(100, seed=1), alpha=0.01)
-    assert bench.prepare_engines(strict, tmp_path, engines=("early-exit",)).left_out == {}  # and nothing warns
-
-
-def test_exported_engines_run_at_the_given_batch(prepared, monkeypatch):
-    monkeypatch.setattr(bench.engines, "OnnxDetector", lambda *_, **__: lambda images, batch_size=16: batch_size)
-    run = dataclasses.replace(prepared, engines=("onnxruntime-fp32",)).start("onnxruntime-fp32")
-    assert run(noise(40)) == 40
-
-
 def test_a_method_without_anchors_leaves_out_what_is_about_them(tmp_path):
     images = noise_images(60, (3, 16, 16))
     detector = kedge.Energy(kedge.models.build("compact", width=4)).fit(images).calibrate(images)
@@ -169,16 +154,6 @@ def test_a_method_without_anchors_leaves_out_what_is_about_them(tmp_path):
     assert "AMP" in result.left_out["early-exit"]
     rows = bench.time_inference(result, 2, repeats=1, least=0)
     assert [row["engine"] for row in rows] == ["unanchored", "kedge", "folded"] == list(result.engines)
-
-
-def test_networks_for_imagenet_see_images_of_its_size(monkeypatch):
-    def refuse(n, shape, seed):
-        raise RuntimeError(f"images of {shape}")  # before anything is computed
-
-    monkeypatch.setattr(bench.subjects, "noise_images", refuse)
-    for network, side, expected in (("resnet18", None, 224), ("resnet18-cifar", None, 32), ("compact", 16, 16)):
-        with pytest.raises(RuntimeError, match=rf"images of \(3, {expected}, {expected}\)"):
-            bench.detector_of(network, side=side)
 
 
 def test_errors_name_the_reason(detector, prepared, tmp_path):
@@ -239,7 +214,7 @@ def test_exported_engines_are_measured_and_compared(detector, tmp_path):
 # --- records --------------------------------------------------------------------------------------------------------
 
 
-def test_a_record_has_a_row_for_each_engine_and_batch(record):
+def test_a_record_has_a_row_for_each_engine_and_batch_and_compares_with_another(record):
     assert [(row["engine"], row["batch"]) for row in record["inference"]] == [(e, b) for b in (1, 4) for e in FEW]
     for row in record["inference"]:
         assert row["images_per_second"] > 0
@@ -248,12 +223,16 @@ def test_a_record_has_a_row_for_each_engine_and_batch(record):
     assert record["network"]["spec"]["arguments"]["width"] == 4
     assert record["passes"] == 5
     assert json.loads(json.dumps(record)) == record
-
-
-def test_the_progress_is_no_more_than_was_announced(detector, prepared):
-    steps, options = [], {"batches": [2], "repeats": 2, "training": 1}
-    bench.measure(detector, name="a", least=0, prepared=prepared, training_batch=8, report=steps.append, **options)
-    assert len(FEW) * 2 + 2 == len(steps) <= bench.progress_steps(**options)
+    then = copy.deepcopy(record)
+    then["inference"] = [row for row in then["inference"] if row["batch"] == 4]
+    for row in then["inference"]:
+        row |= {"images_per_second": row["images_per_second"] / 2, "ratio": row["ratio"] * 4}
+    changes = bench.compare_records(record, then)
+    assert set(changes) == {(engine, 4) for engine in FEW}
+    assert all(change == pytest.approx((2, 0.25)) for change in changes.values())
+    for wrong in ([], {}, {"kedge bench": 99, "inference": []}, {"kedge bench": 2, "inference": [{}]}):
+        with pytest.raises(FileFormatError, match=r"old\.json must be a bench.json"):
+            bench.check_record(wrong, "old.json")
 
 
 def test_a_row_has_the_share_of_images_that_took_all_anchors(prepared):
@@ -264,16 +243,6 @@ def test_a_row_has_the_share_of_images_that_took_all_anchors(prepared):
         assert "full_share" not in rows[0]
     assert shares == {1: 3 / 10, 3: 6 / 12, 16: 3 / 16}  # of whole images, in whole batches
     assert [full_share(*passes) for passes in ((2.0, 5), (3.5, 5), (5.0, 5), (2.0, 2))] == [0, 0.5, 1, 0]
-
-
-def test_the_memory_of_early_exit_is_measured_with_the_given_share(prepared, monkeypatch):
-    calls = []
-    monkeypatch.setattr(
-        EarlyExitEngine, "set_full_share", lambda run, images, share: calls.append((len(images), share))
-    )
-    monkeypatch.setattr(bench.memory, "CLEAR", prepared.folder / "clear_refs")
-    bench.memory.added(str(prepared.folder), [3, 32, 32], "early-exit", 4, torch.get_num_threads(), 0.3)
-    assert calls == [(12, 0.3)]
 
 
 def test_memory_that_cannot_be_measured_is_an_error_before_anything_is_measured(detector, tmp_path, monkeypatch):
@@ -307,24 +276,6 @@ def test_every_measured_cycle_has_a_step_with_corrupted_anchors():
     data = kedge.ImageSet(noise_images(40, (3, 8, 8)), torch.arange(40) % 2)  # two steps an epoch
     training_steps(net, data, batch=16, repeats=2)
     assert corrupted == [16, 16, 16]  # one of five steps, in the cycle that warms up and in both that are measured
-
-
-def test_records_are_compared_where_both_have_a_row(record):
-    then = copy.deepcopy(record)
-    then["inference"] = [
-        row | {"images_per_second": row["images_per_second"] / 2, "ratio": row["ratio"] * 4}
-        for row in then["inference"]
-        if row["batch"] == 4
-    ]
-    changes = bench.compare_records(record, then)
-    assert set(changes) == {(engine, 4) for engine in FEW}
-    assert all(change == pytest.approx((2, 0.25)) for change in changes.values())
-
-
-@pytest.mark.parametrize("wrong", [[], {}, {"kedge bench": 99, "inference": []}, {"kedge bench": 2, "inference": [{}]}])
-def test_other_contents_are_no_record(wrong):
-    with pytest.raises(FileFormatError, match=r"old\.json must be a bench.json"):
-        bench.check_record(wrong, "old.json")
 
 
 def test_the_page_shows_every_row_and_what_changed(record):
@@ -368,30 +319,22 @@ def quick(monkeypatch):
     monkeypatch.setattr(command, "measure", partial(bench.measure, least=0))
 
 
-def test_the_command_writes_a_record_and_a_page_and_compares_with_the_one_before(quick, tmp_path):
-    arguments = ["bench", "compact", "--width", 4, "--batch", 2, "--repeats", 1, "--training", 0]
-    arguments += ["--engine", "kedge", "--engine", "folded"]
-    first = run_cli(*arguments, "-o", tmp_path / "a")
+def test_the_command_writes_a_record_and_a_page_and_compares_with_the_one_before(quick, detector, tmp_path):
+    options = ["--batch", 2, "--repeats", 1, "--engine", "kedge", "--engine", "folded"]
+    first = run_cli("bench", "compact", "--width", 4, *options, "--training", 0, "-o", tmp_path / "a")
     assert first.exit_code == 0, first.output
     assert "kedge, norms folded" in first.output
     assert "compact at 32 x 32" in first.output
     old = tmp_path / "a" / "bench.json"
     assert [row["engine"] for row in json.loads(old.read_text())["inference"]] == ["unanchored", "kedge", "folded"]
     check((tmp_path / "a" / "bench.html").read_text())
-    second = run_cli(*arguments, "-o", tmp_path / "b", "--against", old, "--json")
-    assert second.exit_code == 0, second.output
-    assert json.loads(second.stdout)["name"] == "compact"
-    assert "now / then" in (tmp_path / "b" / "bench.html").read_text()
-
-
-def test_the_command_takes_a_detector_s_file(quick, detector, tmp_path):
     detector.save(tmp_path / "own.kedge")
-    options = ["--batch", 2, "--repeats", 1, "--training", 1, "--engine", "folded", "-o", tmp_path, "--json"]
-    done = run_cli("bench", tmp_path / "own.kedge", *options)
-    assert done.exit_code == 0, done.output
-    record = json.loads(done.stdout)
-    assert record["name"] == "own"
-    assert record["training"]["ratio"]["median"] > 0
+    more = ["--training", 1, "-o", tmp_path / "b", "--against", old, "--json"]
+    second = run_cli("bench", tmp_path / "own.kedge", *options, *more)
+    assert second.exit_code == 0, second.output
+    record = json.loads(second.stdout)
+    assert (record["name"], record["training"]["ratio"]["median"] > 0) == ("own", True)
+    assert "now / then" in (tmp_path / "b" / "bench.html").read_text()
 
 
 @pytest.mark.parametrize(
@@ -410,17 +353,13 @@ def test_a_wrong_argument_of_the_command_is_an_error(arguments, message):
         raise failed.exception
 
 
-def test_the_script_looks_for_its_peers_before_it_measures(monkeypatch):
+def test_the_script_prints_its_tables(record, prepared, monkeypatch):
     script = runpy.run_path(str(SCRIPT))
     monkeypatch.setitem(script["main"].__globals__, "measure", lambda *_, **__: pytest.fail("measured first"))
     monkeypatch.setitem(sys.modules, "pytorch_ood", None)
     monkeypatch.setattr(sys, "argv", ["inference.py", "--peers", "--quick"])
     with pytest.raises(SystemExit, match="--peers needs pytorch-ood"):
         script["main"]()
-
-
-def test_the_script_prints_its_tables(record, prepared):
-    script = runpy.run_path(str(SCRIPT))
     lines = list(script["time_table"](record | {"left_out": {"openvino-fp32": "it is missing"}}))
     assert lines[0].startswith("tiny at 32 x 32 (Compact of width 4), 5 anchors")
     assert sum("kedge, norms folded" in line for line in lines) == 4
@@ -435,6 +374,6 @@ def test_the_script_prints_its_tables(record, prepared):
     assert measured_share(prepared, result, "noise", 0.2) == pytest.approx((passes - 2) / 3, abs=1e-6)
     assert measured_share(prepared, {"early-exit": {"passes": {"noise": 2.0}}}, "noise", 0.2) == 0.0
     assert measured_share(prepared, {}, "noise", 0.2) == 0.2
-    assert script["seen_from"](kedge.load(prepared.folder / "detector.kedge"), 2, test).tta == 2
+    assert script["with_tta"](kedge.load(prepared.folder / "detector.kedge"), 2, test).tta == 2
     assert len(script["some"](test, 7)) == 7
     assert np.array_equal(script["some"](test, 0).images, test.images)

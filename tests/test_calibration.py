@@ -109,18 +109,7 @@ def test_with_delta_the_guarantee_holds_for_a_share_1_minus_delta_of_calibration
     assert np.mean(one_more <= 0.05) < 1 - delta  # the next rank would break it
 
 
-def test_without_delta_many_single_calibration_sets_miss():
-    """Why ``delta`` exists: nearly every second set breaks what holds on average."""
-    kept = np.mean([1 - threshold(row, 0.05) <= 0.05 for row in uniform(1000, 300, seed=1)])
-    assert 0.4 < kept < 0.65
-
-
 # The counts.
-
-
-def test_allowed_reads_alpha_as_the_decimal_it_is():
-    assert [allowed(n, 0.05) for n in (1, 18, 19, 38, 39, 999)] == [0, 0, 1, 1, 2, 50]
-    assert [allowed(9, alpha) for alpha in (0.1, 0.2, 0.3, 0.4, 0.9)] == [1, 2, 3, 4, 9]  # 0.3 * 10 as a float is less
 
 
 @given(n=st.integers(1, 10**6), thousandths=st.integers(1, 999))
@@ -167,15 +156,14 @@ def test_too_few_scores_flag_nothing_and_the_warning_names_how_many_are_needed(a
     assert is_ood(enough, torch.tensor([1.0]), alpha, delta).all()
 
 
-@pytest.mark.parametrize(("alpha", "delta"), [(0.05, None), (0.01, None), (0.05, 0.05)])
-def test_of_halved_images_the_warning_names_how_many_to_split(alpha, delta):
+def test_of_halved_images_the_warning_names_how_many_to_split():
     """A random half of that many holds as many as the threshold needs in 99 of 100 cases, and of fewer in less."""
-    with pytest.warns(KedgeWarning, match="about half of which the method learns from") as caught:
-        threshold(torch.zeros(1), alpha, delta, halved=True)
-    needed = int(str(caught[0].message).split("at least ")[1].split()[0])
-    fewest = next(n for n in range(1, 1000) if allowed(n, alpha, delta))
-    assert binom.sf(fewest - 1, needed, 0.5) >= 0.99
-    assert binom.sf(fewest - 1, needed - 4, 0.5) < 0.99
+    for alpha, delta in ((0.05, None), (0.01, None), (0.05, 0.05)):
+        with pytest.warns(KedgeWarning, match="about half of which the method learns from") as caught:
+            threshold(torch.zeros(1), alpha, delta, halved=True)
+        needed = int(str(caught[0].message).split("at least ")[1].split()[0])
+        fewest = next(n for n in range(1, 1000) if allowed(n, alpha, delta))
+        assert binom.sf(fewest - 1, needed, 0.5) >= 0.99 > binom.sf(fewest - 1, needed - 4, 0.5)
 
 
 @given(alpha=st.integers(1, 999).map(lambda i: i / 1000), delta=st.none() | shares)
@@ -227,13 +215,6 @@ def loss(logits, labels, temperature):
     return -rows[np.arange(len(rows)), labels.numpy()].mean()
 
 
-@pytest.mark.parametrize("temperature", [0.4, 1.0, 2.5])
-def test_the_temperature_that_labels_were_drawn_at_is_recovered(temperature):
-    logits = 3 * torch.randn(5_000, 10, generator=torch.Generator().manual_seed(0))
-    labels = drawn_from(logits, temperature, seed=1)
-    assert fit_temperature(logits, labels) == pytest.approx(temperature, rel=0.05)
-
-
 @pytest.mark.parametrize("seed", range(5))
 def test_the_temperature_minimises_the_likelihood_loss(seed):
     logits = 5 * torch.randn(300, 4, generator=torch.Generator().manual_seed(seed))
@@ -242,14 +223,6 @@ def test_the_temperature_minimises_the_likelihood_loss(seed):
         lambda log_t: loss(logits, labels, math.exp(log_t)), bounds=(-5, 5), method="bounded", options={"xatol": 1e-9}
     )
     assert fit_temperature(logits, labels) == pytest.approx(math.exp(best.x), rel=1e-5)
-
-
-def test_a_shift_of_the_logits_changes_nothing_and_a_factor_scales_the_temperature():
-    logits = torch.randn(500, 5, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
-    labels = drawn_from(logits, 0.7, seed=3)
-    fitted = fit_temperature(logits, labels)
-    assert fit_temperature(logits + torch.arange(500)[:, None], labels) == pytest.approx(fitted, rel=1e-9)
-    assert fit_temperature(10 * logits, labels) == pytest.approx(10 * fitted, rel=1e-9)
 
 
 def test_without_an_optimum_inside_the_ends_are_returned():

@@ -1,7 +1,7 @@
 """Classifier: images in [0, 1] go in, logits come out, and the normalisation is part of the network."""
 
 import copy
-from concurrent.futures import ThreadPoolExecutor
+import warnings
 from types import SimpleNamespace
 
 import pytest
@@ -11,7 +11,8 @@ from torch import nn
 import helpers
 import kedge
 from kedge import Classifier
-from kedge.errors import InputError
+from kedge.errors import InputError, NormalisationWarning
+from kedge.models import build
 from kedge.models.classifier import evaluating, logits_of
 from kedge.pixels import to_unit
 
@@ -183,15 +184,20 @@ def test_evaluating_switches_every_module_and_puts_each_back_as_it_was():
     assert modes(mostly_evaluating) == [False, False, True]
 
 
-def test_threads_that_evaluate_at_once_leave_the_modes_as_they_were():
-    network = mixed()
-    before = modes(network)
+@pytest.mark.parametrize("method", [kedge.MSP, kedge.KNN, lambda net: kedge.DeepEnsemble([net])])
+def test_a_network_without_a_known_normalisation_is_a_warning(method):
+    def net(*first):
+        return nn.Sequential(*first, nn.Conv2d(3, 4, 3), nn.Flatten(), nn.Linear(48, 3))
 
-    def work(_):
-        with evaluating(network):
-            network(torch.rand(8, 3))
-            return any(modes(network))
+    class Normalize(nn.Identity):
+        pass
 
-    with ThreadPoolExecutor(4) as pool:
-        assert not any(pool.map(work, range(200)))
-    assert modes(network) == before
+    with pytest.warns(NormalisationWarning, match=r"kedge\.Classifier\(net, mean=\.\.\., std="):
+        method(net()).fit(images())
+    vectors = nn.Sequential(nn.Flatten(), nn.Linear(6, 3))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for known in (Classifier(net()), Classifier(net(), mean=0.5), net(nn.BatchNorm2d(3)), net(Normalize())):
+            method(known).fit(images())
+        method(build("compact", width=4)).fit(helpers.images())
+        method(vectors).fit(torch.rand(9, 6))

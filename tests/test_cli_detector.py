@@ -3,6 +3,7 @@
 import json
 import re
 
+import click
 import numpy as np
 import pytest
 import torch
@@ -38,23 +39,23 @@ def folder(tmp_path_factory):
 
 
 def test_info_tells_what_a_detector_is(folder):
-    told = json.loads(run("info", folder / "amp.kedge", "--json").output)
+    facts = json.loads(run("info", folder / "amp.kedge", "--json").output)
     detector = kedge.load(folder / "amp.kedge")
-    assert told["method"] == "amp"
-    assert (told["network"], told["anchors"], told["input"]) == ("compact", 4, "3 x 10 x 10")
-    assert told["classes"] == ["ant", "bee", "cow"]
-    assert (told["alpha"], told["calibration_images"]) == (0.1, 60)
-    assert told["threshold"] == detector.calibration.threshold
-    assert (told["trained_on"], told["training_images"], told["epochs"], told["seed"]) == ("greys", 60, 1, 5)
-    assert told["bytes"] == (folder / "amp.kedge").stat().st_size
+    assert facts["method"] == "amp"
+    assert (facts["network"], facts["anchors"], facts["input"]) == ("compact", 4, "3 x 10 x 10")
+    assert facts["classes"] == ["ant", "bee", "cow"]
+    assert (facts["alpha"], facts["calibration_images"]) == (0.1, 60)
+    assert facts["threshold"] == detector.calibration.threshold
+    assert (facts["trained_on"], facts["training_images"], facts["epochs"], facts["seed"]) == ("greys", 60, 1, 5)
+    assert facts["bytes"] == (folder / "amp.kedge").stat().st_size
     plain = json.loads(run("info", folder / "msp.kedge", "--json").output)
     assert (plain["method"], plain["anchors"], plain["epochs"]) == ("msp", None, None)
 
 
 def test_info_is_readable_too(folder):
-    said = run("info", folder / "amp.kedge").output
-    assert re.search(r"method\s+amp", said)
-    assert re.search(r"classes\s+ant, bee, cow", said)
+    text = run("info", folder / "amp.kedge").output
+    assert re.search(r"method\s+amp", text)
+    assert re.search(r"classes\s+ant, bee, cow", text)
 
 
 def test_what_a_file_says_is_text_and_no_markup(folder, tmp_path):
@@ -82,8 +83,8 @@ def test_a_path_is_text_and_no_markup(folder, tmp_path):
 def test_info_needs_no_network_that_is_not_kedge_s_own(tmp_path):
     images = torch.rand(30, 3, 4, 4)
     kedge.MSP(torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(48, 2))).fit(images).save(tmp_path / "a.kedge")
-    told = json.loads(run("info", tmp_path / "a.kedge", "--json").output)
-    assert (told["network"], told["threshold"]) == ("Sequential", None)
+    facts = json.loads(run("info", tmp_path / "a.kedge", "--json").output)
+    assert (facts["network"], facts["threshold"]) == ("Sequential", None)
 
 
 def test_info_of_another_file_is_an_error_that_says_so(tmp_path):
@@ -103,11 +104,11 @@ def test_calibrate_sets_the_threshold_anew(folder, tmp_path):
     fresh = kedge.ImageSet.from_arrays(greys(100, 2), np.arange(60) % 3)
     assert after.calibration.threshold == before.calibrate(fresh, alpha=0.2).calibration.threshold
     assert kedge.load(folder / "amp.kedge").calibration.alpha == 0.1  # the first file is as it was
-    said = json.loads(
+    text = json.loads(
         run("calibrate", tmp_path / "b", f"npz:{folder / 'fresh.npz'}", "--alpha", "0.2", "--json").stdout
     )
     expected = {"file": str(tmp_path / "b"), "threshold": after.calibration.threshold, "images": 60}
-    assert said == expected | {"alpha": 0.2, "delta": None}
+    assert text == expected | {"alpha": 0.2, "delta": None}
 
 
 def test_evaluate_prints_what_the_function_gives(folder, tmp_path):
@@ -116,11 +117,11 @@ def test_evaluate_prints_what_the_function_gives(folder, tmp_path):
     options = ["--controls", "--resamples", 20, "--json", "--report", tmp_path / "report.html"]
     done = run("evaluate", *files, *sets, *options)
     assert done.exit_code == 0, done.output
-    told = json.loads(done.stdout)
-    assert list(told["results"]) == ["amp", "amp, tau permuted", "msp"]
+    facts = json.loads(done.stdout)
+    assert list(facts["results"]) == ["amp", "amp, tau permuted", "msp"]
     test, bright = (kedge.data.load_dataset(f"npz:{folder / name}") for name in ("test.npz", "bright.npz"))
     again = kedge.evaluate({"msp": kedge.load(folder / "msp.kedge")}, test, [bright], resamples=20)
-    assert told["results"]["msp"]["metrics"] == json.loads(json.dumps(again.as_dict()))["results"]["msp"]["metrics"]
+    assert facts["results"]["msp"]["metrics"] == json.loads(json.dumps(again.as_dict()))["results"]["msp"]["metrics"]
     check((tmp_path / "report.html").read_text())
 
 
@@ -129,6 +130,20 @@ def test_evaluate_refuses_images_that_a_detector_was_calibrated_on(folder):
     done = run("evaluate", folder / "msp.kedge", *sets)
     assert isinstance(done.exception, InputError)
     assert "calibration image" in str(done.exception)
+    with pytest.raises(InputError, match="files must be different detectors"):
+        raise run("evaluate", folder / "msp.kedge", folder / "msp.kedge", *sets).exception
+
+
+@pytest.mark.parametrize("label", [1000, 2**40])
+def test_evaluate_refuses_classes_that_are_not_the_detector_s(folder, tmp_path, label):
+    labels = np.arange(20) % 3
+    labels[3] = label
+    np.savez(tmp_path / "test.npz", x=greys(100, 3, 20), y=labels)
+    sets = ["--test", f"npz:{tmp_path / 'test.npz'}", "--ood", f"npz:{folder / 'bright.npz'}"]
+    with pytest.raises(
+        InputError, match=f"^--test must show the classes of 'msp', .* ant, bee, cow; 'test' has {label}"
+    ):
+        raise run("evaluate", folder / "msp.kedge", *sets).exception
 
 
 def test_sets_of_one_name_are_called_by_their_paths(folder, tmp_path):
@@ -146,11 +161,12 @@ def test_sets_of_one_name_are_called_by_their_paths(folder, tmp_path):
 @pytest.mark.parametrize(("columns", "tables"), [("80", 2), ("160", 1)])
 def test_evaluate_shows_all_metrics_in_a_narrow_terminal_too(folder, columns, tables):
     sets = ["--test", f"npz:{folder / 'test.npz'}", "--ood", f"npz:{folder / 'bright.npz'}", "--resamples", "0"]
-    done = run("evaluate", folder / "msp.kedge", *sets, columns=columns)
+    done = run("evaluate", folder / "msp.kedge", *sets, columns=columns, TTY_COMPATIBLE="1")
     assert done.exit_code == 0, done.output
-    assert "…" not in done.output
-    assert done.output.count("method") == tables
-    assert all(re.search(rf"\b{head} [↑↓]", done.output) for head in ("Accuracy", "AUROC", "FPR95", "ECE", "AURC"))
+    shown = click.unstyle(done.output)
+    assert "…" not in shown
+    assert shown.count("method") == tables
+    assert all(re.search(rf"\b{head} [↑↓]", shown) for head in ("Accuracy", "AUROC", "FPR95", "ECE", "AURC"))
 
 
 def test_warnings_are_told_in_a_line(folder, tmp_path):

@@ -1,15 +1,19 @@
 """``kedge watch``: an alarm where the scores have moved, none where they have not, and a page that shows it."""
 
 import json
+import math
 
 import numpy as np
+import pyarrow.parquet
 import pytest
-import torch
 
 import kedge
-from helpers import run_cli
+from helpers import images, labelled, network, picture, run_cli
+from kedge.drift import scores_of
 from kedge.errors import FileFormatError, InputError, NotReadyError
-from kedge.scoring.rows import COLUMNS
+from kedge.io.artifact import read_header
+from kedge.scoring import read_rows, score_files
+from kedge.scoring.rows import COLUMNS, OLD_COLUMNS
 from test_report import check
 
 HEAD = (",".join(COLUMNS) + "\n").encode()
@@ -19,10 +23,9 @@ HEAD = (",".join(COLUMNS) + "\n").encode()
 def folder(tmp_path_factory):
     """A detector, a stream of scores like those of its calibration, and one that moves after 300 images."""
     home = tmp_path_factory.mktemp("watch")
-    images = torch.rand(400, 3, 16, 16, generator=torch.Generator().manual_seed(0))
-    detector = kedge.MSP(kedge.models.build("compact", width=4, classes=3)).fit(images[:10])
+    detector = kedge.MSP(network(classes=3)).fit(labelled(9, classes=3, side=16))
     detector.save(home / "uncalibrated.kedge")
-    detector.calibrate(images).save(home / "msp.kedge")
+    detector.calibrate(images(400, side=16, seed=1)).save(home / "msp.kedge")
     calibrated = detector.calibration.scores.numpy()
     same = np.random.default_rng(1).choice(calibrated, 600)
     first, second = same[:300], same[300:] + 2 * calibrated.std()
@@ -51,7 +54,7 @@ def watched(folder, *arguments):
     return json.loads(done.stdout)
 
 
-def test_a_stream_that_moves_raises_both_alarms_after_it_moved(folder):
+def test_a_stream_that_moves_raises_both_alarms_after_it_moved_and_one_that_stays_raises_none(folder, tmp_path):
     result = watched(folder, folder / "moved.jsonl")
     assert (result["images"], result["drift"]) == (600, True)
     assert 300 <= result["martingale_since"] < 400
@@ -59,52 +62,46 @@ def test_a_stream_that_moves_raises_both_alarms_after_it_moved(folder):
     check((folder / "moved-drift.html").read_text())
     assert watched(folder, folder / "first.jsonl", folder / "second.jsonl") == result  # one stream in that order
     assert (folder / "second-drift.html").exists()
-
-
-def test_a_stream_that_stays_raises_none(folder, tmp_path):
     result = watched(folder, folder / "same.jsonl", "--out", tmp_path / "page.html")
     assert (result["drift"], result["martingale_since"], result["window_since"]) == (False, None, None)
     page = (tmp_path / "page.html").read_text()
     check(page)
     assert "No drift" in page
-
-
-def test_fail_on_drift_sets_the_exit_code(folder):
     for name, code in (("same", 0), ("moved", 4)):
         assert watch(folder, folder / f"{name}.jsonl", "--fail-on-drift").exit_code == code
 
 
-def test_rows_with_an_error_are_left_out(folder, tmp_path):
+def test_rows_with_an_error_are_left_out_and_names_without_a_suffix_need_a_format(folder, tmp_path):
     write(tmp_path / "rows.jsonl", [0.1, 0.2], errors=["a", "b"])
     assert watched(folder, tmp_path / "rows.jsonl")["images"] == 2
     write(tmp_path / "none.jsonl", [], errors=["a"])
     with pytest.raises(InputError, match="rows must hold at least one score"):
         raise watch(folder, tmp_path / "none.jsonl").exception
-
-
-def test_rows_whose_name_has_no_suffix_need_a_format(folder, tmp_path):
-    (tmp_path / "rows").write_bytes((folder / "same.jsonl").read_bytes())
+    rows = (tmp_path / "rows.jsonl").rename(tmp_path / "rows\x1b[2J")
     with pytest.raises(InputError, match=r"format must be one of .*: name it with --format"):
-        raise watch(folder, tmp_path / "rows").exception
-    assert watched(folder, tmp_path / "rows", "--format", "jsonl")["images"] == 600
+        raise watch(folder, rows).exception
+    done = watch(folder, rows, "--format", "jsonl")
+    assert "rows\\x1b[2J-drift.html" in done.output  # what a terminal would obey is printed as an escape
 
 
 @pytest.mark.parametrize(
     ("name", "content", "error", "words"),
     [
-        ("none.csv", None, InputError, r"rows must be a file that can be read; .*none\.csv cannot: No such file"),
-        ("none.parquet", None, InputError, r"rows must be a file that can be read; .*none\.parquet cannot"),
-        ("other.csv", b"a,b\n1,2\n", FileFormatError, r"other\.csv must be csv as kedge score .*: the column name is"),
+        ("none.csv", None, InputError, r"none\.csv cannot be read: No such file"),
+        ("other.csv", b"a,b\n1,2\n", FileFormatError, r"other\.csv cannot be read as csv .*: the column name is"),
         ("empty.csv", b"", FileFormatError, "the column name is missing"),
         ("bad.csv", HEAD + b"a.png,0,cat,much,1,1,1,True,\n", FileFormatError, "could not convert string to float"),
-        ("bad.jsonl", b'{"name": "a.png"\n', FileFormatError, r"bad\.jsonl must be jsonl as kedge score writes it"),
+        ("bad.jsonl", b'{"name": "a.png"\n', FileFormatError, r"bad\.jsonl cannot be read as jsonl"),
         ("list.jsonl", b"[1, 2]\n", FileFormatError, "the column name is missing"),
         ("other.jsonl", b'{"name": "a.png"}\n', FileFormatError, "the column label is missing"),
         ("text.jsonl", line(score="much"), FileFormatError, "score must be of type float, got 'much'"),
         ("flag.jsonl", line(score=True), FileFormatError, "score must be of type float, got True"),
         ("empty.jsonl", line(score=None), FileFormatError, r"the row of a\.png has neither a score nor an error"),
         ("bytes.jsonl", b"\xff\xfe", FileFormatError, "can't decode"),
-        ("bad.parquet", b"no parquet", FileFormatError, r"bad\.parquet must be parquet as kedge score writes it"),
+        ("digits.jsonl", line(score=10**400), FileFormatError, r"digits\.jsonl cannot .*: int too large"),
+        ("deep.jsonl", b"[" * 100_000, FileFormatError, r"deep\.jsonl cannot .*: maximum recursion"),
+        ("nan.jsonl", line(score=math.nan), InputError, "scores must be finite"),
+        ("bad.parquet", b"no parquet", FileFormatError, r"bad\.parquet cannot be read as parquet"),
     ],
 )
 def test_files_that_are_no_rows_are_an_error_in_a_line(folder, tmp_path, name, content, error, words):
@@ -112,6 +109,42 @@ def test_files_that_are_no_rows_are_an_error_in_a_line(folder, tmp_path, name, c
         (tmp_path / name).write_bytes(content)
     with pytest.raises(error, match=words):
         raise watch(folder, tmp_path / name).exception
+
+
+def test_values_of_another_type_in_a_parquet_file_are_an_error_in_a_line(folder, tmp_path):
+    row = dict.fromkeys(COLUMNS, "much") | {"error": None}
+    old = dict.fromkeys(OLD_COLUMNS) | {"path": "a.png", "label": 7.5, "score": "much"}
+    for wrong in (row, old, old | {"label": 7, "score": 1.0, "path": 3}, row | {"score": [1.0]}, old | {"score": b"1"}):
+        pyarrow.parquet.write_table(pyarrow.Table.from_pylist([wrong]), tmp_path / "rows.parquet")
+        with pytest.raises(FileFormatError, match=r"rows\.parquet cannot be read as parquet .* must be of type"):
+            raise watch(folder, tmp_path / "rows.parquet").exception
+
+
+def test_rows_of_another_detector_are_refused(folder, tmp_path):
+    identity, other = read_header(folder / "msp.kedge")["sha256"], read_header(folder / "uncalibrated.kedge")["sha256"]
+    file = tmp_path / "rows.jsonl"
+    for values, accepted in (
+        ({"detector": identity, "class": "cat"}, True),
+        ({"detector": other}, False),
+        ({"label": 1, "class": "bee"}, True),  # older rows have the class alone
+        ({"class": "bee"}, True),
+        ({"label": 1, "class": "dog"}, False),
+    ):
+        file.write_bytes(line(score=1.0, detector=identity) + b"\n" + line(score=2.0, **values))
+        if not accepted:
+            with pytest.raises(InputError, match=r"rows must be of .*msp\.kedge, .*a\.png has .*--any-detector"):
+                raise watch(folder, file).exception
+            assert not (tmp_path / "rows-drift.html").exists()
+        assert watched(folder, file, *([] if accepted else ["--any-detector"]))["images"] == 2
+        (tmp_path / "rows-drift.html").unlink()
+    assert scores_of(read_rows(file), folder / "msp.kedge", any_detector=True).tolist() == [1, 2]
+    for number in range(3):
+        picture(number).save(tmp_path / f"{number}.png")
+    score_files(folder / "msp.kedge", [str(tmp_path)], tmp_path / "a.csv")
+    assert watched(folder, tmp_path / "a.csv")["images"] == 3
+    kedge.load(folder / "msp.kedge").calibrate(images(50, side=16, seed=2)).save(tmp_path / "anew.kedge")
+    with pytest.raises(InputError, match="rows must be of"):
+        raise watch(tmp_path, tmp_path / "a.csv", detector="anew").exception
 
 
 def test_an_uncalibrated_detector_is_an_error(folder):

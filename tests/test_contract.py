@@ -7,8 +7,10 @@ formula against an oracle, its options and their errors.
 import copy
 import functools
 import math
+import sys
 from concurrent.futures import ThreadPoolExecutor
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -42,6 +44,8 @@ PREPARED = [name for name, method in METHODS.items() if hasattr(method, "prepare
 CASES = [(name, "unanchored") for name in METHODS if name not in NEED_ANCHORS]
 CASES += [(name, "anchored") for name in METHODS if name not in PREPARED]
 CASES += [(case, "anchored" if name in NEED_ANCHORS else "unanchored") for case, (name, _) in OPTIONS.items()]
+SVI = ("svi", "svi_avuc")  # a draw of their weights is in the network that they share
+LOGITS_AS_THEY_ARE = ("mahalanobis", "mahalanobis, moved", "odin", "react", "vim", "knn", "gram", "temperature_scaling")
 every_detector = pytest.mark.parametrize(("name", "kind"), CASES)
 
 
@@ -257,11 +261,47 @@ def test_a_call_changes_nothing(name, kind):
 
 @every_detector
 def test_several_threads_get_what_one_gets(name, kind):
-    detector = ready(name, kind)
+    """On a network in training mode, that another detector shares."""
+    detector = copy.deepcopy(ready(name, kind))
+    members = detector.net.members if name == "ensemble" else [detector.net]
+    others = [] if name in SVI else [kedge.MSP(member.network).fit(images()) for member in members]
+    if kind == "anchored":
+        others = [kedge.MSP(member).fit(images()) for member in members]
+    for other in others:
+        other.calibrate(images(80, seed=1))
     parts = [images(5, seed=seed) for seed in range(10, 18)]
-    expected = [detector(part) for part in parts]
-    with ThreadPoolExecutor(4) as pool:
-        assert all(map(same, pool.map(detector, parts), expected))
+    calls = [(each, part) for part in parts for each in (detector, *others)]
+    expected = [each(part) for each, part in calls]
+    detector.net.train()
+    before = everything(detector)
+    with ThreadPoolExecutor(8) as pool:
+        results = pool.map(lambda call: call[0](call[1]), calls)
+        assert all(map(same, results, expected))
+    assert all(torch.equal(value, before[key]) for key, value in everything(detector).items())
+    assert all(module.training for module in detector.net.modules())
+
+
+@pytest.mark.parametrize("name", ["energy", "knn", "mc_dropout", "ensemble", "amp"])
+def test_eight_threads_of_a_hundred_calls_equal_one_thread(name, monkeypatch):
+    """With detectors of the same bare network, loaded afresh, so that the first passes are among the calls."""
+    net = nn.Sequential(
+        nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.Dropout(0.3), nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(16, 3)
+    )
+    net = kedge.anchor(net, init="fresh") if name == "amp" else net
+    first = METHODS[name]([net, net] if name == "ensemble" else net).fit(images())
+    detectors, x = [first, kedge.Energy(net).fit(images())], images(4, seed=2)
+    expected = [copy.deepcopy(each).score(x) for each in detectors]
+    before = copy.deepcopy(net.train().state_dict())
+    switch = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    try:
+        with ThreadPoolExecutor(8) as pool:
+            scores = pool.map(lambda call: detectors[call % 2].score(x), range(800))
+            assert all(torch.equal(score, expected[call % 2]) for call, score in enumerate(scores))
+    finally:
+        sys.setswitchinterval(switch)
+    assert all(torch.equal(value, before[key]) for key, value in net.state_dict().items())
+    assert all(module.training for module in net.modules())
 
 
 # Errors.
@@ -276,14 +316,17 @@ def test_a_step_that_was_skipped_is_named(name, kind, tmp_path):
     with pytest.raises(NotReadyError, match="fit"):
         detector.save(tmp_path / "nowhere.kedge")
     detector.fit(images())
-    with pytest.raises(NotReadyError, match=r"calibrate\(held_out\)"):
-        detector(images(4))
+    for early in (detector, *([detector.score] if detector.learns_held_out and name != "early_exit" else [])):
+        with pytest.raises(NotReadyError, match=r"calibrate\(held_out\)"):
+            early(images(4))
 
 
 WRONG = (
     *(torch.zeros(2, 3, 12, 12), torch.zeros(1, 12, 12), torch.zeros(2, 1, 12, 12, dtype=torch.int64)),
-    *(torch.full((2, 1, 12, 12), math.nan), torch.full((2, 1, 12, 12), 128.0)),
-    *([], "no file.png", 3),
+    *(torch.full((2, 1, 12, 12), 128.0), torch.zeros(2, 12, 12, 1), torch.zeros(2, 1, 12, 12).to_sparse()),
+    *([torch.zeros(1, 12, 12).to_sparse()], torch.empty(2, 1, 12, 12, device="meta"), [], "no file.png", 3),
+    *(torch.tensor(0.5), np.array(0.5), torch.zeros(2, 1, 12, 12).to(torch.float8_e4m3fn)),
+    torch.nested.nested_tensor([torch.zeros(1, 12, 12)]),
 )
 
 
@@ -298,7 +341,68 @@ def test_what_is_no_image_is_refused_and_leaves_the_threshold(name, kind):
     for options in ({"alpha": 0}, {"alpha": 1.5}, {"delta": 1}, {"batch_size": 0}):
         with pytest.raises(InputError, match=next(iter(options))):
             detector.calibrate(images(80, seed=1), **options)
+    with pytest.raises(InputError, match="finite"):
+        detector.calibrate(torch.full((20, 1, 12, 12), math.nan))
     assert detector.calibration is threshold
+
+
+@every_detector
+def test_an_image_with_nan_is_flagged_and_leaves_the_others_as_they_are(name, kind):
+    detector, some = ready(name, kind), images(6, seed=2).images.float() / 255
+    expected, broken = detector(some), some.clone()
+    broken[1, 0, 3, 3], broken[4] = math.nan, math.inf
+    for source in (broken, list(broken), broken.numpy()):
+        detection = detector(source)
+        assert torch.equal(detector.score(source), detection.score)
+        assert detection.is_ood[[1, 4]].all()
+        assert detection.score[[1, 4]].isposinf().all()
+        assert detection.p_value[[1, 4]].eq(1 / (len(detector.calibration.scores) + 1)).all()
+        assert detection.label[[1, 4]].eq(-1).all()
+        rows = detection.to_rows(detector.classes)
+        assert all(rows[1][key] is None for key in ("label", "class", "probability", "score", "tau"))
+        torch.testing.assert_close(detection.score[[0, 2, 3, 5]], expected.score[[0, 2, 3, 5]], rtol=1e-4, atol=1e-4)
+
+
+OUT_OF_RANGE = [  # the first option is at fault; found when the detector is built or, at the latest, fitted
+    *(("knn", wrong) for wrong in ({"k": 0}, {"k": 49}, {"limit": 0}, {"limit": 8, "k": 9}, {"seed": -1})),
+    *(("odin", wrong) for wrong in ({"temperature": 0}, {"epsilon": -0.1}, {"epsilon": math.nan}, {"seed": -1})),
+    *(("react", wrong) for wrong in ({"percentile": 0}, {"percentile": 90}, {"score": "mps"}, {"head": "stage1"})),
+    *(("vim", wrong) for wrong in ({"dim": -1}, {"dim": 2.0}, {"dim": 32}, {"head": "stage1"})),
+    *(("gram", {"layers": wrong}) for wrong in ("stage1", [], ["stage9"])),
+    *(("gram", {"powers": wrong}) for wrong in ([], 3, [0], [1.5])),
+    *(("mahalanobis", {"layers": wrong}) for wrong in ("stage1", [1], [], ["fc", "fc"], ["stage9"])),
+    *(
+        ("mahalanobis", wrong)
+        for wrong in ({"epsilon": -0.1}, {"combine": "mean"}, {"outliers": [], "combine": "equal"})
+    ),
+    *(("temperature_scaling", {"temperature": wrong}) for wrong in (0, -1.0, math.inf, math.nan)),
+    *(("tta", wrong) for wrong in ({"k": 0}, {"shift": -1}, {"score": "mps"}, {"k": 7, "same_as_amp": True})),
+    *(
+        ("amp", wrong)
+        for wrong in ({"variant": "papers"}, {"score": "mps"}, {"tau": "max"}, {"rescale": "log"}, {"k": 1})
+    ),
+    *(("amp", {"anchors": wrong}) for wrong in ("first", torch.zeros(1, 1, 12, 12), torch.tensor(0.5), 3)),
+    *(
+        ("amp", wrong)
+        for wrong in ({"k": 3, "anchors": torch.zeros(4, 1, 12, 12)}, {"pool": 9, "variant": "authors", "k": 10})
+    ),
+    *(("amp", {"shared_tau": True, "score": wrong}) for wrong in ("tau", "mutual_information")),
+    ("amp", {"shared_tau": True, "rescale": "none"}),
+]
+
+
+@pytest.mark.parametrize(("name", "options"), OUT_OF_RANGE, ids=str)
+def test_options_out_of_range_are_refused(name, options):
+    with pytest.raises(InputError, match=next(iter(options)).removesuffix("s")):
+        METHODS[name](network("anchored" if name == "amp" else "unanchored"), **options).fit(images())
+
+
+@pytest.mark.parametrize(("name", "kind"), [case for case in CASES if case[0] in LOGITS_AS_THEY_ARE])
+def test_labels_are_those_of_the_network_for_the_image_as_it_is(name, kind):
+    detector, some = ready(name, kind), images(6, seed=2)
+    with torch.no_grad():
+        logits = detector.net.eval()(some.images)
+    torch.testing.assert_close(detector(some).logits, logits, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("name", [name for name, method in METHODS.items() if method.reads == "features"])
@@ -402,6 +506,7 @@ def test_costs_are_counted_in_passes():
         assert ready(name, "anchored").cost.forward == 5  # one for each anchor
     assert ready("student").cost.forward == 1
     assert ready("odin").cost == kedge.detectors.Cost(forward=2, backward=1)
+    assert ready("mahalanobis, moved").cost == kedge.detectors.Cost(forward=3, backward=2)
     assert ready("mc_dropout").cost.forward == ready("svi").cost.forward == 10
     assert ready("ensemble").cost.forward == 2
     assert ready("ensemble", "anchored").cost.forward == 10

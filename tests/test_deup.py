@@ -18,7 +18,7 @@ from kedge.detectors import Cost
 from kedge.detectors.deup import DEUP, log_density
 from kedge.detectors.error_predictor import derivatives, fit_predictor, misfit, newton, perceptron
 from kedge.detectors.mahalanobis import ClassStatistics
-from kedge.errors import ArchitectureError, InputError, NotReadyError
+from kedge.errors import ArchitectureError, FileFormatError, InputError, NotReadyError
 from kedge.models.ensemble import Ensemble
 from kedge.pixels import to_unit
 from kedge.seeds import seeded
@@ -274,6 +274,11 @@ def test_the_score_is_the_predicted_error():
     torch.testing.assert_close(result.logits, logits)
     assert predictor.first.shape == (4, 6)
     assert DEUP(network()).state() == {}
+    state = detector.state()
+    for name, value in state.items():
+        for wrong in (value[..., :-1], torch.full_like(value, math.nan)):
+            with pytest.raises(FileFormatError, match="the file has"):
+                detector.load_state(state | {name: wrong})
     with pytest.raises(NotReadyError, match=r"call calibrate\(held_out\)"):
         detector.fit(labelled()).score(x)
 

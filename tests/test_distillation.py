@@ -62,26 +62,14 @@ def teacher(net: nn.Module | None = None, **options) -> kedge.AMP:
     return kedge.AMP(anchored(net), **options).fit(images()).calibrate(images().subset(range(32, 48)), alpha=0.1)
 
 
+@pytest.fixture(scope="module")
+def taught() -> tuple[kedge.AMP, kedge.Student]:
+    """A teacher and its student, for tests that change neither."""
+    amp = teacher()
+    return amp, kedge.distill(amp, images(), recipe=SHORT, half=True)
+
+
 # --- the start ------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("bias", [True, False])
-def test_the_start_is_the_network_under_the_mean_anchor(bias):
-    with seeded(1):
-        first = nn.Conv2d(1, 6, 3, stride=2, padding=1, bias=bias, padding_mode="reflect")
-        net = nn.Sequential(first, nn.ReLU(), nn.Flatten(), nn.Linear(96, 3)).double()
-    net = anchored(net)
-    anchors = torch.rand(5, 1, 8, 8, dtype=torch.double)
-    net.set_anchors(anchors)
-    x = torch.rand(7, 1, 8, 8, dtype=torch.double)
-    start = kedge.Student.prepare(net)(x)
-
-    mean = net.normalise(anchors.mean(dim=0, keepdim=True))
-    pairs = torch.cat([mean.expand(7, -1, -1, -1), net.normalise(x) - mean], dim=1)  # [c, x - c], as the paper has it
-    widened = nn.Conv2d(2, 6, 3, stride=2, padding=1, bias=bias, padding_mode="reflect").double()
-    widened.weight, widened.bias = nn.Parameter(wide_weight(net)), net.anchored_layer.layer_x.bias
-    torch.testing.assert_close(start, net.network[1:](widened(pairs)), rtol=1e-12, atol=1e-12)
-    assert not torch.allclose(start, net(x), atol=1e-3)  # the mean over anchors is something else behind a ReLU
 
 
 class Doubled(nn.Module):
@@ -89,14 +77,26 @@ class Doubled(nn.Module):
         return 2 * x - 1
 
 
-def test_in_a_linear_network_the_start_is_the_mean_over_anchors():
+def test_the_start_is_the_network_under_the_mean_anchor():
+    for bias in (True, False):
+        with seeded(1):
+            first = nn.Conv2d(1, 6, 3, stride=2, padding=1, bias=bias, padding_mode="reflect")
+            net = anchored(nn.Sequential(first, nn.ReLU(), nn.Flatten(), nn.Linear(96, 3)).double())
+        anchors, x = torch.rand(5, 1, 8, 8, dtype=torch.double), torch.rand(7, 1, 8, 8, dtype=torch.double)
+        net.set_anchors(anchors)
+        start = kedge.Student.prepare(net)(x)
+        mean = net.normalise(anchors.mean(dim=0, keepdim=True))
+        pairs = torch.cat([mean.expand(7, -1, -1, -1), net.normalise(x) - mean], dim=1)  # [c, x - c]
+        widened = nn.Conv2d(2, 6, 3, stride=2, padding=1, bias=bias, padding_mode="reflect").double()
+        widened.weight, widened.bias = nn.Parameter(wide_weight(net)), net.anchored_layer.layer_x.bias
+        torch.testing.assert_close(start, net.network[1:](widened(pairs)), rtol=1e-12, atol=1e-12)
+        assert not torch.allclose(start, net(x), atol=1e-3)  # the mean over anchors is something else behind a ReLU
     for net in (
         nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.Linear(8, 3)),
         nn.Sequential(Doubled(), nn.Conv2d(1, 4, 3), nn.Flatten(), nn.Linear(144, 3)),
-    ):
-        net = anchored(net)
+    ):  # in a linear network it is the mean over anchors
+        net, x = anchored(net), torch.rand(5, 1, 8, 8)
         net.set_anchors(torch.rand(4, 1, 8, 8))
-        x = torch.rand(5, 1, 8, 8)
         torch.testing.assert_close(under_mean_anchor(net)(x), net(x), rtol=1e-5, atol=1e-5)
 
 
@@ -119,8 +119,7 @@ def test_before_training_the_mean_log_tau_is_the_teacher_s():
     amp = teacher(net)
     student = kedge.distill(amp, images(), recipe=Recipe(epochs=1, batch=16, lr=1e-30, crop=0, flip=False))
     part = images().subset(range(32))  # all of them: fewer than the images used to estimate it
-    aims, initial = amp(part).tau.log(), student(part).tau.log()
-    assert initial.mean().item() == pytest.approx(aims.mean().item(), abs=1e-3)
+    assert student(part).tau.log().mean().item() == pytest.approx(amp(part).tau.log().mean().item(), abs=1e-3)
     torch.testing.assert_close(student(part).logits, under_mean_anchor(amp.net)(part.images), rtol=1e-4, atol=1e-4)
 
 
@@ -129,10 +128,9 @@ def test_tau_is_the_spread_of_sigmoids_for_a_small_spread_of_logits_and_does_not
     features, noise = torch.randn(6, 4, dtype=torch.double), torch.randn(20_000, 1, 1, dtype=torch.double)
     head.start_at(math.log(spread))
     output = head(features)
-    logits, log_tau = output.logits, output.extra[0]
-    tau = scores.tau(logits.detach() + spread * noise / noise.std())
-    torch.testing.assert_close(log_tau.exp(), tau, rtol=1e-3, atol=0)
-    log_tau.square().sum().backward()
+    tau = scores.tau(output.logits.detach() + spread * noise / noise.std())
+    torch.testing.assert_close(output.extra[0].exp(), tau, rtol=1e-3, atol=0)
+    output.extra[0].square().sum().backward()
     assert head.classes.weight.grad is None
     assert head.log_spread[-1].bias.grad is not None
 
@@ -140,16 +138,31 @@ def test_tau_is_the_spread_of_sigmoids_for_a_small_spread_of_logits_and_does_not
 # --- the loss -------------------------------------------------------------------------------------------------------
 
 
-def test_the_distance_by_hand():
-    loss = Distillation(teacher())
+def test_the_loss_of_a_step_is_the_distance_on_its_images_and_their_mixes(taught):
+    loss = Distillation(taught[0], mix=0.5)
     logits, aims = torch.tensor([[1.0, 2.0, 6.0], [0.0, 1.0, -1.0]]), torch.tensor([[2.0, 2.0, 5.0], [3.0, 0.0, 0.0]])
-    taus, log_aims = torch.tensor([0.1, -2.0]), torch.tensor([0.5, -1.0])
-    off = size = 0.0
-    for row, aim in zip(logits.tolist(), aims.tolist(), strict=True):
-        off += sum((a - b) ** 2 for a, b in zip(row, aim, strict=True))
-        size += sum(v**2 for v in aim)
+    off, size = 1 + 0 + 1 + 9 + 1 + 1, 4 + 4 + 25 + 9  # by hand
     expected = off / size + ((0.1 - 0.5) ** 2 + (-2 + 1) ** 2) / 2
-    assert loss.distance(logits, taus, (aims, log_aims)).item() == pytest.approx(expected, rel=1e-6)
+    distance = loss.distance(logits, torch.tensor([0.1, -2.0]), (aims, torch.tensor([0.5, -1.0])))
+    assert distance.item() == pytest.approx(expected, rel=1e-6)
+    net = kedge.Student.prepare(taught[0].net).eval()  # without batch statistics a loss is the sum over its images
+    x = images(8, seed=4).images.float() / 255
+    step = Step(net, net, x, torch.arange(8) % 3, None, None, None, {}, 0.0, 0, 8, 0.0, generator=generator(5))
+    result = loss.loss(step)
+    every = torch.cat([x, mixed(x, 4, generator(5))])
+    output = net(every, raw=True)
+    expected = loss.distance(output.logits, output.extra[0], loss.targets(every)).item()
+    assert result.value.item() == pytest.approx(expected, rel=1e-5)
+    assert result.logits.allclose(net(x), atol=1e-6)
+    result.value.backward()
+    assert all(p.grad is not None for p in net.parameters())
+    x = torch.eye(6).double()  # mixes lie between two images
+    mixes = mixed(x, 6, generator(0))
+    assert mixes.equal(mixed(x, 6, generator(0)))
+    assert mixes.sum(dim=1).allclose(torch.ones(6).double())
+    assert all(int((row > 0).sum()) <= 2 for row in mixes)
+    assert len({tuple((row > 0).tolist()) for row in mixes}) > 3
+    assert mixed(x, 0, generator(0)).shape == (0, 6)
 
 
 @pytest.mark.parametrize("options", [{}, {"variant": "recommended"}, {"variant": "authors"}])
@@ -164,48 +177,8 @@ def test_targets_are_the_teacher_s_outputs_with_all_its_anchors(options):
     np.testing.assert_allclose(log_tau, np.log(tau), rtol=1e-4)
 
 
-def test_the_loss_of_a_step_is_that_of_its_images_and_their_mixes():
-    amp = teacher()
-    net = kedge.Student.prepare(amp.net).eval()  # without batch statistics a loss is the sum over its images
-    x = images(8, seed=4).images.float() / 255
-    step = Step(net, net, x, torch.arange(8) % 3, None, None, None, {}, 0.0, 0, 8, 0.0, generator=generator(5))
-    loss = Distillation(amp, mix=0.5)
-    result = loss.loss(step)
-    every = torch.cat([x, mixed(x, 4, generator(5))])
-    output = net(every, raw=True)
-    assert result.value.item() == pytest.approx(
-        loss.distance(output.logits, output.extra[0], loss.targets(every)).item(), rel=1e-5
-    )
-    assert result.logits.allclose(net(x), atol=1e-6)
-    result.value.backward()
-    assert all(p.grad is not None for p in net.parameters())
-
-
-@pytest.mark.parametrize("other", [None, "compact"])
-def test_batch_norms_keep_the_teacher_s_statistics_and_a_fresh_network_finds_its_own(other):
-    amp = teacher()
-    student = kedge.distill(amp, images(), network=other, recipe=SHORT)
-    ours, theirs = ([m for m in net.modules() if isinstance(m, nn.BatchNorm2d)] for net in (student.net, amp.net))
-    if other is None:
-        assert all(a.running_mean.equal(b.running_mean) for a, b in zip(ours, theirs, strict=True))
-        assert all(a.running_var.equal(b.running_var) for a, b in zip(ours, theirs, strict=True))
-        assert not any(a.bias.equal(b.bias) for a, b in zip(ours, theirs, strict=True))
-    else:
-        assert not any(bool((a.running_mean == 0).all()) for a in ours)
-
-
-def test_mixes_lie_between_two_images():
-    x = torch.eye(6).double()
-    mixes = mixed(x, 6, generator(0))
-    assert mixes.equal(mixed(x, 6, generator(0)))
-    assert mixes.sum(dim=1).allclose(torch.ones(6).double())
-    assert all(int((row > 0).sum()) <= 2 for row in mixes)
-    assert len({tuple((row > 0).tolist()) for row in mixes}) > 3
-    assert mixed(x, 0, generator(0)).shape == (0, 6)
-
-
-def test_a_teacher_is_identified_by_its_weights_anchors_and_options():
-    amp, other = teacher(), teacher()
+def test_a_teacher_is_identified_by_its_weights_anchors_and_options(taught):
+    amp, other = taught[0], teacher()
     next(other.net.parameters()).data[0, 0] += 1e-3
     moved = kedge.AMP(copy.deepcopy(amp.net), seed=9).fit(images())
     teachers = (amp, teacher(), other, moved, teacher(score="energy"))
@@ -217,8 +190,8 @@ def test_a_teacher_is_identified_by_its_weights_anchors_and_options():
 # --- the student ----------------------------------------------------------------------------------------------------
 
 
-def test_the_score_is_that_of_logits_divided_by_tau():
-    net, x = kedge.Student.prepare(teacher().net), images(6, seed=2)
+def test_the_score_is_that_of_logits_divided_by_tau(taught):
+    net, x = kedge.Student.prepare(taught[0].net), images(6, seed=2)
     nn.init.normal_(temperature_head(net).log_spread[-1].weight)
     with torch.no_grad():
         output = net(x.images.float() / 255, raw=True)
@@ -232,22 +205,23 @@ def test_the_score_is_that_of_logits_divided_by_tau():
             assert (student.cost, student.rescores) == (kedge.detectors.Cost(forward=1), rescale != "none")
 
 
-@pytest.mark.parametrize("options", [{}, {"score": "energy", "rescale": "plain", "variant": "recommended"}])
-def test_a_student_has_its_teacher_s_score_classes_and_guarantee(options):
-    student = kedge.distill(teacher(**options), images(), recipe=SHORT)
-    assert (student.score_by, student.rescale) == (options.get("score", "kl_uniform"), options.get("rescale"))
+def test_a_student_has_its_teacher_s_score_classes_guarantee_and_statistics_and_is_saved(taught, tmp_path):
+    amp, student = taught
+    other = kedge.distill(teacher(score="energy", rescale="plain", variant="recommended"), images(), recipe=SHORT)
+    assert [(s.score_by, s.rescale) for s in (student, other)] == [("kl_uniform", None), ("energy", "plain")]
     assert (student.classes, student.calibration.alpha) == (("ant", "bee", "cow"), 0.1)
-    taught = student.net.record["teacher"]
-    assert (taught["method"], taught["anchors"]) == ("amp", 5)
-
-
-def test_a_saved_student_gives_the_same_outputs(tmp_path):
-    student, x = kedge.distill(teacher(), images(), recipe=SHORT, half=True), images(9, seed=2)
+    record = student.net.record["teacher"]
+    assert (record["method"], record["anchors"]) == ("amp", 5)
+    ours, theirs = ([m for m in net.modules() if isinstance(m, nn.BatchNorm2d)] for net in (student.net, amp.net))
+    for a, b in zip(ours, theirs, strict=True):
+        assert a.running_mean.equal(b.running_mean)
+        assert a.running_var.equal(b.running_var)
+        assert not a.bias.equal(b.bias)
+    x = images(9, seed=2)
     student.save(tmp_path / "student.kedge")
     again = kedge.load(tmp_path / "student.kedge")
-    assert isinstance(again, kedge.Student)
-    for ours, theirs in zip(vars(student(x)).values(), vars(again(x)).values(), strict=True):
-        assert ours.equal(theirs)
+    for one, two in zip(vars(student(x)).values(), vars(again(x)).values(), strict=True):
+        assert one.equal(two)
     assert all(p.equal(p.half().float()) for p in again.net.parameters())
     fast = for_inference(again)
     assert fast is not again
@@ -255,7 +229,7 @@ def test_a_saved_student_gives_the_same_outputs(tmp_path):
     torch.testing.assert_close(fast.score(x), again.score(x), rtol=1e-3, atol=1e-4)
 
 
-def test_a_score_and_a_network_of_the_user_s_own(tmp_path):
+def test_a_score_and_a_network_of_the_user_s_own(taught, tmp_path):
     def own():
         return nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(144, 8), nn.ReLU(), nn.Linear(8, 3))
 
@@ -269,17 +243,15 @@ def test_a_score_and_a_network_of_the_user_s_own(tmp_path):
     assert kedge.load(path, model=own(), score=deviation).score(x).equal(student.score(x))
     with pytest.raises(InputError, match="score function of its own"):
         kedge.load(path, model=own())
-
-
-@pytest.mark.parametrize("kind", ["by name", "a network"])
-def test_another_network_than_the_teacher_s(kind, tmp_path):
     with seeded(3):
-        other = build("wrn", depth=10, width=1, classes=3, channels=1) if kind == "a network" else "compact"
-    student = kedge.distill(teacher(), images(), network=other, recipe=SHORT, held_out=images(20, seed=8))
-    spec = student.net.network.spec
-    assert (spec.name, spec.arguments["width"]) == (("wrn", 1) if kind == "a network" else ("compact", 32))
-    student.save(tmp_path / "student.kedge")
-    assert kedge.load(tmp_path / "student.kedge").score(images(4)).equal(student.score(images(4)))
+        wide = build("wrn", depth=10, width=1, classes=3, channels=1)
+    for network, name, width in (("compact", "compact", 32), (wide, "wrn", 1)):  # other networks than the teacher's
+        student = kedge.distill(taught[0], images(), network=network, recipe=SHORT, held_out=images(20, seed=8))
+        assert (student.net.network.spec.name, student.net.network.spec.arguments["width"]) == (name, width)
+        norms = [m for m in student.net.modules() if isinstance(m, nn.BatchNorm2d)]
+        assert not any(bool((norm.running_mean == 0).all()) for norm in norms)  # statistics of its own
+        student.save(path)
+        assert kedge.load(path).score(x).equal(student.score(x))
 
 
 def test_a_student_moves_towards_its_teacher():
@@ -369,39 +341,37 @@ def test_no_image_is_used_for_two_of_training_validation_and_calibration(given):
         assert groups[1] == calibration - groups[2]
 
 
-def test_validation_images_are_recorded_and_not_calibrated_on():
-    amp, data = teacher(), images()
-    parts, student = split_for(amp, data), kedge.distill(amp, data, recipe=SHORT)
-    assert student.net.record["data"]["sha256"] == parts.train.checksum
+def test_validation_images_are_recorded_and_no_image_that_was_used_is_a_test_image(taught):
+    amp, student = taught
+    parts, record = split_for(amp, images()), student.net.record
+    assert record["data"]["sha256"] == parts.train.checksum
     assert student.calibration.scores.equal(student.score(parts.held_out).double().sort().values)
     labels = student(parts.validation).label
     share = (labels == amp(parts.validation).label).double().mean().item()
-    agreement = {"share": share, "images": len(parts.validation)}
-    assert student.net.record["teacher"]["agreement"] == pytest.approx(agreement)
-    accuracy = (labels == parts.validation.labels).double().mean().item()
-    assert student.net.record["history"][-1]["validation_accuracy"] == pytest.approx(accuracy)
+    assert record["teacher"]["agreement"] == pytest.approx({"share": share, "images": len(parts.validation)})
+    other = [images(9, seed=9, name="other")]
     for used in (parts.validation, parts.held_out):
         with pytest.raises(InputError, match="are among the calibration images of 'student'"):
-            kedge.evaluate({"student": student}, replace(used, name="used"), [images(9, seed=9, name="other")])
+            kedge.evaluate({"student": student}, replace(used, name="used"), other)
+    trained = kedge.AMP(kedge.train(anchored(), images(32, seed=7), SHORT)).fit(images(32, seed=7))
+    student = kedge.distill(trained, images(), recipe=SHORT, held_out=images(20, seed=8))
+    with pytest.raises(InputError, match="'used' is the training set of the network of 'student'"):
+        kedge.evaluate({"student": student}, images(32, seed=7, name="used"), other)
 
 
-def test_data_sets_and_loaders_of_the_user_s_own():
+def test_data_sets_loaders_and_images_on_disk(taught, tmp_path):
     pairs = [(image.float() / 255, int(label)) for image, label in images(32)]
     for data in (pairs, DataLoader(pairs, batch_size=16)):
-        student = kedge.distill(teacher(), data, recipe=SHORT, held_out=DataLoader(images(20, seed=6), batch_size=9))
+        student = kedge.distill(taught[0], data, recipe=SHORT, held_out=DataLoader(images(20, seed=6), batch_size=9))
         assert len(student.calibration.scores) == 20
         assert student.net.record["teacher"]["agreement"] is None  # no images are left for validation
         with pytest.raises(InputError, match="held_out must be in-distribution images"):
-            kedge.distill(teacher(), data, recipe=SHORT)
-
-
-def test_images_on_disk(tmp_path):
+            kedge.distill(taught[0], data, recipe=SHORT)
     for number, (image, label) in enumerate(images()):
         folder = tmp_path / ("ant", "bee", "cow")[label]
         folder.mkdir(exist_ok=True)
         Image.fromarray(image[0].numpy()).save(folder / f"{number:02}.png")
-    on_disk = sources.folder(tmp_path)
-    how = kedge.Preprocess((1, 8, 8))
+    on_disk, how = sources.folder(tmp_path), kedge.Preprocess((1, 8, 8))
     amp = kedge.AMP(anchored()).fit(on_disk, preprocess=how).calibrate(on_disk.subset(range(0, 48, 3)), alpha=0.1)
     student = kedge.distill(amp, on_disk, recipe=SHORT)
     count = student.net.record["teacher"]["agreement"]["images"]
@@ -409,15 +379,8 @@ def test_images_on_disk(tmp_path):
     assert student(tmp_path / "ant" / "00.png").label.shape == (1,)
 
 
-def test_the_teacher_s_training_images_are_refused_as_a_test_set():
-    amp = kedge.AMP(kedge.train(anchored(), images(32, seed=7), SHORT)).fit(images(32, seed=7))
-    student = kedge.distill(amp, images(), recipe=SHORT, held_out=images(20, seed=8))
-    with pytest.raises(InputError, match="'used' is the training set of the network of 'student'"):
-        kedge.evaluate({"student": student}, images(32, seed=7, name="used"), [images(9, seed=9, name="other")])
-
-
-def test_controls_permute_a_student_s_tau():
-    student = kedge.distill(teacher(), images(), recipe=SHORT)
+def test_controls_permute_a_student_s_tau(taught):
+    student = copy.deepcopy(taught[1])
     nn.init.normal_(temperature_head(student.net).log_spread[-1].weight, std=0.3)
     sets = images(20, seed=8, name="test"), [images(20, seed=9, name="other")]
     results = kedge.evaluate({"student": student}, *sets, controls=True).results
@@ -430,7 +393,7 @@ def test_controls_permute_a_student_s_tau():
 # --- errors ---------------------------------------------------------------------------------------------------------
 
 
-def test_bad_arguments_are_named():
+def test_bad_arguments_are_named(taught):
     held = images(20, seed=8)
     for data, options, words in (
         (images(), {"mix": 1.5}, r"mix must lie in \[0, 1\]; got 1\.5"),
@@ -445,11 +408,11 @@ def test_bad_arguments_are_named():
         (kedge.ImageSet(images().images), {}, "labels"),
     ):
         with pytest.raises(InputError, match=words):
-            kedge.distill(teacher(), data, **{"recipe": SHORT} | options)
+            kedge.distill(taught[0], data, **{"recipe": SHORT} | options)
 
 
-def test_networks_and_detectors_that_do_not_fit_are_refused_with_the_reason():
-    loss, one = Distillation(teacher()), kedge.anchor(nn.Sequential(nn.Flatten(), nn.Linear(64, 3)))
+def test_networks_and_detectors_that_do_not_fit_are_refused_with_the_reason(taught):
+    loss, one = Distillation(taught[0]), kedge.anchor(nn.Sequential(nn.Flatten(), nn.Linear(64, 3)))
     one.set_anchors(torch.rand(3, 1, 8, 8))
     make, head, needed = kedge.Student.prepare, kedge.Student.prepare(network()), "make and train one with kedge"
     for call, error, words in (
@@ -472,29 +435,18 @@ def test_networks_and_detectors_that_do_not_fit_are_refused_with_the_reason():
             call()
 
 
-# --- export ---------------------------------------------------------------------------------------------------------
+# --- export and the command -------------------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def exported(tmp_path_factory):
-    """A student, and the file that it was exported to."""
+def test_an_exported_student_gives_the_same_outputs_and_quantization_leaves_first_layer_and_temperature(tmp_path):
+    onnx, onnxruntime = pytest.importorskip("onnx"), pytest.importorskip("onnxruntime")
     pytest.importorskip("onnxscript")
-    pytest.importorskip("onnxruntime")
-    from kedge.export import export_onnx
+    from kedge.export import export_onnx, quantise
 
     student = kedge.distill(teacher(variant="recommended"), images(), recipe=SHORT)
     nn.init.normal_(temperature_head(student.net).log_spread[-1].weight)
-    student.calibrate(images(40, seed=8))
-    path = tmp_path_factory.mktemp("exported") / "student.onnx"
-    export_onnx(student, path)
-    return student, path
-
-
-def test_an_exported_student_gives_the_same_outputs(exported):
-    import onnxruntime
-
-    student, path = exported
-    session = onnxruntime.InferenceSession(path)
+    export_onnx(student.calibrate(images(40, seed=8)), tmp_path / "student.onnx")
+    session = onnxruntime.InferenceSession(tmp_path / "student.onnx")
     names = [output.name for output in session.get_outputs()]
     assert names == ["label", "probability", "score", "tau", "p_value", "is_ood"]
     for n in (1, 7):
@@ -505,22 +457,12 @@ def test_an_exported_student_gives_the_same_outputs(exported):
         for name in ("tau", "score"):
             np.testing.assert_allclose(outputs[name], getattr(expected, name), rtol=1e-4)
         np.testing.assert_allclose(outputs["probability"], expected.probability.amax(dim=1), rtol=1e-4)
-
-
-def test_quantization_leaves_the_first_layer_with_its_shift_and_the_temperature_head_alone(exported, tmp_path):
-    import onnx
-
-    from kedge.export import quantise
-
-    quantise(exported[1], tmp_path / "int8.onnx", images(), images(30, seed=8))
+    quantise(tmp_path / "student.onnx", tmp_path / "int8.onnx", images(), images(30, seed=8))
     kept = {tensor.name: tensor for tensor in onnx.load(tmp_path / "int8.onnx").graph.initializer}
     floats = [name for name, tensor in kept.items() if tensor.data_type == onnx.TensorProto.FLOAT]
     assert any(name.endswith("anchor_maps") for name in floats)
     assert any("log_spread" in name and name.endswith("weight") for name in floats)
     assert any(tensor.data_type == onnx.TensorProto.INT8 for tensor in kept.values())
-
-
-# --- the command ----------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 import kedge
-from kedge.errors import InputError, NotReadyError
+from kedge.errors import FileFormatError, InputError, NotReadyError
 from kedge.seeds import seeded
 
 
@@ -80,6 +80,10 @@ def test_a_saved_detector_exits_as_before_and_learns_anew(tmp_path):
     again = kedge.load(tmp_path / "a.kedge", model=model)
     assert (again.min_anchors, again.exit_threshold) == (3, early.exit_threshold)
     assert torch.equal(again.score(fresh), early.score(fresh))
+    for wrong in (float("nan"), float("inf")):  # with infinity every image would exit, and few be flagged
+        with pytest.raises(FileFormatError, match="exit_threshold must be finite"):
+            again.load_state({"exit_threshold": torch.tensor(wrong)})
+    again.load_state(early.state())
     again.calibrate(images(400, seed=9))
     assert again.exit_threshold != early.exit_threshold
     again.fit(images(50))
@@ -105,3 +109,5 @@ def test_errors():
             kedge.EarlyExit(network(), **options)
     with pytest.raises(InputError, match="min_anchors must be"):
         kedge.EarlyExit(network(), min_anchors=1)
+    with pytest.raises(InputError, match="which must hold numbers of anchors, 0 to 3; got"):
+        kedge.EarlyExit(network(), k=4, min_anchors=5).fit(images(50)).calibrate(images(80)).score(images(3))

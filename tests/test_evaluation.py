@@ -1,6 +1,7 @@
 """Evaluation: every number in the table is the one that the metrics and the detector give when called directly."""
 
 import json
+import re
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from kedge import metrics
 from kedge.detectors import Detector, Outputs
 from kedge.errors import InputError, NotReadyError
 from kedge.evaluation import evaluate
+from kedge.evaluation.report import write_report
 from kedge.metrics import DETECTION_METRICS as METRICS
 
 DIRECT = {name: getattr(metrics, name) for name in METRICS}
@@ -62,7 +64,7 @@ def test_every_number_is_that_of_the_direct_call():
         with pytest.raises(KeyError):
             result.mean("unheard of")
         assert result.accuracy == metrics.accuracy(outputs.logits, INSIDE.labels)
-        assert result.ece == metrics.ece(outputs.probability, INSIDE.labels)
+        assert result.value("ece") == metrics.ece(outputs.probability, INSIDE.labels)
         assert 0 < result.accuracy < 1
         assert result.milliseconds > 0
         assert list(result.flagged) == ["inside", "near", "far"]
@@ -88,7 +90,7 @@ def test_intervals_come_from_the_bootstrap_s_seed():
 def test_without_labels_there_is_no_accuracy():
     unlabelled = kedge.ImageSet(INSIDE.images, name="inside")
     result = evaluate({"up": calibrated()}, unlabelled, [NEAR]).results["up"]
-    assert (result.accuracy, result.ece) == (None, None)
+    assert (result.accuracy, result.classifier) == (None, {})
     assert result.metrics == evaluate({"up": calibrated()}, INSIDE, [NEAR]).results["up"].metrics
 
 
@@ -122,7 +124,10 @@ def test_progress_rises_to_the_total():
         ({"ood_sets": [3]}, "images must be an ImageSet, a tensor"),
         ({"ood_sets": [NEAR.subset([])]}, "the images must be at least one; the source is empty"),
         ({"id_test": INSIDE.subset([])}, "the images must be at least one; the source is empty"),
-        ({"id_test": kedge.ImageSet(INSIDE.images, torch.full((70,), 3))}, r"labels must lie in 0\.\.2, got 3\.\.3"),
+        (
+            {"id_test": kedge.ImageSet(INSIDE.images, torch.full((70,), 3))},
+            "id_test must show the classes of 'up', which are 3, 0 to 2; 'images' has 3",
+        ),
         ({"apart": ("other",)}, "apart must name OOD sets"),
         ({"apart": ("near", "far")}, "at least one OOD"),
         ({"detectors": {"up": Brightness().fit(NEAR)}}, r"call calibrate\(held_out\)"),
@@ -161,3 +166,46 @@ def test_a_set_apart_is_measured_and_in_no_mean():
     assert table.value("up", "fpr95").mean == whole.results["up"].metrics["far"]["fpr95"].value
     assert "far (near apart)" in table.table().caption
     assert "far (near apart)" in table.by_set("auroc").caption
+
+
+def named_like(names, sign=1.0) -> Brightness:
+    detector = calibrated(sign)
+    detector.classes = names
+    return detector
+
+
+COLORS = ("red", "green", "blue")
+
+
+@pytest.mark.parametrize(
+    ("names", "labels", "classes", "words"),
+    [
+        (COLORS, INSIDE.labels, ("red", "green", "yeti"), "red, green, blue; 'test' has yeti"),
+        (COLORS, INSIDE.labels + 1000, (), "has 1000, 1001, 1002"),
+        ((), INSIDE.labels + 2**40, (), "which are 3, 0 to 2; 'test' has 1099511627776"),
+        ((), INSIDE.labels, (*COLORS, "grey"), "has 4 classes"),
+    ],
+)
+def test_the_test_set_must_show_the_detector_s_classes(names, labels, classes, words):
+    with pytest.raises(InputError, match=f"id_test must show the classes of 'it'.*{words}"):
+        evaluate({"it": named_like(names)}, kedge.ImageSet(INSIDE.images, labels, "test", classes), [NEAR])
+    with pytest.raises(InputError, match="same classes in the same order"):
+        evaluate({"it": named_like(COLORS), "other": named_like(COLORS[::-1])}, INSIDE, [NEAR])
+
+
+def test_labels_are_matched_by_name_everywhere(tmp_path):
+    """A test set that numbers its classes in another order, and lacks some labels, gives the same numbers."""
+    detectors = {"it": named_like(COLORS), "other": named_like(COLORS, -1.0)}
+    labels = INSIDE.labels.clone()
+    labels[::7] = -1
+    turned = torch.where(labels < 0, labels, 2 - labels)
+    sets = (labels, COLORS), (turned, COLORS[::-1])
+    tables = [evaluate(detectors, kedge.ImageSet(INSIDE.images, y, "inside", c), [NEAR]) for y, c in sets]
+    result = tables[0].results["it"]
+    assert result.accuracy == metrics.accuracy(calibrated()(INSIDE).label[labels >= 0], labels[labels >= 0])
+    assert result.classifier == tables[1].results["it"].classifier
+    assert torch.equal(tables[0].sets["inside"].labels, tables[1].sets["inside"].labels)
+    assert kedge.evaluation.best_beyond_noise(tables[0]) == kedge.evaluation.best_beyond_noise(tables[1])
+    pages = [write_report(tmp_path / "a.html", table, title="a").read_text() for table in tables]
+    cleaned = [re.sub(r"<td>[\d.]+</td></tr>|milliseconds.*", "", page) for page in pages]
+    assert cleaned[0] == cleaned[1]

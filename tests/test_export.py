@@ -1,5 +1,6 @@
 """An exported detector gives the outputs of the detector, without kedge."""
 
+import functools
 import hashlib
 import json
 import subprocess
@@ -37,12 +38,8 @@ EXAMPLE = Path(__file__).parents[1] / "examples" / "onnx_only.py"
 needs_openvino = pytest.mark.skipif(find_spec("openvino") is None, reason="openvino is missing: kedge[openvino]")
 
 
-def pixels(n, channels=3, side=32, seed=0):
-    return images(n, channels, side, seed)
-
-
-def labelled(n, channels=3, side=32, seed=0):
-    return helpers.labelled(n, 3, channels=channels, side=side, seed=seed)
+pixels = functools.partial(images, side=32)
+labelled = functools.partial(helpers.labelled, classes=3, side=32)
 
 
 def network(name, channels=3, **options):
@@ -58,7 +55,7 @@ def anchored(name, channels=3):
 
 
 def calibrated(detector, channels=3):
-    return detector.fit(labelled(20, channels)).calibrate(labelled(60, channels, seed=1), alpha=0.1)
+    return detector.fit(labelled(20, channels=channels)).calibrate(labelled(60, channels=channels, seed=1), alpha=0.1)
 
 
 def session_of(path):
@@ -102,16 +99,6 @@ def initializers(path):
 def parts():
     train, rest = digits().split(0.8)
     return train, *rest.split(0.5)
-
-
-@pytest.fixture(scope="module")
-def held(parts):
-    return parts[1]
-
-
-@pytest.fixture(scope="module")
-def test_set(parts):
-    return parts[2]
 
 
 @pytest.fixture(scope="module")
@@ -223,11 +210,11 @@ def test_the_graph_computes_the_detector_s_outputs(make):
     assert ("tau" in outputs) == detector.has_tau
 
 
-def test_the_trained_detector_s_export_agrees_on_real_images(home, detector, test_set):
-    assert_agrees(detector, home / "digits.onnx", test_set.images)
+def test_the_trained_detector_s_export_agrees_on_real_images(home, detector, parts):
+    assert_agrees(detector, home / "digits.onnx", parts[2].images)
     assert compare(detector, home / "digits.onnx").is_close
-    exact, images = OnnxDetector(home / "digits.onnx", threads=1), test_set.images[:4]
-    np.testing.assert_array_equal(exact(test_set)["label"], detector(test_set).label)
+    exact, images = OnnxDetector(home / "digits.onnx", threads=1), parts[2].images[:4]
+    np.testing.assert_array_equal(exact(parts[2])["label"], detector(parts[2]).label)
     for form in (images / 255, (images.double() / 255).numpy().transpose(0, 2, 3, 1)):
         np.testing.assert_array_equal(exact(form)["score"], exact(images)["score"])
 
@@ -238,8 +225,8 @@ def test_an_output_has_its_own_name_where_an_engine_knows_several():
 
 
 @needs_openvino
-def test_openvino_gives_the_same_outputs(home, detector, test_set):
-    images = test_set.images[:33]
+def test_openvino_gives_the_same_outputs(home, detector, parts):
+    images = parts[2].images[:33]
     assert_same(OnnxDetector(home / "digits.onnx", engine="openvino", threads=1)(images), detector, images)
     assert "openvino_telemetry" not in {name for name, module in sys.modules.items() if module is not None}
 
@@ -247,17 +234,17 @@ def test_openvino_gives_the_same_outputs(home, detector, test_set):
 # --- the decision ---------------------------------------------------------------------------------------------------
 
 
-def test_the_p_value_is_its_definition_and_the_decision_its_consequence(home, held, test_set):
-    outputs, tensors = OnnxDetector(home / "digits.onnx")(test_set), initializers(home / "digits.onnx")
+def test_the_p_value_is_its_definition_and_the_decision_its_consequence(home, parts):
+    outputs, tensors = OnnxDetector(home / "digits.onnx")(parts[2]), initializers(home / "digits.onnx")
     counts = np.array([sum(known >= score for known in tensors["calibration.scores"]) for score in outputs["score"]])
-    np.testing.assert_array_equal(outputs["p_value"], ((1 + counts) / (len(held) + 1)).astype(np.float32))
+    np.testing.assert_array_equal(outputs["p_value"], ((1 + counts) / (len(parts[1]) + 1)).astype(np.float32))
     np.testing.assert_array_equal(outputs["is_ood"], outputs["score"] > tensors["threshold"])
-    np.testing.assert_array_equal(outputs["is_ood"], 1 + counts <= 0.05 * (len(held) + 1))
+    np.testing.assert_array_equal(outputs["is_ood"], 1 + counts <= 0.05 * (len(parts[1]) + 1))
     assert 0 < outputs["is_ood"].sum() < len(counts)
 
 
-def test_calibration_scores_that_tie_with_an_image_count(home, test_set, tmp_path):
-    image, options = test_set.images[:1], {"temperature": 1.0, "alpha": 0.05, "delta": None}
+def test_calibration_scores_that_tie_with_an_image_count(home, parts, tmp_path):
+    image, options = parts[2].images[:1], {"temperature": 1.0, "alpha": 0.05, "delta": None}
     score = OnnxDetector(home / "digits.onnx")(image)["score"]
     model = exported.read_model(home / "digits.onnx")
     exported.write_calibration(model, torch.from_numpy(score).repeat(19), threshold=float(score[0]), **options)
@@ -291,9 +278,6 @@ def test_the_metadata_describes_the_detector_and_nothing_of_this_machine(home, d
     content = (home / "digits.onnx").read_bytes()
     assert b".py" not in content
     assert str(Path.home()).encode() not in content
-
-
-def test_the_number_of_images_is_open_and_the_anchor_s_half_of_the_weights_is_gone(home):
     shape = onnx.load(home / "digits.onnx").graph.input[0].type.tensor_type.shape.dim
     assert (shape[0].dim_param, [dim.dim_value for dim in shape[1:]]) == ("N", [1, 28, 28])
     tensors = initializers(home / "digits.onnx")
@@ -301,9 +285,9 @@ def test_the_number_of_images_is_open_and_the_anchor_s_half_of_the_weights_is_go
     assert not any("layer_c" in name for name in tensors)
 
 
-def test_the_ten_lines_without_kedge_give_the_same_outputs(home, detector, test_set, tmp_path):
+def test_the_ten_lines_without_kedge_give_the_same_outputs(home, detector, parts, tmp_path):
     files = [str(tmp_path / "big.png"), str(tmp_path / "small.png")]
-    big, small = (Image.fromarray(test_set.images[i, 0].numpy()) for i in (0, 1))
+    big, small = (Image.fromarray(parts[2].images[i, 0].numpy()) for i in (0, 1))
     big.resize((90, 60)).convert("RGB").save(files[0])
     small.save(files[1])
     code = (
@@ -412,37 +396,29 @@ def test_other_files_and_engines_are_refused(home, tmp_path):
             call()
 
 
-@pytest.mark.parametrize(
-    ("key", "value"),
-    [
-        ("preprocess", "{"),
-        ("preprocess", "{}"),
-        ("preprocess", '{"shape": [3, 4, 4], "resize": "abacus", "fit": "crop"}'),
-        ("alpha", None),
-        ("alpha", "most"),
-        ("delta", "{"),
-    ],
-)
-def test_damaged_metadata_is_an_error(key, value):
+def test_damaged_metadata_is_an_error():
     facts = {"preprocess": exported.rule(kedge.Preprocess((3, 4, 4))), "alpha": "0.1", "delta": "null"}
     exported.checked_metadata({f"kedge.{name}": text for name, text in facts.items()}, "a.onnx")
-    damaged = {f"kedge.{name}": text for name, text in (facts | {key: value}).items() if text is not None}
-    with pytest.raises(FileFormatError, match=r"a\.onnx must describe .*damaged"):
-        exported.checked_metadata(damaged, "a.onnx")
+    another = '{"shape": [3, 4, 4], "resize": "abacus", "fit": "crop"}'
+    wrong = {"preprocess": ("{", "{}", another), "alpha": (None, "most"), "delta": ("{",)}
+    for key, value in ((key, value) for key, values in wrong.items() for value in values):
+        damaged = {f"kedge.{name}": text for name, text in (facts | {key: value}).items() if text is not None}
+        with pytest.raises(FileFormatError, match=r"a\.onnx must describe .*damaged"):
+            exported.checked_metadata(damaged, "a.onnx")
 
 
 # --- 8 bits ---------------------------------------------------------------------------------------------------------
 
 
-def test_eight_bits_keep_most_labels_in_a_smaller_file_with_its_own_threshold(home, detector, held, test_set):
+def test_eight_bits_keep_most_labels_in_a_smaller_file_with_its_own_threshold(home, detector, parts):
     exact, quantised = OnnxDetector(home / "digits.onnx"), OnnxDetector(home / "int8.onnx")
-    outputs, expected = quantised(test_set), detector(test_set)
+    outputs, expected = quantised(parts[2]), detector(parts[2])
     assert float(np.mean(outputs["label"] == expected.label.numpy())) > 0.97
     assert (home / "int8.onnx").stat().st_size < 0.6 * (home / "digits.onnx").stat().st_size
     assert 0 < np.abs(outputs["score"] - expected.score.numpy()).max() < 0.1 * float(expected.score.abs().max())
-    outputs = quantised(held)
+    outputs = quantised(parts[1])
     counts = (outputs["score"][:, None] <= outputs["score"]).sum(axis=1)
-    np.testing.assert_allclose(outputs["p_value"], (1 + counts) / (len(held) + 1), atol=2e-3)
+    np.testing.assert_allclose(outputs["p_value"], (1 + counts) / (len(parts[1]) + 1), atol=2e-3)
     np.testing.assert_array_equal(outputs["is_ood"], outputs["p_value"] <= np.float32(0.05))
     assert 0 < outputs["is_ood"].mean() <= 0.05
     assert quantised.metadata["kedge.threshold"] != exact.metadata["kedge.threshold"]
@@ -457,23 +433,20 @@ def test_only_the_middle_of_the_network_is_in_eight_bits(home):
         assert [kind for name, kind in types.items() if name.endswith(part)] == [np.float32], part
 
 
-def test_recalibration_fits_the_temperature_where_there_are_labels(home, held, tmp_path):
+def test_recalibration_fits_the_temperature_to_labels_and_keeps_the_guarantee_that_is_not_given(home, parts, tmp_path):
     def temperature(path):
         return float(initializers(path)["probability.temperature"])
 
-    recalibrate(home / "digits.onnx", held, out=tmp_path / "same.onnx")
+    recalibrate(home / "digits.onnx", parts[1], out=tmp_path / "same.onnx")
     assert temperature(tmp_path / "same.onnx") == pytest.approx(temperature(home / "digits.onnx"), rel=1e-3)
-    wrong = kedge.ImageSet(held.images, (held.labels + torch.arange(len(held)) % 2) % 10)
+    wrong = kedge.ImageSet(parts[1].images, (parts[1].labels + torch.arange(len(parts[1])) % 2) % 10)
     recalibrate(home / "digits.onnx", wrong, out=tmp_path / "unsure.onnx", alpha=0.2)
     assert temperature(tmp_path / "unsure.onnx") > 2 * temperature(home / "digits.onnx")
-    assert 0.15 < OnnxDetector(tmp_path / "unsure.onnx")(held)["is_ood"].mean() <= 0.2
-    recalibrate(tmp_path / "unsure.onnx", held.images)
+    assert 0.15 < OnnxDetector(tmp_path / "unsure.onnx")(parts[1])["is_ood"].mean() <= 0.2
+    recalibrate(tmp_path / "unsure.onnx", parts[1].images)
     assert temperature(tmp_path / "unsure.onnx") > 2 * temperature(home / "digits.onnx")
-
-
-def test_recalibration_keeps_the_guarantee_that_is_not_given(home, held, tmp_path):
     for options, expected in (({}, (0.05, None)), ({"delta": 0.1}, (0.05, 0.1)), ({"alpha": 0.2}, (0.2, None))):
-        recalibrate(home / "digits.onnx", held, out=tmp_path / "a.onnx", **options)
+        recalibrate(home / "digits.onnx", parts[1], out=tmp_path / "a.onnx", **options)
         assert exported.guarantee_of(OnnxDetector(tmp_path / "a.onnx").metadata) == expected
 
 
@@ -490,12 +463,11 @@ def test_a_network_without_a_middle_is_not_quantised(tmp_path):
 
 
 @needs_openvino
-def test_another_engine_than_the_file_was_calibrated_for_is_a_warning(home, held, tmp_path):
+def test_another_engine_than_the_file_was_calibrated_for_is_a_warning(home, parts, tmp_path):
     with pytest.warns(KedgeWarning, match="calibrated on the scores of onnxruntime"):
         OnnxDetector(home / "int8.onnx", engine="openvino")
-    recalibrate(home / "int8.onnx", held, out=tmp_path / "a.onnx", engine="openvino")
-    said = OnnxDetector(tmp_path / "a.onnx", engine="openvino")(held)
-    assert 0 < said["is_ood"].mean() <= 0.05
+    recalibrate(home / "int8.onnx", parts[1], out=tmp_path / "a.onnx", engine="openvino")
+    assert 0 < OnnxDetector(tmp_path / "a.onnx", engine="openvino")(parts[1])["is_ood"].mean() <= 0.05
 
 
 # --- the command ----------------------------------------------------------------------------------------------------
@@ -534,22 +506,22 @@ def test_a_file_that_differs_is_not_kept(home, tmp_path, monkeypatch):
     assert run("export", home / "digits.kedge", "-o", tmp_path / "a.onnx", "--no-check").exit_code == 0
 
 
-def test_the_check_sees_another_detector(home, held):
-    other = kedge.AMP(kedge.anchor(network("compact", 1), init="fresh")).fit(held.images).calibrate(held.images)
-    assert not compare(other, home / "digits.onnx").is_close
-
-
 @pytest.mark.parametrize(
     ("name", "change"),
     [("score", lambda values: values * np.nan), ("label", lambda values: values + 1), ("is_ood", np.logical_not)],
 )
-def test_the_check_sees_nan_another_label_and_another_decision(name, change, detector, monkeypatch):
+def test_the_check_sees_another_detector_nan_another_label_and_another_decision(
+    name, change, home, detector, parts, monkeypatch
+):
+    other = kedge.AMP(kedge.anchor(network("compact", 1), init="fresh")).fit(parts[1].images)
+    assert not compare(other.calibrate(parts[1].images), home / "digits.onnx").is_close
+
     def run_file(images, batch_size):
         detection = detector(images)
         outputs = {key: getattr(detection, key).numpy() for key in ("score", "label", "is_ood")}
         return outputs | ({name: change(outputs[name])} if batch_size == changed_at else {})
 
-    monkeypatch.setattr("kedge.export.check.OnnxDetector", lambda path: run_file)
+    monkeypatch.setattr("kedge.export.runtime.OnnxDetector", lambda path: run_file)
     for changed_at in (None, 1):  # 1: not in the batch of all
         assert compare(detector, "a.onnx").is_close == (changed_at is None)
 

@@ -51,58 +51,53 @@ def test_the_logits_and_the_memory_format_stay_and_norms_go(name, anchored):
     assert all(p.is_contiguous(memory_format=torch.channels_last) for p in fast.parameters() if p.ndim == 4)
 
 
-class Odd(nn.Module):
-    """A convolution whose output is used twice, one that runs twice, and a pooling before a negative scale."""
+class Network(nn.Module):
+    """A network of named layers and a forward."""
 
-    def __init__(self):
+    def __init__(self, forward, **layers):
         super().__init__()
-        self.a, self.norm_a = nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4)
-        self.b, self.norm_b = nn.Conv2d(4, 4, 3), nn.BatchNorm2d(4)
-        self.c, self.pool, self.norm_c = nn.Conv2d(4, 4, 3), nn.MaxPool2d(2), nn.BatchNorm2d(4)
-        self.norm_d, self.head = nn.BatchNorm2d(4), nn.Linear(4, 2)
+        self.run = forward
+        for name, layer in layers.items():
+            self.add_module(name, layer)
 
     def forward(self, x):
-        x = self.a(x)
-        x = self.norm_a(x) + x
-        x = self.norm_b(self.b(self.b(x)))
-        x = self.norm_c(self.pool(self.c(x)))
-        return self.head(self.norm_d(x.relu()).mean(dim=(2, 3)))
+        return self.run(self, x)
+
+
+def body(norm=None):
+    return nn.Sequential(nn.Conv2d(3, 4, 3), norm or nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(3600, 2))
+
+
+def odd():
+    """A convolution whose output is used twice, one that runs twice, and a pooling before a negative scale."""
+
+    def forward(net, x):
+        x = net.a(x)
+        x = net.norm_a(x) + x
+        x = net.norm_b(net.b(net.b(x)))
+        x = net.norm_c(net.pool(net.c(x)))
+        return net.head(net.norm_d(x.relu()).mean(dim=(2, 3)))
+
+    norms = {f"norm_{name}": nn.BatchNorm2d(4) for name in "abcd"}
+    layers = {"a": nn.Conv2d(3, 4, 3), "b": nn.Conv2d(4, 4, 3), "c": nn.Conv2d(4, 4, 3), "pool": nn.MaxPool2d(2)}
+    return Network(forward, **layers, **norms, head=nn.Linear(4, 2))
 
 
 def test_what_cannot_be_folded_stays():
     with seeded(1):
-        network = lived(Odd()).double()
+        network = lived(odd()).double()
     network.norm_c.weight.data[0] = -1.0
     net = kedge.Classifier(network).eval()
-    fast = folded(net)
-    assert norms(fast) == 4
-    assert torch.allclose(fast(images()), net(images()), atol=1e-12)
-    network.norm_c.weight.data.abs_()
-    fast = folded(net)
-    assert norms(fast) == 3
-    assert torch.allclose(fast(images()), net(images()), atol=1e-9)
+    for left, tolerance in ((4, 1e-12), (3, 1e-9)):
+        fast = folded(net)
+        assert norms(fast) == left
+        assert torch.allclose(fast(images()), net(images()), atol=tolerance)
+        network.norm_c.weight.data.abs_()
 
 
-class Branches(nn.Module):
-    """A network whose path depends on its input, so that it cannot be traced."""
-
-    def __init__(self):
-        super().__init__()
-        self.body = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(3600, 2))
-
-    def forward(self, x):
-        return self.body(x) if x.sum() > 0 else -self.body(x)
-
-
-class Named(nn.Module):
-    """A norm that is called by keyword."""
-
-    def __init__(self):
-        super().__init__()
-        self.conv, self.norm, self.head = nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Linear(4, 2)
-
-    def forward(self, x):
-        return self.head(self.norm(input=self.conv(x)).mean(dim=(2, 3)))
+def by_keyword():
+    layers = {"conv": nn.Conv2d(3, 4, 3), "norm": nn.BatchNorm2d(4), "head": nn.Linear(4, 2)}
+    return Network(lambda net, x: net.head(net.norm(input=net.conv(x)).mean(dim=(2, 3))), **layers)
 
 
 def norm_of_tokens(features):
@@ -110,26 +105,21 @@ def norm_of_tokens(features):
     return nn.Sequential(nn.Flatten(2), *layers)
 
 
-def without_statistics():
-    norm = nn.BatchNorm2d(4, track_running_stats=False)
-    return nn.Sequential(nn.Conv2d(3, 4, 3), norm, nn.Flatten(), nn.Linear(3600, 2))
+LEFT = {  # name: (network, norms that must stay)
+    "not traceable": (lambda: Network(lambda net, x: net.a(x) if x.sum() > 0 else -net.a(x), a=body()), 1),
+    "statistics of the batch": (lambda: body(nn.BatchNorm2d(4, track_running_stats=False)), 1),
+    "called by keyword": (by_keyword, 0),
+    "tokens": (lambda: norm_of_tokens(3), 1),  # as many features as there are tokens
+    "tokens of more features": (lambda: norm_of_tokens(6), 1),
+}
 
 
-@pytest.mark.parametrize(
-    ("make", "left"),
-    [
-        (Branches, 1),
-        (without_statistics, 1),
-        (Named, 0),
-        (lambda: norm_of_tokens(3), 1),  # as many features as there are tokens
-        (lambda: norm_of_tokens(6), 1),
-    ],
-    ids=["not traceable", "statistics of the batch", "called by keyword", "tokens", "tokens of more features"],
-)
-def test_only_norms_that_can_be_folded_are(make, left):
+@pytest.mark.parametrize("name", LEFT)
+def test_only_norms_that_can_be_folded_are(name):
+    make, left = LEFT[name]
     with seeded(1):
         network = make()
-        net = kedge.Classifier((network if make is without_statistics else lived(network)).double()).eval()
+        net = kedge.Classifier((network if "batch" in name else lived(network)).double()).eval()
     assert norms(folded(net)) == left
     same = torch.equal if left else partial(torch.allclose, atol=1e-9)
     assert same(folded(net)(images()), net(images()))

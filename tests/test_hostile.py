@@ -1,8 +1,8 @@
-"""Files and requests that are made to do harm: each gets a right answer or a clear refusal, and costs little."""
+"""Files and requests made by hand to do harm; those drawn at random are in `fuzzing`."""
 
 import asyncio
-import base64
 import contextlib
+import ctypes
 import gc
 import io
 import json
@@ -12,7 +12,6 @@ import os
 import select
 import socket
 import struct
-import tarfile
 import threading
 import time
 import tracemalloc
@@ -23,85 +22,28 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
-import pyarrow
 import pytest
 import torch
-import uvicorn
 from PIL import Image
-from pyarrow import parquet
 
+from fuzzing.images import PHOTO, SEEDS, SIDE, pixels
+from fuzzing.requests import ask, check_answer, form, hostile_request
 from helpers import encoded as file
-from helpers import small_amp
+from helpers import service_process, small_amp
 from kedge.data import Preprocess, decoding, open_image
-from kedge.errors import FileFormatError, InputError
-from kedge.scoring import plan, read_rows, score_files
-from kedge.scoring.job import score_shards
-from kedge.serving import Settings, create_app
-from kedge.serving.bodies import FORMATS, Refused, decode, from_form, from_json
-from kedge.serving.guard import impatient
+from kedge.errors import InputError
+from kedge.scoring import read_rows, score_files
+from kedge.serving import Busy, Settings, create_app
+from kedge.serving.bodies import FORMATS, LARGE, Refused, decode, from_form, from_json
+from kedge.serving.server import Server, Sparing
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # Pillow's, of what it finds in damaged files
 
-SIDE = 12
-RULE = Preprocess((3, SIDE, SIDE))
+RULE = Preprocess((3, SIDE, SIDE), background=None)
 PIXELS = 50_000_000
-REFUSED = {400, 404, 405, 413, 415, 422}
 
 
-# --- damaged files ----------------------------------------------------------------------------------------------------
-
-
-def pixels(seed=0, shape=(SIDE, SIDE, 3), top=256, kind=np.uint8):
-    return np.random.default_rng(seed).integers(0, top, shape).astype(kind)
-
-
-PHOTO = Image.fromarray(pixels(0, (14, 17, 3)))
-WIDE = Image.fromarray(pixels(0, (14, 17), 65536, np.uint16))
-FRAMES = {"save_all": True, "append_images": [PHOTO.rotate(90), PHOTO.rotate(180)]}
-SEEDS = {kind: file(PHOTO, kind) for kind in ("png", "jpeg", "gif", "bmp", "webp", "tiff", "ico")}
-SEEDS |= {f"{kind}, animated": file(PHOTO, kind, **FRAMES) for kind in ("png", "gif", "webp", "mpo")}
-SEEDS |= {f"png, {mode}": file(PHOTO.convert(mode), "PNG") for mode in ("1", "LA")}
-SEEDS |= {f"jpeg, {mode}": file(PHOTO.convert(mode), "JPEG") for mode in ("CMYK", "L")}
-SEEDS |= {f"16 bits, {kind}": file(WIDE, kind) for kind in ("png", "tiff")}
-SEEDS |= {f"tiff, {name}": file(PHOTO, "TIFF", compression=name) for name in ("tiff_lzw", "jpeg")}
-SEEDS |= {
-    "png, palette": file(PHOTO.quantize(16), "PNG", transparency=3),
-    "png, palette of alphas": file(PHOTO.quantize(16), "PNG", transparency=bytes(range(16))),
-    "jpeg, progressive": file(PHOTO, "JPEG", progressive=True),
-    "bmp, palette": file(PHOTO.quantize(16), "BMP"),
-    "webp, lossless": file(PHOTO, "WEBP", lossless=True),
-    "tiff, fax": file(PHOTO.convert("1"), "TIFF", compression="group4"),
-    "tiff, floating point": file(Image.fromarray(pixels(0, (14, 17), kind=np.float32)), "TIFF"),
-    "tiff, 32 bits": file(Image.fromarray(pixels(0, (14, 17), 1 << 30, np.int32)), "TIFF"),
-}
-NAMES = tuple(SEEDS)
-NUMBERS = (0, 1, 0x7F, 0x80, 0xFF, 0x7FFF, 0xFFFF, 0x7FFFFFFF, 0x80000000, 0xFFFFFFFF)
-
-
-def damaged(rng) -> bytes:
-    """One of the files, cut, flipped, overwritten, spliced or repeated somewhere; heads more often than the rest."""
-
-    def any_of(values):
-        return values[int(rng.integers(len(values)))]
-
-    data = bytearray(SEEDS[any_of(NAMES)])
-    for _ in range(rng.integers(1, 4)):
-        if not data:
-            break
-        at = int(rng.integers(min(len(data), 160) if rng.random() < 0.5 else len(data)))
-        other = SEEDS[any_of(NAMES)]
-        end, new = any_of(
-            [
-                (len(data), b""),
-                (at + 1, bytes([data[at] ^ 1 << int(rng.integers(8))])),
-                (at + 4, any_of(NUMBERS).to_bytes(4, any_of(("big", "little")))),
-                (at + int(rng.integers(1, 32)), b""),
-                (at, other[int(rng.integers(len(other))) :][:64]),
-                (at, data[at : at + 16] * int(rng.integers(1, 8))),
-            ]
-        )
-        data[at:end] = new
-    return bytes(data)
+# --- cut files --------------------------------------------------------------------------------------------------------
 
 
 def decode_or_refuse(data) -> bool:
@@ -114,13 +56,6 @@ def decode_or_refuse(data) -> bool:
     assert image.shape == (3, SIDE, SIDE)
     assert image.dtype == torch.uint8
     return True
-
-
-@pytest.mark.parametrize(("cases", "seed"), [(6000, 0), pytest.param(100_000, 1, marks=pytest.mark.slow)])
-def test_a_damaged_file_is_an_image_or_an_error_that_names_it(cases, seed):
-    rng = np.random.default_rng(seed)
-    read = sum(decode_or_refuse(damaged(rng)) for _ in range(cases))
-    assert 0.1 * cases < read < 0.9 * cases  # both outcomes occurred
 
 
 def test_a_file_cut_anywhere_is_an_image_or_an_error_and_half_an_image_is_no_image():
@@ -138,9 +73,14 @@ def grey(values):
     return np.repeat(values[..., None], 3, axis=2)
 
 
+def on_white(values, alpha):
+    share = alpha[..., None] / 255
+    return np.round(values * share + 255 * (1 - share))
+
+
 COLOUR, GREY, ALPHA = pixels(1), pixels(2, (SIDE, SIDE)), pixels(3, (SIDE, SIDE))
 FEW = pixels(4, (SIDE, SIDE), 4)
-PALETTE = pixels(5, (4, 3))
+PALETTE, ALPHAS = pixels(5, (4, 3)), np.array([0, 90, 180, 255], np.uint8)
 
 
 def with_palette(**options):
@@ -166,10 +106,13 @@ def tiff(*tags, behind=64) -> bytes:
 LATER = {"save_all": True, "append_images": [Image.new("RGB", (SIDE, SIDE), "red")] * 2}
 ODD = {
     "1 bit": (file(Image.fromarray(GREY > 127), "PNG"), grey(np.where(GREY > 127, 255, 0))),
-    "grey and alpha": (file(Image.fromarray(np.dstack([GREY, ALPHA])), "PNG"), grey(GREY)),
-    "colour and alpha": (file(Image.fromarray(np.dstack([COLOUR, ALPHA])), "PNG"), COLOUR),
-    "a palette with one transparent colour": (with_palette(transparency=1), PALETTE[FEW]),
-    "a palette with alphas": (with_palette(transparency=bytes([0, 90, 180, 255])), PALETTE[FEW]),
+    "grey and alpha": (file(Image.fromarray(np.dstack([GREY, ALPHA])), "PNG"), on_white(grey(GREY), ALPHA)),
+    "colour and alpha": (file(Image.fromarray(np.dstack([COLOUR, ALPHA])), "PNG"), on_white(COLOUR, ALPHA)),
+    "a palette with one transparent colour": (
+        with_palette(transparency=1),
+        np.where(FEW[..., None] == 1, 255, PALETTE[FEW]),
+    ),
+    "a palette with alphas": (with_palette(transparency=bytes(ALPHAS)), on_white(PALETTE[FEW], ALPHAS[FEW])),
     "16 bits, png": (file(Image.fromarray(GREY.astype(np.uint16) * 257), "PNG"), grey(GREY)),
     "16 bits, tiff": (file(Image.fromarray(GREY.astype(np.uint16) * 257), "TIFF"), grey(GREY)),
     "floating point": (file(Image.fromarray(GREY.astype(np.float32)), "TIFF"), grey(GREY)),
@@ -186,11 +129,12 @@ ODD = {
 }
 
 
-def test_an_odd_image_has_its_own_pixels_whatever_the_ending_of_its_file(tmp_path):
+def test_an_odd_image_has_its_own_pixels_on_white_whatever_the_ending_of_its_file(tmp_path):
     for name, (data, expected) in ODD.items():
-        assert np.array_equal(decode(data, 0, RULE, PIXELS).permute(1, 2, 0).numpy(), expected), name
         (tmp_path / "photo.jpg").write_bytes(data)
-        assert np.array_equal(RULE(tmp_path / "photo.jpg").permute(1, 2, 0).numpy(), expected), name
+        for image in (decode(data, 0, RULE, PIXELS), RULE(tmp_path / "photo.jpg")):
+            difference = np.abs(image.permute(1, 2, 0).numpy() - np.asarray(expected, float))
+            assert difference.max() <= ("alpha" in name), name  # where Pillow rounds the other way
 
 
 # --- files that are not images ----------------------------------------------------------------------------------------
@@ -315,82 +259,6 @@ def detector():
     return small_amp(side=SIDE)
 
 
-def checked_rows(detector, shard):
-    ((_, rows),) = score_shards(detector, [(0, shard)])
-    assert [row["name"] for row in rows] == shard.names()
-    for row in rows:
-        assert (row["error"] is None) == (row["score"] is not None)
-        assert row["error"] is None or "object at 0x" not in row["error"]
-    return rows
-
-
-def test_each_file_of_a_folder_gets_a_row(detector, tmp_path):
-    rng = np.random.default_rng(2)
-    hostile = [damaged(rng) for _ in range(100)] + NOT_IMAGES + [data for data, _ in BOMBS.values()]
-    for number, data in enumerate(hostile):
-        (tmp_path / f"{number:03}.{('png', 'jpg', 'tif')[number % 3]}").write_bytes(data)
-    (tmp_path / "folder.png").mkdir()
-    (tmp_path / "leads nowhere.png").symlink_to(tmp_path / "gone")
-    (tmp_path / "itself.png").symlink_to(tmp_path / "itself.png")
-    (shard,) = plan([tmp_path])
-    assert len(checked_rows(detector, shard)) == len(hostile) + 2
-
-
-def check_damaged(detector, path, damage):
-    """Score a file that is damaged in many ways: rows or an error that names it, and each of them at least once."""
-    rng, whole, outcomes = np.random.default_rng(3), path.read_bytes(), set()
-    for case in range(150):
-        path.write_bytes(damage(bytearray(whole), rng, case))
-        try:
-            for shard in plan([path]):
-                checked_rows(detector, shard)
-            outcomes.add("rows")
-        except (FileFormatError, InputError) as error:
-            assert path.name in str(error)  # noqa: PT017
-            outcomes.add("error")
-    assert outcomes == {"rows", "error"}
-
-
-def test_each_member_of_a_tar_gets_a_row_and_a_damaged_tar_an_error(detector, tmp_path):
-    with tarfile.open(tmp_path / "images.tar", "w") as tar:
-        for name in ("a.png", "../../b.png", "/etc/c.png", "d/e.png"):
-            info = tarfile.TarInfo(name)
-            info.size = len(SEEDS["png"])
-            tar.addfile(info, io.BytesIO(SEEDS["png"]))
-
-    def damage(data, rng, case):
-        if case:
-            for at in rng.integers(0, len(data), 4) if case % 2 else rng.integers(0, 512, 2):
-                data[at] = rng.integers(256)
-            del data[int(rng.integers(len(data))) if case % 3 == 0 else len(data) :]
-        return data
-
-    check_damaged(detector, tmp_path / "images.tar", damage)
-    assert not (tmp_path.parent / "b.png").exists()  # nothing is unpacked
-
-
-def test_each_row_of_a_parquet_file_gets_a_row_and_a_damaged_one_an_error(detector, tmp_path):
-    rng, path = np.random.default_rng(4), tmp_path / "images.parquet"
-    values = [SEEDS["png"], b"", None, b"text", BOMBS["jpeg of many scans"][0], *(damaged(rng) for _ in range(20))]
-    parquet.write_table(pyarrow.table({"image": pyarrow.array(values, pyarrow.binary())}), path)
-
-    def damage(data, rng, case):
-        for at in rng.integers(0, len(data), 4) if case % 2 else len(data) - 1 - rng.integers(0, 300, 2):
-            data[at] = rng.integers(256)
-        return data if case else path.read_bytes()
-
-    check_damaged(detector, path, damage)
-
-
-def test_a_parquet_column_of_something_else_gets_rows_with_errors(detector, tmp_path):
-    path = tmp_path / "odd.parquet"
-    odd = [3, 1.5, True, ["a"], {"bytes": 3, "path": None}, {"path": "no such file"}, {"other": b""}, "no such file"]
-    for value in odd:
-        parquet.write_table(pyarrow.table({"image": [value, value]}), path)
-        (shard,) = plan([path])
-        assert all(row["error"] for row in checked_rows(detector, shard)), value
-
-
 def test_a_name_that_is_not_valid_text_is_escaped(detector, tmp_path):
     detector.save(tmp_path / "detector.kedge")
     folder = tmp_path / "images"
@@ -403,38 +271,7 @@ def test_a_name_that_is_not_valid_text_is_escaped(detector, tmp_path):
         assert row["score"] is not None
 
 
-# --- requests, thousands of them, straight into the application -------------------------------------------------------
-
-
-async def ask(app, body=b"", *, kind="image/png", method="POST", path="/v1/score", headers=(), cut=(), end="end"):
-    """Status, headers and body of an answer.
-
-    The body comes cut in pieces; after it comes its end, a disconnection (``"gone"``) or nothing (``"never"``).
-    """
-    pieces = [body[a:b] for a, b in zip([0, *cut], [*cut, len(body)], strict=True)]
-    incoming = [{"type": "http.request", "body": piece, "more_body": True} for piece in pieces]
-    last = {"gone": {"type": "http.disconnect"}, "end": {"type": "http.request", "body": b"", "more_body": False}}
-    incoming += [last[end]] if end in last else []
-    sent = []
-
-    async def receive():
-        if incoming:
-            return incoming.pop(0)
-        await asyncio.sleep(60)
-        return {"type": "http.disconnect"}
-
-    async def send(message):
-        sent.append(message)
-
-    raw = [(b"content-type", kind.encode("latin-1"))] if kind is not None else []
-    raw += [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers]
-    scope = {
-        "type": "http", "asgi": {"version": "3.0"}, "http_version": "1.1", "method": method, "scheme": "http",
-        "path": path, "raw_path": path.encode(), "query_string": b"", "root_path": "", "headers": raw,
-        "client": ("127.0.0.1", 1), "server": ("127.0.0.1", 80), "state": {},
-    }  # fmt: skip
-    await app(scope, receive, send)
-    return sent[0]["status"], dict(sent[0]["headers"]), b"".join(part.get("body", b"") for part in sent[1:])
+# --- requests straight into the application ---------------------------------------------------------------------------
 
 
 def with_app(detector, work, **limits):
@@ -456,86 +293,6 @@ async def until(true):
         await asyncio.sleep(0.01)
 
 
-def form(parts, boundary=b"x") -> bytes:
-    head = b'\r\nContent-Disposition: form-data; name="images"; filename="a"\r\nContent-Type: image/png\r\n\r\n'
-    return b"".join(b"--" + boundary + head + part + b"\r\n" for part in parts) + b"--" + boundary + b"--\r\n"
-
-
-def anything(rng, depth=0):
-    """A JSON value of any type."""
-    leaves = [None, True, -1, 1e999, math.nan, 10**30, "", "\ud800", "%%%", base64.b64encode(SEEDS["png"]).decode()]
-    draw = rng.integers(len(leaves) + 2 * (depth < 4))
-    if draw < len(leaves):
-        return leaves[draw]
-    keys = ["image", "images", "", "x", "__proto__"]
-    values = [anything(rng, depth + 1) for _ in range(rng.integers(4))]
-    return values if draw == len(leaves) else {keys[rng.integers(5)]: value for value in values}
-
-
-def mangled(rng, data) -> bytes:
-    data = bytearray(data)
-    for _ in range(rng.integers(1, 6)):
-        at, length = int(rng.integers(len(data) + 1)), int(rng.integers(20))
-        replaced = [(at + 1, bytes([rng.integers(256)])), (at + length, b""), (at, data[:length])]
-        end, new = replaced[rng.integers(3)]
-        data[at:end] = new
-    return bytes(data)
-
-
-KINDS = ["image/png", "image/*", "IMAGE/JPEG; q=1", "application/octet-stream", "image/"]
-BAD_KINDS = [None, "", "text/html", "\xff\x00", "multipart/form-data", "image", ";" * 1000, "a" * 10_000]
-METHODS = ["GET", "PUT", "DELETE", "OPTIONS", "HEAD", "\xff"]
-PATHS = ["/v1/score/", "//v1/score", "/v1/../v1/score", "/v1/score\0", "/v1/explain", "/\U0001f6a2", "/docs/x"]
-HEADERS = [
-    ("content-length", "-1"), ("content-length", "\xb2"), ("content-length", "9" * 5000), ("expect", "x"),
-    ("content-type", "application/json"), ("transfer-encoding", "chunked"), ("host", "\xff/"), ("host", "["),
-    ("authorization", "Bearer \xff"), ("cookie", ";" * 5000), ("accept", "x/y"), ("x" * 5000, "y"),
-]  # fmt: skip
-
-
-def hostile_request(rng):
-    def any_of(values):
-        return values[rng.integers(len(values))]
-
-    images = [damaged(rng) if rng.random() < 0.4 else SEEDS["png"] for _ in range(rng.integers(1, 4))]
-    text = json.dumps({"images": [base64.b64encode(data).decode() for data in images]}).encode()
-    bodies = [
-        (images[0], any_of(KINDS)),
-        (images[0], any_of(BAD_KINDS)),
-        (text, "application/json"),
-        (mangled(rng, text), "application/json"),
-        (json.dumps(anything(rng)).encode(), "application/json; charset=utf-16"),
-        (form(images), "multipart/form-data; boundary=x"),
-        (mangled(rng, form(images)), mangled(rng, b'multipart/form-data; boundary="x"').decode("latin-1")),
-    ]
-    body, kind = any_of(bodies)
-    request = {"body": body, "kind": kind, "end": "gone" if rng.random() < 0.05 else "end"}
-    for name, values, share in (("method", METHODS, 0.1), ("path", PATHS, 0.1), ("headers", HEADERS, 0.3)):
-        if rng.random() < share:
-            request[name] = [any_of(values)] if name == "headers" else any_of(values)
-    if rng.random() < 0.3:
-        request["cut"] = sorted(rng.integers(0, len(body) + 1, 3).tolist())
-    return request
-
-
-def check_answer(request, status, content):
-    if request["end"] == "gone" and status == 499:
-        return
-    assert status in REFUSED | {200}, (request, status, content)
-    if request.get("method") == "HEAD":
-        return
-    answer = json.loads(content, parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
-    if status != 200:
-        assert isinstance(answer["detail"], str)
-        assert "Traceback" not in answer["detail"]
-        return
-    for result in answer["results"] if "results" in answer else [answer["result"]]:
-        numbers = [result[name] for name in ("probability", "score", "tau", "p_value")]
-        assert all(math.isfinite(number) for number in numbers)
-        assert 0 < result["p_value"] <= 1
-        assert 0 < result["probability"] <= 1 + 1e-6
-
-
 async def fuzz(app, cases, rng, at_once=8):
     """Send hostile requests, a few at a time; return how many had each status."""
     counts: dict[int, int] = {}
@@ -555,13 +312,13 @@ async def good_answer(app):
 
 
 def test_every_hostile_request_is_answered_or_refused_and_the_next_good_one_is_answered(detector):
-    cases = 2000
+    cases = 400
 
     async def work(app):
         before = await good_answer(app)
         counts = await fuzz(app, cases, np.random.default_rng(5))
         service = app.state.service
-        assert (service.held, service.taken, service.batcher.queued) == (0, 0, 0)
+        assert (service.bytes.taken, service.places.taken, service.batcher.queued) == (0, 0, 0)
         assert await good_answer(app) == pytest.approx(before, rel=1e-4)
         return counts
 
@@ -570,21 +327,30 @@ def test_every_hostile_request_is_answered_or_refused_and_the_next_good_one_is_a
     assert 0.1 < counts[200] / cases < 0.9
 
 
-def resident() -> int:
-    gc.collect()
-    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-
-
 def allocated() -> int:
     gc.collect()
     return tracemalloc.get_traced_memory()[0]
+
+
+class Mallinfo(ctypes.Structure):
+    """What glibc's mallinfo2 returns; the eighth number is that of bytes in use."""
+
+    _fields_ = tuple((f"field{number}", ctypes.c_size_t) for number in range(10))
+
+
+def in_use() -> int:
+    """Bytes that C code has allocated. Resident memory would count what glibc keeps of memory that was freed."""
+    gc.collect()
+    mallinfo = ctypes.CDLL(None).mallinfo2
+    mallinfo.restype = Mallinfo
+    return mallinfo().field7
 
 
 @pytest.mark.parametrize(
     ("memory", "seed", "warm_up", "cases", "limit"),
     [
         (allocated, 7, 300, 400, 400 * 250),  # only counts of a request stay
-        pytest.param(resident, 6, 2000, 20_000, 20_000_000, marks=pytest.mark.slow),  # a leak of bodies: 27 MB
+        pytest.param(in_use, 6, 2000, 20_000, 2_000_000, marks=pytest.mark.slow),  # a leak of bodies: 27 MB
     ],
 )
 def test_what_was_answered_is_forgotten(detector, caplog, memory, seed, warm_up, cases, limit):
@@ -610,8 +376,8 @@ def test_large_bodies_of_nothing_are_refused_at_once_and_in_a_thread(detector):
         b"[" + b"1," * (size // 2) + b"1]": 413,
         b'{"images":[' + b'"",' * (size // 3) + b'""]}': 413,
         b"9" * size: 422,
-        b'{"image":"' + b"=" * size + b'"}': 400,
-        b'{"image":"' + b"A" * size + b'%"}': 400,
+        b'{"image":"' + b"=" * size + b'"}': 200,  # a row with an error
+        b'{"image":"' + b"A" * size + b'%"}': 200,
         b'{"a":' * (size // 5): 413,
     }
 
@@ -632,6 +398,9 @@ def test_json_of_far_more_values_than_images_is_refused_before_it_is_parsed(monk
         with pytest.raises(Refused, match="more values") as refused:
             from_json(b'{"images":[' + values * 1000, 64)
         assert refused.value.code == 413
+    monkeypatch.undo()
+    with pytest.raises(Refused, match="must be JSON"):
+        from_json(b"[" * 100_000, 100_000)  # deeper than Python recurses
 
 
 def test_the_files_of_a_form():
@@ -664,7 +433,7 @@ def test_the_files_of_a_form():
 def test_bodies_that_fill_the_memory_for_them_wait_outside(detector):
     async def work(app):
         never = asyncio.create_task(ask(app, bytes(900), end="never"))
-        await until(lambda: app.state.service.held == 900)
+        await until(lambda: app.state.service.bytes.taken == 900)
         status, headers, content = await ask(app, bytes(200))
         assert (status, headers[b"retry-after"]) == (503, b"1")
         assert b"fill the memory" in content
@@ -686,11 +455,11 @@ def test_no_more_images_are_decoded_than_may_wait(detector, monkeypatch):
 
     async def work(app):
         first = asyncio.create_task(ask(app, form([SEEDS["png"]] * 3), kind="multipart/form-data; boundary=x"))
-        await until(lambda: app.state.service.taken == 3)
+        await until(lambda: app.state.service.places.taken == 3)
         assert (await ask(app, SEEDS["png"], method="GET", path="/readyz"))[0] == 200
         assert (await ask(app, form([SEEDS["png"]] * 2), kind="multipart/form-data; boundary=x"))[0] == 503
         second = asyncio.create_task(ask(app, SEEDS["png"]))
-        await until(lambda: app.state.service.taken == 4)
+        await until(lambda: app.state.service.places.taken == 4)
         assert (await ask(app, SEEDS["png"], method="GET", path="/readyz"))[0] == 503
         go.set()
         assert [(await task)[0] for task in (first, second)] == [200, 200]
@@ -698,31 +467,125 @@ def test_no_more_images_are_decoded_than_may_wait(detector, monkeypatch):
     with_app(detector, work, max_images=4, max_queue=4)
 
 
+def test_a_large_jpeg_is_decoded_reduced_and_nearly_the_same(monkeypatch):
+    rule, rng, decoded = Preprocess((3, 224, 224)), np.random.default_rng(8), []
+    for options in ({}, {"progressive": True}):
+        flat = file(Image.new("RGB", (7000, 7000), "teal"), "JPEG", **options)
+        started = time.thread_time()
+        assert decode(flat, 0, rule, PIXELS, decoded.append).float().std(dim=(1, 2)).max() == 0
+        assert time.thread_time() - started < 1
+    # The coefficients of a progressive JPEG take memory at full size, so that these count.
+    assert decoded == [875 * 875, 7000 * 7000]
+    blurred = Image.fromarray(rng.integers(0, 256, (100, 120, 3)).astype(np.uint8)).resize((2400, 2000))
+    data = file(blurred, "JPEG", quality=90)
+    reduced = decode(data, 0, rule, PIXELS, decoded.append).int()
+    monkeypatch.setattr("kedge.serving.bodies.LARGE", 10**9)
+    whole = decode(data, 0, rule, PIXELS, decoded.append).int()
+    assert decoded[2:] == [1200 * 1000, 2400 * 2000]
+    assert (reduced - whole).abs().float().mean() < 0.5
+    assert (reduced - whole).abs().max() <= 4
+
+
+def test_a_large_jpeg_of_many_scans_is_refused_as_is_what_exceeds_the_pixels_of_a_request(detector):
+    flat = file(Image.new("L", (7000, 7000)), "JPEG", progressive=True)
+    last = flat[flat.rindex(b"\xff\xda") : -2]
+    with pytest.raises(InputError, match="scans of 7000 x 7000 pixels are too many"):
+        decode(flat[:-2] + last * 30 + flat[-2:], 0, RULE, PIXELS)
+
+    async def work(app):
+        parts = [file(Image.new("L", (100, 100)), "PNG")] * 3
+        _, _, content = await ask(app, form(parts), kind="multipart/form-data; boundary=x")
+        return [row["error"] for row in json.loads(content)["results"]]
+
+    first, second, third = with_app(detector, work, max_pixels=10_000, max_request_pixels=20_000)
+    assert first is second is None
+    assert "at most 20,000 pixels together" in third
+
+
+def test_large_images_and_long_requests_hold_up_no_others(detector, monkeypatch):
+    go, begun, order = threading.Event(), threading.Event(), []
+
+    def slow(data, place, preprocess, most, accept):
+        if accept.args != (LARGE,):  # in the thread for large images
+            begun.set()
+            assert go.wait(60)
+        order.append(len(data))
+        time.sleep(0.01)
+        return decode(data, place, preprocess, most, accept)
+
+    monkeypatch.setattr("kedge.serving.service.decode", slow)
+
+    async def work(app):
+        large = [asyncio.create_task(ask(app, png(2500, 2000, bytes(2501 * 2000)))) for _ in range(3)]
+        await until(begun.is_set)
+        await asyncio.sleep(0.1)
+        many = asyncio.create_task(ask(app, form([SEEDS["gif"]] * 64), kind="multipart/form-data; boundary=x"))
+        await until(lambda: len(order) > 5)
+        await good_answer(app)
+        assert order.index(len(SEEDS["png"])) < 40  # among the 64 of the other request
+        go.set()
+        assert [(await task)[0] for task in (many, *large)] == [200] * 4
+
+    with_app(detector, work)
+
+
+def test_a_full_queue_is_noticed_before_a_body_is_read_or_parsed(detector, monkeypatch):
+    read = []
+    monkeypatch.setattr("kedge.serving.bodies.json.loads", lambda body: pytest.fail("it was parsed"))
+
+    async def work(app):
+        places = app.state.service.places
+        with places.share() as take:
+
+            async def body_of(*_):  # meanwhile others fill the queue
+                read.append(take(places.most))
+                return b"{}"
+
+            monkeypatch.setattr("kedge.serving.service.body_of", body_of)
+            return [(await ask(app, kind="application/json"))[0] for _ in range(2)]
+
+    assert with_app(detector, work) == [503, 503]
+    assert len(read) == 1
+
+
+def test_what_would_not_be_answered_in_time_is_refused_at_once(detector):
+    async def work(app):
+        runs = app.state.service.batcher.runs
+        runs[:] = [lambda images, run=run: time.sleep(0.1) or run(images) for run in runs]
+        tasks = []
+        for _ in range(80):  # at four times the capacity
+            tasks.append(asyncio.create_task(ask(app, SEEDS["png"])))
+            await asyncio.sleep(0.025 / len(runs))
+        return {(await task)[0] for task in tasks}
+
+    assert with_app(detector, work, timeout=2, max_batch=1) == {200, 503}
+
+
 # --- connections ------------------------------------------------------------------------------------------------------
 
 
 @contextlib.contextmanager
-def served(detector, *, timeout=600, patience=300):
-    """The service on a port of this machine, as `kedge serve` starts it."""
-    others = set(threading.enumerate())
-    app = create_app(detector, Settings(timeout=timeout))
-    config = uvicorn.Config(app, port=0, log_level="warning", http=impatient(patience), timeout_keep_alive=1)
-    server = uvicorn.Server(config)
-    thread = threading.Thread(target=server.run)
-    thread.start()
-    while not server.started:
-        assert thread.is_alive()
-        time.sleep(0.01)
-    try:
-        yield server.servers[0].sockets[0].getsockname()[1]
-    finally:
-        server.should_exit = True
-        thread.join(60)
+def served(detector, *, timeout=600, **limits):
+    """The port of a service on this machine, as `kedge serve` starts it."""
+    others, settings = set(threading.enumerate()), Settings(timeout=timeout, **limits)
+    server = Server(create_app(detector, settings), settings)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=server.run, args=([listener],))
+        thread.start()
+        try:
+            yield listener.getsockname()[1]
+        finally:
+            server.should_exit = True
+            thread.join(60)
     assert set(threading.enumerate()) <= others
 
 
-def connected(port, first=b"") -> socket.socket:
-    connection = socket.create_connection(("127.0.0.1", port), timeout=300)
+def connected(port, first=b"", buffer=None) -> socket.socket:
+    connection = socket.socket()
+    if buffer is not None:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, buffer)
+    connection.settimeout(300)
+    connection.connect(("127.0.0.1", port))
     connection.sendall(first)
     return connection
 
@@ -739,6 +602,12 @@ def everything(connection) -> bytes:
 def head(length, *more) -> bytes:
     lines = ["POST /v1/score HTTP/1.1", "Host: a", "Content-Type: image/png", f"Content-Length: {length}", *more]
     return "\r\n".join([*lines, "", ""]).encode()
+
+
+def healthy(port) -> bool:
+    return everything(connected(port, b"GET /healthz HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n")).endswith(
+        b'"alive"}'
+    )
 
 
 def post(port, body=SEEDS["png"]) -> bytes:
@@ -761,8 +630,99 @@ def test_bodies_that_trickle_in_get_408_and_hold_up_nobody(detector):
         assert post(port).startswith(b"HTTP/1.1 200")
 
 
+def test_the_oldest_idle_connection_makes_room_and_one_at_work_is_never_cut(detector, monkeypatch):
+    begun, go = threading.Event(), threading.Event()
+
+    def slow(*arguments):
+        begun.set()
+        assert go.wait(60)
+        return decode(*arguments)
+
+    monkeypatch.setattr("kedge.serving.service.decode", slow)
+    with served(detector, max_connections=8) as port:
+        at_work = connected(port, head(len(SEEDS["png"]), "Connection: close") + SEEDS["png"])
+        assert begun.wait(60)
+        idle = [connected(port, b"GET /healthz HT") for _ in range(60)]
+        for old in idle[:50]:
+            assert everything(old) == b""
+        assert healthy(port)
+        go.set()
+        assert everything(at_work).startswith(b"HTTP/1.1 200")
+        assert post(port).startswith(b"HTTP/1.1 200")
+        for one in idle[50:]:
+            one.close()
+
+
+@pytest.mark.parametrize("answer", [b"413", b"503"])
+def test_an_answer_to_a_large_body_arrives_though_the_connection_is_closed_behind_it(detector, monkeypatch, answer):
+    async def busy(*_):
+        raise Busy("full")
+
+    if answer == b"503":
+        monkeypatch.setattr("kedge.serving.service.body_of", busy)
+    with served(detector) as port, connected(port, head(30_000_000, "Connection: close")) as sender:
+        sender.sendall(bytes(30_000_000))  # all of it, before anything is read
+        received = sender.recv(65536)
+        while more := sender.recv(65536):  # a reset would raise an error
+            received += more
+    assert received.startswith(b"HTTP/1.1 " + answer)
+    assert b"detail" in received
+
+
+def test_a_body_that_never_ends_is_read_for_a_bounded_time(detector, monkeypatch):
+    monkeypatch.setattr("kedge.serving.guard.LINGER", 0.2)
+    with served(detector) as port:
+        started = time.monotonic()
+        with connected(port, head(10**12) + b"a") as endless:
+            assert endless.recv(12) == b"HTTP/1.1 413"
+        assert time.monotonic() - started < 10
+        waiting = connected(port, head(10**12, "Expect: 100-continue", "Connection: close"))
+        assert everything(waiting).startswith(b"HTTP/1.1 413")  # and never 100
+
+
+def test_idle_deaf_and_slow_clients_neither_exhaust_the_descriptors_nor_fill_the_log(detector, tmp_path):
+    """In a process that may open 200 files; clients that do not read are sent answers until their buffers are full."""
+    unread = b"GET /openapi.json HTTP/1.1\r\nHost: a\r\n\r\n" * 200
+    with (
+        service_process(detector, tmp_path, "--timeout", "6", files=200) as (process, port, log),
+        contextlib.ExitStack() as attackers,
+    ):
+        descriptors = Path(f"/proc/{process.pid}/fd")
+        assert post(port).startswith(b"HTTP/1.1 200")
+        before = len(list(descriptors.iterdir()))
+        for first in (b"", unread, head(1000) + b"x", b"not HTTP\r\n\r\n"):
+            for _ in range(200):
+                attackers.enter_context(connected(port, first, buffer=1000))
+            assert healthy(port)
+            assert len(list(descriptors.iterdir())) < 200
+            assert post(port).startswith(b"HTTP/1.1 200")
+        deadline = time.monotonic() + 60
+        while len(list(descriptors.iterdir())) > before:  # all are cut, though they are open at the other end
+            assert time.monotonic() < deadline
+            assert healthy(port)
+            time.sleep(0.2)
+        chatty = tiff((259, 5), *((tag, 1) for tag in range(60_000, 61_000)))
+        for tag in range(60_000, 61_000):  # of no known type: libtiff writes 280 bytes to stderr for each
+            chatty = chatty.replace(struct.pack("<HH", tag, 4), struct.pack("<HH", tag, 0))
+        assert post(port, chatty).startswith(b"HTTP/1.1 400")
+        assert post(port).startswith(b"HTTP/1.1 200")
+        assert log.stat().st_size < 10_000
+
+
+def test_a_statement_logs_a_few_lines_a_minute_and_then_how_many_were_left_out(monkeypatch):
+    clock = iter([*range(1000), 3000, 3001])
+    monkeypatch.setattr("kedge.serving.server.time.monotonic", lambda: next(clock) / 20)
+    sparing, passed = Sparing(), []
+    for number in range(1002):
+        record = logging.LogRecord("uvicorn.error", logging.WARNING, "", 7, "line %d", (number,), None)
+        if sparing.filter(record):
+            passed.append(record.getMessage())
+    assert passed[:10] == [f"line {number}" for number in range(10)]
+    assert passed[10:] == ["line 1000 (990 more like it before)", "line 1001"]
+
+
 def test_connections_that_nothing_comes_of_are_closed(detector):
-    with served(detector, patience=0.5) as port:
+    with served(detector, timeout=2) as port:
         begun = [b"", b"P", b"POST /v1/score HTTP/1.1\r\nHost:", head(10)[:-2]]
         begun.append(head(len(SEEDS["png"])) + SEEDS["png"] + b"GET /healthz HT")  # a second one that does not end
         heard = [everything(one) for one in [connected(port, first) for first in begun]]
@@ -799,7 +759,7 @@ def test_what_is_not_http_is_refused_and_what_nearly_is_gets_an_answer(hostile_p
         assert post(hostile_port).startswith(b"HTTP/1.1 200")
 
 
-def test_a_connection_that_is_half_closed_or_reset_or_never_read_leaves_the_others_alone(hostile_port, caplog):
+def test_a_connection_that_is_half_closed_or_reset_leaves_the_others_alone(hostile_port, caplog):
     body = SEEDS["png"]
     for first in (head(len(body)) + body, head(len(body)) + body[:9], head(5)[:20], b""):
         half = connected(hostile_port, first)
@@ -810,6 +770,3 @@ def test_a_connection_that_is_half_closed_or_reset_or_never_read_leaves_the_othe
         gone.close()
     assert post(hostile_port).startswith(b"HTTP/1.1 200")
     assert "no answer to" not in caplog.text
-    deaf = connected(hostile_port, (head(len(SEEDS["png"])) + SEEDS["png"]) * 50)  # which never reads the answers
-    assert post(hostile_port).startswith(b"HTTP/1.1 200")
-    deaf.close()

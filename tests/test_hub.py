@@ -17,7 +17,7 @@ from kedge.errors import FileFormatError, InputError, NotReadyError
 @pytest.fixture(scope="module")
 def detector():
     detector = small_amp(side=8)
-    detector.classes = ("ant", "bee | wasp", "cow\nox")
+    detector.classes = ("ant", "bee | wasp", "cow\n\x1box")
     return detector.calibrate(images(30), alpha=0.1)
 
 
@@ -109,11 +109,14 @@ def test_a_folder_and_a_file_need_no_hub(detector, tmp_path, monkeypatch):
         kedge.from_pretrained(tmp_path)
     with pytest.raises(InputError, match="revision"):
         kedge.from_pretrained(tmp_path / "kept", revision="main")
-    for wrong in ("nowhere", "a/b/c", "hf://", "runs/detector.kedge", "a b/c", "../x/y"):
+    for wrong in ("nowhere", "a/b/c", "hf://", "runs/detector.kedge", "a b/c", "../x/y", "./x", "../x", "x/.."):
         with pytest.raises(InputError, match="as owner/name"):
             kedge.from_pretrained(wrong)
     with pytest.raises(InputError, match="as owner/name"):
         kedge.push_to_hub(detector, "name")
+    with pytest.raises(InputError, match="as owner/name"):
+        hub.save_pretrained(detector, tmp_path / "new", repo_id='a/b")\nimport os')
+    assert not (tmp_path / "new").exists()
 
 
 def test_a_network_that_is_not_kedge_s_own_is_passed_again(remote):

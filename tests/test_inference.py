@@ -52,24 +52,19 @@ MAKERS = {
 
 
 @pytest.mark.parametrize("name", MAKERS)
-def test_the_verdicts_stay_and_the_norms_go(name):
+def test_the_verdicts_and_the_file_stay_and_the_norms_go(name, tmp_path):
     detector = ready(MAKERS[name]())
     before = norms(detector.net)
+    detector.save(tmp_path / "before.kedge")
     fast = for_inference(detector)
+    detector.save(tmp_path / "after.kedge")
+    assert (tmp_path / "before.kedge").read_bytes() == (tmp_path / "after.kedge").read_bytes()
     detection, expected = fast(pixels(30, seed=2)), detector(pixels(30, seed=2))
     assert norms(fast.net) == 0 < before == norms(detector.net)
     assert torch.allclose(detection.score, expected.score, atol=1e-5)
     assert torch.equal(detection.label, expected.label)
     assert torch.equal(detection.is_ood, expected.is_ood)
     assert all(p.is_contiguous(memory_format=torch.channels_last) for p in fast.net.parameters() if p.ndim == 4)
-
-
-def test_the_file_of_the_detector_stays_what_it_was(tmp_path):
-    detector = ready(MAKERS["amp"]())
-    detector.save(tmp_path / "before.kedge")
-    for_inference(detector)
-    detector.save(tmp_path / "after.kedge")
-    assert (tmp_path / "before.kedge").read_bytes() == (tmp_path / "after.kedge").read_bytes()
 
 
 @pytest.mark.parametrize("make", [kedge.KNN, kedge.ODIN, kedge.Gram])
@@ -97,14 +92,6 @@ def test_a_network_that_folding_would_change_stays_as_it_is():
     assert for_inference(detector) is detector
 
 
-def test_a_network_in_training_mode_is_left_in_it():
-    detector = ready(MAKERS["energy"]())
-    detector.net.train()
-    fast = for_inference(detector)
-    assert detector.net.training
-    assert torch.allclose(fast.score(pixels(9)), detector.score(pixels(9)), atol=1e-5)
-
-
 def test_files_are_scored_by_the_faster_one(tmp_path, monkeypatch):
     ready(MAKERS["amp"]()).save(tmp_path / "a.kedge")
     used = []
@@ -127,29 +114,17 @@ def test_so_is_what_is_served():
 # --- threads --------------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def eight_cores(monkeypatch):
+def test_cores_are_those_that_a_container_leaves(monkeypatch, tmp_path):
     monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(8)), raising=False)
-
-
-@pytest.mark.parametrize(
-    ("files", "expected"),
-    [
-        ({}, 8),
-        ({"cpu.max": "max 100000"}, 8),
-        ({"cpu.max": "150000 100000"}, 2),
-        ({"cpu.max": "10000 100000"}, 1),
-        ({"cpu.max": "6400000 100000"}, 8),
-        ({"cpu/cpu.cfs_quota_us": "-1", "cpu/cpu.cfs_period_us": "100000"}, 8),
-        ({"cpu/cpu.cfs_quota_us": "300000", "cpu/cpu.cfs_period_us": "100000"}, 3),
-        ({"cpu.max": "not what it was"}, 8),
-    ],
-)
-def test_cores_are_those_that_a_container_leaves(eight_cores, tmp_path, files, expected):
-    for name, text in files.items():
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).write_text(text + "\n")
-    assert cores(tmp_path) == expected
+    assert cores(tmp_path) == 8
+    (tmp_path / "cpu").mkdir()
+    for quota, expected in (("-1", 8), ("300000", 3)):  # version 1 of control groups
+        (tmp_path / "cpu" / "cpu.cfs_quota_us").write_text(quota + "\n")
+        (tmp_path / "cpu" / "cpu.cfs_period_us").write_text("100000\n")
+        assert cores(tmp_path) == expected
+    for text, expected in (("max", 8), ("150000", 2), ("10000", 1), ("6400000", 8), ("not what it was", 8)):
+        (tmp_path / "cpu.max").write_text(f"{text} 100000\n")
+        assert cores(tmp_path) == expected
 
 
 def test_the_last_cache_is_the_largest_that_linux_lists(tmp_path):

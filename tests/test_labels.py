@@ -64,8 +64,8 @@ def test_accuracy_is_that_of_the_classes_by_name(detector):
 
     expected = (label == torch.where(test.labels == 0, 2, 1)).double().mean()
     assert accuracy("dog", "cat") == pytest.approx(float(expected))
-    assert accuracy("dog", "yeti") == pytest.approx(float((label[test.labels == 0] == 2).double().mean()))
-    assert accuracy("unicorn", "yeti") is None
+    with pytest.raises(InputError, match=r"id_test must show the classes of 'e', .* has yeti"):
+        accuracy("dog", "yeti")
 
 
 class Stream(list):

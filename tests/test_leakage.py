@@ -6,6 +6,7 @@ import torch
 import kedge
 from helpers import images
 from kedge.data.leakage import fingerprints, shared
+from kedge.detectors import training_images
 from kedge.errors import InputError
 from kedge.models import build
 from kedge.training import Recipe, train
@@ -29,12 +30,17 @@ def joined(a, b, name):
     return kedge.ImageSet(torch.cat([a.images, b.images]), name=name)
 
 
-@pytest.mark.parametrize("position", ["id", "ood"])
-def test_a_calibration_image_in_a_set_is_refused_and_named(detector, position):
-    leaky = joined(TEST if position == "id" else OOD, HELD_OUT.subset([3]), "leaky")
-    sets = (leaky, [OOD]) if position == "id" else (TEST, [leaky])
-    with pytest.raises(InputError, match=r"1 of the images in 'leaky' are among the calibration images .*number 40"):
-        kedge.evaluate({"amp": detector}, *sets)
+def test_a_calibration_image_in_a_set_is_refused_and_named(detector, tmp_path):
+    detector.save(tmp_path / "a.kedge")
+    for sets in (
+        (joined(TEST, HELD_OUT.subset([3]), "leaky"), [OOD]),
+        (TEST, [joined(OOD, HELD_OUT.subset([3]), "leaky")]),
+    ):
+        for each in (detector, kedge.load(tmp_path / "a.kedge")):
+            with pytest.raises(
+                InputError, match=r"1 of the images in 'leaky' are among the calibration images .*er 40"
+            ):
+                kedge.evaluate({"amp": each}, *sets)
 
 
 def test_anchors_and_training_images_are_refused(detector):
@@ -54,10 +60,54 @@ def test_what_the_network_was_trained_on_before_is_no_test_set_either(tmp_path):
         kedge.evaluate({"amp": kedge.load(tmp_path / "a.kedge")}, TRAIN, [OOD])
 
 
-def test_a_saved_detector_still_knows_its_calibration_images(detector, tmp_path):
+@pytest.fixture
+def checked(monkeypatch):
+    monkeypatch.setattr(training_images, "SHARED", 0.005)
+
+
+def one_pass(train_set):
+    return torch.utils.data.DataLoader(train_set, batch_size=7)
+
+
+@pytest.mark.parametrize("method", [kedge.MSP, kedge.KNN, kedge.TemperatureScaling, kedge.Mahalanobis])
+@pytest.mark.parametrize("source", [lambda data: data, list, one_pass])
+def test_calibrating_on_training_images_is_refused(method, source, checked, tmp_path):
+    detector = method(build("compact", width=4, classes=2, channels=1)).fit(source(TRAIN))
     detector.save(tmp_path / "a.kedge")
-    with pytest.raises(InputError, match="calibration images"):
-        kedge.evaluate({"amp": kedge.load(tmp_path / "a.kedge")}, joined(TEST, HELD_OUT, "leaky"), [OOD])
+    floats = kedge.ImageSet(torch.cat([TRAIN.images[:5], HELD_OUT.images]), torch.arange(45) % 2)
+    pairs = [(image / 255, int(label)) for image, label in TRAIN]
+    for each in (detector, kedge.load(tmp_path / "a.kedge")):
+        for held_out in (TRAIN, pairs, floats):
+            with pytest.raises(InputError, match=r"fitted on; at least .* hold images out before fit"):
+                each.calibrate(held_out)
+            assert each.calibration is None
+        assert each.calibrate(HELD_OUT).calibration is not None
+
+
+def test_a_few_duplicates_among_many_images_are_no_leak_and_only_a_sample_is_kept(checked, monkeypatch):
+    large = noise(400, 5, "large")
+    duplicates = kedge.ImageSet(torch.cat([large.images, TRAIN.images[:2]]))
+    net = build("compact", width=4, classes=2, channels=1)
+    assert kedge.KNN(net).fit(duplicates).calibrate(noise(400, 6, "held")).calibration is not None
+    assert kedge.KNN(net).fit(large).calibrate(kedge.ImageSet(torch.cat([noise(400, 6, "").images, large.images[:2]])))
+    monkeypatch.setattr(training_images, "KEPT", 50)
+    detector = kedge.KNN(net).fit(large)
+    assert len(detector.fitted_on) == 50
+    with pytest.raises(InputError, match="fitted on"):
+        detector.calibrate(large.subset(range(100)))
+
+
+def test_calibrating_on_the_training_set_of_the_network_is_refused(detector):
+    for method in (kedge.MSP, kedge.AMP):
+        with pytest.raises(InputError, match="held_out is the training set of the network"):
+            method(detector.net).fit(OOD).calibrate(TRAIN)
+
+
+def test_an_iterator_is_read_once(checked):
+    net = build("compact", width=4, classes=2, channels=1)
+    detector = kedge.MSP(net).fit(iter(TRAIN.images), preprocess=kedge.Preprocess((1, 8, 8)))
+    assert len(detector.fitted_on) == 0
+    assert detector.calibrate(TRAIN.images).calibration is not None
 
 
 def test_fingerprints_tell_apart_what_differs_in_one_pixel():

@@ -40,7 +40,12 @@ def hf_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_timm_brings_its_size_normalisation_and_crop() -> None:
     net = kedge.network("timm:resnet18", classes=5)
     assert net.mean.tolist() == pytest.approx([0.485, 0.456, 0.406])
-    assert net.record["preprocess"] == {"shape": (3, 224, 224), "resize": "bicubic", "crop": 224 / 235}
+    assert net.record["preprocess"] == {
+        "shape": (3, 224, 224),
+        "resize": "bicubic",
+        "crop": 224 / 235,
+        "background": "white",
+    }
     assert net(torch.rand(2, 3, 64, 64)).shape == (2, 5)
     assert kedge.network("timm:resnet18", channels=1, size=(32, 48)).record["preprocess"]["shape"] == (1, 32, 48)
 
@@ -68,7 +73,12 @@ def test_transformers_bring_processor_classes_and_weights(hf_folder: Path) -> No
     own = AutoModelForImageClassification.from_pretrained(hf_folder).eval()
     normalised = (x - torch.tensor([0.5, 0.4, 0.3]).view(3, 1, 1)) / torch.tensor([0.2, 0.2, 0.25]).view(3, 1, 1)
     torch.testing.assert_close(net(x), own(normalised).logits)
-    assert net.record["preprocess"] == {"shape": (3, 32, 32), "resize": "bilinear", "fit": "stretch"}
+    assert net.record["preprocess"] == {
+        "shape": (3, 32, 32),
+        "resize": "bilinear",
+        "fit": "stretch",
+        "background": "white",
+    }
     assert net.record["classes"] == ["ant", "bee", "cow"]
     assert kedge.network(f"hf:{hf_folder}", pretrained=True, classes=6)(x).shape == (2, 6)
 
@@ -76,7 +86,12 @@ def test_transformers_bring_processor_classes_and_weights(hf_folder: Path) -> No
 def test_torchvision_brings_its_transform_and_gets_a_new_head() -> None:
     pytest.importorskip("torchvision")
     net = kedge.network("torchvision:resnet18", classes=4)
-    assert net.record["preprocess"] == {"shape": (3, 224, 224), "resize": "bilinear", "crop": 224 / 256}
+    assert net.record["preprocess"] == {
+        "shape": (3, 224, 224),
+        "resize": "bilinear",
+        "crop": 224 / 256,
+        "background": "white",
+    }
     assert net(torch.rand(2, 3, 64, 64)).shape == (2, 4)
 
 

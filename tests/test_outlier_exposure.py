@@ -12,16 +12,14 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import kedge
-from helpers import StopError, images, labelled, same_weights, stop_at
-from kedge import scores
+from helpers import images, labelled, same_weights
 from kedge.data.leakage import fingerprints
 from kedge.detectors.trained.outlier_exposure import OutlierExposure
 from kedge.errors import InputError
 from kedge.pixels import to_unit
 from kedge.seeds import seeded
 from kedge.training import Recipe
-from kedge.training.loader import epoch_order
-from kedge.training.outlier_loader import OutlierLoader
+from kedge.training.loader import OutlierLoader, epoch_order
 from method_helpers import small, softmax, step_of
 
 RECIPE = Recipe(epochs=2, batch=16, lr=0.05, crop=0, flip=False)
@@ -63,33 +61,21 @@ def test_the_loss_by_hand(smoothing):
     assert result.logits.allclose(net(x))
 
 
-def test_arguments_and_networks_that_do_not_fit_are_named():
-    assert OutlierExposure.loss().config() == {"weight": 0.5, "outliers_per_image": 2}
-    wrong = [("weight", -0.1), ("weight", math.nan), ("outliers_per_image", 0), ("outliers_per_image", 1.5)]
-    for name, value in wrong:
-        with pytest.raises(InputError, match=name):
-            OutlierExposure.loss(**{name: value})
-    with pytest.raises(InputError, match="score must be one of"):
-        OutlierExposure(small(), score="best")
-    net, x = linear(), to_unit(gray(2), torch.float64)
-    for weight in (0, 0.5):
-        with pytest.raises(InputError, match=r"labels must lie in 0\.\.2.*got 1\.\.3"):
-            OutlierExposure.loss(weight=weight).loss(step_of(net, x, torch.tensor([1, 3]), outliers=x))
-    exposed, unused = {"loss": OutlierExposure.loss()}, {"outliers": unlabelled()}
-    for net, options, message in (
-        (small(), exposed, "'outlier exposure' needs outliers"),
-        (small(), unused, "'cross-entropy' uses no outliers"),
-        (kedge.anchor(small()), exposed | unused, "'outlier exposure' trains"),
-    ):
-        with pytest.raises(InputError, match=message):
-            kedge.train(net, DATA, RECIPE, **options)
-
-
 def test_without_weight_it_is_ordinary_training():
     exposed = trained(weight=0)
     assert exposed.outliers is not None
     exposed.outliers = None
     assert same_weights(kedge.train(small(), DATA, RECIPE), exposed)
+
+
+def test_a_run_with_another_weight_or_other_outliers_is_not_resumed(tmp_path):
+    trained(directory=tmp_path)
+    for options, message in (
+        ({"weight": 0.4}, r"loss\.weight was 0\.5 and is 0\.4"),
+        ({"outliers": unlabelled(seed=7)}, r"outliers\.sha256 was"),
+    ):
+        with pytest.raises(InputError, match=message):
+            trained(directory=tmp_path, **options)
 
 
 def test_the_same_as_a_loop_by_hand():
@@ -131,38 +117,6 @@ def test_it_learns_to_be_unsure_about_outliers():
     assert float(exposed.score(fresh).mean()) > -0.65  # -0.5 is equal probabilities
     assert float(exposed.score(data).mean()) < -0.9
     assert float(exposed.score(fresh).mean()) > float(without.score(fresh).mean()) + 0.1
-
-
-def test_a_run_stopped_in_mid_epoch_goes_on_as_if_it_never_had(tmp_path):
-    recipe = Recipe(epochs=3, batch=16, lr=0.05, crop=2)  # 96 of 40 outliers an epoch: rounds end anywhere
-
-    def run(directory, progress=None, **options):
-        options = {"recipe": recipe, "checkpoint_seconds": 0.0, "progress": progress} | options
-        return trained(directory=tmp_path / directory, **options)
-
-    straight = run("straight")
-    for at in (2, 3, 7):
-        with pytest.raises(StopError):
-            run(f"stopped {at}", stop_at(at))
-        assert same_weights(run(f"stopped {at}"), straight)
-    with pytest.raises(InputError, match=r"loss\.weight was 0\.5 and is 0\.4"):
-        run("straight", weight=0.4)
-    with pytest.raises(InputError, match=r"outliers\.sha256 was"):
-        run("straight", outliers=unlabelled(seed=7))
-
-
-def test_the_score_is_that_of_the_logits_and_of_their_mean_over_anchors():
-    net, x = trained(), gray(30, 5)
-    for score, function in scores.SCORES.items():
-        detector = OutlierExposure(net, score=score).fit(DATA)
-        with torch.no_grad():
-            assert detector.score(x).allclose(function(net(x)), atol=1e-6)
-        assert detector.cost == kedge.detectors.Cost(forward=1)
-        assert detector.config() == {"score": score}
-    net = kedge.anchor(small().eval(), init="fresh", mean=0.5, std=0.25)
-    detector = OutlierExposure(net).fit(DATA)
-    mean = net.per_anchor_logits(to_unit(x)).mean(dim=0)
-    assert detector.score(x).allclose(-mean.softmax(dim=1).amax(dim=1), atol=1e-6)
 
 
 def test_evaluation_refuses_the_outliers_that_it_learned_from(tmp_path):

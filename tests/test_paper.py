@@ -14,7 +14,7 @@ from kedge.data.sources.catalogue import SOURCES
 from kedge.detectors.registry import DETECTORS
 from kedge.errors import InputError
 from kedge.metrics import DETECTION_METRICS
-from kedge.studies.paper import AVERAGE, printed_tables, reported
+from kedge.studies.paper import AVERAGE, reported
 
 EVERY = reported()
 CIFARS = ("cifar10", "cifar100")
@@ -33,15 +33,15 @@ def one(**chosen):
 
 def column(table, number, metric=None):
     """The numbers that stand in a table over the sets, for the row and metric of a number."""
-    found = reported(table=table, id_set=number.id_set, method=number.method, metric=metric or number.metric)
-    return [r.value for r in found if r.ood_set != AVERAGE]
+    numbers = reported(table=table, id_set=number.id_set, method=number.method, metric=metric or number.metric)
+    return [r.value for r in numbers if r.ood_set != AVERAGE]
 
 
-def twin(number, **at):
+def in_details(number, **at):
     """The same quantity in Table 12, which gives TNR for FPR."""
     metric = "tnr95" if number.metric == "fpr95" else number.metric
-    found = one(table=12, id_set=number.id_set, method=number.method, metric=metric, **at)
-    return found.as_fpr95().value if metric == "tnr95" else found.value
+    numbers = one(table=12, id_set=number.id_set, method=number.method, metric=metric, **at)
+    return numbers.as_fpr95().value if metric == "tnr95" else numbers.value
 
 
 def mean(values):
@@ -66,9 +66,9 @@ def recomputed():
         elif number.table == "3" and in_table_12(number):
             sets = [r.ood_set for r in reported(table=12, id_set=number.id_set, method=number.method, metric="auroc")]
             assert len(sets) == 7
-            yield number, mean([twin(number, ood_set=s) for s in sets]), 0.05 + 0.005
+            yield number, mean([in_details(number, ood_set=s) for s in sets]), 0.05 + 0.005
         elif number.table == "4" and in_table_12(number):
-            yield number, twin(number, ood_set=number.ood_set), 0.0
+            yield number, in_details(number, ood_set=number.ood_set), 0.0
 
 
 RECOMPUTED = list(recomputed())
@@ -118,88 +118,71 @@ def named(value):
     ],
 )
 def test_a_number_is_the_printed_one(table, id_set, method, ood_set, metric, value):
-    found = one(table=table, id_set=id_set, method=method, ood_set=ood_set, metric=metric)
-    assert found.value == value
-    assert found.deviation is None
+    numbers = one(table=table, id_set=id_set, method=method, ood_set=ood_set, metric=metric)
+    assert numbers.value == value
+    assert numbers.deviation is None
 
 
 def test_the_ablation_names_corruptions_and_anchors():
-    found = {(r.corruption, r.anchors): r.value for r in reported(table=8)}
-    assert found[(), 2] == 50.71
-    assert found[("jitter", "blur"), 10] == 6.36
-    assert found[("jitter", "blur", "flip", "gray", "crop"), 20] == 5.22
+    numbers = {(r.corruption, r.anchors): r.value for r in reported(table=8)}
+    assert numbers[(), 2] == 50.71
+    assert numbers[("jitter", "blur"), 10] == 6.36
+    assert numbers[("jitter", "blur", "flip", "gray", "crop"), 20] == 5.22
+    assert numbers[("jitter", "blur", "flip", "gray", "crop"), 5] == 5.19  # the AMP of Table 2 on SVHN
     switches = {f.name for f in dataclasses.fields(Corruption) if f.default is True}
-    assert {name for corruption, _ in found for name in corruption} == switches
-    assert len(found) == 4 * 4
-    assert set(found) == set(product({c for c, _ in found}, (2, 5, 10, 20)))
+    assert {name for corruption, _ in numbers for name in corruption} == switches
+    assert len(numbers) == 4 * 4
+    assert set(numbers) == set(product({c for c, _ in numbers}, (2, 5, 10, 20)))
     assert all(r.corruption is r.anchors is None for r in EVERY if r.table != "8")
 
 
-def test_deviations_are_kept():
-    assert {(r.method, r.value, r.deviation) for r in reported(table=9)} == {
+def test_deviations_accuracies_and_remarks_are_kept():
+    deviations = {
         ("unanchored", 91.77, 1.85),
         ("DUQ", 92.70, 1.30),
         ("DeepEnsemble", 94.70, None),
         ("AMP", 97.41, 0.72),
     }
+    assert {(r.method, r.value, r.deviation) for r in reported(table=9)} == deviations
     assert all(r.deviation is None for r in EVERY if r.table != "9")
+    accuracies = {("cifar10", "wrn-40-2", 95.1), ("cifar100", "wrn-40-2", 76.1), ("imagenet", "resnet50", 76.0)}
+    assert {
+        (r.id_set, r.network, r.value) for r in reported(metric="accuracy", table="text", method="AMP")
+    } == accuracies
+    mcd = {("5", "MCDropout"), *((table, "ClassifierDiscrepancy") for table in ("6", "10", "11"))}  # one name for two
+    assert {(r.table, r.method) for r in EVERY if r.printed_as == "MCD"} == mcd
+    marked = {"Mahalanobis*", "OutlierExposure", "ClassifierDiscrepancy", "UDG"}
+    assert all(r.uses_outliers == (r.method in marked) for r in EVERY)
+    for r in reported(table=2, metric="aupr_in"):
+        assert (r.doubt is not None and "not comparable" in r.doubt) == (r.method == "AMP")
 
 
-def test_accuracies_come_from_the_text():
-    found = {(r.id_set, r.network, r.method): r.value for r in reported(metric="accuracy")}
-    assert found == {
-        ("cifar10", "wrn-40-2", "AMP"): 95.1,
-        ("cifar100", "wrn-40-2", "AMP"): 76.1,
-        ("imagenet", "resnet50", "AMP"): 76.0,
-    }
-    assert {r.table for r in reported(metric="accuracy")} == {"text"}
+# In-distribution sets, methods, OOD sets with the average, metrics.
+SIZES = {
+    "2": (2, 4, 7, 3),
+    "3": (2, 6, 1, 3),
+    "4": (2, 5, 1, 2),
+    "5": (1, 7, 1, 4),
+    "6": (2, 6, 1, 4),
+    "7": (2, 4, 5, 2),
+}
+SIZES |= {"9": (1, 4, 1, 1), "10": (1, 6, 7, 4), "11": (1, 6, 7, 4), "12": (2, 4, 7, 3)}
 
 
-@pytest.mark.parametrize(
-    ("table", "sizes"),  # in-distribution sets, methods, OOD sets with the average, metrics
-    [
-        ("2", (2, 4, 7, 3)),
-        ("3", (2, 6, 1, 3)),
-        ("4", (2, 5, 1, 2)),
-        ("5", (1, 7, 1, 4)),
-        ("6", (2, 6, 1, 4)),
-        ("7", (2, 4, 5, 2)),
-        ("9", (1, 4, 1, 1)),
-        ("10", (1, 6, 7, 4)),
-        ("11", (1, 6, 7, 4)),
-        ("12", (2, 4, 7, 3)),
-    ],
-)
-def test_no_cell_of_a_table_is_missing(table, sizes):
-    found = reported(table=table)
-    by_set = {i: {r.ood_set for r in found if r.id_set == i} for i in {r.id_set for r in found}}
-    methods, metrics = {r.method for r in found}, {r.metric for r in found}
+@pytest.mark.parametrize(("table", "sizes"), SIZES.items())
+def test_no_cell_of_a_table_is_missing_or_there_twice(table, sizes):
+    numbers = reported(table=table)
+    by_set = {i: {r.ood_set for r in numbers if r.id_set == i} for i in {r.id_set for r in numbers}}
+    methods, metrics = {r.method for r in numbers}, {r.metric for r in numbers}
     assert (len(by_set), len(methods), len(next(iter(by_set.values()))), len(metrics)) == sizes
     cells = {(i, m, s, k) for i, sets in by_set.items() for m, s, k in product(methods, sets, metrics)}
-    assert cells == {(r.id_set, r.method, r.ood_set, r.metric) for r in found}
-
-
-def test_no_number_is_there_twice():
-    names = [f.name for f in dataclasses.fields(EVERY[0])]
-    place = [n for n in names if n not in {"value", "deviation", "slip", "doubt", "printed_as", "uses_outliers"}]
-    assert max(Counter(tuple(getattr(r, n) for n in place) for r in EVERY).values()) == 1
-
-
-def test_numbers_are_percentages_with_the_decimals_of_their_table():
-    for r in EVERY:
+    assert Counter((r.id_set, r.method, r.ood_set, r.metric) for r in numbers) == Counter(cells)
+    for r in numbers:
         assert 0 <= r.value <= 100
-        assert round(r.value / unit(r)) * unit(r) == pytest.approx(r.value, abs=1e-9)
+        assert round(r.value / unit(r)) * unit(r) == pytest.approx(r.value, abs=1e-9)  # the decimals of its table
 
 
 # --- numbers against numbers ----------------------------------------------------------------------------------------
-
-
-def test_every_average_that_can_be_recomputed_is():
-    followed = {named(number) for number, _, _ in RECOMPUTED}
-    alone = {named(r) for r in EVERY if r.ood_set == AVERAGE} - followed
-    # Energy and Mahalanobis are not in the table of single sets.
-    unprinted = product(CIFARS, ("Energy", "Mahalanobis*"), ("fpr95", "auroc", "dtacc"))
-    assert alone == {f"3-{i}-{m}-average-{k}" for i, m, k in unprinted}
 
 
 @pytest.mark.parametrize(("number", "expected", "rounding"), RECOMPUTED, ids=named)
@@ -208,45 +191,26 @@ def test_a_number_agrees_with_what_follows_from_others_unless_it_is_marked_as_a_
     assert agrees == (number.slip is None), f"printed {number.value}, others give {expected:.4f}"
 
 
-@pytest.mark.parametrize("number", [r for r in EVERY if r.slip], ids=named)
-def test_a_slip_says_what_was_printed_and_what_follows_from_the_others(number):
-    expected = {named(n): value for n, value, _ in RECOMPUTED}[named(number)]
-    printed, follows = re.match(r"printed as ([\d.]+); .*?(?:is|has) ([\d.]+)", number.slip).groups()
-    assert float(printed) == number.value
-    assert abs(float(follows) - expected) <= unit(number) / 2 + 1e-9
-
-
-def test_the_slips_are_these():
-    assert Counter(r.table for r in EVERY if r.slip) == {"2": 2, "4": 1, "6": 1, "7": 16, "10": 1}
-    assert "51.04" in one(table=2, id_set="cifar10", method="MSP", ood_set=AVERAGE, metric="fpr95").slip
+def test_a_slip_says_what_was_printed_and_what_follows_from_the_others():
+    expected, slips = {named(n): value for n, value, _ in RECOMPUTED}, [r for r in EVERY if r.slip]
+    for number in slips:
+        printed, follows = re.match(r"printed as ([\d.]+); .*?(?:is|has) ([\d.]+)", number.slip).groups()
+        assert float(printed) == number.value
+        assert abs(float(follows) - expected[named(number)]) <= unit(number) / 2 + 1e-9
+    assert Counter(r.table for r in slips) == {"2": 2, "4": 1, "6": 1, "7": 16, "10": 1}
     assert all(r.slip for r in reported(table=7, ood_set=AVERAGE))
-
-
-def test_near_ood_odin_is_the_odd_one_out_of_three_tables():
-    slipped = one(table=4, id_set="cifar10", method="ODIN", metric="auroc")
-    rest = [r.value for r in reported(table=12, id_set="cifar10", method="ODIN", metric="auroc")]
-    average = one(table=3, id_set="cifar10", method="ODIN", metric="auroc").value
-    assert abs(mean(rest) - average) <= 0.055
-    assert abs(mean([slipped.value if v == 85.8 else v for v in rest]) - average) > 0.055
+    # Energy and Mahalanobis are not in the table of single sets; every other average follows from others.
+    alone = {named(r) for r in EVERY if r.ood_set == AVERAGE} - set(expected)
+    unprinted = product(CIFARS, ("Energy", "Mahalanobis*"), ("fpr95", "auroc", "dtacc"))
+    assert alone == {f"3-{i}-{m}-average-{k}" for i, m, k in unprinted}
 
 
 @pytest.mark.parametrize("number", [r for r in reported(table=7, ood_set=AVERAGE) if in_table_12(r)], ids=named)
 def test_the_averages_over_resized_sets_are_over_six_sets(number):
-    six = column("7", number) + [twin(number, ood_set=s) for s in LSUN]
+    six = column("7", number) + [in_details(number, ood_set=s) for s in LSUN]
     assert len(six) == 6
     assert abs(mean(six) - number.value) <= 0.1
     assert "mean of six is the printed one" in number.slip
-
-
-def test_scood_s_summary_repeats_the_means_of_its_details():
-    for r in reported(table=6):
-        details = one(table=DETAILS[r.id_set], method=r.method, ood_set=AVERAGE, metric=r.metric)
-        assert (r.value, r.uses_outliers) == (details.value, details.uses_outliers)
-
-
-def test_the_last_row_of_the_ablation_is_the_amp_of_table_2():
-    (full,) = (r for r in reported(table=8) if len(r.corruption) == 5 and r.anchors == 5)
-    assert full.value == one(table=2, id_set="cifar10", method="AMP", ood_set="svhn", metric="fpr95").value == 5.19
 
 
 def test_impossible_combinations_are_marked():
@@ -274,36 +238,14 @@ def test_impossible_combinations_are_marked():
     assert all("impossible" in rows[impossible[0]][m].doubt for m in ("tnr95", "dtacc"))
 
 
-def test_amp_s_aupr_is_marked_as_not_comparable_with_the_rows_beside_it():
-    for r in reported(table=2, metric="aupr_in"):
-        assert (r.doubt is not None and "not comparable" in r.doubt) == (r.method == "AMP")
-
-
 # --- names ----------------------------------------------------------------------------------------------------------
 
 
-def test_two_methods_that_the_paper_calls_mcd_are_told_apart():
-    assert {(r.table, r.method) for r in EVERY if r.printed_as == "MCD"} == {
-        ("5", "MCDropout"),
-        *((table, "ClassifierDiscrepancy") for table in ("6", "10", "11")),
-    }
-
-
-def test_methods_that_learn_from_outliers_are_marked():
-    marked = {"Mahalanobis*", "OutlierExposure", "ClassifierDiscrepancy", "UDG"}
-    assert {r.method for r in EVERY if r.uses_outliers} == marked
-    assert not any(r.method in marked for r in EVERY if not r.uses_outliers)
-
-
-def test_methods_networks_and_metrics_have_kedge_s_names():
+def test_methods_networks_metrics_and_sets_have_kedge_s_names():
     assert {r.method.removesuffix("*") for r in EVERY} <= {kind.__name__ for kind in DETECTORS.values()} | OTHERS
-    assert {r.network for r in EVERY} == {"wrn-40-2", "resnet18-cifar", "resnet34-cifar", "resnet50"}
     assert {r.network for r in EVERY} <= set(models.model_names())
     assert {r.metric for r in EVERY} <= {*DETECTION_METRICS, "tnr95", "accuracy"}
     assert {r.metric for r in EVERY if r.ood_set is None} == {"accuracy"}
-
-
-def test_sets_have_the_names_of_the_catalogue():
     for r in EVERY:
         assert r.id_set in SOURCES
         if r.ood_set in {None, AVERAGE} or r.ood_set in SOURCES:
@@ -327,19 +269,10 @@ def test_arguments_narrow_the_numbers_down_together():
     assert len(reported(table=9)) == 4
 
 
-@pytest.mark.parametrize(
-    ("argument", "known"),
-    [
-        ("table", "'2', .*'12', 'text'"),
-        ("id_set", "'cifar10', 'cifar100', 'imagenet'"),
-        ("method", "'MSP', 'ODIN', .*'AMP'"),
-        ("ood_set", "'isun', .*'average'"),
-        ("metric", "'fpr95', 'auroc', .*'tnr95'"),
-        ("network", "'wrn-40-2', 'resnet34-cifar', 'resnet50', 'resnet18-cifar'"),
-    ],
-)
-def test_an_unknown_name_is_an_error_with_the_known_ones(argument, known):
-    with pytest.raises(InputError, match=rf"{argument} must be one of {known}.*; got 'cifar-10'"):
+@pytest.mark.parametrize("argument", ["table", "id_set", "method", "ood_set", "metric", "network"])
+def test_an_unknown_name_is_an_error_with_the_known_ones(argument):
+    known = ", ".join(dict.fromkeys(repr(getattr(r, argument)) for r in EVERY if getattr(r, argument) is not None))
+    with pytest.raises(InputError, match=re.escape(f"{argument} must be one of {known}; got 'cifar-10'")):
         reported(**{argument: "cifar-10"})
 
 
@@ -349,16 +282,3 @@ def test_tnr_is_given_as_fpr_on_request():
     assert number.as_fpr95().as_fpr95() == number.as_fpr95()
     with pytest.raises(InputError, match=r"metric must be 'tnr95' or 'fpr95' .*; got 'auroc'"):
         one(table=12, id_set="cifar10", method="MSP", ood_set="isun", metric="auroc").as_fpr95()
-
-
-def test_tables_are_listed_in_the_paper_s_order():
-    listed = {t.table: t for t in printed_tables()}
-    assert list(listed) == [*map(str, range(2, 13)), "text"]
-    near = listed["4"]
-    assert (near.label, near.section) == ("tab:near-ood", "5.1")
-    assert (near.distinct("id_set"), near.distinct("network")) == (CIFARS, ("resnet34-cifar",))
-    assert near.distinct("method") == ("ODIN", "Energy", "Gram", "Mahalanobis*", "AMP")
-    assert near.distinct("metric") == ("fpr95", "auroc")
-    assert set(near.distinct("ood_set")) == set(CIFARS)
-    assert listed["3"].distinct("ood_set") == listed["text"].distinct("ood_set") == ()  # averages only, accuracies only
-    assert len({t.caption for t in printed_tables()}) == len(listed)

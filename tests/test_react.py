@@ -9,11 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.special import logsumexp
 
-import kedge
 from helpers import images, network, penultimate, vector_network
 from kedge import scores
-from kedge.detectors.quantile import StreamingQuantile
-from kedge.detectors.react import ReAct
+from kedge.detectors.react import ReAct, StreamingQuantile
 from kedge.errors import InputError, NotReadyError
 
 # The formula.
@@ -41,17 +39,6 @@ def test_by_hand():
     assert detector.score(x).tolist() == pytest.approx(expected, abs=1e-4)
 
 
-@pytest.mark.parametrize("kind", ["unanchored", "anchored"])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_with_every_activation_left_as_it_is_it_is_energy(kind, dtype):
-    net = network(kind, dtype=dtype)
-    net.network.fc.weight.data.mul_(10)
-    react, energy = ReAct(net, percentile=1.0).fit(images(260)), kedge.Energy(net).fit(images(260))
-    assert react.score(images(260)).allclose(energy.score(images(260)), rtol=0, atol=1e-5)
-    assert react.clip == pytest.approx(penultimate(net, images(260)).max(), rel=1e-6)
-    assert not ReAct(net).fit(images(260)).score(images(260)).allclose(energy.score(images(260)), rtol=0, atol=1e-2)
-
-
 @pytest.mark.parametrize("score", scores.SCORES)
 def test_any_score_of_the_clipped_logits(score):
     net = network(dtype=torch.float64)
@@ -62,27 +49,7 @@ def test_any_score_of_the_clipped_logits(score):
     assert detector.score(images(9, seed=1)).allclose(expected, rtol=0, atol=1e-9)
 
 
-def test_labels_come_from_the_logits_as_they_are():
-    """Clipped at 1, the second class would win; unclipped, the first one does."""
-    net = vector_network([[1.0, 0.0], [0.0, 2.0]], [0.0, 0.0])
-    train = torch.rand(40, 2, dtype=torch.float64)
-    detector = ReAct(net, percentile=1.0).fit(train).calibrate(train)
-    detection = detector(torch.tensor([[5.0, 1.0]], dtype=torch.float64))
-    assert detection.label.tolist() == [0]
-    assert detection.logits.tolist() == [[5.0, 2.0]]
-    clip = train.max().item()
-    assert detection.score.item() == pytest.approx(-math.log(math.exp(clip) + math.exp(2 * clip)))
-
-
 # Its options.
-
-
-@pytest.mark.parametrize(
-    "options", [{"percentile": 0}, {"percentile": 90}, {"percentile": math.nan}, {"score": "mps"}, {"head": "stage1"}]
-)
-def test_options_out_of_range_are_refused(options):
-    with pytest.raises(InputError, match=next(iter(options))):
-        ReAct(network(), **options)
 
 
 def test_activations_that_are_mostly_nothing_need_a_higher_percentile():

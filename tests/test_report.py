@@ -15,20 +15,21 @@ import torch
 from PIL import Image
 from torch import nn
 
-from kedge import AMP, Detection, ImageSet, anchor, calibration
+from kedge import AMP, MSP, Detection, ImageSet, anchor, calibration
 from kedge.detectors import Cost
 from kedge.errors import InputError, NotReadyError
 from kedge.evaluation import Evaluation, EvaluationResult, ShiftedResult
-from kedge.evaluation.curve import Curve
 from kedge.evaluation.paired import best_beyond_noise, difference, redraw, winner
 from kedge.evaluation.report import charts, figures, write_report
 from kedge.evaluation.report.charts import curve_section, flagging_threshold
 from kedge.evaluation.report.document import document
 from kedge.evaluation.report.gallery import SIDE, image_section, picture
 from kedge.evaluation.report.markup import figure, section, table, tag
-from kedge.evaluation.report.tables import evaluation_finding, guaranteed
+from kedge.evaluation.report.page import evaluation_finding, guaranteed
+from kedge.evaluation.result import Curve
 from kedge.metrics import CLASSIFIER_METRICS, Predictions, detection_metrics, ece
 from kedge.metrics import DETECTION_METRICS as METRICS
+from test_metrics import ORACLES
 
 EVIL = "<script>alert(1)</script>"
 VOID = {"br", "img", "meta"}
@@ -53,13 +54,10 @@ def example(
     rng = torch.Generator().manual_seed(0)
     true = torch.randint(3, (sizes[0],), generator=rng) if labels else None
     sets, own = {}, {}
-    for name, shift in zip(
-        ("inside", *oods), (0.0, *itertools.islice(itertools.cycle(shifts), len(oods))), strict=True
-    ):
-        inside = name == "inside"
-        images = torch.randint(256, (sizes[not inside], *shape), generator=rng, dtype=torch.uint8)
-        sets[name] = ImageSet(images, true if inside else None, name, classes if inside else ())
-        own[name] = shift + torch.randn(len(images), generator=rng)
+    for place, name in enumerate(("inside", *oods)):
+        images = torch.randint(256, (sizes[place > 0], *shape), generator=rng, dtype=torch.uint8)
+        sets[name] = ImageSet(images, None if place else true, name, () if place else classes)
+        own[name] = (shifts[(place - 1) % len(shifts)] if place else 0) + torch.randn(len(images), generator=rng)
     results = {}
     for number, label in enumerate(detectors):
         calibrated = torch.randn(99, generator=rng).sort().values
@@ -97,6 +95,11 @@ def amp_detector(**options):
     net = anchor(nn.Sequential(nn.Flatten(), nn.Linear(36, 3)), init="fresh", seed=0)
     train = torch.rand(40, 1, 6, 6, generator=rng)
     return AMP(net, **options).fit(train).calibrate(ImageSet(held_out, torch.arange(60) % 3))
+
+
+def msp_detector():
+    """A detector without anchors to show."""
+    return MSP(nn.Sequential(nn.Flatten(), nn.Linear(36, 3))).fit(torch.rand(9, 1, 6, 6))
 
 
 class Page(HTMLParser):
@@ -247,10 +250,14 @@ def test_degenerate_evaluations_make_sound_reports(tmp_path, case):
     assert "nan" not in read.text.lower().split()
 
 
-def test_equal_scores_everywhere_make_a_sound_report(tmp_path):
+def test_equal_scores_make_a_sound_report(tmp_path):
     sets = example().sets
     equal = result({name: detection(torch.ones(len(s)), torch.ones(30)) for name, s in sets.items()})
-    check(written(tmp_path, Evaluation({"same": equal}, sets, "inside", 0)))
+    check(written(tmp_path, Evaluation({"same": equal}, sets, "inside", 0), detector=msp_detector()))
+    for value in (0.0, 1e-12, -3.0, 1e9, 1e17):  # bins have width even where scores are all but equal
+        bins = figures.edges([np.array([value, np.nextafter(value, np.inf)]), np.full(3, value)])
+        assert (np.diff(bins) > 0).all()
+        assert bins[0] <= value <= bins[-1]
 
 
 def test_errors_leave_no_file(tmp_path, monkeypatch):
@@ -258,7 +265,6 @@ def test_errors_leave_no_file(tmp_path, monkeypatch):
     unfitted = AMP(anchor(nn.Sequential(nn.Flatten(), nn.Linear(36, 3))))
     for error, words, options in (
         (InputError, "at least one detector", {"evaluation": dataclasses.replace(evaluation, results={})}),
-        (InputError, r"must be an AMP detector, .* got str", {"detector": "amp"}),
         (InputError, r"leads must name detectors .*; got 'nobody', 'none'", {"leads": ("first", "nobody", "none")}),
         (NotReadyError, "no anchors to show", {"detector": unfitted}),
         (NotReadyError, re.escape("pip install 'kedge[report]'"), {}),
@@ -269,31 +275,6 @@ def test_errors_leave_no_file(tmp_path, monkeypatch):
         with pytest.raises(error, match=words):
             write_report(tmp_path / "a.html", **{"evaluation": evaluation, "title": ""} | options)
     assert list(tmp_path.iterdir()) == []
-
-
-def naive(metric, inside, outside):
-    """The metric by its definition, in loops."""
-    if metric == "auroc":
-        return np.mean([(o > i) + (o == i) / 2 for o in outside for i in inside])
-    if metric == "fpr95":
-        t = min(t for t in inside if np.mean([i <= t for i in inside]) >= 0.95)
-        return np.mean([o <= t for o in outside])
-    cuts = [-np.inf, *inside, *outside]
-    return max((np.mean([i <= t for i in inside]) + np.mean([o > t for o in outside])) / 2 for t in cuts)
-
-
-def test_the_paired_bootstrap_is_that_of_the_definition():
-    rng = np.random.default_rng(1)
-    scores = [[rng.integers(0, 9, n).astype(float) for n in (12, 7, 9)] for _ in range(3)]
-    drawn = redraw(scores, resamples=6, seed=4)
-    assert drawn.shape == (6, 3, 2, len(METRICS))
-    rng = np.random.default_rng(4)
-    for r in range(6):
-        rows = [rng.integers(n, size=n) for n in (12, 7, 9)]  # once, for all detectors
-        for d, j, metric in itertools.product(range(3), range(2), ("auroc", "fpr95", "dtacc")):
-            inside = [scores[d][0][i] for i in rows[0]]
-            outside = [scores[d][j + 1][i] for i in rows[j + 1]]
-            assert drawn[r, d, j, list(METRICS).index(metric)] == pytest.approx(naive(metric, inside, outside))
 
 
 def test_a_winner_leads_each_other_beyond_noise():
@@ -311,17 +292,7 @@ def marks(text):
     return len(re.findall(r'<td><strong class="best">', text))
 
 
-def test_equal_detectors_are_not_marked(tmp_path):
-    evaluation = example(("one",))
-    equal = dataclasses.replace(evaluation, results=dict.fromkeys(("one", "two"), evaluation.results["one"]))
-    assert set(best_beyond_noise(equal).overall.values()) == {None}
-    text = written(tmp_path, equal)
-    assert marks(text) == 0
-    assert "No value is marked as best" in text
-    assert "one and two share the highest mean AUROC" in text
-
-
-def test_a_clearly_better_detector_is_marked(tmp_path):
+def test_a_clearly_better_detector_is_marked_and_equal_or_few_are_not(tmp_path):
     evaluation = example(("good",), sizes=(80, 80), shifts=(3.0,), noise=0.0)
     random = {n: detection(torch.randn(len(s)), torch.randn(99)) for n, s in evaluation.sets.items()}
     results = {"bad": result(random, evaluation.sets["inside"].labels), **evaluation.results}
@@ -335,19 +306,19 @@ def test_a_clearly_better_detector_is_marked(tmp_path):
     assert (marks(good) >= 5, marks(bad)) == (True, 0)
     assert "good has the highest mean AUROC" in text
     assert "a lead beyond noise" in text
-
-
-def test_ood_is_explained_once_and_never_in_the_name_of_a_set():
-    evaluation = dataclasses.replace(example(oods=("tiny (OpenOOD)", "near", "far")), apart=("tiny (OpenOOD)",))
-    text = evaluation_finding(evaluation, best_beyond_noise(evaluation))
-    assert "over 2 out-of-distribution (OOD) sets (tiny (OpenOOD) apart)" in text
-
-
-def test_with_few_images_nothing_is_marked():
-    evaluation = example(sizes=(80, 5), noise=2.0)
-    best = best_beyond_noise(evaluation)
+    equal = dataclasses.replace(evaluation, results=dict.fromkeys(("one", "two"), evaluation.results["good"]))
+    assert set(best_beyond_noise(equal).overall.values()) == {None}
+    text = written(tmp_path, equal)
+    assert marks(text) == 0
+    assert "No value is marked as best" in text
+    assert "one and two share the highest mean AUROC" in text
+    few = example(sizes=(80, 5), noise=2.0)
+    best = best_beyond_noise(few)
     assert (best.overall, best.by_set, best.enough) == ({}, {}, False)
-    assert "too few images" in evaluation_finding(evaluation, best)
+    assert "too few images" in evaluation_finding(few, best)
+    apart = dataclasses.replace(example(oods=("tiny (OpenOOD)", "near", "far")), apart=("tiny (OpenOOD)",))
+    words = evaluation_finding(apart, best_beyond_noise(apart))
+    assert "over 2 out-of-distribution (OOD) sets (tiny (OpenOOD) apart)" in words  # explained once, in no name
 
 
 def test_the_difference_of_two_detectors_has_the_interval_of_the_paired_bootstrap():
@@ -359,7 +330,7 @@ def test_the_difference_of_two_detectors_has_the_interval_of_the_paired_bootstra
     scores = [[r.detections[name].score.numpy() for name in evaluation.sets] for r in results]
 
     def gap(scores):  # of each OOD set
-        one, two = ([naive("fpr95", inside, each) for each in outside] for inside, *outside in scores)
+        one, two = ([ORACLES["fpr95"](inside, each) for each in outside] for inside, *outside in scores)
         return np.subtract(one, two)
 
     rng, gaps = np.random.default_rng(3), []
@@ -390,8 +361,8 @@ def test_noise_is_rarely_marked():
 
 def test_the_promise_and_the_threshold_are_read_off_the_detections():
     calibrated = torch.randn(199).sort().values
-    said = {n: detection(torch.linspace(-4, 4, 400), calibrated, alpha=0.1) for n in ("inside", "near")}
-    one = result(said)
+    detections = {n: detection(torch.linspace(-4, 4, 400), calibrated, alpha=0.1) for n in ("inside", "near")}
+    one = result(detections)
     assert guaranteed(one) == pytest.approx(20 / 200)
     true = calibration.threshold(calibrated, 0.1)
     assert flagging_threshold(one) == pytest.approx(true, abs=8 / 399)
@@ -414,17 +385,6 @@ def test_the_table_of_anchors_shows_the_predictions_of_the_network(tmp_path):
     assert cells == [(names[int(p.argmax())], f"{100 * float(p.max().detach()):.0f}") for p in expected]
 
 
-def test_anchors_that_each_image_draws_are_shown_as_a_pool_and_counted_in_its_votes(tmp_path):
-    detector = amp_detector(variant="authors", k=3, pool=20)
-    text = written(tmp_path, example(("amp",), ("only",), **BARE), detector=detector)
-    read = check(text)
-    assert sum(attrs["alt"].startswith("Anchor ") for attrs in read.all("img")) == 12
-    assert "Each image draws 3 of 20, of which 12 are shown" in read.text
-    votes = [words.split("anchors: ")[1] for _, _, words in cards(text) if "anchors: " in words]
-    assert len(votes) == 12 + 4
-    assert all(sum(map(int, re.findall(r"(\d+) \w+ \(", line))) == 3 for line in votes)
-
-
 def shown(image):
     source = re.search(r'base64,([^"]*)', picture(image, "an image"))[1]
     return np.asarray(Image.open(io.BytesIO(base64.b64decode(source))))
@@ -440,13 +400,6 @@ def test_pictures_are_the_images():
     ):
         assert (shown(image) == expected.numpy()).all()
     assert shown(torch.zeros(3, 300, 200, dtype=torch.uint8)).shape == (SIDE, SIDE * 2 // 3, 3)
-
-
-@pytest.mark.parametrize("value", [0.0, 1e-12, -3.0, 1e9, 1e17])
-def test_bins_have_width_even_where_scores_are_all_but_equal(value):
-    bins = figures.edges([np.array([value, np.nextafter(value, np.inf)]), np.full(3, value)])
-    assert (np.diff(bins) > 0).all()
-    assert bins[0] <= value <= bins[-1]
 
 
 def test_rounding_makes_figures_small_and_leaves_tick_labels_alone():
@@ -541,6 +494,7 @@ def test_a_curve_s_text_alternative_holds_its_numbers_and_its_axis_their_ticks()
     curves = [
         Curve("Effect of K", "anchors", {"AMP": {10: ("b", None), 2.5: ("a", None)}, "other": {7: ("c", "near")}}),
         Curve("Strength", "severity", {"AMP": {1: ("a", "far"), 2: ("gone", "far")}}, metric="fpr95"),
+        *(Curve("Any", "T", {"s": {1: ("a", "near"), 9: ("b", "near")}}, metric) for metric in METRICS),
     ]
     text = curve_section(evaluation, curves)
 
@@ -548,10 +502,11 @@ def test_a_curve_s_text_alternative_holds_its_numbers_and_its_axis_their_ticks()
         return f"{100 * np.mean([evaluation.results[label].metrics[ood][metric].value for ood in oods]):.1f} %"
 
     a, b = (percent(label, "auroc", "near", "far") for label in ("a", "b"))
-    assert labels_of(text) == [
-        f"AUROC by anchors. AMP: {a} at 2.5, {b} at 10; other: {percent('c', 'auroc', 'near')} at 7.",
-        f"FPR95 by severity. AMP: {percent('a', 'fpr95', 'far')} at 1.",
-    ]
+    first, second, *others = labels_of(text)
+    assert first == f"AUROC by anchors. AMP: {a} at 2.5, {b} at 10; other: {percent('c', 'auroc', 'near')} at 7."
+    assert second == f"FPR95 by severity. AMP: {percent('a', 'fpr95', 'far')} at 1."
+    for label, metric in zip(others, METRICS, strict=True):  # every metric, on a logarithmic axis
+        assert f"{percent('a', metric, 'near')} at 1, {percent('b', metric, 'near')} at 9" in label
     captions = [re.sub(r"<[^>]*>", " ", c) for c in re.findall(r"<figcaption>(.*?)</figcaption>", text)]
     assert "mean over sets; higher is better" in captions[0]
     assert "FPR95; lower is better" in captions[1]
@@ -560,29 +515,17 @@ def test_a_curve_s_text_alternative_holds_its_numbers_and_its_axis_their_ticks()
     assert {"2.5", "7", "10", "1", "anchors", "severity", "AUROC, %", "FPR95, %"} <= ticks
 
 
-@pytest.mark.parametrize("metric", METRICS)
-def test_every_metric_can_be_drawn_along_a_number(metric):
-    evaluation = example(resamples=0)
-    (label,) = labels_of(curve_section(evaluation, [Curve("C", "K", {"s": {1: ("first", "near")}}, metric)]))
-    assert f"{100 * evaluation.results['first'].metrics['near'][metric].value:.1f} % at 1" in label
-
-
-def interpolated(ordered, share):
-    """The quantile of ordered values by linear interpolation between neighbours."""
-    place = share * (len(ordered) - 1)
-    below = int(place)
-    above = min(below + 1, len(ordered) - 1)
-    return ordered[below] + (place - below) * (ordered[above] - ordered[below])
-
-
 def quantiles(scores):
-    """Median and the ends of the middle 90 % as text alternatives have them."""
-    return "median {:.3g}, 90 % from {:.3g} to {:.3g}".format(
-        *(interpolated(sorted(scores.tolist()), share) for share in (0.5, 0.05, 0.95))
-    )
+    """Median and the ends of the middle 90 %, by hand, as text alternatives have them."""
+    ordered, ends = sorted(scores.tolist()), []
+    for share in (0.5, 0.05, 0.95):
+        below, part = divmod(share * (len(ordered) - 1), 1)
+        above = min(int(below) + 1, len(ordered) - 1)
+        ends.append(ordered[int(below)] + part * (ordered[above] - ordered[int(below)]))
+    return "median {:.3g}, 90 % from {:.3g} to {:.3g}".format(*ends)
 
 
-def test_the_scores_of_every_lead_are_drawn_with_their_numbers():
+def test_the_scores_of_every_lead_are_drawn_with_their_numbers(tmp_path):
     evaluation = example(("first", "second", "third"), resamples=0)
     text = charts.score_section(evaluation, ("third", "first"))
     assert re.findall(r"<h3>(.*?)</h3>", text) == ["third", "first"]
@@ -596,28 +539,13 @@ def test_the_scores_of_every_lead_are_drawn_with_their_numbers():
     alone = charts.score_section(evaluation, ("second",))
     assert "Scores of second" in alone
     assert "<h3>" not in alone
-
-
-def test_without_leads_the_first_detector_leads(tmp_path):
-    evaluation = example(oods=("only",), **BARE)
-    default, first, second = (written(tmp_path, evaluation, leads=leads) for leads in ((), ("first",), ("second",)))
-    assert default == first != second
+    assert "Scores of first" in written(tmp_path, evaluation)  # leads unless others do
 
 
 def cards(text):
     """(Set, number, words) of every card."""
     pattern = r'<figure><img [^>]*alt="Image (\d+) of (\w+),[^>]*><figcaption>(.*?)</figcaption>'
     return [(name, int(number), words.replace("<br>", "\n")) for number, name, words in re.findall(pattern, text)]
-
-
-def test_the_galleries_show_the_mistakes_of_the_first_lead():
-    evaluation = example(noise=3.0, resamples=0)
-    for lead in ("first", "second"):
-        scores = {name: d.score.tolist() for name, d in evaluation.results[lead].detections.items()}
-        expected = [("inside", i) for i in np.argsort(scores["inside"])[::-1][:12]]
-        for ood in ("near", "far"):
-            expected += [(ood, i) for i in np.argsort(scores[ood])[:4]]
-        assert [card[:2] for card in cards(image_section(evaluation, lead))] == expected
 
 
 def test_known_images_are_on_the_in_distribution_side_of_their_set(monkeypatch):
@@ -629,7 +557,7 @@ def test_known_images_are_on_the_in_distribution_side_of_their_set(monkeypatch):
     assert quantiles(inside) in near
     assert quantiles(inside[:60]) in far
     by_set, by_detector = labels_of(charts.roc_section(evaluation, ("first",)))
-    assert f"near {100 * naive('auroc', inside.tolist(), detections['near'].score.tolist()):.1f} %;" in by_set
+    assert f"near {100 * ORACLES['auroc'](inside.tolist(), detections['near'].score.tolist()):.1f} %;" in by_set
     assert by_detector.startswith("ROC curves on near, one per detector.")  # the hardest, because of them
     drawn = []
     monkeypatch.setattr(figures, "roc", lambda name, pairs, *, label: drawn.append(pairs) or tag("svg"))
@@ -697,8 +625,14 @@ def test_of_many_classifiers_six_have_their_reliability_drawn_leads_first():
     assert "Shown are" not in text
 
 
-def test_cards_show_the_votes_of_the_anchors():
-    evaluation, detector = example(("amp",), resamples=0), amp_detector(k=7)
+def test_cards_show_the_mistakes_of_the_lead_with_the_votes_of_the_anchors(tmp_path):
+    evaluation, detector = example(("amp", "second"), resamples=0, noise=3.0), amp_detector(k=7)
+    for lead in ("amp", "second"):
+        scores = {name: d.score.tolist() for name, d in evaluation.results[lead].detections.items()}
+        expected = [("inside", i) for i in np.argsort(scores["inside"])[::-1][:12]]
+        for ood in ("near", "far"):
+            expected += [(ood, i) for i in np.argsort(scores[ood])[:4]]
+        assert [card[:2] for card in cards(image_section(evaluation, lead))] == expected
     temperature = detector.calibration.temperature
     assert abs(temperature - 1) > 0.1
     shown, divided = cards(image_section(evaluation, "amp", detector)), 0
@@ -718,29 +652,24 @@ def test_cards_show_the_votes_of_the_anchors():
         assert [n for n, _, _ in votes] == sorted((n for n, _, _ in votes), reverse=True)
         divided += len(votes) > 1
     assert 0 < divided < len(shown)  # on some images the anchors agree, on some they do not
+    drawing = amp_detector(variant="authors", k=3, pool=20)  # each image draws its own
+    text = written(tmp_path, example(("amp",), ("only",), **BARE), detector=drawing)
+    assert "Each image draws 3 of 20, of which 12 are shown" in check(text).text
+    votes = [words.split("anchors: ")[1] for _, _, words in cards(text) if "anchors: " in words]
+    assert len(votes) == 12 + 4
+    assert all(sum(map(int, re.findall(r"(\d+) \w+ \(", line))) == 3 for line in votes)
 
 
-def test_a_document_links_to_the_sections_that_it_has():
-    parts = [
-        ("one", "First <b>", tag("p", "1", id="one")),
-        ("two", "Second", None),
-        ("three", "3rd", tag("p", id="three")),
-    ]
-    text = document(EVIL, "It is 5 % of <all>.", ["Para & graph", "10 % more"], parts)
-    read = check(text)
-    assert [attrs["href"] for attrs in read.all("a")] == ["#one", "#three"]
-    assert ("Second" in read.text, "First <b>" in read.text) == (False, True)
-    assert read.text.count(EVIL) == 2  # in the window's title and in the heading
-    for words in ("It is 5\N{NO-BREAK SPACE}% of <all>.", "10\N{NO-BREAK SPACE}% more"):
-        assert words in "".join(read.words)
-    assert text.index('id="one"') < text.index('id="three"')
-
-
-def test_the_helpers_of_other_pages_escape_text_and_keep_markup():
+def test_a_document_links_to_its_sections_and_escapes_text():
     heads, rows = ["<n>", tag("th", "m", scope="col")], [tag("tr", tag("th", EVIL, scope="row"), tag("td", "3"))]
     inner = (figure(tag("img", src="#s", alt=EVIL), EVIL, tag("br"), "b"), table(EVIL, heads, rows, label="t"))
     content = section("s", EVIL, *inner, figures.legend(["a & b"] * 8))
-    read = check(document("T", "F", [], [("s", "S", content)]))
-    assert read.text.count(EVIL) == 4
-    assert "a & b" in read.text
+    parts = [("one", "First <b>", tag("p", "1", id="one")), ("two", "Second", None), ("s", "3rd", content)]
+    text = document(EVIL, "It is 5 % of <all>.", ["Para & graph", "10 % more"], parts)
+    read = check(text)
+    assert [attrs["href"] for attrs in read.all("a")] == ["#one", "#s"]
+    assert ("Second" in read.text, "First <b>" in read.text, "a & b" in read.text) == (False, True, True)
+    assert read.text.count(EVIL) == 2 + 4  # in the window's title and in the heading
+    for words in ("It is 5\N{NO-BREAK SPACE}% of <all>.", "10\N{NO-BREAK SPACE}% more"):
+        assert words in "".join(read.words)
     assert len(read.all("th")) == 3

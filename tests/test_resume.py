@@ -3,6 +3,9 @@
 import contextlib
 import itertools
 import json
+import math
+import os
+import random
 import resource
 import signal
 from pathlib import Path
@@ -20,6 +23,7 @@ from kedge.models import build
 from kedge.seeds import seeded
 from kedge.training import Recipe, checkpoint, train
 from processes import FRESH, die_in
+from test_artifact import mutants, signed
 
 LEGACY = Path(__file__).parent / "legacy"
 
@@ -87,12 +91,6 @@ def network(classes=2):
 RECIPE = Recipe(epochs=2, batch=16, lr=0.05, crop=0, flip=False)
 
 
-def test_a_finished_run_is_not_trained_again(tmp_path):
-    steps, first = [], train(network(), toy(), RECIPE, directory=tmp_path)
-    assert same_weights(first, train(network(), toy(), RECIPE, directory=tmp_path, progress=steps.append))
-    assert steps == []
-
-
 @pytest.mark.parametrize(
     ("first", "second", "named"),
     [
@@ -134,6 +132,43 @@ def test_a_file_that_is_no_checkpoint_is_named(tmp_path):
         train(network(), toy(), RECIPE, directory=tmp_path)
     with pytest.raises(InputError, match="writable"):
         train(network(), toy(), RECIPE, directory=path / "run")
+
+
+def test_a_second_run_in_the_same_directory_is_refused_while_the_first_runs(tmp_path):
+    refusals = []
+
+    def meanwhile(progress):
+        with pytest.raises(InputError, match=rf"pid {os.getpid()} on .* since \d{{4}}-") as refusal:
+            train(network(), toy(), RECIPE, seed=5, directory=tmp_path, resume=False)
+        refusals.append(refusal)
+
+    first = train(network(), toy(), RECIPE, directory=tmp_path, progress=meanwhile)
+    assert len(refusals) == 8
+    # Free again, not overwritten, and not trained again.
+    assert same_weights(first, train(network(), toy(), RECIPE, directory=tmp_path, progress=pytest.fail))
+
+
+def test_a_signed_checkpoint_with_another_value_is_refused_or_resumes_the_same(tmp_path):
+    path, how = tmp_path / "last.ckpt", Recipe(epochs=2, batch=32, lr=1e-3, optimizer="adam", crop=0, ema=0.5)
+    with pytest.raises(StopError):
+        train(network(), toy(), how, directory=tmp_path, checkpoint_seconds=0.0, progress=stop_at(2))
+    content, whole = artifact.read(path), path.read_bytes()
+    expected = train(network(), toy(), how, directory=tmp_path)
+    rng = random.Random(0)
+    for place, value, header, tensors in mutants(*content, rng):
+        if rng.random() < 0.1:
+            signed(path, header, tensors)
+            with contextlib.suppress(KedgeError):
+                again = train(network(), toy(), how, directory=tmp_path)
+                assert place[0] != "run" or same_weights(again, expected), (place, value)
+    for change in ({"step": -1}, {"step": 10**6}, {"seen": None}, {"loss_sum": math.nan}, {"unheard_of": 1}):
+        signed(path, {**content[0], "checkpoint": content[0]["checkpoint"] | change}, content[1])
+        with pytest.raises(FileFormatError, match="must"):
+            train(network(), toy(), how, directory=tmp_path)
+    path.write_bytes(whole)
+    (tmp_path / "history.jsonl").write_text('{"epoch": 1}\n{"epo')
+    with pytest.raises(FileFormatError, match=r"history\.jsonl is damaged"):
+        train(network(), toy(), how, directory=tmp_path)
 
 
 @pytest.mark.parametrize(("step", "message"), [(6, "the loss became NaN.*last good checkpoint is"), (8, "a weight")])

@@ -1,8 +1,11 @@
 """Scoring files: every input exactly once, in order, whatever is broken and however often the job is killed."""
 
 import base64
+import csv
 import io
+import itertools
 import json
+import math
 import os
 import re
 import shutil
@@ -11,6 +14,8 @@ import socket
 import subprocess
 import sys
 import tarfile
+import warnings
+from pathlib import Path
 
 import numpy as np
 import pyarrow
@@ -20,16 +25,16 @@ import torch
 from PIL import Image
 
 import kedge
-from helpers import encoded, images, network, picture, run_cli, small_amp
-from kedge.errors import FileFormatError, InputError, KedgeWarning, NotReadyError
+from helpers import StopError, encoded, images, network, picture, run_cli, small_amp
+from kedge.errors import FileFormatError, InputError, KedgeError, KedgeWarning, NotReadyError
 from kedge.io import artifact
-from kedge.scoring import RayEngine, job, plan, read_rows, score_files, summarize_rows
+from kedge.scoring import FORMATS, job, plan, read_rows, score_files, summarize_rows
 from kedge.scoring.inputs import open_named
 from kedge.scoring.page import _thumbnail
-from processes import FRESH, die_in
+from processes import FRESH
 from test_report import check
 
-KEYS = ["name", "label", "class", "probability", "tau", "score", "p_value", "is_ood", "error"]
+KEYS = ["name", "label", "class", "probability", "tau", "score", "p_value", "is_ood", "error", "detector"]
 
 
 @pytest.fixture(scope="module")
@@ -60,16 +65,28 @@ def scored(home, sources, out, detector="detector.kedge", **options):
     return list(read_rows(out))
 
 
-class Stopped(Exception):  # noqa: N818
-    pass
+def cli(home, *arguments):
+    return run_cli("score", "--detector", home / "detector.kedge", *arguments)
 
 
 def stop(*_, **__):
-    raise Stopped
+    raise StopError
 
 
 def stop_after(count):
     return lambda done, total: stop() if done >= count else None
+
+
+def run_apart(code, target, *arguments):
+    """Run a function in a process that ends with this exit code."""
+    life = FRESH.Process(target=target, args=arguments)
+    life.start()
+    life.join(timeout=300)
+    assert life.exitcode == code
+
+
+def names_in(folder):
+    return sorted(path.name for path in folder.iterdir())
 
 
 # --- rows -----------------------------------------------------------------------------------------------------------
@@ -87,60 +104,111 @@ def test_a_detection_becomes_rows_with_one_schema():
         detection.to_rows(names=["a"])
 
 
-@pytest.mark.parametrize("kind", ["parquet", "csv", "jsonl"])
-@pytest.mark.parametrize("shard", [1, 4, 512])
-def test_a_row_for_each_image_equals_the_detector_s_result(home, tmp_path, kind, shard):
-    rows = scored(home, [home / "photos"], tmp_path / f"out.{kind}", shard=shard, batch=5)
+def test_a_row_for_each_image_equals_the_detector_s_result(home, tmp_path):
     files = sorted(p for p in (home / "photos").rglob("*") if p.suffix in (".png", ".jpg"))
-    assert [row["name"] for row in rows] == list(map(str, files))
-    detector = kedge.load(home / "detector.kedge")
-    for file, row in zip(files, rows, strict=True):
-        assert list(row) == KEYS
-        if file.stem in ("broken", "empty"):
-            assert "cannot be read as an image" in row["error"]
-            assert row["score"] is row["label"] is row["is_ood"] is None
-            continue
-        (expected,) = detector([file]).to_rows(detector.classes, [str(file)])
-        for key, value in expected.items():
-            exact = not isinstance(value, float)
-            assert row[key] == (value if exact else pytest.approx(value, rel=1e-4, abs=1e-6)), key  # float32 logits
-        assert row["error"] is None
-    assert not (tmp_path / f"out.{kind}.parts").exists()
+    detector, identity = kedge.load(home / "detector.kedge"), artifact.read_header(home / "detector.kedge")["sha256"]
+    good = [file for file in files if file.stem not in ("broken", "empty")]
+    expected = {file: detector([file]).to_rows(detector.classes, [str(file)])[0] for file in good}
+    for kind, shard in zip(FORMATS, (1, 4, 512), strict=True):
+        rows = scored(home, [home / "photos"], tmp_path / f"out.{kind}", shard=shard, batch=5)
+        assert [row["name"] for row in rows] == list(map(str, files))
+        for file, row in zip(files, rows, strict=True):
+            assert (list(row), row["detector"]) == (KEYS, identity)
+            if file not in expected:
+                assert "cannot be read as an image" in row["error"]
+                assert row["score"] is row["label"] is row["is_ood"] is None
+                continue
+            for key, value in expected[file].items():
+                exact = not isinstance(value, float)
+                assert row[key] == (value if exact else pytest.approx(value, rel=1e-4, abs=1e-6)), key  # float32
+            assert row["error"] is None
+        assert not (tmp_path / f"out.{kind}.parts").exists()
 
 
-@pytest.mark.parametrize("kind", ["parquet", "csv", "jsonl"])
+def write_rows(file, rows):
+    """Rows as any program might write them."""
+    if file.suffix == ".parquet":
+        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), file)
+    elif file.suffix == ".csv":
+        with file.open("w", newline="") as lines:
+            csv.writer(lines).writerows([rows[0].keys(), *(row.values() for row in rows)])
+    else:
+        file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+@pytest.mark.parametrize("kind", FORMATS)
 def test_rows_of_older_files_are_read_with_the_keys_of_today(tmp_path, kind):
     old = {"path": "a.png", "label": "cat", "probability": 0.5, "score": 2.0, "temperature": 1.5, "p_value": 0.25}
     old |= {"is_ood": True, "error": None}
-    rows = [old, old | {"path": "b.png", "label": "7", "is_ood": False}]
-    rows.append(dict.fromkeys(rows[0]) | {"path": "c.png", "error": "broken"})
-    file = tmp_path / f"old.{kind}"
-    if kind == "parquet":
-        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), file)
-    elif kind == "csv":
-        lines = [rows[0].keys(), *(("" if v is None else str(v) for v in row.values()) for row in rows)]
-        file.write_text("".join(",".join(line) + "\n" for line in lines))
-    else:
-        file.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    first, second, third = read_rows(file)
-    values = {"probability": 0.5, "tau": 1.5, "score": 2.0, "p_value": 0.25, "error": None}
+    broken = dict.fromkeys(old) | {"path": "c.png", "error": "broken"}
+    write_rows(tmp_path / f"old.{kind}", [old, old | {"path": "b.png", "label": "7", "is_ood": False}, broken])
+    first, second, third = read_rows(tmp_path / f"old.{kind}")
+    values = {"probability": 0.5, "tau": 1.5, "score": 2.0, "p_value": 0.25, "error": None, "detector": None}
     assert first == {"name": "a.png", "label": None, "class": "cat", "is_ood": True} | values
     assert second == {"name": "b.png", "label": 7, "class": None, "is_ood": False} | values
     assert third == dict.fromkeys(KEYS) | {"name": "c.png", "error": "broken"}
+    before = {key: value for key, value in second.items() if key != "detector"}  # rows without a detector
+    write_rows(tmp_path / f"before.{kind}", [before])
+    assert list(read_rows(tmp_path / f"before.{kind}")) == [second]
+
+
+FORMULAS = ["=1+1", "+1", "-1", "@a", "\tb", "\rc", "\uff1dd", "'=e", "''f", "'g", "'", "h", "i=1"]
+
+
+def test_text_that_a_spreadsheet_takes_for_a_formula_is_neutralised_in_csv(home, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for number, name in enumerate(FORMULAS):
+        picture(number).save(f"{name}.png")
+    with open("=broken.png", "wb") as file:
+        file.write(b"broken")
+    detector = small_amp()
+    detector.classes = ("=cmd|' /C calc'!A0", "-2+3", "cow")
+    detector.save("detector.kedge")
+    given = sorted(p.name for p in tmp_path.glob("*.png"))
+    for options in ({}, {"raw_cells": True}):
+        score_files("detector.kedge", given, "out.csv", overwrite=True, shard=3, **options)
+        with open("out.csv", newline="") as lines:
+            cells = list(csv.DictReader(lines))
+        text = [row[key] for row in cells for key in ("name", "class", "error")]
+        assert any(cell.startswith(tuple("=+-@\t\r")) for cell in text) == bool(options)
+        assert all(float(row["score"]) < 0 for row in cells if not row["error"])  # numbers stay numbers
+        rows = list(read_rows("out.csv"))
+        assert [row["error"][:7] for row in rows if row["error"]] == ["=broken"]
+        assert {row["class"] for row in rows if not row["error"]} <= set(detector.classes)
+        if not options:
+            assert [row["name"] for row in rows] == given
+    assert cli(tmp_path, "=1+1.png", "-o", "raw.csv", "--raw-cells", "--no-summary").exit_code == 0
+    assert Path("raw.csv").read_text().splitlines()[1].startswith("=1+1.png,")
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+def test_a_name_of_140_000_characters_is_cut_and_ends_no_job(home, tmp_path, kind):
+    (tmp_path / "list.txt").write_text("".join(f"{'x' * 140_000}{n}.png\n" for n in range(2)))
+    detector = small_amp()
+    detector.classes = ("a" * 140_000, "b", "c")
+    detector.save(tmp_path / "long.kedge")
+    sources = [tmp_path / "list.txt", home / "photos/0/03.png", "y" * 140_000]
+    with pytest.raises(InputError, match="inputs must exist"):
+        scored(home, sources, tmp_path / f"out.{kind}")
+    rows = scored(home, sources[:2], tmp_path / f"out.{kind}", detector=tmp_path / "long.kedge")
+    assert len({row["name"] for row in rows}) == 3
+    assert rows[1]["name"].endswith("xxx1.png")
+    assert "name too long" in rows[0]["error"]
+    assert max(len(value) for row in rows for value in row.values() if isinstance(value, str)) < 4096
 
 
 # --- inputs ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("source", ["shard.tar", "rows.parquet"])
-def test_tars_and_parquet_files_give_the_rows_of_their_images(home, tmp_path, source):
+def test_tars_and_parquet_files_give_the_rows_of_their_images(home, tmp_path):
     files = sorted((home / "photos").rglob("??.png"), key=lambda file: file.stem)
     expected = scored(home, files, tmp_path / "files.jsonl", shard=8)
-    rows = scored(home, [home / source], tmp_path / "out.jsonl", shard=8)
-    assert rows[0]["name"] == f"{home / source}{'/00.png' if source == 'shard.tar' else '#0'}"
-    for row, same in zip(rows, expected, strict=True):
-        assert row | {"name": ""} == same | {"name": ""}
-        assert np.array(open_named(row["name"])).tolist() == np.array(open_named(same["name"])).tolist()
+    for source, first in (("shard.tar", "/00.png"), ("rows.parquet", "#0")):
+        rows = scored(home, [home / source], tmp_path / f"{source}.jsonl", shard=8)
+        assert rows[0]["name"] == f"{home / source}{first}"
+        for row, same in zip(rows, expected, strict=True):
+            assert row | {"name": ""} == same | {"name": ""}
+            assert np.array(open_named(row["name"])).tolist() == np.array(open_named(same["name"])).tolist()
 
 
 def test_shards_of_a_parquet_file_are_read_in_one_go_from_their_first_row(home, tmp_path, monkeypatch):
@@ -153,7 +221,7 @@ def test_shards_of_a_parquet_file_are_read_in_one_go_from_their_first_row(home, 
         return real(self, size, row_groups, **more)
 
     monkeypatch.setattr(pyarrow.parquet.ParquetFile, "iter_batches", watched)
-    with pytest.raises(Stopped):
+    with pytest.raises(StopError):
         scored(home, [home / "rows.parquet"], tmp_path / "out.jsonl", progress=stop_after(12), **options)
     assert read == [[0, 1, 2, 3, 4]]  # groups of seven rows
     assert scored(home, [home / "rows.parquet"], tmp_path / "out.jsonl", **options) == whole
@@ -182,19 +250,18 @@ def test_inputs_are_files_folders_globs_and_lists_in_the_order_given(home, tmp_p
         assert sorted(names_of([given])) == [str(where / name) for name in ("a.jfif", "b.JPE", "c.png")]
 
 
-@pytest.mark.parametrize("given", ["photos", "photos/*"])
-def test_rows_that_were_written_among_the_images_are_no_inputs(home, tmp_path, given):
+def test_rows_that_were_written_among_the_images_are_no_inputs(home, tmp_path):
     folder = tmp_path / "photos"
     (folder / "spare.parts").mkdir(parents=True)
     for name in ("a.png", "spare.parts/b.png"):
         picture(1).save(folder / name)
-    with pytest.raises(Stopped):
+    with pytest.raises(StopError):
         scored(home, [folder], folder / "cut.parquet", shard=1, progress=stop_after(1))
-    for out in ("first.parquet", "second.parquet"):
-        rows = scored(home, [tmp_path / given], folder / out)
+    for given, out in itertools.product((folder, folder / "*"), ("first.parquet", "second.parquet")):
+        rows = scored(home, [given], folder / out, overwrite=True)
         assert [os.path.relpath(row["name"], folder) for row in rows] == ["a.png", "spare.parts/b.png"]
-    (folder / "first.parquet").write_bytes(b"no parquet")
-    assert len(scored(home, [tmp_path / given], folder / "first.parquet", overwrite=True)) == 2
+        (folder / out).write_bytes(b"no parquet")
+        assert len(scored(home, [given], folder / out, overwrite=True)) == 2
     with pytest.raises(InputError, match="column must be"):  # named itself it is an input
         list(plan([folder / "first.parquet"]))
 
@@ -203,10 +270,62 @@ def test_a_column_with_another_name_must_be_named(home, tmp_path):
     pyarrow.parquet.write_table(pyarrow.table({"pixels": [encoded(picture(1)), None]}), tmp_path / "a.parquet")
     with pytest.raises(InputError, match=r"column must be .*pixels; it has none of image"):
         scored(home, [tmp_path / "a.parquet"], tmp_path / "out.csv")
-    command = ["score", "--detector", home / "detector.kedge", tmp_path / "a.parquet", "--column", "pixels"]
-    assert run_cli(*command, "-o", tmp_path / "out.csv").exit_code == 0
+    assert cli(home, tmp_path / "a.parquet", "--column", "pixels", "-o", tmp_path / "out.csv").exit_code == 0
     assert [bool(row["error"]) for row in read_rows(tmp_path / "out.csv")] == [False, True]
     assert len(list(check((tmp_path / "out.csv.html").read_text()).all("img"))) == 1
+
+
+def test_pipes_and_devices_are_not_read(home, tmp_path):
+    folder = tmp_path / "images"
+    folder.mkdir()
+    for name in ("a.png", "b.tar", "c.parquet", "rows.csv", "list.txt"):
+        os.mkfifo(folder / name)
+    (folder / "zero.png").symlink_to("/dev/zero")
+    given = [folder / "a.png", folder / "zero.png", "/dev/zero", folder / "list.txt", home / "photos/0/03.png"]
+    rows = scored(home, given, tmp_path / "out.jsonl")
+    assert [row["error"] and "not a regular file" in row["error"] for row in rows] == [True] * 4 + [None]
+    for name in ("b.tar", "c.parquet"):
+        with pytest.raises(InputError, match="a pipe and not a regular file"):
+            list(plan([folder / name]))
+    with pytest.raises(InputError, match="a pipe and not a regular file"):
+        list(read_rows(folder / "rows.csv"))
+
+
+def test_an_image_that_cannot_be_scored_gets_an_error_and_leaves_the_others_alone(home, tmp_path, monkeypatch):
+    names = [f"{n}.png" for n in range(5)]
+    for number, name in enumerate(names):
+        picture(number).save(tmp_path / name)
+    Image.fromarray(np.full((12, 12), math.nan, np.float32)).save(tmp_path / "5.tif")
+    (tmp_path / "6.jpg").write_bytes(encoded(picture(6), "JPEG")[:300])
+    real = kedge.AMP.outputs
+
+    def outputs(self, x):  # as a network that overflows on one image
+        out = real(self, x)
+        out.score[(x == torch.as_tensor(np.array(picture(2))).permute(2, 0, 1) / 255).all(dim=(1, 2, 3))] = math.inf
+        return out
+
+    whole = scored(home, [tmp_path], tmp_path / "whole.jsonl")
+    assert [bool(row["error"]) for row in whole] == [False] * 5 + [True] * 2
+    assert "NaN" in whole[5]["error"]
+    monkeypatch.setattr(kedge.AMP, "outputs", outputs)
+    rows = scored(home, [tmp_path], tmp_path / "out.jsonl")
+    assert [bool(row["error"]) for row in rows] == [False, False, True, False, False, True, True]
+    assert "scores must be finite" in rows[2]["error"]
+    for n in (0, 1, 3, 4):
+        assert rows[n]["score"] == pytest.approx(whole[n]["score"], rel=1e-4)
+
+
+def test_a_folder_that_cannot_be_listed_is_an_error_and_not_an_empty_one(home, monkeypatch):
+    real = os.scandir
+
+    def scandir(path):
+        if str(path).endswith("photos/1"):
+            raise PermissionError(13, "Permission denied", str(path))
+        return real(path)
+
+    monkeypatch.setattr(os, "scandir", scandir)
+    with pytest.raises(InputError, match=r"inputs must be readable; .*photos/1 is not: Permission denied"):
+        list(plan([home / "photos"]))
 
 
 # --- what is refused, before anything is begun ----------------------------------------------------------------------
@@ -218,6 +337,7 @@ def test_what_is_wrong_is_named_and_nothing_is_left_of_the_job(home, tmp_path):
     (empty / "out.csv.parts" / "notes.md").write_text("of somebody else")
     (tmp_path / "a.tar").write_bytes(b"no tar at all" * 100)
     (tmp_path / "a.parquet").write_bytes(b"no parquet")
+    (tmp_path / "latin.txt").write_bytes(b"caf\xe9.png")
     kedge.AMP(network("anchored")).fit(images()).save(home / "bare.kedge")
     photos, new = [home / "photos"], tmp_path / "new" / "er" / "out.csv"
     before = sorted(tmp_path.rglob("*"))
@@ -228,6 +348,8 @@ def test_what_is_wrong_is_named_and_nothing_is_left_of_the_job(home, tmp_path):
         ([empty], new, {}, InputError, "inputs must contain images"),
         ([tmp_path / "a.tar"], new, {}, FileFormatError, r"a\.tar must be an uncompressed tar"),
         ([tmp_path / "a.parquet"], new, {}, FileFormatError, r"a\.parquet cannot be read"),
+        ([tmp_path / "latin.txt"], new, {}, FileFormatError, r"latin\.txt must be a list"),
+        (photos, tmp_path / "a.tar" / "out.csv", {}, InputError, "out must be writable"),
         *((photos, new, {name: 0}, InputError, f"{name} must be") for name in ("shard", "batch", "workers")),
         (photos, empty, {"kind": "csv", "overwrite": True}, InputError, "is a folder"),
         (photos, tmp_path / "out.xlsx", {}, InputError, "format must be one of parquet, csv, jsonl; got 'xlsx'"),
@@ -237,19 +359,6 @@ def test_what_is_wrong_is_named_and_nothing_is_left_of_the_job(home, tmp_path):
         with pytest.raises(error, match=words):
             scored(home, sources, out, **options)
         assert sorted(tmp_path.rglob("*")) == before
-    with pytest.raises(InputError, match="address must be"):
-        RayEngine("ray://a:1")
-
-
-def test_what_exists_is_not_replaced_without_overwrite(home, tmp_path):
-    out = tmp_path / "out.csv"
-    scored(home, [home / "photos" / "0"], out)
-    before = out.read_bytes()
-    for sources in (["nowhere"], [home / "photos" / "1"]):  # what a failed job leaves must not change this
-        with pytest.raises(InputError, match="out must not exist yet"):
-            scored(home, sources, out)
-    assert out.read_bytes() == before
-    assert len(scored(home, [home / "photos" / "1"], out, overwrite=True)) == 11
 
 
 # --- resume, locks and kills ----------------------------------------------------------------------------------------
@@ -259,7 +368,7 @@ def test_a_job_is_resumed_with_the_inputs_that_it_was_planned_with(home, tmp_pat
     for number in range(9):
         picture(number).save(tmp_path / f"{number}.png")
     given = (home, [tmp_path / "*.png"], tmp_path / "out.jsonl")
-    with pytest.raises(Stopped):
+    with pytest.raises(StopError):
         scored(*given, progress=stop_after(4), shard=2)
     assert len(list((tmp_path / "out.jsonl.parts").glob("part-*"))) == 2
     with pytest.raises(InputError, match="begun with other inputs, shard"):
@@ -269,7 +378,7 @@ def test_a_job_is_resumed_with_the_inputs_that_it_was_planned_with(home, tmp_pat
     rows = scored(*given, progress=lambda *report: reports.append(report), shard=2)
     assert reports == [(4, 9), (6, 9), (8, 9), (9, 9)]  # the first four are not scored again
     assert [os.path.basename(row["name"]) for row in rows] == [f"{n}.png" for n in range(9)]
-    with pytest.raises(Stopped):
+    with pytest.raises(StopError):
         scored(*given, progress=stop_after(4), shard=2, overwrite=True)
     assert len(scored(home, [home / "photos" / "1"], given[2], shard=5, overwrite=True)) == 11
 
@@ -279,18 +388,60 @@ def test_the_last_steps_of_a_job_are_repeated_if_they_were_cut(home, tmp_path, m
 
     def cut(rows):
         seen.append(len(list(read_rows(rows))))
-        raise Stopped
+        raise StopError
 
     with monkeypatch.context() as patch:
         patch.setattr(job, "read_rows", stop)
-        with pytest.raises(Stopped):
+        with pytest.raises(StopError):
             scored(home, [home / "photos"], out)
-    assert [path.name for path in tmp_path.iterdir()] == ["out.csv.parts"]
-    with pytest.raises(Stopped):
+    with pytest.raises(KedgeError, match="1 of 1 shards were not scored"):
+        scored(home, [home / "photos" / "0"], tmp_path / "out.csv.parts" / "a.csv", engine=lambda *_: None)
+    shutil.rmtree(tmp_path / "out.csv.parts" / "a.csv.parts")
+    assert names_in(tmp_path) == ["out.csv.parts"]
+    with pytest.raises(StopError):
         scored(home, [home / "photos"], out, finish=cut)
     scored(home, [home / "photos"], out, finish=lambda rows: seen.append(rows.name))
     assert seen == [32, "out.csv"]
-    assert [path.name for path in tmp_path.iterdir()] == ["out.csv"]
+    assert names_in(tmp_path) == ["out.csv"]
+
+
+def score_to_the_end(home, photos, out):
+    """Score, and die when only the files of the job are left to be deleted."""
+    job._clear = lambda folder, *more: os.kill(os.getpid(), signal.SIGKILL) if more else None
+    scored(home, [photos], out)
+
+
+def test_a_job_that_is_killed_once_its_file_is_whole_is_complete_when_it_is_repeated(home, tmp_path):
+    photos = tmp_path / "photos"
+    shutil.copytree(home / "photos", photos)
+    out = tmp_path / "out.csv"
+    run_apart(-signal.SIGKILL, score_to_the_end, home, photos, out)
+    before = out.read_bytes()
+    assert list(tmp_path.glob("out.csv.parts/part-*"))
+    for _ in range(2):
+        with pytest.warns(KedgeWarning, match=r"out\.csv is complete: nothing was scored"):
+            assert len(scored(home, [photos], out)) == 32
+        assert names_in(tmp_path) == ["out.csv", "photos"]
+    for page in (None, "of somebody else"):
+        again = cli(home, photos, "-o", out)
+        assert (again.exit_code, "is complete" in again.output, "32 images" in again.output) == (0, True, True)
+        assert page in (None, (tmp_path / "out.csv.html").read_text())
+        (tmp_path / "out.csv.html").write_text("of somebody else")
+    assert out.read_bytes() == before
+    with pytest.raises(InputError, match="out must not exist yet"):
+        scored(home, ["nowhere"], out)
+    for changed in (  # so that the file does not hold what the command would write
+        lambda: out.write_bytes(before.replace(artifact.read_header(home / "detector.kedge")["sha256"].encode(), b"x")),
+        lambda: out.write_bytes(before[: before.rindex(b"\n", 0, -1) + 1]),
+        lambda: out.write_bytes(before[:-9]),
+        lambda: (out.write_bytes(before), picture(99).save(photos / "0" / "00.png"), os.utime(out, (1, 1))),
+        lambda: (os.utime(out), picture(99).save(photos / "new.png")),
+    ):
+        changed()
+        with pytest.raises(InputError, match="out must not exist yet"):
+            scored(home, [photos], out)
+    assert names_in(tmp_path) == ["out.csv", "out.csv.html", "photos"]
+    assert len(scored(home, [photos], out, overwrite=True)) == 33
 
 
 def test_a_second_job_for_the_same_file_is_refused_and_told_who_holds_it(home, tmp_path):
@@ -304,9 +455,9 @@ def test_a_second_job_for_the_same_file_is_refused_and_told_who_holds_it(home, t
         command = [sys.executable, "-c", code, home / "detector.kedge", home / "photos", out]
         other = subprocess.run(command, capture_output=True, text=True, check=False)
         assert f"another process ({holder}) is writing" in other.stderr
-        raise Stopped
+        raise StopError
 
-    with pytest.raises(Stopped):
+    with pytest.raises(StopError):
         scored(home, [home / "photos"], out, progress=second)
 
 
@@ -323,35 +474,43 @@ def test_a_lock_in_a_folder_that_was_removed_meanwhile_does_not_count(home, tmp_
         scored(home, [home / "photos"], tmp_path / "out.csv")
 
 
-def score_until(home, many, out, count, seconds):
-    """Score, and die a moment after so many images."""
+def score_and_die(given, out, step):
+    """Score, and die at the given operation on the files of the job, counted from 1; exit code 0 if there are fewer."""
+    seen = itertools.count(1)
 
-    def progress(done, total):
-        if done >= count:
-            die_in(seconds)
+    def count(event, arguments):
+        changes = event in ("open", "os.remove", "os.rename", "os.mkdir", "os.rmdir")
+        if changes and str(arguments[0]).startswith(out) and next(seen) == step:
+            os.kill(os.getpid(), signal.SIGKILL)
 
-    score_files(home / "detector.kedge", [str(many)], out, shard=16, progress=progress)
+    sys.addaudithook(count)
+    score_files(*given, out, shard=4)
+    os._exit(0)
 
 
-def test_killed_again_and_again_it_ends_with_every_image_once(home, tmp_path):
-    many = tmp_path / "many"
-    many.mkdir()
-    for number in range(400):
-        picture(number).save(many / f"{number:03}.png")
-    (many / "150-broken.png").write_bytes(b"broken")
-    whole = scored(home, [many], tmp_path / "whole.parquet", shard=16)
-    out = tmp_path / "out.parquet"
-    for count, moment in ((0, 0.0), (0, 0.02), (64, 0.002), (160, 0.005), (240, 0.01)):
-        life = FRESH.Process(target=score_until, args=(home, many, out, count, moment))
-        life.start()
-        life.join(timeout=60)
-        assert life.exitcode == -signal.SIGALRM
-        assert not out.exists()
-    assert run_cli("score", "--detector", home / "detector.kedge", many, "-o", out, "--shard", 16).exit_code == 0
-    assert sorted(path.name for path in tmp_path.glob("*out*")) == ["out.parquet", "out.parquet.html"]
-    rows = list(read_rows(out))
-    assert len({row["name"] for row in rows}) == 401
-    assert rows == whole
+def die_at_each_step(given, out, kind, steps):
+    """Die at each of the steps and repeat the same call, which ends with every image once and leaves nothing else."""
+    warnings.simplefilter("ignore")
+    whole = list(read_rows(score_files(*given, f"{out}whole.{kind}", shard=4)))
+    assert len({row["name"] for row in whole}) == 11
+    for step in steps:
+        child = os.fork()
+        if not child:
+            score_and_die(given, f"{out}{step}.{kind}", step)
+        ended = os.waitpid(child, 0)[1]
+        assert list(read_rows(score_files(*given, f"{out}{step}.{kind}", shard=4))) == whole
+        assert not Path(f"{out}{step}.{kind}.parts").exists()
+        if not ended:
+            break
+    assert step > 40
+    os._exit(17)
+
+
+@pytest.mark.parametrize("stride", [8, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("kind", ["csv", "parquet"])
+def test_killed_at_any_step_it_ends_with_every_image_once(home, tmp_path, kind, stride):
+    given = (home / "detector.kedge", [str(home / "photos" / "0")])
+    run_apart(17, die_at_each_step, given, f"{tmp_path}/", kind, range(stride, 1000, stride))
 
 
 # --- the summary ----------------------------------------------------------------------------------------------------
@@ -361,7 +520,7 @@ def row(name, score, is_ood, label="cat", error=None):
     return {"name": name, "label": 0, "class": label, "score": score, "is_ood": is_ood, "error": error}
 
 
-def test_a_summary_counts_flags_by_class_and_keeps_the_highest_scores():
+def test_a_summary_counts_flags_by_class_and_keeps_the_highest_scores_and_a_fair_sample():
     rows = [row("a", 1.0, False), row("b", 9.0, True, "dog"), row("c", 5.0, True)]
     rows += [row("d", None, None, None, "broken"), row("e", 9.0, True)]
     summary = summarize_rows(rows, top=2)
@@ -369,82 +528,73 @@ def test_a_summary_counts_flags_by_class_and_keeps_the_highest_scores():
     assert summary.by_class == {"cat": (3, 2), "dog": (1, 1)}
     assert [r["name"] for r in summary.suspicious] == ["b", "e"]  # of equal scores the earlier first
     assert summary.scores.tolist() == [1, 9, 5, 9]
-    assert summary.is_ood.tolist() == [False, True, True, True]
     json.dumps(summary.as_dict())
     assert summarize_rows([]).share == 0
     assert summarize_rows([row("a", 1.0, False, None)]).by_class == {"0": (1, 0)}
-
-
-def test_of_very_many_scores_the_plot_gets_a_fair_sample():
-    summary = summarize_rows(row("a", float(n), False) for n in range(150_000))
-    assert len(set(summary.scores)) == len(summary.scores) == 50_000
-    assert summary.scores.mean() == pytest.approx(75_000, abs=3 * 43_301 / 50_000**0.5)  # three standard errors
+    many = summarize_rows(row("a", float(n), False) for n in range(150_000)).scores
+    assert len(set(many)) == len(many) == 50_000
+    assert many.mean() == pytest.approx(75_000, abs=3 * 43_301 / 50_000**0.5)  # three standard errors
 
 
 # --- the command ----------------------------------------------------------------------------------------------------
 
 
-def test_a_few_images_are_printed(home):
-    command = ["score", "--detector", home / "detector.kedge", home / "photos/0/03.png"]
-    printed = run_cli(*command, home / "photos/0/broken.jpg")
+def test_a_few_images_are_printed_with_escapes_for_what_controls_a_terminal(home, tmp_path):
+    printed = cli(home, home / "photos/0/03.png", home / "photos/0/broken.jpg")
     assert printed.exit_code == 0, printed.output
-    assert re.search(
-        r"03\.png: (ant|bee|cow) \(\d+%\), .*distribution, p .*\n.*broken\.jpg: ", printed.output, re.I | re.S
-    )
-    assert list(json.loads(run_cli(*command, "--json").stdout)) == KEYS
-    assert run_cli(*command, "--format", "csv").exit_code == 0
+    line = r"03\.png: (ant|bee|cow) \(\d+%\), .*distribution, p .*\n.*broken\.jpg: "
+    assert re.search(line, printed.output, re.IGNORECASE)
+    assert list(json.loads(cli(home, home / "photos/0/03.png", "--json").stdout)) == KEYS
+    assert cli(home, home / "photos/0/03.png", "--format", "csv").exit_code == 0
+    picture(1).save(tmp_path / "a\x1b[2Jb\n.png")
+    (tmp_path / "c\x9b31m.png").write_bytes(b"broken")
+    printed = cli(home, tmp_path).output
+    assert not {"\x1b", "\x9b"} & set(printed)
+    assert "a\\x1b[2Jb\\x0a.png: " in printed
+    assert "\x1b[2J" not in cli(home, tmp_path, "-o", tmp_path / "x\x1b[2J.csv").output
 
 
 def test_the_command_reads_the_detector_once_and_writes_rows_a_page_and_json(home, tmp_path, monkeypatch):
     digests, real = [], artifact._digest
     monkeypatch.setattr(artifact, "_digest", lambda *given: digests.append(1) or real(*given))
-    command = ["score", "--detector", home / "detector.kedge", home / "photos", "-o"]
-    done = run_cli(*command, tmp_path / "out.csv", "--json")
-    assert done.exit_code == 0, done.output
-    assert len(digests) == 1
+    out, other = tmp_path / "out.csv", tmp_path / "b.csv"
+    done = cli(home, home / "photos", "-o", out, "--json")
+    assert (done.exit_code, len(digests)) == (0, 1), done.output
     result = json.loads(done.stdout)
-    assert (result["images"], result["errors"]) == (32, 2)
-    assert len(list(read_rows(tmp_path / "out.csv"))) == 32
+    assert (result["images"], result["errors"], len(list(read_rows(out)))) == (32, 2, 32)
     read = check((tmp_path / "out.csv.html").read_text())
     assert sum(1 for attributes in read.all("img")) == 20
     assert "2 files could not be read" in read.text
-    assert run_cli(*command, tmp_path / "b.csv", "--fail-on-ood").exit_code == (3 if result["flagged"] else 5)
-    refused = run_cli(*command, tmp_path / "b.csv")
-    assert refused.exit_code == 1
+    assert cli(home, home / "photos", "-o", other, "--fail-on-ood").exit_code == (3 if result["flagged"] else 5)
+    refused = cli(home, home / "photos", home / "photos/0/03.png", "-o", other)
     assert str(refused.exception).startswith("--out must not exist yet")  # the option, not the argument
 
 
-def test_a_page_that_was_cut_is_written_when_the_command_is_repeated(home, tmp_path, monkeypatch):
-    command = ["score", "--detector", home / "detector.kedge", home / "photos", "-o", tmp_path / "out.csv"]
+def test_a_page_that_was_cut_is_written_again_and_one_of_somebody_else_is_not_replaced(home, tmp_path, monkeypatch):
+    out, page = tmp_path / "out.csv", tmp_path / "out.csv.html"
+    for file in (page, tmp_path / "out.html"):
+        file.write_text("of somebody else")
+    with pytest.raises(InputError, match=r"summary .*out\.csv\.html"):
+        raise cli(home, home / "photos", "-o", out).exception
+    assert names_in(tmp_path) == ["out.csv.html", "out.html"]
     with monkeypatch.context() as patch:
         patch.setattr(sys.modules["kedge.cli.score"], "score_page", stop)
-        assert isinstance(run_cli(*command).exception, Stopped)
-    (tmp_path / "out.csv.html").write_text("of the life before")
-    assert run_cli(*command).exit_code == 0
-    check((tmp_path / "out.csv.html").read_text())
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["out.csv", "out.csv.html"]
-
-
-def test_a_page_of_somebody_else_is_not_replaced(home, tmp_path):
-    command = ["score", "--detector", home / "detector.kedge", home / "photos/0/03.png", "-o", tmp_path / "index.csv"]
-    for name in ("index.html", "index.csv.html"):
-        (tmp_path / name).write_text("of somebody else")
-    with pytest.raises(InputError, match=r"summary .*index\.csv\.html"):
-        raise run_cli(*command).exception
-    assert not (tmp_path / "index.csv").exists()
-    assert run_cli(*command, "--overwrite").exit_code == 0
-    check((tmp_path / "index.csv.html").read_text())
-    assert (tmp_path / "index.html").read_text() == "of somebody else"
+        assert isinstance(cli(home, home / "photos", "-o", out, "--overwrite").exception, StopError)
+    assert cli(home, home / "photos", "-o", out).exit_code == 0
+    check(page.read_text())
+    assert names_in(tmp_path) == ["out.csv", "out.csv.html", "out.html"]
+    assert (tmp_path / "out.html").read_text() == "of somebody else"
 
 
 def test_what_the_page_or_parquet_needs_is_looked_for_first(home, tmp_path, monkeypatch):
-    command = ["score", "--detector", home / "detector.kedge", home / "photos/0/03.png", "-o"]
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
-    assert isinstance(run_cli(*command, tmp_path / "out.csv").exception, NotReadyError)
-    assert isinstance(run_cli(*command, tmp_path / "out.parquet", "--no-summary").exception, NotReadyError)
-    assert not list(tmp_path.iterdir())
-    assert run_cli(*command, tmp_path / "out.csv", "--no-summary").exit_code == 0
+    for name, options, code in (("a.csv", [], 1), ("a.parquet", ["--no-summary"], 1), ("b.csv", ["--no-summary"], 0)):
+        done = cli(home, home / "photos/0/03.png", "-o", tmp_path / name, *options)
+        assert (done.exit_code, isinstance(done.exception, NotReadyError)) == (code, code == 1)
+    assert names_in(tmp_path) == ["b.csv"]
+    with pytest.raises(NotReadyError, match="needs pyarrow"):
+        list(read_rows(home / "rows.parquet"))
 
 
 def test_images_that_cannot_be_read_do_not_pass_for_good_ones(home, tmp_path):
@@ -466,6 +616,7 @@ def test_a_thumbnail_of_16_bits_is_as_bright_as_the_image(tmp_path):
     Image.fromarray(np.full((8, 8), 257 * 90, np.uint16)).save(tmp_path / "a.png")
     shown = re.search(r"base64,([^\"]+)", str(_thumbnail(str(tmp_path / "a.png"), None)))[1]
     assert Image.open(io.BytesIO(base64.b64decode(shown))).convert("L").getextrema() == (90, 90)
+    assert "cannot be shown" in str(_thumbnail(str(tmp_path / "gone.png"), None))
 
 
 def test_the_package_imports_on_systems_without_fcntl():

@@ -3,6 +3,7 @@
 import importlib.util
 import json
 import os
+import re
 import shutil
 import signal
 import sys
@@ -11,7 +12,7 @@ import numpy as np
 import pytest
 
 import kedge
-from helpers import picture, run_cli, small_amp
+from helpers import StopError, picture, run_cli, small_amp
 from kedge.errors import FileFormatError, InputError, KedgeError, NotReadyError
 from kedge.files import atomic
 from kedge.scoring import Job, RayEngine, ray_engine, read_rows, score_files
@@ -42,14 +43,10 @@ def scored(home, out, engine=None, **options):
     return list(read_rows(out))
 
 
-class Stopped(Exception):  # noqa: N818
-    pass
-
-
 def stop_after(images):
     def stop(done, total):
         if done >= images:
-            raise Stopped
+            raise StopError
 
     return stop
 
@@ -58,7 +55,7 @@ def stop_after(images):
 def job(home, tmp_path, monkeypatch):
     """A job that was stopped once two shards were scored."""
     out = tmp_path / "out.csv"
-    with pytest.raises(Stopped):
+    with pytest.raises(StopError):
         scored(home, out, progress=stop_after(2 * SHARD))
     monkeypatch.chdir(tmp_path)  # which a worker changes
     return Job(home / "detector.kedge", (str(home / "photos"),), out, "csv", SHARD)
@@ -74,29 +71,28 @@ def run(job, *numbers, probes=(), worker=None):
 # --- without a cluster ----------------------------------------------------------------------------------------------
 
 
-def test_without_ray_the_error_names_the_extra(home, tmp_path, monkeypatch):
+def test_what_is_wrong_is_named_before_a_job_is_begun(home, tmp_path, monkeypatch):
+    with pytest.raises(InputError, match="parallel must be a whole number of at least 1"):
+        RayEngine(parallel=0)
+    with pytest.raises(InputError, match="address must be"):
+        RayEngine("ray://a:1")
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(NotReadyError, match=r"needs ray, which is missing: pip install 'kedge\[ray\]'"):
         scored(home, tmp_path / "out.csv", RayEngine())
-    command = ["score", "--detector", home / "detector.kedge", home / "photos", "-o", tmp_path / "b.csv"]
-    assert isinstance(run_cli(*command, "--engine", "ray").exception, NotReadyError)
-    assert not (tmp_path / "b.csv.parts").exists()
-
-
-def test_options_are_checked(home):
-    with pytest.raises(InputError, match="parallel must be a whole number of at least 1"):
-        RayEngine(parallel=0)
-    base = ["score", "--detector", home / "detector.kedge", home / "photos"]
+    base = ["score", "--detector", home / "detector.kedge", home / "photos", "-o", tmp_path / "b.csv"]
     for options, message in [
         (["--engine", "spark"], "--engine must be one of 'local', 'ray'; got 'spark'"),
+        (["--engine", "ray"], "needs ray"),
+        (["--engine", "ray", "--threads", 2], "--threads is for --engine local"),
         (["--parallel", 2], "--parallel is for --engine ray"),
         (["--ray-address", "auto"], "--ray-address is for --engine ray"),
     ]:
         assert message in str(run_cli(*base, *options).exception)
+    assert not (tmp_path / "b.csv.parts").exists()
 
 
 def test_a_worker_scores_what_has_no_rows_yet_and_loads_its_detector_once(home, job):
-    assert [job.shard_at(offset) for offset in job.offsets()] == list(job.shards())
+    assert [next(job.shards(offset)) for offset in job.offsets()] == list(job.shards())
     assert [job.part(number).exists() for number in range(4)] == [True, True, False, False]
     job.part(1).write_text("as it was")
     worker = Worker(job, str(job.out.parent), [])
@@ -113,10 +109,20 @@ def test_a_worker_scores_what_has_no_rows_yet_and_loads_its_detector_once(home, 
     assert job.part(3).exists()
 
 
-def test_a_worker_on_a_machine_that_does_not_share_the_files_is_an_error(home, job):
+def test_a_worker_that_lacks_files_or_fails_returns_the_error(home, job, monkeypatch):
     result = run(job, 2, probes=[str(home / "photos/00.png"), "/not/mounted.png"])
     assert result["kind"] == ["NotReadyError"]
     assert "/not/mounted.png must be visible to all machines of the cluster" in result["error"][0]
+    (job.folder / "try-00000003").write_bytes(b"." * (TRIES - 1))
+    (job.folder / "try-00000004").write_bytes(b"." * TRIES)
+    assert run(job, 3)["error"] == [""]
+    killed = rf"{TRIES} workers were killed while they scored the images from .*photos/20\.png to "
+    assert re.match(killed, run(job, 4)["error"][0])
+    with monkeypatch.context() as patch:
+        patch.setattr(ray_engine, "load", lambda path: 1 / 0)
+        result = run(job, 2)
+    assert result["error"][0].startswith("ZeroDivisionError: division by zero; on ")
+    assert "in _begin" in result["trace"][0]
     assert not job.part(2).exists()
     head = json.loads((job.folder / "job.json").read_text())
     head["identity"]["detector"] = "of another file"
@@ -125,25 +131,6 @@ def test_a_worker_on_a_machine_that_does_not_share_the_files_is_an_error(home, j
     shutil.rmtree(job.folder)
     lost = Worker(job, str(job.out.parent), [])({"number": np.array([0]), "offset": np.array([0])})
     assert "plan.jsonl must be visible to all machines" in lost["error"][0]
-
-
-def test_a_shard_that_kills_its_workers_is_given_up(job):
-    (job.folder / "try-00000003").write_bytes(b"." * (TRIES - 1))
-    (job.folder / "try-00000002").write_bytes(b"." * TRIES)
-    assert run(job, 3)["error"] == [""]
-    message = run(job, 2)["error"][0]
-    assert message.startswith(f"{TRIES} workers were killed while they scored the images from ")
-    assert "photos/10.png to " in message
-
-
-def test_a_failure_in_a_worker_comes_with_its_trace(job, monkeypatch):
-    def broken(path):
-        raise RuntimeError("no kernel for this")
-
-    monkeypatch.setattr(ray_engine, "load", broken)
-    result = run(job, 2)
-    assert result["error"][0].startswith("RuntimeError: no kernel for this; on ")
-    assert "in broken" in result["trace"][0]
 
 
 # --- in a cluster ---------------------------------------------------------------------------------------------------
@@ -189,49 +176,37 @@ def test_the_command_starts_a_cluster_and_ends_it_and_prints_nothing_of_its_own(
 
 
 @needs_ray
-def test_two_workers_write_what_one_process_writes_and_go_on_where_it_was(home, cluster, tmp_path, monkeypatch):
+def test_two_workers_of_which_one_is_killed_continue_a_job_and_write_what_one_process_writes(
+    home, cluster, tmp_path, monkeypatch
+):
     (tmp_path / "photos").symlink_to(home / "photos")
     shutil.copy(home / "detector.kedge", tmp_path)
     monkeypatch.chdir(tmp_path)  # not where the cluster was started: its workers find relative paths all the same
-    given = ("detector.kedge", ["photos/*.png"])
-    score_files(*given, "whole.jsonl", shard=SHARD)
-    with pytest.raises(Stopped):
-        score_files(*given, "out.jsonl", shard=SHARD, progress=stop_after(20))
-    reports = []
-    engine = RayEngine(parallel=2)
-    score_files(*given, "out.jsonl", shard=SHARD, engine=engine, progress=lambda *each: reports.append(each))
-    assert (tmp_path / "out.jsonl").read_bytes() == (tmp_path / "whole.jsonl").read_bytes()
-    rows = list(read_rows("out.jsonl"))
-    assert len({row["name"] for row in rows}) == len(rows) == IMAGES
-    assert [row["name"] for row in rows if row["error"]] == ["photos/30-broken.png"]
-    assert reports[0] == (20, IMAGES)
-    assert reports[-1] == (IMAGES, IMAGES)
-    assert len(reports) == 1 + 9  # 41 images in shards of five, as each is done
-    assert cluster.is_initialized()  # it was there before
-
-
-@needs_ray
-def test_a_worker_that_is_killed_in_mid_write_costs_no_image(home, cluster, tmp_path, monkeypatch):
-    marker = tmp_path / "killed"
+    given, marker, reports = ("detector.kedge", ["photos/*.png"]), tmp_path / "killed", []
 
     class Mortal(Worker):
         def _score(self, detector, number, offset):
-            if number == 4 and not marker.exists():
+            if number == 6 and not marker.exists():
                 marker.write_text(str(os.getpid()))
                 with atomic(self.job.part(number)) as temporary:
-                    temporary.write_text("name,label\nhalf a ro")
+                    temporary.write_text('{"name": "half a ro')
                     os.kill(os.getpid(), signal.SIGKILL)
             return super()._score(detector, number, offset)
 
     monkeypatch.setattr(ray_engine, "Worker", Mortal)
-    whole = scored(home, tmp_path / "whole.csv")
-    reports = []
-    rows = scored(home, tmp_path / "out.csv", RayEngine(parallel=1), progress=lambda *each: reports.append(each))
+    score_files(*given, "whole.jsonl", shard=SHARD)
+    with pytest.raises(StopError):
+        score_files(*given, "out.jsonl", shard=SHARD, progress=stop_after(20))
+    engine = RayEngine(parallel=2)
+    score_files(*given, "out.jsonl", shard=SHARD, engine=engine, progress=lambda *each: reports.append(each))
     assert int(marker.read_text()) != os.getpid()
-    assert (tmp_path / "out.csv").read_bytes() == (tmp_path / "whole.csv").read_bytes()
-    assert rows == whole
-    assert len({row["name"] for row in rows}) == IMAGES
-    assert reports[-1] == (IMAGES, IMAGES)
+    assert (tmp_path / "out.jsonl").read_bytes() == (tmp_path / "whole.jsonl").read_bytes()
+    rows = list(read_rows("out.jsonl"))
+    assert len({row["name"] for row in rows}) == len(rows) == IMAGES
+    assert [row["name"] for row in rows if row["error"]] == ["photos/30-broken.png"]
+    assert (reports[0], reports[-1]) == ((20, IMAGES), (IMAGES, IMAGES))
+    assert len(reports) == 1 + 9  # 41 images in shards of five, as each is done
+    assert cluster.is_initialized()  # it was there before
 
 
 @needs_ray

@@ -5,12 +5,9 @@ import base64
 import copy
 import io
 import json
-import os
 import re
 import signal
 import socket
-import subprocess
-import sys
 import threading
 import time
 import warnings
@@ -26,10 +23,12 @@ from fastapi.testclient import TestClient
 from PIL import Image
 
 import kedge
-from helpers import encoded, images, network, picture, run_cli, small_amp
+from helpers import encoded, images, network, picture, run_cli, service_process, small_amp
+from kedge.cli.serve import _listening
 from kedge.errors import InputError, KedgeWarning, NotReadyError
 from kedge.serving import Batcher, Busy, Settings, create_app
 from kedge.serving.explain import predictions_by_anchor
+from kedge.serving.guard import Guard
 from kedge.serving.metrics import WINDOW, Metrics
 
 CLASSES = ("ant", "bee", "cow")
@@ -59,7 +58,9 @@ def expected(detector, *files):
     rows = detector([Image.open(io.BytesIO(data)) for data in files]).to_rows(CLASSES)
     close = {"probability": {"rel": 1e-4}, "score": {"rel": 1e-4}, "tau": {"abs": 1e-5}, "p_value": {}}
     return [
-        row | {"name": f"images[{k}]"} | {key: pytest.approx(row[key], **within) for key, within in close.items()}
+        row
+        | {"name": f"images[{k}]", "error": None}
+        | {key: pytest.approx(row[key], **within) for key, within in close.items()}
         for k, row in enumerate(rows)
     ]
 
@@ -93,8 +94,6 @@ def test_what_is_wrong_with_a_request_is_answered_and_so_is_the_next_one(http):
         (b"[1]", "application/json", 422, 'must be {"image"'),
         (b'{"images": 3}', "application/json", 422, "must be a list"),
         (b'{"images": []}', "application/json", 400, "at least one"),
-        (b'{"images": [3]}', "application/json", 400, r"images\[0\] must be base64 text; got int"),
-        (b'{"images": ["%%%"]}', "application/json", 400, r"images\[0\] must be base64"),
         (b'{"image": "", "images": []}', "application/json", 422, "must be"),
         (b"x=1", "application/x-www-form-urlencoded", 415, "content-type must be"),
         (b"nothing", "multipart/form-data", 422, "form cannot be read"),
@@ -105,6 +104,24 @@ def test_what_is_wrong_with_a_request_is_answered_and_so_is_the_next_one(http):
         assert re.search(words, wrong.json()["detail"])
         assert "Traceback" not in wrong.text
         assert http.post("/v1/score", content=png(), headers=PNG).status_code == 200
+
+
+def test_an_image_that_cannot_be_read_has_an_error_in_its_row_and_the_others_have_results(detector, http):
+    good = base64.b64encode(png(1)).decode()
+    answer = http.post("/v1/score", json={"images": [good, "%%%", base64.b64encode(b"text").decode(), 3, good]})
+    first, *bad, last = answer.json()["results"]
+    assert [first, last] == [
+        row | {"name": name} for row in expected(detector, png(1)) for name in (row["name"], "images[4]")
+    ]
+    for place, (row, words) in enumerate(zip(bad, ("base64", "cannot be read", "got int"), strict=True), start=1):
+        assert row["name"] == f"images[{place}]"
+        assert re.match(rf"images\[{place}\] .*{words}", row["error"])
+        assert {value for key, value in row.items() if key not in ("name", "error")} == {None}
+        assert row.keys() == first.keys()
+    (only,) = http.post("/v1/score", **form(b"text")).json()["results"]
+    assert only["error"]
+    assert http.post("/v1/explain", **form(b"text")).status_code == 400
+    assert value(http.get("/metrics").text, "kedge_images_unreadable_total") >= 4
 
 
 def test_size_pixels_and_number_are_limited(detector):
@@ -123,10 +140,13 @@ def test_size_pixels_and_number_are_limited(detector):
 
 def test_a_token_is_required_if_there_is_one(detector):
     with client(detector, token="secret") as http:
-        for token, code in ((None, 401), ("other", 401), ("secret", 200)):
-            headers = {} if token is None else {"Authorization": f"Bearer {token}"}
+        for given, code in [
+            (None, 401), ("Bearer other", 401), ("secret", 401), ("Basic secret", 401), ("Bearer \xff", 401),
+            ("Bearer secret", 200), ("bearer secret", 200), ("BEARER  secret", 200),
+        ]:  # fmt: skip
+            headers = {} if given is None else {"Authorization": given.encode("latin-1")}
             assert [http.get(f"/{path}", headers=headers).status_code for path in ("v1/info", "metrics")] == [code] * 2
-        for address in ("/", "/healthz", "/readyz", "/docs", "/openapi.json"):
+        for address in ("/", "/healthz", "/readyz", "/openapi.json"):
             assert http.get(address).status_code == 200
 
 
@@ -142,6 +162,14 @@ def test_mounted_in_another_application_it_answers_guards_and_counts(detector):
         http.portal.call(inner.state.service.stop)
     assert answer.json() == {"results": expected(detector, png(1))}
     assert value(text, 'kedge_requests_total{code="200"}') == 1
+
+
+def test_the_page_is_in_no_frame_and_loads_nothing_from_elsewhere(http):
+    page = http.get("/")
+    assert "frame-ancestors 'none'" in page.headers["content-security-policy"]
+    assert page.headers["x-content-type-options"] == "nosniff"
+    assert not re.search(r"(?:src|href)=.https?:", page.text)
+    assert [http.get(path).status_code for path in ("/docs", "/redoc")] == [404] * 2  # which load scripts
 
 
 def test_info_health_and_the_description(detector, http):
@@ -208,19 +236,29 @@ def test_metrics_compare_the_newest_scores_with_the_calibration_and_forget_the_a
 
 
 def test_a_detector_that_fails_is_reported_to_the_log_and_not_to_the_client(detector, monkeypatch, caplog):
-    divides, gives_nan = create_app(detector), create_app(detector)
+    divides, gives_nan, slow = create_app(detector), create_app(detector), create_app(detector, Settings(timeout=0.1))
     batcher = divides.state.service.batcher
     monkeypatch.setattr(batcher, "runs", [lambda images: 1 / 0] * len(batcher.runs))
     for weights in gives_nan.state.service.detector.net.parameters():
         weights.data.fill_(float("nan"))
+    monkeypatch.setattr(slow.state.service.batcher, "runs", [lambda images: time.sleep(0.3)])
     answers = []
-    for broken, paths in ((divides, ["score"]), (gives_nan, ["score", "explain"])):
+    for broken, paths in ((divides, ["score"]), (gives_nan, ["score", "explain"]), (slow, ["score"])):
         with TestClient(broken, raise_server_exceptions=False) as http:
             answers += [http.post(f"/v1/{path}", content=png(), headers=PNG) for path in paths]
-    assert [answer.status_code for answer in answers] == [500] * 3
+    assert [answer.status_code for answer in answers] == [500, 500, 500, 504]
     assert not any(word in answer.text for answer in answers for word in ("Zero", "division", "NaN"))
     assert "ZeroDivisionError" in caplog.text
     assert "the network gives NaN or infinite logits" in caplog.text
+
+
+def test_control_characters_are_escaped_in_the_log(detector, caplog):
+    def fails(scope, receive, send):
+        raise ZeroDivisionError
+
+    http = TestClient(Guard(fails, create_app(detector).state.service))
+    assert http.get("/%1b%5b31m%0aERROR").status_code == 500
+    assert r"no answer to 'GET' '/\x1b[31m\nERROR'" in caplog.messages
 
 
 def test_two_networks_answer_as_one(detector, monkeypatch):
@@ -231,7 +269,7 @@ def test_two_networks_answer_as_one(detector, monkeypatch):
     service, seen, explaining = app.state.service, [], []
 
     def watched(*given):
-        explaining.append((service.taken, threading.current_thread().name))
+        explaining.append((service.places.taken, threading.current_thread().name))
         return predictions_by_anchor(*given)
 
     monkeypatch.setattr("kedge.serving.service.predictions_by_anchor", watched)
@@ -331,21 +369,19 @@ def later(batcher, *sizes):
     return [asyncio.create_task(batcher.submit(ones(n, 10 * k))) for k, n in enumerate(sizes)]
 
 
-def test_requests_that_come_together_share_batches_and_get_their_own_answers():
+def test_callers_share_batches_of_half_of_what_waits_and_get_their_own_answers():
     run = Recorded(answer=lambda images: time.sleep(0.02) or [2 * float(x) for x in images])
     sizes = (1, 2, 3, 11, 1)
     answers = batching(lambda b: asyncio.gather(*later(b, *sizes)), run, max_delay=0.05)
     assert answers == [[2.0 * (10 * k + i) for i in range(n)] for k, n in enumerate(sizes)]
     assert (sum(run.sizes), max(run.sizes), len(run.sizes)) == (18, 8, 3)  # 18 images in batches of eight
 
-
-def test_a_batch_is_half_of_what_several_callers_wait_for():
-    async def work(batcher):
+    async def many_callers_then_one(batcher):
         await asyncio.gather(*later(batcher, *[1] * 32))
         await batcher.submit(ones(32))
 
     run = Recorded()
-    batching(work, run, max_batch=64, max_delay=0.05)
+    batching(many_callers_then_one, run, max_batch=64, max_delay=0.05)
     assert run.sizes == [16, 8, 8, 32], "the last has one caller, who gains nothing by halves"
 
 
@@ -381,42 +417,34 @@ def test_a_caller_alone_does_not_wait_and_several_are_waited_for_unless_there_is
     batching(work_is_waiting, busy, max_batch=4, max_delay=60)
 
 
-def test_a_full_queue_is_busy_and_has_room_again_later():
+def test_a_full_queue_is_busy_a_failure_reaches_its_callers_and_stopping_answers_what_was_accepted():
     run = Recorded(threading.Event())
 
-    async def work(batcher):
+    async def full(batcher):
         (first,) = later(batcher, 4)
         await asyncio.sleep(0.05)
         with pytest.raises(Busy):
             await batcher.submit(ones(1))
         run.go.set()
-        assert len(await first) == 4
-        assert len(await batcher.submit(ones(4))) == 4
-        await batcher.stop()
-        with pytest.raises(Busy, match="stopping"):
-            await batcher.submit(ones(1))
+        assert len(await first) == len(await batcher.submit(ones(4))) == 4
 
-    batching(work, run, max_batch=2, max_queue=4)
-
-
-def test_stopping_answers_what_was_accepted():
-    async def work(batcher):
-        tasks = later(batcher, 5, 5, 5, 5)
-        await asyncio.sleep(0)
-        await batcher.stop()
-        return await asyncio.gather(*tasks)
-
-    assert batching(work, floats, max_batch=1) == [[10.0 * k + n for n in range(5)] for k in range(4)]
-
-
-def test_a_failure_reaches_its_callers_and_nobody_else():
-    async def work(batcher):
+    async def failing(batcher):
         with pytest.raises(ValueError, match="bad network"):
             await batcher.submit(ones(5))
         assert batcher.queued == 0
         assert await batcher.submit(ones(2, 7)) == [7.0, 8.0]
 
-    batching(work, lambda images: fail(images) if float(images[0]) == 0 else floats(images), max_batch=2)
+    async def stopping(batcher):
+        tasks = later(batcher, 5, 5, 5, 5)
+        await asyncio.sleep(0)
+        await batcher.stop()
+        with pytest.raises(Busy, match="stopping"):
+            await batcher.submit(ones(1))
+        return await asyncio.gather(*tasks)
+
+    batching(full, run, max_batch=2, max_queue=4)
+    batching(failing, lambda images: fail(images) if float(images[0]) == 0 else floats(images), max_batch=2)
+    assert batching(stopping, floats, max_batch=1) == [[10.0 * k + n for n in range(5)] for k in range(4)]
 
 
 def test_images_whose_callers_gave_up_are_not_computed():
@@ -459,41 +487,17 @@ def test_images_whose_callers_gave_up_are_not_computed():
 # --- the command, in a process of its own ---------------------------------------------------------------------------
 
 
-@pytest.fixture
-def running(detector, tmp_path):
-    detector.save(tmp_path / "detector.kedge")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    command = [sys.executable, "-m", "kedge", "serve", str(tmp_path / "detector.kedge"), "--port", str(port)]
-    process = subprocess.Popen(
-        command, env=os.environ | {"OMP_NUM_THREADS": "1"}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
-    address = f"http://127.0.0.1:{port}"
-    for _ in range(600):
-        try:
-            httpx.get(f"{address}/readyz", timeout=1)
-            break
-        except httpx.TransportError:
-            assert process.poll() is None, process.stderr.read()
-            time.sleep(0.1)
-    yield process, address
-    process.kill()
-    process.wait(timeout=10)
-
-
-def test_many_clients_at_once_get_their_own_answers_and_sigterm_ends_it(detector, running):
-    process, address = running
+def test_many_clients_at_once_get_their_own_answers_and_sigterm_ends_it(detector, tmp_path):
     files = [png(n) for n in range(24)]
-    with ThreadPoolExecutor(24) as clients:
-        post = partial(httpx.post, f"{address}/v1/score", headers=PNG, timeout=30)
+    with service_process(detector, tmp_path) as (process, port, log), ThreadPoolExecutor(24) as clients:
+        post = partial(httpx.post, f"http://127.0.0.1:{port}/v1/score", headers=PNG, timeout=60)
         answers = list(clients.map(lambda data: post(content=data), files))
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(timeout=30) == 0
     assert [answer.status_code for answer in answers] == [200] * 24
     scores = [answer.json()["results"][0]["score"] for answer in answers]
     assert scores == [row["score"] for row in expected(detector, *files)]
-    process.send_signal(signal.SIGTERM)
-    assert process.wait(timeout=30) == 0
-    assert "Traceback" not in process.stderr.read()
+    assert "Traceback" not in log.read_text()
 
 
 def test_the_free_port_is_printed_and_answers_go_out_at_once(detector, tmp_path, monkeypatch):
@@ -511,12 +515,12 @@ def test_the_free_port_is_printed_and_answers_go_out_at_once(detector, tmp_path,
     done = run_cli("serve", tmp_path / "detector.kedge", "--port", "0", "--threads", "1")
     assert done.exit_code == 0, done.output
     assert ports[0] > 0
-    assert f"http://127.0.0.1:{ports[0]} " in done.output
+    assert f"http://127.0.0.1:{ports[0]}\n" in done.output
 
 
 @pytest.mark.parametrize(("host", "reason"), [("127.0.0.1", "in use"), ("no such.host", ""), ("a..b", "")])
 def test_an_address_that_cannot_be_used_is_refused_before_anything_is_loaded(host, reason):
-    with socket.create_server(("127.0.0.1", 0)) as busy:
+    with _listening("127.0.0.1", 0) as busy:  # by another service, which loads its detector
         port = str(busy.getsockname()[1])
         done = run_cli("serve", "none.kedge", "--host", host, "--port", port)
     with pytest.raises(InputError, match=rf"--host and --port must .*{re.escape(host)}, port {port} cannot .*{reason}"):

@@ -5,11 +5,13 @@ import gzip
 import hashlib
 import io
 import json
+import os
 import pickle
+import socket
 import struct
-import subprocess
 import sys
 import tarfile
+import tracemalloc
 import zlib
 from dataclasses import replace
 from pathlib import Path
@@ -21,14 +23,24 @@ import torch
 from PIL import Image, ImageOps
 from torch.utils.data import DataLoader
 
-from helpers import encoded
-from kedge.data import ImageSet, Preprocess, StreamedSet, batches, load_dataset, shape_of_inputs, sources
-from kedge.data.sources import catalogue, checksums, cifar, idx, svhn, unpickle
-from kedge.data.sources.entry import File
+from helpers import encoded, refused
+from kedge.data import (
+    ImageSet,
+    Preprocess,
+    StreamedSet,
+    batches,
+    load_dataset,
+    open_image,
+    shape_of_inputs,
+    sources,
+)
+from kedge.data.sources import archive, arrays, catalogue, cifar, downloads, svhn
+from kedge.data.sources.entry import Checksum, File
 from kedge.data.sources.folders import endings, folder, image_names
 from kedge.data.sources.summary import contact_sheet, evenly_spaced, summarize_dataset
-from kedge.data.streamed import settled
+from kedge.data.streamed import in_memory_if_small
 from kedge.errors import FileFormatError, InputError, KedgeError, KedgeWarning, NotReadyError
+from kedge.files import read_limited, regular_file
 
 
 def pixels(*shape, seed=0):
@@ -62,16 +74,19 @@ def channels_last(images):
     return images.permute(0, 2, 3, 1).numpy()
 
 
+@pytest.fixture(autouse=True)
+def _home(monkeypatch, tmp_path):
+    """All sets are in the test's own folder."""
+    monkeypatch.setenv("KEDGE_DATA", str(tmp_path))
+
+
 @pytest.fixture
 def unchecked(monkeypatch):
     """Remove the published checksums of a set whose files the test writes itself."""
 
     def change(name):
         entry = catalogue.SOURCES[name]
-        files = tuple(
-            replace(file, checksum=None, urls=tuple(u.replace("http://", "https://") for u in file.urls))
-            for file in entry.files
-        )
+        files = tuple(replace(file, checksum=None) for file in entry.files)
         monkeypatch.setitem(catalogue.SOURCES, name, replace(entry, files=files))
 
     return change
@@ -93,14 +108,14 @@ def test_the_catalogue_holds_complete_entries_of_the_field_s_benchmarks():
         assert entry.name == name
         assert entry.licence
         assert "\n" not in entry.licence
-        assert entry.homepage.startswith("http")
+        assert entry.homepage.startswith("https://")
         assert entry.default in entry.splits
         assert set(entry.on_request) <= set(entry.splits)
         assert entry.files or entry.by_hand
         for file in entry.files:
             assert set(file.splits) <= set(entry.splits)
             assert file.urls
-            assert all(url.endswith(file.name) for url in file.urls)
+            assert all(url.startswith("https://") and url.endswith(file.name) for url in file.urls)
             if file.checksum is not None:  # every checksum has an origin that can be looked up
                 assert len(file.checksum.digest) == 32
                 assert file.checksum.origin.startswith(("md5, torchvision 0.28.0, ", "md5, pytorch-ood 0.4.0, "))
@@ -108,25 +123,15 @@ def test_the_catalogue_holds_complete_entries_of_the_field_s_benchmarks():
         File("a.zip", ("http://example.org/a.zip",))
 
 
-def test_the_catalogue_is_imported_when_it_is_first_used():
-    code = "import sys, kedge; kedge.data.ImageSet; before = set(sys.modules); print(kedge.data.dataset_names()[0],"
-    code += " 'kedge.data.sources' in before, kedge.data.sources.__name__, hasattr(kedge.data, 'nothing'))"
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert result.stdout.split() == ["cifar10", "False", "kedge.data.sources", "False"]
-
-
 def test_an_unknown_name_or_split_lists_the_valid_ones_and_a_missing_set_the_files(tmp_path):
     near = {"cifar-10": "cifar10", "CIFAR10": "cifar10", "fashion_mnist": "fashion-mnist", "lsun": "lsun-crop"}
     for name, meant in near.items():
-        with pytest.raises(InputError, match=f"did you mean .*{meant}.*Known: cifar10, .*folder:PATH"):
-            load_dataset(name)
-    with pytest.raises(InputError, match="did you mean folder:"):
-        load_dataset(str(tmp_path))
-    with pytest.raises(InputError, match="split of cifar10 must be one of train, test; got 'val'"):
-        load_dataset("cifar10", "val", data_dir=tmp_path)
+        refused(InputError, f"did you mean .*{meant}.*Known: cifar10, .*folder:PATH", load_dataset, name)
+    refused(InputError, "did you mean folder:", load_dataset, str(tmp_path))
+    refused(InputError, "split of cifar10 must be one of train, test; got 'val'", load_dataset, "cifar10", "val")
     with pytest.raises(NotReadyError, match=r"kedge data get cifar10.*put into .*cifar-10-python.tar.gz \(https://"):
-        load_dataset("cifar10", data_dir=tmp_path)
-    assert not sources.is_here("cifar10", data_dir=tmp_path)
+        load_dataset("cifar10")
+    assert not sources.is_here("cifar10")
     assert list(tmp_path.iterdir()) == []
 
 
@@ -163,8 +168,7 @@ def test_a_streamed_set_gives_pil_images_and_labels_or_tensors_with_preprocess(p
     assert np.array_equal(np.asarray(image), np.asarray(Image.open(photos / "b" / "3.png")))
     with pytest.raises(IndexError):
         streamed[3]
-    with pytest.raises(InputError, match="preprocess"):
-        shape_of_inputs(streamed)
+    refused(InputError, "preprocess", shape_of_inputs, streamed)
     streamed = replace(folder(photos), preprocess=Preprocess((3, 16, 16)))
     expected = ImageOps.fit(Image.open(photos / "a" / "1.png"), (16, 16), Image.Resampling.BICUBIC)
     assert torch.equal(streamed[0][0], torch.from_numpy(np.array(expected)).permute(2, 0, 1))
@@ -180,8 +184,7 @@ def test_a_streamed_set_and_its_copy_in_memory_give_the_same_batches(photos):
     assert y.tolist() == [0, 0, 1]
     loader = DataLoader(replace(streamed, preprocess=rule), batch_size=3, num_workers=1)
     assert torch.equal(next(iter(loader))[0], memory.images)
-    with pytest.raises(InputError, match="is empty"):
-        streamed.subset([]).to_memory(rule)
+    refused(InputError, "is empty", streamed.subset([]).to_memory, rule)
 
 
 def test_subsets_and_splits_read_nothing(photos):
@@ -192,8 +195,7 @@ def test_subsets_and_splits_read_nothing(photos):
     assert streamed.subset(torch.tensor([True, False, True]), name="some").labels.tolist() == [0, 1]
     first, rest = streamed.split(0.67, seed=1)
     assert sorted(first.store.names + rest.store.names) == sorted(streamed.store.names)
-    with pytest.raises(InputError, match="mask"):
-        streamed.subset(torch.tensor([True]))
+    refused(InputError, "mask", streamed.subset, torch.tensor([True]))
 
 
 def test_the_checksum_is_of_names_sizes_and_labels(photos):
@@ -207,35 +209,15 @@ def test_the_checksum_is_of_names_sizes_and_labels(photos):
     assert folder(photos).checksum != streamed.checksum
 
 
-def test_labels_of_a_streamed_set_must_be_class_numbers(photos):
-    for labels, message in (
-        ([0, 1], "one whole number per image"),
-        ([0.0, 1.0, 1.0], "one whole number per image"),
-        ([0, 2, 1], r"-1 \(none\) to 1; a/2.jpg in the set 'photos' has 2"),
-        ([0, 1, -2], "b/3.png in the set 'photos' has -2"),
-    ):
-        with pytest.raises(InputError, match=message):
-            replace(folder(photos), labels=torch.tensor(labels))
-
-
-@pytest.mark.filterwarnings("ignore::PIL.Image.DecompressionBombWarning")
-def test_an_image_that_cannot_be_decoded_is_refused_by_name(photos, monkeypatch):
+def test_an_image_that_cannot_be_decoded_is_refused_by_name(photos):
     streamed = folder(photos)
-    with monkeypatch.context() as patch:
-        patch.setattr(Image, "MAX_IMAGE_PIXELS", 5000)
-        with pytest.raises(InputError, match=r"b/3.png .*decompression bomb"):
-            streamed[2]
-        with pytest.raises(InputError, match="decompression bomb"):
-            streamed.subset([2]).to_memory()
     (photos / "a" / "1.png").write_bytes((photos / "a" / "1.png").read_bytes()[:500])
     (photos / "b" / "3.png").write_text("not an image")
     (photos / "a" / "2.jpg").unlink()
     messages = (r"a/1.png .*cannot be read", r"a/2.jpg .*No such file", r"b/3.png .*not an image")
     for index, message in enumerate(messages):
-        with pytest.raises(InputError, match=message):
-            streamed[index]
-    with pytest.raises(InputError, match=r"a/1.png"):
-        streamed.to_memory(Preprocess((3, 8, 8)))
+        refused(InputError, message, streamed.__getitem__, index)
+    refused(InputError, r"a/1.png", streamed.to_memory, Preprocess((3, 8, 8)))
 
 
 def test_damaged_images_are_skipped_on_request_and_listed(photos):
@@ -246,10 +228,8 @@ def test_damaged_images_are_skipped_on_request_and_listed(photos):
     assert (streamed.store.names, streamed.labels.tolist()) == (("a/2.jpg",), [0])
     assert [text.split()[0] for text in streamed.skipped] == ["a/1.png", "b/3.png"]
     (photos / "a" / "2.jpg").write_text("")
-    with pytest.raises(InputError, match="none of the 3 images"):
-        load_dataset(f"folder:{photos}", on_error="skip")
-    with pytest.raises(InputError, match="on_error must be one of 'refuse', 'skip'"):
-        load_dataset(f"folder:{photos}", on_error="ignore")
+    refused(InputError, "none of the 3 images", load_dataset, f"folder:{photos}", on_error="skip")
+    refused(InputError, "on_error must be one of 'raise', 'skip'", load_dataset, f"folder:{photos}", on_error="ignore")
 
 
 def test_only_small_images_of_one_size_come_into_memory(tmp_path, monkeypatch):
@@ -260,20 +240,17 @@ def test_only_small_images_of_one_size_come_into_memory(tmp_path, monkeypatch):
     assert isinstance(load_dataset(f"folder:{tree(tmp_path / 'large', ['0.png'], size=(65, 64))}"), StreamedSet)
     with monkeypatch.context() as patch:
         patch.setattr("kedge.data.streamed.SMALL_BYTES", 2 * 3 * 32 * 32 - 1)
-        assert isinstance(settled(folder(small)), StreamedSet)
-    assert isinstance(settled(folder(small).subset([])), StreamedSet)
+        assert isinstance(in_memory_if_small(folder(small)), StreamedSet)
+    assert isinstance(in_memory_if_small(folder(small).subset([])), StreamedSet)
     save(small / "2.png", (31, 32))
     assert isinstance(load_dataset(f"folder:{small}"), StreamedSet)
     with pytest.raises(InputError, match=r"0.png .* is 32 x 32 and 2.png is 31 x 32: pass to_memory\(Preprocess"):
         folder(small).to_memory()
     assert folder(small).to_memory(Preprocess((3, 8, 8))).images.shape == (3, 3, 8, 8)
-
-
-def test_gray_images_stay_gray_unless_one_has_color(tmp_path):
-    tree(tmp_path, ["a.png", "b.png"], mode="L")
-    assert folder(tmp_path).to_memory().images.shape == (2, 1, 8, 8)
-    save(tmp_path / "c.png")
-    assert folder(tmp_path).to_memory().images.shape == (3, 3, 8, 8)
+    tree(tmp_path / "gray", ["a.png", "b.png"], mode="L")
+    assert folder(tmp_path / "gray").to_memory().images.shape == (2, 1, 8, 8)
+    save(tmp_path / "gray" / "c.png")
+    assert folder(tmp_path / "gray").to_memory().images.shape == (3, 3, 8, 8)  # one has color
 
 
 # --- folders ---------------------------------------------------------------------------------------------------------
@@ -285,13 +262,11 @@ def test_a_flat_folder_has_no_labels_and_only_what_pillow_decodes_counts(tmp_pat
     loaded = folder(tmp_path / "flat")
     assert loaded.store.names == ("a.JPEG", "b.png", "deep/er/c.bmp")
     assert (loaded.labels, loaded[0][1]) == (None, -1)
-    assert {".png", ".jpg", ".jpeg", ".bmp", ".webp"} <= endings()
-    assert not {".pdf", ".txt", ".npz", ".eps"} & endings()
+    assert {".png", ".pdf", ".eps", ".jpeg", ".webp", ".npz"} & endings() == {".png", ".jpeg", ".webp"}
     assert image_names(Path("nowhere")) == ()
     (tmp_path / "empty").mkdir()
     for name, message in (("empty", r"there is none in .*of .*\.png"), ("nowhere", "does not exist")):
-        with pytest.raises(InputError, match=message):
-            load_dataset(f"folder:{tmp_path / name}")
+        refused(InputError, message, load_dataset, f"folder:{tmp_path / name}")
 
 
 def test_a_folder_with_parts_gives_the_requested_part_and_not_parts_as_classes(tmp_path):
@@ -299,8 +274,7 @@ def test_a_folder_with_parts_gives_the_requested_part_and_not_parts_as_classes(t
     train, test = (load_dataset(f"folder:{tmp_path}", split) for split in ("train", "test"))
     assert (len(train), train.classes, train.name) == (2, ("cat", "dog"), f"{tmp_path.name} train")
     assert not torch.equal(train.images, test.images)
-    with pytest.raises(InputError, match="must be one of train, test; got 'val'"):
-        load_dataset(f"folder:{tmp_path}", "val")
+    refused(InputError, "must be one of train, test; got 'val'", load_dataset, f"folder:{tmp_path}", "val")
     with pytest.raises(InputError, match=r"split must be given for .*, which holds train, test and no .*name .*/test"):
         load_dataset(f"folder:{tmp_path}")
     assert len(load_dataset(f"folder:{tmp_path / 'train'}", "train")) == 2  # no parts: the whole folder
@@ -308,24 +282,15 @@ def test_a_folder_with_parts_gives_the_requested_part_and_not_parts_as_classes(t
     assert folder(tmp_path).classes == ("plane", "test", "train")
 
 
-@pytest.mark.parametrize(
-    ("name", "stem", "side"),
-    [
-        ("isun", "iSUN", 32),
-        ("lsun-crop", "LSUN", 36),
-        ("lsun-resize", "LSUN_resize", 32),
-        ("tiny-imagenet-crop", "Imagenet", 36),
-        ("tiny-imagenet-resize", "Imagenet_resize", 32),
-    ],
-)
-def test_odin_s_sets_are_folders_of_small_pngs(tmp_path, name, stem, side):
-    tree(tmp_path / name / stem / "test", ["0.png", "1.png", "2.png"], size=(side, side))
-    loaded = load_dataset(name, data_dir=tmp_path)
-    assert (loaded.images.shape, loaded.labels, loaded.name) == ((3, 3, side, side), None, name)
-    for file in (tmp_path / name / stem / "test").iterdir():
-        file.unlink()
-    with pytest.raises(FileFormatError, match="holds no images"):
-        load_dataset(name, data_dir=tmp_path)
+def test_odin_s_sets_are_folders_of_small_pngs(tmp_path):
+    stems = {"isun": "iSUN", "lsun-crop": "LSUN", "lsun-resize": "LSUN_resize", "tiny-imagenet-crop": "Imagenet"}
+    for name, stem in (stems | {"tiny-imagenet-resize": "Imagenet_resize"}).items():
+        tree(tmp_path / name / stem / "test", ["0.png", "1.png", "2.png"], size=(36, 36))
+        loaded = load_dataset(name)
+        assert (loaded.images.shape, loaded.labels, loaded.name) == ((3, 3, 36, 36), None, name)
+        for file in (tmp_path / name / stem / "test").iterdir():
+            file.unlink()
+        refused(FileFormatError, "holds no images", load_dataset, name)
 
 
 def test_textures_come_whole_or_by_partition(tmp_path):
@@ -335,13 +300,12 @@ def test_textures_come_whole_or_by_partition(tmp_path):
     (root / "labels" / "test1.txt").write_text("dotted/dotted_1.jpg\nbanded/banded_0.jpg\n")
     (root / "labels" / "test2.txt").write_text("dotted/dotted_0.jpg\n")
     (root / "labels" / "val1.txt").write_text("dotted/dotted_9.jpg\n")
-    whole, test, second = (load_dataset("textures", split, data_dir=tmp_path) for split in (None, "test", "test2"))
+    whole, test, second = (load_dataset("textures", split) for split in (None, "test", "test2"))
     assert (len(whole), whole.classes, whole.labels.tolist()) == (4, ("banded", "dotted"), [0, 0, 1, 1])
     assert (test.store.names, test.labels.tolist()) == (("dotted/dotted_1.jpg", "banded/banded_0.jpg"), [1, 0])
     assert second.labels.tolist() == [1]
     for split, message in (("train", r"train1.txt cannot be read"), ("val", r"names dotted/dotted_9.jpg, which")):
-        with pytest.raises(FileFormatError, match=message):
-            load_dataset("textures", split, data_dir=tmp_path)
+        refused(KedgeError, message, load_dataset, "textures", split)
 
 
 def test_places365_takes_labels_from_its_list_if_that_fits(tmp_path):
@@ -350,19 +314,18 @@ def test_places365_takes_labels_from_its_list_if_that_fits(tmp_path):
     (root / "categories_places365.txt").write_text("/a/airfield 0\n/c/cafe 1\n")
     lines = [f"Places365_val_0000000{i}.jpg {label}" for i, label in ((1, 1), (2, 0), (3, 1))]
     (root / "places365_val.txt").write_text("\n".join(lines))
-    loaded = load_dataset("places365", data_dir=tmp_path)
+    loaded = load_dataset("places365")
     assert (loaded.classes, loaded.labels.tolist()) == (("/a/airfield", "/c/cafe"), [1, 0, 1])
     assert loaded[0][0].size == (256, 256)
     for file, text, message in (
-        ("places365_val.txt", "Places365_val_00000009.jpg 0", "which is not in"),
-        ("places365_val.txt", "Places365_val_00000001.jpg", "a name and a number per line; line 1"),
-        ("places365_val.txt", "Places365_val_00000001.jpg 7", "labels must lie in -1"),
+        ("places365_val.txt", "Places365_val_00000009.jpg 0", "does not hold"),
+        ("places365_val.txt", "Places365_val_00000001.jpg", "a path and a whole number per line; line 1"),
+        ("places365_val.txt", "Places365_val_00000001.jpg 7", "7 is the label"),
         ("categories_places365.txt", "/a/airfield 0\n/c/cafe 5", "number its classes from 0"),
     ):
         (root / file).write_text(text)
-        (root / checksums.RECORD).unlink(missing_ok=True)
-        with pytest.raises((FileFormatError, InputError), match=message):
-            load_dataset("places365", data_dir=tmp_path)
+        (root / downloads.RECORD).unlink(missing_ok=True)
+        refused((FileFormatError, InputError), message, load_dataset, "places365")
 
 
 def test_tiny_imagenet_200_numbers_its_classes_as_an_image_folder_does(tmp_path):
@@ -372,39 +335,34 @@ def test_tiny_imagenet_200_numbers_its_classes_as_an_image_folder_does(tmp_path)
     (root / "wnids.txt").write_text("n02\nn01\n")
     annotations = root / "val" / "val_annotations.txt"
     annotations.write_text("val_0.JPEG\tn02\t0\t32\t44\t62\nval_1.JPEG\tn01\t1\t2\t3\t4\n")
-    train, val = (load_dataset("tiny-imagenet-200", split, data_dir=tmp_path) for split in ("train", "val"))
+    train, val = (load_dataset("tiny-imagenet-200", split) for split in ("train", "val"))
     assert train.images.shape == (4, 3, 64, 64)
     assert train.classes == val.classes == ("n01", "n02")
     assert (train.labels.tolist(), val.labels.tolist()) == ([0, 0, 1, 1], [1, 0])
     assert (train.name, val.name) == ("tiny-imagenet-200 train", "tiny-imagenet-200")
-    for line, message in (("val_0.JPEG\tn09", "a class of wnids"), ("val_7.JPEG\tn01", "not in")):
+    lines = {"val_0.JPEG\tn09": "the class 'n09'", "val_0.JPEG": "and a class", "val_7.JPEG\tn01": "does not hold"}
+    for line, message in lines.items():
         annotations.write_text(line)
-        with pytest.raises(FileFormatError, match=message):
-            load_dataset("tiny-imagenet-200", data_dir=tmp_path)
+        refused(KedgeError, message, load_dataset, "tiny-imagenet-200")
     tree(root / "train", ["n09/images/n09_0.JPEG"])
-    with pytest.raises(FileFormatError, match="the class 'n09'"):
-        load_dataset("tiny-imagenet-200", "train", data_dir=tmp_path)
+    refused(FileFormatError, "the class 'n09'", load_dataset, "tiny-imagenet-200", "train")
 
 
 def test_imagenet_is_a_streamed_folder_of_wnids(tmp_path):
     tree(tmp_path / "imagenet" / "val", ["n02/b.JPEG", "n01/a.JPEG"], size=(100, 75))
-    loaded = load_dataset("imagenet", data_dir=tmp_path)
+    loaded = load_dataset("imagenet")
     assert isinstance(loaded, StreamedSet)
     assert (loaded.classes, loaded.labels.tolist(), loaded.name) == (("n01", "n02"), [0, 1], "imagenet")
     save(tmp_path / "imagenet" / "val" / "ILSVRC2012_val_00000001.JPEG")
-    with pytest.raises(FileFormatError, match="sort the images"):
-        load_dataset("imagenet", data_dir=tmp_path)
-    with pytest.raises(NotReadyError, match=r"register at https://image-net.org.*imagenet/train/WNID"):
-        load_dataset("imagenet", "train", data_dir=tmp_path)
+    refused(FileFormatError, "sort the images", load_dataset, "imagenet")
+    refused(NotReadyError, r"register at https://image-net.org.*imagenet/train/WNID", load_dataset, "imagenet", "train")
 
 
 def test_imagenet_c_is_loaded_by_corruption_and_level(tmp_path):
     tree(tmp_path / "imagenet-c" / "gaussian_blur" / "5", ["n01/a.JPEG", "n02/b.JPEG"], size=(224, 224))
-    assert load_dataset("imagenet-c", "gaussian_blur/5", data_dir=tmp_path).labels.tolist() == [0, 1]
-    with pytest.raises(NotReadyError, match=r"blur.tar \(https://zenodo.org"):
-        load_dataset("imagenet-c", "zoom_blur/1", data_dir=tmp_path)
-    with pytest.raises(InputError, match="CORRUPTION/LEVEL"):
-        load_dataset("imagenet-c", "gaussian_blur/6", data_dir=tmp_path)
+    assert load_dataset("imagenet-c", "gaussian_blur/5").labels.tolist() == [0, 1]
+    refused(NotReadyError, r"blur.tar \(https://zenodo.org", load_dataset, "imagenet-c", "zoom_blur/1")
+    refused(InputError, "CORRUPTION/LEVEL", load_dataset, "imagenet-c", "gaussian_blur/6")
     assert len(sources.source("imagenet-c").splits) == 19 * 5
 
 
@@ -427,13 +385,13 @@ def test_a_list_that_cannot_be_read_is_an_error(tmp_path):
         "a.png 0\ngone.png 1\ngone2.png 1": "names gone.png and 1 more, which .* does not hold; is the root right",
         "a.png": "a path and a whole number per line; line 1 is 'a.png'",
         "a.png cat": "a path and a whole number",
+        "\xe4.png 0": "must be text in UTF-8",
         "/etc/passwd 0": "is outside",
         "../secret.png 0": "is outside",
         "\n\n": "at least one image; it is empty",
     }.items():
-        (root / "list.txt").write_text(text)
-        with pytest.raises((InputError, FileFormatError), match=message):
-            load_dataset(f"list:{root / 'list.txt'}")
+        (root / "list.txt").write_text(text, encoding="latin-1")
+        refused((InputError, FileFormatError), message, load_dataset, f"list:{root / 'list.txt'}")
 
 
 @pytest.mark.parametrize("top", ["data", ""], ids=["as unpacked", "without its top folder"])
@@ -450,17 +408,13 @@ def test_scood_labels_images_by_content_and_not_by_origin(tmp_path, top):
     assert (inside.name, outside.name) == ("scood cifar10 lsun (id)", "scood cifar10 lsun (ood)")
     parts = {"": [-1, 8, -1], "/id": [8], "/ood": [-1, -1]}
     for part, labels in parts.items():
-        assert load_dataset("scood", f"cifar10/test_lsun{part}", data_dir=tmp_path).labels.tolist() == labels
-    with pytest.raises(InputError, match=r"must name a list of .*\(test_lsun\); got 'cifar10/test_svhn'"):
-        load_dataset("scood", "cifar10/test_svhn", data_dir=tmp_path)
-    with pytest.raises(NotReadyError, match="imglist and images are not in"):
-        sources.scood_parts("cifar10", "lsun", data_dir=tmp_path / "nowhere")
-    with pytest.raises(InputError, match="benchmark must be one of 'cifar10', 'cifar100'"):
-        sources.scood_parts("imagenet", "lsun", data_dir=tmp_path)
+        assert load_dataset("scood", f"cifar10/test_lsun{part}").labels.tolist() == labels
+    refused(InputError, r"must name a list of .*\(test_lsun\); got", load_dataset, "scood", "cifar10/test_svhn")
+    refused(NotReadyError, "images are not in", sources.scood_parts, "cifar10", "lsun", data_dir=tmp_path / "none")
+    refused(InputError, "benchmark must be one of", sources.scood_parts, "svhn", "lsun", data_dir=home)
     for line in ('lsun/0.jpg {"label": -1}', "lsun/0.jpg -1", 'lsun/0.jpg {"sc_label": "8"}'):
         listed.write_text(line)
-        with pytest.raises(FileFormatError, match="line 1"):
-            load_dataset("scood", "cifar10/test_lsun", data_dir=tmp_path)
+        refused(FileFormatError, "line 1", load_dataset, "scood", "cifar10/test_lsun")
 
 
 # --- CIFAR -----------------------------------------------------------------------------------------------------------
@@ -549,7 +503,7 @@ def test_cifar_is_read_from_pickles_and_binaries_packed_or_not(tmp_path, uncheck
         for member, content in members.items():
             (home / inside / member).write_bytes(content)
     for split in ("train", "test"):
-        loaded = load_dataset(name, split, data_dir=tmp_path)
+        loaded = load_dataset(name, split)
         assert np.array_equal(channels_last(loaded.images), images[split])
         assert loaded.labels.tolist() == labels[split]
         assert loaded.classes == tuple(f"class{i}" for i in range(kind.count))
@@ -570,8 +524,7 @@ class Malicious:
 def test_a_pickle_never_runs_what_it_names(tmp_path, protocol):
     mark = tmp_path / "ran"
     evil = pickle.dumps({"data": Malicious(mark), "labels": [0]}, protocol=protocol)
-    with pytest.raises(FileFormatError, match=r"names .*, which no data file needs; nothing of it was run"):
-        unpickle.unpickle(evil, "data_batch_1")
+    refused(FileFormatError, "which no data file needs; nothing of it was run", cifar.unpickle, evil, "data_batch_1")
     assert not mark.exists()
     pickle.loads(evil)  # the file is a real one
     assert mark.exists()
@@ -589,8 +542,7 @@ def test_pickles_of_other_things_are_refused():
         b"garbage",
         *map(pickle.dumps, ([1, 2], {"data": np.zeros(3, object)}, {"data": np.zeros(3)})),
     ):
-        with pytest.raises(FileFormatError, match="batch is not a CIFAR pickle"):
-            unpickle.unpickle(evil, "batch")
+        refused(FileFormatError, "batch is not a CIFAR pickle", cifar.unpickle, evil, "batch")
 
 
 def test_a_damaged_pickle_raises_one_kind_of_error():
@@ -601,7 +553,7 @@ def test_a_damaged_pickle_raises_one_kind_of_error():
         for at in rng.integers(0, len(bad), 4):
             bad[at] = rng.integers(256)
         with contextlib.suppress(FileFormatError):
-            unpickle.unpickle(bytes(bad), "batch")
+            cifar.unpickle(bytes(bad), "batch")
 
 
 def test_batches_of_something_else_are_refused(tmp_path):
@@ -611,19 +563,17 @@ def test_batches_of_something_else_are_refused(tmp_path):
         ({"labels": [0]}, 10, r"data \(N, 3072\)"),
         ({"labels": [0, 1], "data": zeros}, 10, "one whole number per image"),
         ({"labels": ["cat"], "data": zeros}, 10, "one whole number per image"),
-        ({"labels": [10], "data": zeros}, 10, "labels must lie in 0 to 9"),
-        ({"labels": [-1], "data": zeros}, 10, "labels must lie in 0 to 9"),
+        ({"labels": [10], "data": zeros}, 10, "10 is the label of image 0 in the set 'cifar10'"),
+        ({"labels": [-2], "data": zeros}, 10, "-2 is the label"),
         ({"labels": [0], "data": zeros}, 9, "must list 10 label_names"),
     ):
         (tmp_path / "test_batch").write_bytes(pickle.dumps(entry))
         (tmp_path / "batches.meta").write_bytes(pickle.dumps({"label_names": ["a"] * names}))
-        with pytest.raises((FileFormatError, InputError), match=message):
-            cifar.read_pickles(tmp_path, "test", "cifar10", kind=cifar.CIFAR10)
+        refused(KedgeError, message, cifar.read_pickles, tmp_path, "test", "cifar10", kind=cifar.CIFAR10)
     for batch, names, message in ((b"", 10, "3073 bytes"), (bytes(3073), 9, "it lists 9")):
         (tmp_path / "test_batch.bin").write_bytes(batch)
         (tmp_path / "batches.meta.txt").write_text("a\n" * names)
-        with pytest.raises(FileFormatError, match=message):
-            cifar.read_binary(tmp_path, "test", "cifar10", kind=cifar.CIFAR10)
+        refused(FileFormatError, message, cifar.read_binary, tmp_path, "test", "cifar10", kind=cifar.CIFAR10)
 
 
 def test_a_damaged_or_oversized_archive_is_named(tmp_path, unchecked, monkeypatch):
@@ -634,47 +584,40 @@ def test_a_damaged_or_oversized_archive_is_named(tmp_path, unchecked, monkeypatc
     whole = tar_of(path, [(f"cifar-10-batches-py/{m}", c) for m, c in members.items()]).read_bytes()
     for content in (b"", b"no archive", whole[: len(whole) // 2], whole[:2000] + b"x" * 99 + whole[2099:]):
         path.write_bytes(content)
-        (tmp_path / "cifar10" / checksums.RECORD).unlink(missing_ok=True)
-        with pytest.raises(FileFormatError, match=r"is damaged|holds no"):
-            load_dataset("cifar10", data_dir=tmp_path)
+        (tmp_path / "cifar10" / downloads.RECORD).unlink(missing_ok=True)
+        refused(FileFormatError, r"is damaged|holds no", load_dataset, "cifar10")
     path.write_bytes(whole)
-    (tmp_path / "cifar10" / checksums.RECORD).unlink()
-    monkeypatch.setattr(cifar, "_LARGEST", 100)
-    with pytest.raises(FileFormatError, match="too large"):
-        load_dataset("cifar10", data_dir=tmp_path)
-    monkeypatch.undo()
-    with pytest.raises(FileFormatError, match=r"another md5 than the one published \(md5, torchvision 0.28.0"):
-        load_dataset("cifar10", data_dir=tmp_path)
+    (tmp_path / "cifar10" / downloads.RECORD).unlink()
+    with monkeypatch.context() as patch:
+        patch.setattr(cifar, "_LARGEST", 9000)
+        refused(FileFormatError, "the room for it", load_dataset, "cifar10")
+    official = tuple(
+        replace(file, checksum=Checksum("md5", "0", "a test")) for file in catalogue.SOURCES["cifar10"].files
+    )
+    monkeypatch.setitem(catalogue.SOURCES, "cifar10", replace(catalogue.SOURCES["cifar10"], files=official))
+    refused(FileFormatError, r"another md5 than the one published \(a test", load_dataset, "cifar10")
 
 
 # --- SVHN, MNIST, NumPy ----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("compressed", [True, False])
-@pytest.mark.parametrize("dtype", [np.uint8, np.float64])
+@pytest.mark.parametrize("dtype", ["u1", "f8", "i1", "u2", "i4", "f4", "i8"])
 def test_svhn_is_read_as_scipy_reads_it(tmp_path, unchecked, compressed, dtype):
     unchecked("svhn")
-    (tmp_path / "svhn").mkdir()
-    y = np.array([[1], [10], [9], [10], [2]], dtype)
     path = tmp_path / "svhn" / "test_32x32.mat"
-    content = {"X": pixels(32, 32, 3, 5), "y": y, "note": "text", "cell": np.array([1, "a"], object)}
-    scipy.io.savemat(path, content, do_compression=compressed)
-    loaded = load_dataset("svhn", data_dir=tmp_path)
-    assert np.array_equal(loaded.images.permute(2, 3, 1, 0).numpy(), scipy.io.loadmat(path)["X"])
-    assert loaded.labels.tolist() == [1, 0, 9, 0, 2]  # 10 is the digit 0
-    assert loaded.classes == tuple("0123456789")
-    assert svhn.read_mat(path)["y"].dtype == dtype
-
-
-@pytest.mark.parametrize("dtype", ["i1", "u2", "i4", "f4", "i8"])
-def test_other_matlab_numbers_agree_with_scipy(tmp_path, dtype):
-    path = tmp_path / "a.mat"
-    values = {"long_name_of_a_value": np.arange(3, dtype=dtype).reshape(1, 3), "b": np.zeros((2, 2), np.uint8)}
-    scipy.io.savemat(path, values)
+    path.parent.mkdir()
+    content = {"X": pixels(32, 32, 3, 5), "y": np.array([[1], [10], [9], [10], [2]], dtype)}
+    others = {"note": "text", "cell": np.array([1, "a"], object), "long_name_of_a_value": np.ones((1, 3), dtype)}
+    scipy.io.savemat(path, content | others, do_compression=compressed)
     ours, theirs = svhn.read_mat(path), scipy.io.loadmat(path)
-    for key in values:
+    for key in ("X", "y", "long_name_of_a_value"):
         assert np.array_equal(ours[key], theirs[key])
         assert ours[key].dtype == theirs[key].dtype
+    loaded = load_dataset("svhn")
+    assert np.array_equal(loaded.images.permute(2, 3, 1, 0).numpy(), theirs["X"])
+    assert loaded.labels.tolist() == [1, 0, 9, 0, 2]  # 10 is the digit 0
+    assert loaded.classes == tuple("0123456789")
 
 
 def test_svhn_files_that_do_not_fit_are_refused(tmp_path):
@@ -688,21 +631,18 @@ def test_svhn_files_that_do_not_fit_are_refused(tmp_path):
         ({"X": x.astype(float), "y": np.array([[1], [2]])}, "of uint8"),
     ):
         scipy.io.savemat(path, content)
-        with pytest.raises(FileFormatError, match=message):
-            svhn.read_svhn(path, "test", "svhn")
+        refused(FileFormatError, message, svhn.read_svhn, path, "test", "svhn")
 
 
 def test_a_damaged_matlab_file_raises_one_kind_of_error(tmp_path):
     path = tmp_path / "test_32x32.mat"
-    with pytest.raises(FileFormatError, match="No such file"):
-        svhn.read_mat(path)
+    refused(InputError, "No such file", svhn.read_mat, path)
     scipy.io.savemat(path, {"X": pixels(32, 32, 3, 2), "y": np.array([[1], [2]])}, do_compression=True)
     good = path.read_bytes()
     rng = np.random.default_rng(0)
     for cut in (0, 100, 130, 140, len(good) // 2, len(good) - 1):
         path.write_bytes(good[:cut])
-        with pytest.raises(FileFormatError):
-            svhn.read_svhn(path, "test", "svhn")
+        refused(FileFormatError, "mat", svhn.read_svhn, path, "test", "svhn")
     for _ in range(200):
         bad = bytearray(good)
         bad[rng.integers(128, len(bad))] ^= 1 << rng.integers(8)
@@ -710,16 +650,10 @@ def test_a_damaged_matlab_file_raises_one_kind_of_error(tmp_path):
         with contextlib.suppress(FileFormatError):
             svhn.read_svhn(path, "test", "svhn")
     path.write_bytes(b"MATLAB 7.3 MAT-file" + b" " * 200)
-    with pytest.raises(FileFormatError, match=r"version 7.3"):
-        svhn.read_mat(path)
-
-
-def test_a_matlab_file_cannot_inflate_beyond_the_size_that_it_states(tmp_path):
+    refused(FileFormatError, r"version 7.3", svhn.read_mat, path)
     packed = zlib.compress(struct.pack("<II", 14, 2**31 + 8) + bytes(10_000))
-    path = tmp_path / "a.mat"
     path.write_bytes(b" " * 124 + b"\x00\x01IM" + struct.pack("<II", 15, len(packed)) + packed)
-    with pytest.raises(FileFormatError, match="an array of 2147483656 bytes"):
-        svhn.read_mat(path)
+    refused(FileFormatError, "an array of 2147483656 bytes", svhn.read_mat, path)
 
 
 def idx_bytes(values):
@@ -735,19 +669,18 @@ def test_mnist_is_read_from_idx_files(tmp_path, unchecked, name, packed):
     for kind, values in (("images-idx3", x), ("labels-idx1", y)):
         path = tmp_path / name / f"t10k-{kind}-ubyte{'.gz' if packed else ''}"
         path.write_bytes(gzip.compress(idx_bytes(values), mtime=0) if packed else idx_bytes(values))
-    loaded = load_dataset(name, data_dir=tmp_path)
+    loaded = load_dataset(name)
     assert np.array_equal(loaded.images[:, 0].numpy(), x)
     assert loaded.labels.tolist() == [3, 0, 9, 1]
     assert loaded.classes[9] == {"mnist": "9", "fashion-mnist": "Ankle boot"}[name]
-    with pytest.raises(NotReadyError, match=r"train-images-idx3-ubyte.gz"):
-        load_dataset(name, "train", data_dir=tmp_path)
+    refused(NotReadyError, r"train-images-idx3-ubyte.gz", load_dataset, name, "train")
 
 
 def test_idx_files_that_do_not_fit_are_refused(tmp_path):
     two, labels = idx_bytes(pixels(2, 28, 28)), idx_bytes(np.array([1, 2], np.uint8))
     for content, numbers, message in (
         (two, idx_bytes(np.array([1], np.uint8)), r"\(2, 28, 28\) and \(1,\)"),
-        (two, idx_bytes(np.array([1, 10], np.uint8)), "labels must lie in 0 to 9"),
+        (two, idx_bytes(np.array([1, 10], np.uint8)), "10 is the label"),
         (two[:-1], labels, "must hold 1568 values"),
         (two + b"x", labels, "must hold 1568 values"),
         (b"\x00\x00\x08\x03\xff\xff\xff\xff\xff\xff\xff\xff\x00\x00\x00\x09", b"", "another number"),
@@ -756,10 +689,10 @@ def test_idx_files_that_do_not_fit_are_refused(tmp_path):
         (gzip.compress(two, mtime=0)[:100], b"", "cannot be read"),
         (b"", b"", "not an idx file"),
     ):
-        (tmp_path / "t10k-images-idx3-ubyte").write_bytes(content)
+        path = tmp_path / "t10k-images-idx3-ubyte"
+        path.write_bytes(content)
         (tmp_path / "t10k-labels-idx1-ubyte").write_bytes(numbers)
-        with pytest.raises((FileFormatError, InputError), match=message):
-            idx.read_idx_pair(tmp_path / "t10k-images-idx3-ubyte", "test", "mnist", classes=tuple("0123456789"))
+        refused(KedgeError, message, arrays.read_idx_pair, path, "test", "mnist", classes=tuple("0123456789"))
 
 
 def test_a_npz_holds_images_labels_and_names_in_one_or_several_parts(tmp_path):
@@ -774,13 +707,12 @@ def test_a_npz_holds_images_labels_and_names_in_one_or_several_parts(tmp_path):
         assert np.array_equal(channels_last(part.images), val)
         assert part.labels.tolist() == [1, 0]
     assert len(load_dataset(f"npz:{path}", "train")) == 5  # no such part: x
-    with pytest.raises(InputError, match=r"arrays of images \(x, val_x\); got 'other'"):
-        load_dataset(f"npz:{path}", "other")
+    refused(InputError, r"arrays of images \(x, val_x\); got 'other'", load_dataset, f"npz:{path}", "other")
 
 
-def test_npz_files_that_do_not_fit_or_are_damaged_are_refused(tmp_path):
+def test_npz_files_that_do_not_fit_or_are_damaged_are_refused(tmp_path, monkeypatch):
     path, x = tmp_path / "a.npz", pixels(2, 8, 8)
-    for arrays, message in (
+    for content, message in (
         ({"x": np.zeros((2, 8, 8))}, "uint8"),
         ({"x": x[0]}, "uint8"),
         ({"x": x[:0]}, "at least one image"),
@@ -791,19 +723,19 @@ def test_npz_files_that_do_not_fit_or_are_damaged_are_refused(tmp_path):
         ({"x": x, "y": np.array([0, 2]), "names": np.array(["a", "b"])}, r"-1 \(none\) to 1"),
         ({"x": np.array([{"a": 1}], object)}, "cannot be read as a NumPy archive"),
     ):
-        np.savez(path, **arrays)
-        with pytest.raises(KedgeError, match=message):
-            load_dataset(f"npz:{path}")
+        np.savez(path, **content)
+        refused(KedgeError, message, load_dataset, f"npz:{path}")
     np.savez(path, x=x)
+    with monkeypatch.context() as patch:
+        patch.setattr(arrays, "_LARGEST", 100)
+        refused(InputError, "at most 100 bytes", load_dataset, f"npz:{path}")
     whole = path.read_bytes()
     for content in (b"", b"text", whole[:100], whole[:-30]):
         path.write_bytes(content)
-        with pytest.raises(FileFormatError, match="cannot be read as a NumPy archive"):
-            sources.npz(path)
+        refused(FileFormatError, "cannot be read as a NumPy archive", sources.npz, path)
     np.save(tmp_path / "b.npy", x)
-    for file, message in (("b.npy", "a single array"), ("c.npz", "No such file")):
-        with pytest.raises(FileFormatError, match=message):
-            sources.npz(tmp_path / file)
+    for file, message in (("b.npy", "it is none"), ("c.npz", "No such file")):
+        refused(KedgeError, message, sources.npz, tmp_path / file)
 
 
 # --- LSUN ------------------------------------------------------------------------------------------------------------
@@ -830,7 +762,7 @@ def jpeg(width):
 
 def test_lsun_is_streamed_from_its_database(tmp_path, database):
     database({f"{i:040x}": jpeg(120 + i) for i in range(4)})
-    loaded = load_dataset("lsun-test", data_dir=tmp_path)
+    loaded = load_dataset("lsun-test")
     assert isinstance(loaded, StreamedSet)
     assert [loaded[i][0].size for i in range(4)] == [(120 + i, 90) for i in range(4)]
     assert loaded[0][1] == -1
@@ -839,31 +771,26 @@ def test_lsun_is_streamed_from_its_database(tmp_path, database):
     loader = DataLoader(replace(loaded, preprocess=Preprocess((3, 16, 16))), batch_size=2, num_workers=1)
     x = torch.cat([x for x, _ in loader])
     assert torch.equal(x, loaded.to_memory(Preprocess((3, 16, 16))).images)
-    with pytest.raises(FileFormatError, match="no longer holds"):
-        replace(loaded.store, names=("gone",)).size(0)
+    refused(FileFormatError, "no longer holds", replace(loaded.store, names=("gone",)).size, 0)
 
 
-def test_damaged_images_in_a_database_are_named(tmp_path, database):
+def test_damaged_images_in_a_database_are_named(database):
     database({"aa": jpeg(120), "zz": b"not an image"})
     with pytest.warns(KedgeWarning, match="1 image was skipped: zz in the set 'lsun-test' cannot be read"):
-        assert len(load_dataset("lsun-test", data_dir=tmp_path, on_error="skip")) == 1
+        assert len(load_dataset("lsun-test", on_error="skip")) == 1
 
 
 def test_an_invalid_or_empty_database_is_an_error(tmp_path, monkeypatch, database):
     home = tmp_path / "lsun-test" / "test_lmdb"
-    with pytest.raises(FileFormatError, match=r"must hold data.mdb"):
-        load_dataset("lsun-test", data_dir=tmp_path)
+    refused(FileFormatError, r"must hold data.mdb", load_dataset, "lsun-test")
     (home / "data.mdb").write_bytes(b"nothing of the kind" * 1000)
     with monkeypatch.context() as patch:
         patch.setitem(sys.modules, "lmdb", None)
-        with pytest.raises(NotReadyError, match=r"pip install 'kedge\[lsun\]'"):
-            load_dataset("lsun-test", data_dir=tmp_path)
-    with pytest.raises(FileFormatError, match="is not an LMDB database"):
-        load_dataset("lsun-test", data_dir=tmp_path)
+        refused(NotReadyError, r"pip install 'kedge\[lsun\]'", load_dataset, "lsun-test")
+    refused(FileFormatError, "is not an LMDB database", load_dataset, "lsun-test")
     (home / "data.mdb").unlink()
     database({})
-    with pytest.raises(FileFormatError, match="holds no images"):
-        load_dataset("lsun-test", data_dir=tmp_path)
+    refused(FileFormatError, "holds no images", load_dataset, "lsun-test")
 
 
 # --- summaries -------------------------------------------------------------------------------------------------------
@@ -910,6 +837,119 @@ def test_a_contact_sheet_has_room_for_captions(photos):
     titles = ("a name far too long for its cell", "b")
     captioned = ImageSet.from_arrays(pixels(3, 8, 8), np.array([0, 1, -1]), classes=titles)
     assert contact_sheet(captioned, 2).size == (208, 118)
-    with pytest.raises(InputError, match="n must be"):
-        contact_sheet(captioned, 0)
+    refused(InputError, "n must be", contact_sheet, captioned, 0)
     assert evenly_spaced(1000, 3) == [0, 333, 666]
+
+
+# --- hostile files ---------------------------------------------------------------------------------------------------
+
+
+def test_an_image_skipped_in_training_is_replaced_by_the_next_and_listed_by_all_processes(photos):
+    streamed = replace(folder(photos), on_error="skip", preprocess=Preprocess((3, 8, 8)))
+    (photos / "a" / "2.jpg").write_bytes((photos / "a" / "2.jpg").read_bytes()[:300])
+    (photos / "b" / "3.png").unlink()
+    whole = [streamed[0][0].tolist(), streamed[0][1]]
+    for workers in (0, 2):
+        fresh = replace(streamed)
+        assert fresh.skipped == ()
+        rows = [(x[0].tolist(), int(y[0])) for x, y in DataLoader(fresh, num_workers=workers)]
+        assert rows == [tuple(whole)] * 3  # the image after the last is the first
+        assert [text.split()[0] for text in fresh.skipped] == ["a/2.jpg", "b/3.png"]
+        assert "No such file" in fresh.skipped[1]
+    with pytest.raises(IndexError):
+        streamed[3]
+    (photos / "a" / "1.png").write_text("")
+    with pytest.raises(InputError, match="none of the 3 images"):
+        replace(streamed)[0]
+    refused(InputError, "on_error must be", replace, streamed, on_error="refuse")
+
+
+def every_reader(path):
+    """Each function that opens a path which a user or a listing gives."""
+    listed = path.with_suffix(".txt")
+    return {
+        "regular_file": lambda: read_limited(regular_file(path), 2**20),
+        "open_image": lambda: open_image(path),
+        "preprocess": lambda: Preprocess((3, 8, 8))(str(path)),
+        "batches": lambda: list(batches([path], Preprocess((3, 8, 8)))),
+        "folder": lambda: load_dataset(f"folder:{path.parent}"),
+        "npz": lambda: load_dataset(f"npz:{path}"),
+        "list": lambda: load_dataset(f"list:{path}"),
+        "listed": lambda: listed.write_text(f"{path.name} 0") and load_dataset(f"list:{listed}"),
+        "mat": lambda: svhn.read_mat(path),
+        "idx": lambda: arrays.read_idx(path),
+        "archive": lambda: archive.unpack(path, path.parent / "out", ["data"]),
+        "members": lambda: archive.read_members(path, ["a"], 100),
+        "record": lambda: downloads.read_record(path.parent),
+    }
+
+
+@pytest.mark.parametrize("reader", every_reader(Path("a.png")))
+def test_pipes_devices_and_sockets_are_refused_at_once(tmp_path, reader):
+    os.mkfifo(tmp_path / "a.png")
+    os.mkfifo(tmp_path / downloads.RECORD)
+    with socket.socket(socket.AF_UNIX) as listening, socket.socket(socket.AF_UNIX) as other:
+        (tmp_path / "b").mkdir()
+        listening.bind(str(tmp_path / "b" / "a.png"))
+        other.bind(str(tmp_path / "b" / downloads.RECORD))
+        (tmp_path / "c").mkdir()
+        for name in ("a.png", downloads.RECORD):
+            (tmp_path / "c" / name).symlink_to("/dev/zero")
+        for where in (tmp_path, tmp_path / "b", tmp_path / "c"):
+            refused(KedgeError, r"not a regular file|does not hold", every_reader(where / "a.png")[reader])
+
+
+@pytest.mark.parametrize("reader", [name for name in every_reader(Path("a.png")) if name not in ("record", "listed")])
+def test_a_huge_file_is_refused_by_its_size_or_header(tmp_path, reader):
+    """Sparse files of 3 GiB that begin as each format does; none is read."""
+    heads = [
+        b"",
+        b"\x89PNG\r\n\x1a\n",
+        b"\xff\xd8\xff\xe0",
+        b"PK\3\4",
+        b"\x93NUMPY\1\0",
+        b"\0\0\x08\x03" + b"\xff" * 12,
+    ]
+    heads += [b" " * 124 + b"\0\1IM" + struct.pack("<II", 14, 3 * 2**30), b"\x1f\x8b\x08" + bytes(7)]
+    for number, head in enumerate(heads):
+        path = tmp_path / str(number) / "a.png"
+        path.parent.mkdir()
+        with path.open("wb") as file:
+            file.write(head)
+            file.truncate(3 * 2**30)
+        tracemalloc.start()
+        with pytest.raises(KedgeError):
+            every_reader(path)[reader]()
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        assert peak < 2**23, (head, peak)
+
+
+def test_large_images_are_not_copied_before_they_are_decoded(tmp_path):
+    with (tmp_path / "long.jpg").open("wb") as file:
+        file.write(encoded(Image.fromarray(pixels(32, 32, 3)), "JPEG"))
+        file.truncate(200 * 2**20)  # cameras append films to their photographs
+    tracemalloc.start()
+    assert open_image(tmp_path / "long.jpg").size == (32, 32)
+    assert tracemalloc.get_traced_memory()[1] < 2**22
+    tracemalloc.stop()
+
+
+def test_labels_that_are_not_class_numbers_are_an_error_and_no_allocation(tmp_path, photos):
+    for labels, message in (
+        ([0, 1], "one per image"),
+        ([0.0, 1.0, 1.0], "whole numbers"),
+        ([0, 1000, 1], r"-1 \(none\) to 1; 1000 is the label of a/2.jpg in the set 'photos'"),
+        ([0, 1, -2], "-2 is the label of b/3.png in the set 'photos'"),
+    ):
+        refused(InputError, message, replace, folder(photos), labels=torch.tensor(labels))
+    for y in ([0, 2**40], [0, -7]):
+        np.savez(tmp_path / "a.npz", x=pixels(2, 8, 8), y=np.array(y))
+        refused(InputError, f"{y[1]} is the label of image 1 in the set 'a'", load_dataset, f"npz:{tmp_path / 'a.npz'}")
+        tree(tmp_path, ["0.png", "1.png"])
+        (tmp_path / "list.txt").write_text(f"0.png 0\n1.png {max(y[1], 2**40)}")
+        refused(InputError, r"is the label of 1.png", load_dataset, f"list:{tmp_path / 'list.txt'}")
+    np.savez(tmp_path / "a.npz", x=pixels(3, 8, 8), y=np.array([0, 3, 1000]))
+    assert summarize_dataset(load_dataset(f"npz:{tmp_path / 'a.npz'}")).classes == 1001
+    np.savez(tmp_path / "a.npz", x=pixels(3, 8, 8), y=np.array([0, 3, 1000]), names=np.array(list("abcd")))
+    refused(InputError, r"-1 \(none\) to 3; 1000 is the label of image 2", load_dataset, f"npz:{tmp_path / 'a.npz'}")

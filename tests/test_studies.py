@@ -14,7 +14,7 @@ from kedge.errors import NotReadyError
 from kedge.evaluation import SeedSummary, evaluate
 from kedge.studies import STUDIES, MethodPlan, NetworkPlan, PaperTable, Protocol, Setting, Suite, sets
 from kedge.studies.ablation import ANCHORS, CUMULATIVE
-from kedge.studies.paper import printed_tables, reported
+from kedge.studies.paper import reported
 from kedge.studies.publish import beside_paper, command_line
 from kedge.studies.study import smoke_data
 from kedge.training import Recipe
@@ -92,16 +92,11 @@ def test_every_study_of_the_paper_is_declared_at_every_scale(name, scale):
 
 
 def test_at_the_full_scale_rows_and_columns_are_those_of_the_paper():
-    known = {table.table: table for table in printed_tables()}
     for name in ("cifar-wrn", "cifar-resnet34", "near-ood", "imagenet-c", "scood", "resizing", "uncertainty"):
         for suite in STUDIES[name](Setting("full")).suites:
-            table = known[suite.paper.table]
-            assert suite.paper.id_set in table.distinct("id_set")
-            assert suite.paper.network in table.distinct("network")
-            rows = {plan.paper for plan in suite.methods.values() if plan.paper is not None}
-            assert set(table.distinct("method")) <= rows, name
-            printed = {metric.replace("tnr95", "fpr95") for metric in table.distinct("metric")}
-            assert printed <= set(suite.protocol.metrics)
+            printed = reported(table=suite.paper.table, id_set=suite.paper.id_set, network=suite.paper.network)
+            assert {r.method for r in printed} <= {plan.paper for plan in suite.methods.values()}, name
+            assert {r.metric.replace("tnr95", "fpr95") for r in printed} <= set(suite.protocol.metrics)
 
 
 def test_the_ablation_has_a_row_for_each_cell_of_the_paper_s_table():
@@ -216,7 +211,7 @@ def test_true_negative_rates_are_turned_and_slips_are_marked():
 
 def test_sets_are_found_or_named(tmp_path):
     np.savez(tmp_path / sets.FILES["scenes"], x=np.zeros((3, 32, 32, 3), np.uint8), y=np.arange(3))
-    found = sets.find(["scenes", "traffic signs", "svhn"], side=32, data_dir=tmp_path)
-    assert [(s.name, len(s), s.labels) for s in found.sets] == [("scenes", 3, None)]
-    assert set(found.missing) == {"traffic signs", "svhn"}
-    assert "put gtsrb_test_32.npz into" in found.missing["traffic signs"]
+    result = sets.find(["scenes", "traffic signs", "svhn"], side=32, data_dir=tmp_path)
+    assert [(s.name, len(s), s.labels) for s in result.sets] == [("scenes", 3, None)]
+    assert set(result.missing) == {"traffic signs", "svhn"}
+    assert "put gtsrb_test_32.npz into" in result.missing["traffic signs"]

@@ -1,9 +1,10 @@
-"""Evaluations over seeds: means, deviations, and the forms of the table."""
+"""Evaluations over seeds: means, deviations, the forms of the table; curves; and the Energy paper's protocol."""
 
 import dataclasses
 import json
 import statistics
 
+import numpy as np
 import pytest
 import torch
 from rich.console import Console
@@ -11,6 +12,9 @@ from rich.console import Console
 import kedge
 from kedge.errors import InputError
 from kedge.evaluation import SeedSummary, SeedValues, TextTable, evaluate
+from kedge.evaluation.protocol import redrawn
+from kedge.evaluation.result import Curve
+from kedge.metrics import detection_metrics
 
 
 def images(n, name, seed) -> kedge.ImageSet:
@@ -90,7 +94,7 @@ def test_evaluations_must_be_comparable(three):
 def test_the_data_goes_through_json(three):
     data = json.loads(json.dumps(three.as_dict()))
     assert data["summary"]["MSP"]["auroc"]["values"] == list(three.value("MSP", "auroc").values)
-    assert data["seeds"]["2"]["results"]["Energy"]["aurc"] == three.evaluations[2].results["Energy"].aurc
+    assert data["seeds"]["2"]["results"]["Energy"]["aurc"] == three.evaluations[2].results["Energy"].classifier["aurc"]
 
 
 TABLE = TextTable("a & b: 50 % of [x]", ("method", "AUROC ↑"), (("A_1 | B", "1.0 ± 0.1"), ("[bold]C", "2.0")))
@@ -113,3 +117,41 @@ def test_a_narrow_terminal_wraps_labels_cuts_no_number_and_keeps_brackets():
         console.print(TextTable("", ("method", "a set of images, validation", "mean"), rows).terminal())
     assert "…" not in captured.get()
     assert all(word in captured.get() for row in rows for cell in row for word in cell.split())
+
+
+def test_a_curve_has_the_values_of_results_and_sets_that_are_there_by_ascending_number(three):
+    table = three.first
+    series = {
+        "mean": {10: ("Energy", None), 2.5: ("MSP", None), 20: ("gone", None)},
+        "one set": {-1: ("MSP", "far"), 1: ("MSP", "nowhere"), 2: ("MSP", "test")},
+        "gone": {1: ("Gram", "far")},
+    }
+    for metric in ("auroc", "fpr95"):
+        values = Curve("Effect of K", "anchors", series, metric).values(table)
+        assert list(values["mean"].items()) == [
+            (n, table.results[d].mean(metric)) for n, d in ((2.5, "MSP"), (10, "Energy"))
+        ]
+        assert values["one set"] == {-1: table.results["MSP"].metrics["far"][metric].value}
+        assert list(values) == ["mean", "one set"]
+    assert Curve("", "", {}).values(table) == {}
+
+
+def test_fewer_ood_images_are_drawn_again_and_again_the_same_for_every_detector(three):
+    few = [images(40, "many", 4), images(3, "few", 5)]
+    net = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(16, 2))
+    msp = kedge.MSP(net).fit(images(20, "train", 1)).calibrate(images(30, "c", 2))
+    table = evaluate({"MSP": msp, "again": msp}, images(50, "test", 3), few)
+    again, rng = redrawn(table, ood_ratio=0.2, draws=3, seed=5), np.random.default_rng(5)
+    picks = {name: [rng.permutation(n)[:10] for _ in range(3)] for name, n in (("many", 40), ("few", 3))}
+    for label, result in table.results.items():
+        inside = result.detections["test"].score
+        for name, each in picks.items():
+            drawn = [detection_metrics(inside, result.detections[name].score[pick]) for pick in each]
+            for metric, estimate in again.results[label].metrics[name].items():
+                assert estimate.value == pytest.approx(sum(d[metric].value for d in drawn) / 3)
+                assert estimate.low is None
+        assert again.results[label].metrics["few"]["auroc"].value == pytest.approx(result.metrics["few"]["auroc"].value)
+        assert again.results[label].detections is result.detections
+    for bad in ({"ood_ratio": 0.0}, {"draws": 0}):
+        with pytest.raises(InputError, match=next(iter(bad))):
+            redrawn(table, **{"ood_ratio": 0.2} | bad)

@@ -3,6 +3,7 @@
 import copy
 import json
 import math
+from dataclasses import dataclass, field
 
 import numpy as np
 import pytest
@@ -16,7 +17,7 @@ from torch.utils.data import BatchSampler, DataLoader, RandomSampler
 
 import kedge
 from helpers import colors, flat, labelled, same_weights
-from kedge.errors import InputError, KedgeError
+from kedge.errors import InputError, KedgeError, KedgeWarning
 from kedge.models import build
 from kedge.seeds import seeded
 from kedge.training import RECIPES, Recipe, recipe, statistics, train
@@ -70,22 +71,17 @@ def test_the_seed_alone_determines_a_run_to_the_last_bit(kind, name, options):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_network_learns_an_easy_task(kind):
-    net = train(network(kind), colors(96), Recipe(epochs=8, batch=16, lr=0.1, schedule="one-cycle", crop=1))
-    test = colors(60, seed=1)
-    assert not net.training
-    with torch.no_grad():
-        assert (net(test.images).argmax(dim=1) == test.labels).double().mean() > 0.9
-
-
-def test_a_network_is_trained_in_place_and_returned_as_a_classifier():
-    net = network()
-    before, returned = copy.deepcopy(net), train(net, colors(), recipe("demo", epochs=1))
-    assert isinstance(returned, kedge.Classifier)
-    assert returned.network is net
+def test_a_network_is_trained_in_place_learns_and_is_returned_as_a_classifier(kind):
+    net, test = network(kind), colors(60, seed=1)
+    before = copy.deepcopy(net)
+    trained = train(net, colors(96), Recipe(epochs=8, batch=16, lr=0.1, schedule="one-cycle", crop=1))
+    assert isinstance(trained, kedge.Classifier)
+    assert net in (trained, trained.network)
+    assert not trained.training
     assert not same_weights(before, net)
-    for wrapped in (kedge.Classifier(network()), network("anchored")):
-        assert train(wrapped, colors(), SHORT) is wrapped
+    with torch.no_grad():
+        assert (trained(test.images).argmax(dim=1) == test.labels).double().mean() > 0.9
+    assert train(trained, colors(), SHORT) is trained
 
 
 def naive_sgd(net, data, how, losses):
@@ -108,14 +104,9 @@ def naive_sgd(net, data, how, losses):
 
 
 OPTIONS = [
-    {},
-    {"momentum": 0.0},
-    {"nesterov": True},
-    {"weight_decay": 0.1},
-    {"label_smoothing": 0.3},
-    {"milestones": (2, 3), "gamma": 0.5},
-    {"schedule": "one-cycle"},
-]
+    {}, {"momentum": 0.0}, {"nesterov": True}, {"weight_decay": 0.1}, {"label_smoothing": 0.3},
+    {"milestones": (2, 3), "gamma": 0.5}, {"schedule": "one-cycle"},
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("options", OPTIONS)
@@ -157,7 +148,7 @@ def test_every_image_comes_once_per_epoch_in_a_new_order_and_a_new_crop():
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_missing_statistics_and_anchors_are_taken_from_the_training_images(kind):
+def test_only_missing_statistics_and_anchors_are_taken_from_the_training_images(kind):
     data = colors()
     net = train(network(kind), data, SHORT)
     x = data.images.double() / 255
@@ -168,36 +159,28 @@ def test_missing_statistics_and_anchors_are_taken_from_the_training_images(kind)
         assert len(anchors) == 5
         assert all((data.images == anchor).flatten(1).all(dim=1).any() for anchor in anchors)
         assert kedge.AMP(net).fit(data).net.anchors is net.anchors
+        given = network("anchored", mean=0.1, std=0.9)
+        given.set_anchors(torch.full((2, 3, 8, 8), 0.5))
+        before = [given.anchors.clone(), given.mean.clone(), given.std.clone()]
+        train(given, data, SHORT)
+        assert all(map(torch.equal, before, (given.anchors, given.mean, given.std)))
 
 
-def test_given_statistics_and_anchors_are_kept():
-    net, anchors = network("anchored", mean=0.1, std=0.9), torch.full((2, 3, 8, 8), 0.5)
-    net.set_anchors(anchors)
-    train(net, colors(), SHORT)
-    assert net.anchors.equal(anchors)
-    torch.testing.assert_close((net.mean.mean().item(), net.std.mean().item()), (0.1, 0.9))
-
-
-def test_the_record_holds_seed_data_recipe_and_versions():
-    data, how = colors(), Recipe(epochs=2, batch=16, milestones=(1,), gamma=0.3)
-    record = train(network("anchored"), data, how, seed=9).record
-    assert record["seed"] == 9
-    assert record["data"] == {"name": "colors", "images": 64, "sha256": data.checksum}
-    expected = {"epochs": 2, "batch": 16, "gamma": 0.3, "milestones": [1], "flip": True}
-    assert record["recipe"] == record["recipe"] | expected
+def test_progress_history_and_record():
+    seen, data = [], colors(70)
+    how = Recipe(epochs=3, batch=16, lr=0.01, milestones=(1, 2), gamma=0.1)
+    net = train(network(), data, how, seed=9, progress=seen.append, validation=colors(seed=2))
+    record = net.record
+    assert (record["seed"], record["skipped"]) == (9, [])
+    assert record["data"] == {"name": "colors", "images": 70, "sha256": data.checksum}
+    assert record["recipe"] | {"epochs": 3, "gamma": 0.1, "milestones": [1, 2], "flip": True} == record["recipe"]
     assert json.loads(json.dumps(record)) == record  # JSON gives the same record back
     assert {str(torch.__version__), kedge.__version__} <= set(record["made with"].values())
-
-
-def test_progress_and_history():
-    seen = []
-    how = Recipe(epochs=3, batch=16, lr=0.01, milestones=(1, 2), gamma=0.1)
-    net = train(network(), colors(70), how, progress=seen.append, validation=colors(seed=2))
     assert [p.step for p in seen] == list(range(1, 13))  # 70 images make four whole batches
     assert [p.epoch for p in seen] == [1] * 4 + [2] * 4 + [3] * 4
     assert {(p.steps, p.epochs) for p in seen} == {(12, 3)}
     assert all(math.isfinite(p.loss) and 0 <= p.accuracy <= 1 and p.images_per_second > 0 for p in seen)
-    history = net.record["history"]
+    history = record["history"]
     assert [line["lr"] for line in history] == pytest.approx([0.01, 0.001, 0.0001])  # from the milestone's epoch on
     right = (net(colors(seed=2).images).argmax(dim=1) == colors(seed=2).labels).double().mean()
     assert history[-1]["validation_accuracy"] == pytest.approx(float(right))
@@ -234,7 +217,10 @@ def test_anchors_stay_clean_in_the_final_fraction_of_the_steps(fraction, corrupt
         (kedge.ImageSet(colors().images, torch.zeros(64).long()), r"at least two classes, got \[0\]"),
         (kedge.ImageSet(colors().images, torch.arange(64) % 3 - 1), r"labels must be 0, 1, .*got \[-1, 0, 1\]"),
         (colors(15), "batch of at least 16 images, got 15; lower batch"),
-        (colors(classes=4), r"labels must lie in 0\.\.2, since the network has 3 outputs; got .*classes=4"),
+        (
+            kedge.ImageSet(colors().images, torch.arange(64) % 4),
+            r"labels must lie in 0\.\.2, since the network has 3 outputs; got .*classes=4",
+        ),
         (None, r"data must be an ImageSet.*, got NoneType"),
         ([(torch.zeros(3, 8, 8, dtype=torch.uint8), 1)] * 32, "at least two classes; every image has 1"),
         (list(colors().images), "data must give labels"),
@@ -297,13 +283,10 @@ WRONG = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("options", WRONG)
-def test_a_recipe_checks_itself(options):
-    with pytest.raises(InputError, match=f"{next(iter(options))} (must|needs)"):
-        Recipe(**{"epochs": 1} | options)
-
-
-def test_a_recipe_is_given_or_named_and_may_be_changed():
+def test_a_recipe_checks_itself_is_given_or_named_and_may_be_changed():
+    for options in WRONG:
+        with pytest.raises(InputError, match=f"{next(iter(options))} (must|needs)"):
+            Recipe(**{"epochs": 1} | options)
     assert recipe("demo", epochs=3, lr=0.5) == Recipe(**vars(RECIPES["demo"]) | {"epochs": 3, "lr": 0.5})
     assert recipe(SHORT) == SHORT
     assert recipe(SHORT, batch=9).batch == 9
@@ -431,6 +414,32 @@ def test_image_files_train_by_random_resized_crops_with_any_number_of_workers(tm
     nets = [train(network("anchored", classes=2), streamed, how, preprocess=shape, workers=n) for n in (0, 2)]
     assert nets[0].record["history"][-1]["accuracy"] > 0.9
     assert same_weights(*nets)
+
+
+@dataclass(frozen=True)
+class Damaged(torch.utils.data.Dataset):
+    """A set as `kedge.data.StreamedSet` is one, whose images 3 and 7 cannot be decoded."""
+
+    on_error: str = "raise"
+    skipped: list = field(default_factory=list)
+
+    def __len__(self):
+        return 40
+
+    def __getitem__(self, index):
+        if index not in (3, 7):
+            return colors()[index]
+        if self.on_error == "raise":
+            raise InputError(f"{index}.jpg cannot be decoded")
+        self.skipped.extend({f"{index}.jpg"} - set(self.skipped))
+        return self[index + 1]
+
+
+def test_images_that_cannot_be_decoded_are_skipped_counted_and_listed(tmp_path):
+    with pytest.warns(KedgeWarning, match=r"2 images were skipped in training: .*3\.jpg"):
+        net = train(network(), Damaged(), recipe(SHORT, batch=20), directory=tmp_path)
+    assert sorted(net.record["skipped"]) == ["3.jpg", "7.jpg"]
+    assert [line["skipped"] for line in net.record["history"]] == [2, 2]
 
 
 @pytest.mark.parametrize(

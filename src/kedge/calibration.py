@@ -46,10 +46,6 @@ def threshold(calibration: Tensor, alpha: float, delta: float | None = None, *, 
         delta: See `is_ood`.
         halved: Whether a method learned from a random half of the held-out images and these scores are of the other
             half: only for the number of images in the warning.
-
-    Example:
-        >>> threshold(torch.arange(100.0), alpha=0.05)  # k = 5: the fifth largest
-        95.0
     """
     ordered = _sorted(calibration)
     k = allowed(len(ordered), alpha, delta)
@@ -88,13 +84,7 @@ def allowed(n: int, alpha: float, delta: float | None = None) -> int:
 
 
 def fit_temperature(logits: Tensor, labels: Tensor) -> float:
-    """The temperature T in [1e-3, 1e3] that minimises the negative log-likelihood of ``softmax(logits / T)``.
-
-    Example:
-        >>> logits = torch.tensor([[4.0, 0.0]]).repeat(4, 1)
-        >>> round(fit_temperature(logits, torch.tensor([0, 0, 0, 1])), 6)  # 75 % right: 4 / T = log 3
-        3.640957
-    """
+    """The temperature T in [1e-3, 1e3] that minimises the negative log-likelihood of ``softmax(logits / T)``."""
     _check_logits(logits, labels)
     z = logits.detach().double()  # (B, C)
     z = z - z.gather(1, labels.to(z.device).long()[:, None])  # the softmax does not change, and its mean is the slope
@@ -163,7 +153,10 @@ def _ranks(calibration: Tensor, scores: Tensor) -> Tensor:
 
 def _no_nan(name: str, values: Tensor) -> Tensor:
     if bad := int(torch.isnan(values).sum()):
-        raise InputError(f"{name} must not hold NaN; {bad} of {values.numel()} values are NaN")
+        raise InputError(
+            f"{name} must not hold NaN; {bad} of {values.numel()} values are NaN: drop these images, or check the "
+            "network's weights"
+        )
     return values
 
 
@@ -177,5 +170,7 @@ def _check_logits(logits: Tensor, labels: Tensor) -> None:
         )
     low, high = int(labels.min()), int(labels.max())
     if low < 0 or high >= logits.shape[1]:
-        raise InputError(f"labels must lie in 0..{logits.shape[1] - 1}, got {low}..{high}, in the order of the logits")
+        raise InputError(
+            f"labels must lie in 0..{logits.shape[1] - 1}, got {low}..{high}: number them as the network's outputs are"
+        )
     finite("logits", logits, "a network that overflows cannot be calibrated; find the layer where they arise")

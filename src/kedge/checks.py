@@ -60,6 +60,12 @@ def needs(package: str, extra: str, what: str = "this") -> Any:
         raise NotReadyError(f"{what} needs {missing}, which is missing: pip install 'kedge[{extra}]'") from error
 
 
+def layout_hint(shape: Sequence[int], channels: int) -> str:
+    """What to do about images of the wrong shape."""
+    last = len(shape) == 4 and shape[3] == channels
+    return "channels come first: pass x.permute(0, 3, 1, 2)" if last else "for one image pass x[None]"
+
+
 def shape_of(value: Any) -> str:
     """The shape of a value, or the name of its type, for error messages."""
     shape = getattr(value, "shape", None)

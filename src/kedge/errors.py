@@ -23,3 +23,7 @@ class FileFormatError(KedgeError, ValueError):
 
 class KedgeWarning(UserWarning):
     """Something works, but less well than the caller may expect."""
+
+
+class NormalisationWarning(UserWarning):
+    """A network may have been trained on normalised images, and kedge was not given their mean and deviation."""

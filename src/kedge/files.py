@@ -1,12 +1,45 @@
-"""Atomic writing: a crash, a full disk or a second process never leaves half a file."""
+"""Checked reading of files, and atomic writing: a crash, a full disk or a second process leaves no half file."""
 
 import contextlib
 import os
 import secrets
+import stat
 from collections.abc import Iterator
 from pathlib import Path
 
 from kedge.errors import InputError, KedgeError
+
+_KINDS = {"d": "a folder", "p": "a pipe", "s": "a socket", "c": "a device", "b": "a device"}
+
+
+def regular_file(path: str | os.PathLike[str], purpose: str = "read") -> Path:
+    """Return the path of a regular file, or of a link to one; reading a pipe or a device might never end.
+
+    Args:
+        path: Where the file should be.
+        purpose: What it is for, in the error: "cannot be ...".
+
+    Example:
+        >>> regular_file(os.devnull)
+        Traceback (most recent call last):
+        kedge.errors.InputError: /dev/null cannot be read: it is a device and not a regular file
+    """
+    try:
+        mode = os.stat(path).st_mode
+    except (OSError, ValueError) as error:  # a path with a null character is a ValueError
+        raise InputError(f"{path} cannot be {purpose}: {getattr(error, 'strerror', None) or error}") from error
+    if not stat.S_ISREG(mode):
+        kind = _KINDS.get(stat.filemode(mode)[0], "something else")
+        raise InputError(f"{path} cannot be {purpose}: it is {kind} and not a regular file")
+    return Path(path)
+
+
+def read_limited(path: str | os.PathLike[str], largest: int) -> bytes:
+    """The content of a regular file of at most ``largest`` bytes; a larger one is refused before it is read."""
+    size = regular_file(path).stat().st_size
+    if size > largest:
+        raise InputError(f"{path} cannot be read: it has {size:,} bytes, and at most {largest:,} are expected")
+    return Path(path).read_bytes()
 
 
 @contextlib.contextmanager

@@ -48,7 +48,7 @@ d = detector("photo.jpg")  # d.label d.probability d.score d.p_value d.is_ood
 |---|---|
 {rows}
 """
-_REPOSITORY = re.compile(r"[\w.-]+/[\w.-]+(?<!\.kedge)")  # a mistyped path is not looked up on the hub
+_REPOSITORY = re.compile(r"\w[\w.-]*/\w[\w.-]*(?<!\.kedge)")  # a mistyped path is not looked up on the hub
 _NOT_IN_CARD = ("numbers", "bytes", "commit", "options")
 
 
@@ -75,6 +75,7 @@ def push_to_hub(detector: Detector, repo_id: str, *, token: str | None = None, p
 
 def save_pretrained(detector: Detector, folder: str | os.PathLike[str], *, repo_id: str = "owner/name") -> None:
     """Write what `push_to_hub` uploads into a folder: the detector and its model card, which names ``repo_id``."""
+    repo_id = _repository(repo_id)
     detector.save(Path(folder) / FILE)
     with atomic(Path(folder) / CARD) as temporary:
         temporary.write_text(model_card(Path(folder) / FILE, repo_id), encoding="utf-8")
@@ -125,7 +126,7 @@ def model_card(file: str | os.PathLike[str], repo_id: str) -> str:
         name=repo_id.rpartition("/")[2],
         repo_id=repo_id,
         model="" if own else ", model=network",
-        guarantee=_guarantee(described) if own else f"{_guarantee(described)} `network` is the network, freshly built.",
+        guarantee=_guarantee(described) + ("" if own else " `network` is the network, freshly built."),
         kedge=described["kedge"],
         rows="\n".join(rows),
     )
@@ -155,14 +156,12 @@ def _api(token: str | None, failure: str) -> Iterator[Any]:
 def _repository(given: str | os.PathLike[str]) -> str:
     name = str(given).removeprefix("hf://")
     if not _REPOSITORY.fullmatch(name):
-        names = ", ".join(artifact.shipped())
-        expected = (
-            f"a repository on the hub as owner/name, a folder with {FILE}, a file, or one of kedge's own ({names})"
-        )
-        raise InputError(f"a detector must be {expected}; got {str(given)!r}")
+        expected = f"a repository on the hub as owner/name, a folder with {FILE}, a file, or one of kedge's own"
+        raise InputError(f"a detector must be {expected} ({', '.join(artifact.shipped())}); got {str(given)!r}")
     return name
 
 
 def _cell(value: Any) -> str:
     words = ", ".join(map(str, value)) if isinstance(value, list) else str(value)
-    return re.sub(r"\s+", " ", words).replace("|", r"\|")
+    printable = "".join(letter if letter.isprintable() else " " for letter in words)
+    return re.sub(r"\s+", " ", printable).replace("|", r"\|")

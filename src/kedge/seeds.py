@@ -10,15 +10,7 @@ _MASK = (1 << 64) - 1
 
 @contextlib.contextmanager
 def seeded(seed: int) -> Iterator[None]:
-    """Seed torch's global CPU generator inside the block, and restore it afterwards.
-
-    Example:
-        >>> with seeded(0):
-        ...     first = torch.rand(1)
-        >>> with seeded(0):
-        ...     print(bool(torch.rand(1) == first))
-        True
-    """
+    """Seed torch's global CPU generator inside the block, and restore it afterwards."""
     state = torch.get_rng_state()
     try:
         torch.default_generator.manual_seed(seed)
@@ -28,12 +20,7 @@ def seeded(seed: int) -> Iterator[None]:
 
 
 def mix_seed(seed: int, *more: int) -> int:
-    """Derive a seed from several integers, such that neighboring ones give unrelated draws.
-
-    Example:
-        >>> mix_seed(0, 1) != mix_seed(1, 0)
-        True
-    """
+    """Derive a seed from several integers, such that neighboring ones give unrelated draws."""
     mixed = 0
     for value in (seed, *more):
         # The finalizer of splitmix64, which spreads every input bit over the whole word.

@@ -1,8 +1,11 @@
-"""Number of cores and threads, and the size of the last-level cache."""
+"""Number of cores and threads, the size of the last-level cache, and hooks of one thread."""
 
 import math
 import os
+import threading
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -25,10 +28,6 @@ def use_threads(count: int | None = None) -> int:
     Args:
         count: By default as many as torch would use, but no more than `cores`: torch ignores a container's quota. The
             variable OMP_NUM_THREADS overrides the default.
-
-    Example:
-        >>> use_threads(torch.get_num_threads()) == torch.get_num_threads()
-        True
     """
     if count is not None:
         torch.set_num_threads(at_least("threads", count, 1))
@@ -44,6 +43,12 @@ def last_cache(caches: Path = CACHES) -> int | None:
         return max(int(size.removesuffix("K")) << 10 for size in sizes)
     except (OSError, ValueError):
         return None
+
+
+def own_thread(hook: Callable[..., Any]) -> Callable[..., Any]:
+    """A hook that acts on passes of the thread that made it, and leaves those of other threads as they are."""
+    owner = threading.get_ident()
+    return lambda *args, **options: hook(*args, **options) if threading.get_ident() == owner else None
 
 
 def _quota(cgroup: Path) -> float | None:

@@ -11,6 +11,7 @@ from kedge.anchoring import Anchored
 from kedge.detectors import AMP, Detector
 from kedge.errors import InputError, NotReadyError
 from kedge.metrics import auroc
+from kedge.models.classifier import evaluating
 
 try:
     from lightning.pytorch.callbacks import Callback
@@ -85,15 +86,18 @@ class AnchorCallback(Callback):  # type: ignore[misc]  # mypy does not read Ligh
         """The anchored network of a module."""
         networks = {name: part for name, part in module.named_modules() if isinstance(part, Anchored)}
         names = ", ".join(map(repr, networks)) or "none"
-        if self.net is not None and self.net not in networks:
-            raise InputError(f"net must name an anchored network of the module: {names}; got {self.net!r}")
         if self.net is None and len(networks) != 1:
             raise InputError(
                 f"the module must have one network made by kedge.anchor; it has {names}: anchor its network, or name "
                 "the one to use as net="
             )
-        return networks[self.net] if self.net is not None else next(iter(networks.values()))
+        name = next(iter(networks)) if self.net is None else self.net
+        if name not in networks:
+            raise InputError(f"net must name an anchored network of the module: {names}; got {name!r}")
+        return networks[name]
 
     @torch.inference_mode(False)  # Lightning validates in it, and anchors set in it could not be trained with
     def _fitted(self, module: nn.Module) -> Detector:
-        return self.make(self.network(module)).fit(self.train_set)
+        net = self.network(module)
+        with evaluating(net):  # and back: `fit` may leave a network in evaluation mode
+            return self.make(net).fit(self.train_set)

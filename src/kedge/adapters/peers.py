@@ -1,10 +1,12 @@
 """kedge's detectors in pytorch-ood's loops, and pytorch-ood's detectors behind kedge's verbs."""
 
+import contextlib
 import math
 import os
 import sys
 from collections.abc import Callable, Iterator
-from typing import Any, ClassVar, Self, overload
+from dataclasses import dataclass
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor, nn
@@ -21,14 +23,9 @@ from kedge.seeds import seeded
 API = "pytorch_ood.api"  # looked up among the loaded modules, never imported
 GRADIENTS = "GradientDetector"  # the base of pytorch-ood's detectors that need gradients to score
 BATCH = 256
-Pairs = Iterator[tuple[Any, Any]]
 
 
-@overload
-def pytorch_ood(detector: Detector) -> "ForPytorchOOD": ...
-@overload
-def pytorch_ood(detector: Any, *, net: nn.Module | None = None) -> "FromPytorchOOD": ...
-def pytorch_ood(detector: Any, *, net: nn.Module | None = None) -> "ForPytorchOOD | FromPytorchOOD":
+def pytorch_ood(detector: Any, *, net: nn.Module | None = None) -> Any:
     """Adapt a kedge detector to pytorch-ood, or a pytorch-ood detector to kedge.
 
     In both libraries a larger score is further out of distribution, so scores pass unchanged. Written for pytorch-ood
@@ -104,17 +101,13 @@ class ForPytorchOOD:
         """Scores (B,) of images (B, D, H, W) in [0, 1], on their device; larger is further out of distribution."""
         return self.detector.score(x, batch_size=max(1, len(x))).to(x.device)
 
-    def __call__(self, x: Tensor) -> Tensor:
-        """The same as `predict`."""
-        return self.predict(x)
+    __call__ = predict
 
-    def fit_features(self, x: Tensor, y: Tensor) -> Self:
+    def fit_features(self, x: Tensor, y: Tensor | None = None) -> Self:
         """Raise: a kedge detector reads the layers of its network itself."""
-        raise InputError(f"{type(self.detector).__name__} does not take features; call fit(data_loader)")
+        raise InputError(f"{type(self.detector).__name__} does not take features; call fit(data_loader) and predict(x)")
 
-    def predict_features(self, x: Tensor) -> Tensor:
-        """Raise: a kedge detector reads the layers of its network itself."""
-        raise InputError(f"{type(self.detector).__name__} does not take features; call predict(x)")
+    predict_features = fit_features
 
     def get_hyperparameters(self) -> dict[str, Any]:
         """None: a kedge detector gets its options when it is built."""
@@ -160,22 +153,15 @@ class FromPytorchOOD(Detector):
             except TypeError:  # a stream, which has no length of its own
                 return sum(1 for _ in inputs())
 
-        with torch.enable_grad(), seeded(0):
+        with torch.enable_grad(), seeded(0), _unchanged(self.net):
             self.peer.fit(_loader(inputs, "train_set", count))
 
     def outputs(self, x: Tensor) -> Outputs:
         """The network's logits, and the detector's scores."""
         logits, kind = self.net(x), type(self.peer).__name__
         drawn = [(net, net.batches_seen) for net in self.anchored]
-        parameters = [(parameter, parameter.grad) for parameter in self.net.parameters()]
-        for parameter, _ in parameters:
-            parameter.grad = None  # a backward pass would add to existing gradients
-        try:
-            with torch.set_grad_enabled(self._needs_gradients), seeded(0):
-                score = torch.as_tensor(self.peer.predict(x)).detach().to(x.device)
-        finally:
-            for parameter, gradient in parameters:
-                parameter.grad = gradient
+        with torch.set_grad_enabled(self._needs_gradients), seeded(0), _unchanged(self.net):
+            score = torch.as_tensor(self.peer.predict(x)).detach().to(x.device)
         if score.shape != (len(x),):
             raise InputError(f"{kind} must give one score per image, ({len(x)},); it gives {shape_of(score)}")
         if any(net.batches_seen != before for net, before in drawn):
@@ -201,33 +187,55 @@ class FromPytorchOOD(Detector):
         )
 
 
+@contextlib.contextmanager
+def _unchanged(net: nn.Module) -> Iterator[None]:
+    """Put a network's modes, buffers and gradients back after the block."""
+    modes = [(module, module.training) for module in net.modules()]
+    buffers = [(buffer, buffer.clone()) for buffer in net.buffers()]
+    gradients = [(parameter, parameter.grad, parameter.requires_grad) for parameter in net.parameters()]
+    for parameter in net.parameters():
+        parameter.grad = None  # a backward pass would add to existing gradients
+    try:
+        yield
+    finally:
+        for module, mode in modes:
+            module.training = mode
+        for buffer, before in buffers:
+            buffer.copy_(before)
+        for parameter, gradient, flag in gradients:
+            parameter.grad = gradient
+            parameter.requires_grad_(flag)
+
+
+@dataclass(eq=False)
 class _Labelled(IterableDataset[Batch]):
     """Batches without the images whose labels are negative; can be read several times."""
 
-    def __init__(self, read: Callable[[], Pairs], name: str, count: Callable[[], int] | None) -> None:
-        self._read, self._name, self._count = read, name, count
+    read: Callable[[], Iterator[tuple[Any, Any]]]
+    name: str
+    count: Callable[[], int] | None
 
     def __iter__(self) -> Iterator[Any]:
         empty = True
-        for x, y in self._read():
+        for x, y in self.read():
             if y is not None and (not isinstance(y, Tensor) or y.shape != (len(x),)):
-                raise InputError(f"{self._name} must give a label per image, ({len(x)},); it gives {shape_of(y)}")
+                raise InputError(f"{self.name} must give a label per image, ({len(x)},); it gives {shape_of(y)}")
             batch: Any = (x,) if y is None else (x[y >= 0], y[y >= 0])
             if len(batch[0]):
                 empty = False
                 yield batch
         if empty:
             raise InputError(
-                f"{self._name} must hold images with labels of 0 and above; it holds none: pytorch-ood's detectors "
+                f"{self.name} must hold images with labels of 0 and above; it holds none: pytorch-ood's detectors "
                 "leave out images with negative labels, which are outliers"
             )
 
     def __len__(self) -> int:
-        if self._count is None:
+        if self.count is None:
             raise TypeError("a stream has no length")
-        return self._count()
+        return self.count()
 
 
-def _loader(read: Callable[[], Pairs], name: str, count: Callable[[], int] | None = None) -> DataLoader[Batch]:
+def _loader(read: Callable[[], Any], name: str, count: Callable[[], int] | None = None) -> DataLoader[Batch]:
     """Batches as a data loader; with a generator of its own, so that torch's stays as it is."""
     return DataLoader(_Labelled(read, name, count), batch_size=None, generator=torch.Generator())

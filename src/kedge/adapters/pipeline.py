@@ -19,13 +19,7 @@ Prediction = list[dict[str, Any]]
 
 @dataclass(frozen=True)
 class Pipeline:
-    """Predicts the likeliest classes of each image and whether it is out of distribution; made by `pipeline`.
-
-    Args:
-        detector: A calibrated detector.
-        top_k: Number of classes per image, the likeliest first; fewer if there are fewer.
-        batch_size: Images at a time.
-    """
+    """Predicts the likeliest classes of each image and whether it is out of distribution; made by `pipeline`."""
 
     detector: Detector
     top_k: int = 5
@@ -78,7 +72,7 @@ def pipeline(
     Args:
         detector: A calibrated detector, or an argument of `kedge.from_pretrained`: the name of one that comes with
             kedge, a file, a folder, or a repository on the hub.
-        top_k: Number of classes per image.
+        top_k: Number of classes per image, the likeliest first; fewer if there are fewer.
         batch_size: Images at a time.
         model: For networks that are not kedge's own: the network, freshly built, as it was before anchoring.
 

@@ -1,6 +1,7 @@
 """Anchored: a classifier that sees each image as [c, x - c]."""
 
 import math
+import threading
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,7 +15,7 @@ from kedge.anchoring.options import AnchoringOptions, Draw
 from kedge.anchoring.sampling import choose_per_image
 from kedge.anchoring.tta import CHOICES, view
 from kedge.checks import at_least, finite, one_of, shape_of
-from kedge.errors import InputError, NotReadyError
+from kedge.errors import FileFormatError, InputError, NotReadyError
 from kedge.models.classifier import Classifier, evaluating, logits_of
 from kedge.models.features import read_features
 from kedge.seeds import mix_seed, seeded
@@ -22,13 +23,14 @@ from kedge.threads import last_cache
 
 DEFAULT_CACHE = 32 * 2**20  # bytes, if the size of the processor's cache is unknown
 CAPS = 8 * 2**20, 64 * 2**20  # bytes: with less the parts of a batch are too small for all cores, more gains nothing
+_SURVEYING = threading.RLock()
 
 
 class Anchored(Classifier):
-    """A classifier on pairs [c, x - c]. Made by `anchor`.
+    """A classifier on pairs [c, x - c], made by `anchor`; it can take the place of the original network.
 
     In training mode the anchors of a batch are its own images in another order. In evaluation mode the logits are the
-    mean over the frozen anchors, so that it can take the place of the original network.
+    mean over the frozen anchors.
 
     Attributes:
         anchors: The frozen anchors (K, D, ...) in [0, 1], or None before `set_anchors`.
@@ -143,13 +145,7 @@ class Anchored(Classifier):
         return per_anchor.mean(dim=0), features
 
     def marginalise(
-        self,
-        x: Tensor,
-        layers: Sequence[str] = (),
-        like: Tensor | None = None,
-        *,
-        which: Sequence[int] | None = None,
-        tta: int = 1,
+        self, x: Tensor, layers: Sequence[str] = (), like: Tensor | None = None, *, which: Any = None, tta: int = 1
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """Per-anchor logits (K, B, C) and the mean over anchors of the layers' outputs; see `per_anchor_logits`."""
         one_of("tta", tta, CHOICES)
@@ -165,7 +161,9 @@ class Anchored(Classifier):
                 f"got {tuple(x.shape)}; for one image pass x[None]"
             )
         numbers = list(range(self.k) if which is None else which)
-        k = len(numbers)
+        if not numbers or not 0 <= min(numbers) <= max(numbers) < self.k:
+            raise InputError(f"which must hold numbers of anchors, 0 to {self.k - 1}; got {numbers}")
+        k, views, parts = len(numbers), [number % tta for number in numbers], []
         with evaluating(self):
             self.check(x)
             image_bytes = x[0].numel() * self.mean.element_size()
@@ -173,12 +171,9 @@ class Anchored(Classifier):
             rows = max(1, self.memory_cap // row_bytes)
             size = math.ceil(len(x) / math.ceil(len(x) / max(1, rows // k)))  # parts of one size
             shared = self.shared_maps() if self.per_image is None else None
-            views, parts = [number % tta for number in numbers], []
             for part, chosen_by in zip(x.split(size), (x if like is None else like).split(size), strict=True):
                 maps = self._own_maps(chosen_by) if shared is None else shared
                 parts.append(self._fold(part, maps[numbers], views, min(k, rows), layers))
-        if len(parts) == 1:
-            return parts[0]
         features = {name: torch.cat([values[name] for _, values in parts]) for name in layers}
         return torch.cat([logits for logits, _ in parts], dim=1), features
 
@@ -219,12 +214,11 @@ class Anchored(Classifier):
         self.draw = Draw(
             permutation[rows], corruption is not None, masked[rows], None if per_sample is None else per_sample[rows]
         )
-        normalised = self.normalise(x)
+        normalised, anchors = self.normalise(x), among[permutation]
         call = Pairs(self.draw.permutation, masked=self.draw.masked if options.mask > 0 else None)
         if len(among) != len(x):
-            call.clean = self._at_layer(among[self.draw.permutation], normalised)
+            call.clean = self._at_layer(anchors[rows], normalised)
         if corruption is not None:
-            anchors = among[permutation]
             anchors = self.as_input(anchors) if anchors.dtype == torch.uint8 else anchors
             chosen = anchors if per_sample is None else anchors[per_sample]
             with seeded(seed):
@@ -292,7 +286,7 @@ class Anchored(Classifier):
         layers = [self.network.get_submodule(name) for name in self._prefix or ()]
         hooked = any(layer._forward_hooks or layer._forward_pre_hooks for layer in layers)
         if self._prefix is not None and not hooked:
-            return survey.through(layers, anchors, batch) if layers else anchors
+            return survey.through(layers, anchors, batch)
         # It takes more than calling layers in turn: run the network, in evaluation mode so that no statistics change.
         call = Call()
         with evaluating(self.network), calling(call):
@@ -303,7 +297,12 @@ class Anchored(Classifier):
     @torch.inference_mode(False)
     def check(self, x: Tensor) -> None:
         """Raise if the layer cannot be anchored for images like these; the first forward pass does it otherwise."""
-        if self._growth is not None:
+        if self._growth is None:
+            with _SURVEYING:  # it changes the network for a while
+                self._survey(x)
+
+    def _survey(self, x: Tensor) -> None:
+        if self._growth is not None:  # another thread was first
             return
         one = x[:1].detach().clone()
         one = self.as_input(one) if one.dtype == torch.uint8 else one
@@ -334,7 +333,12 @@ class Anchored(Classifier):
 
     def set_extra_state(self, state: Tensor) -> None:
         """Continue from a saved state."""
-        self.batches_seen, self.per_image = int(state[0]), int(state[1]) or None
+        seen, per_image = state.tolist() if state.shape == (2,) and not state.is_floating_point() else (-1, 0)
+        pool = 0 if self.anchors is None else len(finite("anchors", self.anchors, "the file is damaged"))
+        if seen < 0 or per_image not in (0, *range(2, pool + 1)):
+            expected = f"a number of batches and one of anchors per image, 0 or 2 to {pool}"
+            raise FileFormatError(f"the state of an anchored network must be {expected}; got {state.tolist()}")
+        self.batches_seen, self.per_image = seen, per_image or None
         self.anchors_version += 1
 
 

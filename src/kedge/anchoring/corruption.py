@@ -45,10 +45,10 @@ class Corruption:
     joint_jitter_blur: bool = False
 
     def __post_init__(self) -> None:
-        low, high = self.crop_scale
-        if not 0 < low <= high <= 1:
+        scale = tuple(self.crop_scale)  # a list if it comes from a file
+        if len(scale) != 2 or not 0 < scale[0] <= scale[1] <= 1:
             raise InputError(f"crop_scale must be two shares, 0 < low <= high <= 1; got {self.crop_scale}")
-        object.__setattr__(self, "crop_scale", (low, high))  # a list if it comes from a file
+        object.__setattr__(self, "crop_scale", scale)
 
     def __call__(self, images: Tensor) -> Tensor:
         """Corrupt a batch of images in [0, 1], each by its own draw."""
@@ -80,20 +80,20 @@ def describe_corruption(corruption: str | Transform | None) -> Any:
 def _pipeline(corruption: Corruption, channels: int, size: tuple[int, int]) -> nn.Module:
     import kornia.augmentation as K  # importing kornia takes a second, which inference need not pay
 
-    color = channels == 3
     kernel = min(9, 2 * size[0] - 1), min(3, 2 * size[1] - 1)  # reflecting, it reaches no further than the image
-    p = 1.0 if corruption.joint_jitter_blur else 0.8
-    jitter = [K.ColorJitter(brightness=0.5, p=p)] if corruption.jitter and color else []
-    blur = [K.RandomGaussianBlur(kernel_size=kernel, sigma=(0.1, 5.0), p=p)] if corruption.blur else []
-    steps: list[Any] = []  # with the strengths of the published code
-    if corruption.crop:
-        steps.append(K.RandomResizedCrop(size, scale=corruption.crop_scale, cropping_mode="resample"))
-    if corruption.flip:
-        steps.append(K.RandomHorizontalFlip(p=0.5))
-    steps += [_Together([*jitter, *blur], p=0.8)] if corruption.joint_jitter_blur else [*jitter, *blur]
-    if corruption.gray and color:
-        steps.append(K.RandomGrayscale(p=0.2))
-    return nn.Sequential(*steps)
+    joint, color = corruption.joint_jitter_blur, channels == 3
+    p = 1.0 if joint else 0.8
+    both = [  # with the strengths of the published code
+        (corruption.jitter and color, K.ColorJitter(brightness=0.5, p=p)),
+        (corruption.blur, K.RandomGaussianBlur(kernel_size=kernel, sigma=(0.1, 5.0), p=p)),
+    ]
+    steps = [
+        (corruption.crop, K.RandomResizedCrop(size, scale=corruption.crop_scale, cropping_mode="resample")),
+        (corruption.flip, K.RandomHorizontalFlip(p=0.5)),
+        *([(True, _Together([step for used, step in both if used], p=0.8))] if joint else both),
+        (corruption.gray and color, K.RandomGrayscale(p=0.2)),
+    ]
+    return nn.Sequential(*(step for used, step in steps if used))
 
 
 class _Together(nn.Module):

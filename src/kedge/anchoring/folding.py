@@ -92,11 +92,8 @@ def _fold(layer: Any, norm: Any, scale: Tensor) -> None:
     if isinstance(layer, AnchoredLayer):
         _scale_weight(layer.layer_c, scale)
         layer = layer.layer_x
-    shift = -norm.running_mean.double() * scale
-    if norm.bias is not None:
-        shift = shift + norm.bias.double()
-    if layer.bias is not None:
-        shift = shift + layer.bias.double() * scale
+    shift = -norm.running_mean.double() * scale + (0 if norm.bias is None else norm.bias.double())
+    shift = shift + (0 if layer.bias is None else layer.bias.double() * scale)
     _scale_weight(layer, scale)
     layer.bias = nn.Parameter(shift.to(layer.weight), requires_grad=False)
 

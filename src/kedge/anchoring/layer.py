@@ -35,28 +35,21 @@ class Call:
 
 @dataclass
 class Pairs(Call):
-    """Training: image i takes image ``permutation[i]`` of its batch as anchor.
-
-    ``clean`` holds the anchors as they reach the layer if they are not in this batch, ``corrupted`` holds T(c), and
-    ``masked`` marks the pairs whose anchor half is zero.
-    """
+    """Training: image i takes image ``permutation[i]`` of its batch as anchor."""
 
     permutation: Tensor
-    clean: Tensor | None = None
-    corrupted: Tensor | None = None
-    masked: Tensor | None = None
+    clean: Tensor | None = None  # the anchors as they reach the layer, if they are not in this batch
+    corrupted: Tensor | None = None  # T(c)
+    masked: Tensor | None = None  # the pairs whose anchor half is zero
 
 
 @dataclass
 class Folded(Call):
-    """Evaluation: the batch holds B images, once per anchor; ``maps`` are the anchors' parts, (K, 1 or B, ...).
-
-    ``views`` has the number of the augmented view that each anchor is paired with.
-    """
+    """Evaluation: the batch holds B images, once per anchor."""
 
     images: int
-    maps: Tensor
-    views: Sequence[int]
+    maps: Tensor  # the anchors' parts, (K, 1 or B, ...)
+    views: Sequence[int]  # the augmented view that each anchor is paired with
     image_parts: dict[int, Tensor] = field(default_factory=dict)  # by view; kept for the next group of anchors
 
 
@@ -108,18 +101,16 @@ class AnchoredLayer(nn.Module):
                 "the anchored layer needs its anchors: call the Anchored module, not the network inside it"
             )
         call.reached = x
-        if isinstance(call, Pairs):
-            return self._pairs(x, call)
-        return self._folded(x, call) if isinstance(call, Folded) else cast(Tensor, self.layer_x(x))
-
-    def _pairs(self, x: Tensor, call: Pairs) -> Tensor:
+        if isinstance(call, Folded):
+            return self._folded(x, call)
+        if not isinstance(call, Pairs):
+            return cast(Tensor, self.layer_x(x))
         _check_rows(x, len(call.permutation))
         clean = x[call.permutation] if call.clean is None else call.clean
         anchors = clean if call.corrupted is None else call.corrupted
         if call.masked is not None:
             anchors = anchors.masked_fill(call.masked.view((-1,) + (1,) * (x.ndim - 1)), 0)
-        pairs: Tensor = self.layer_x(x - clean) + linear_part(self.layer_c, anchors)
-        return pairs
+        return cast(Tensor, self.layer_x(x - clean) + linear_part(self.layer_c, anchors))
 
     def _folded(self, x: Tensor, call: Folded) -> Tensor:
         _check_rows(x, len(call.maps) * call.images)
@@ -142,9 +133,14 @@ def linear_part(layer: nn.Module, x: Tensor) -> Tensor:
     return cast(Tensor, bare(x))
 
 
+def is_quantized(module: nn.Module) -> bool:
+    """Whether it is one of torch's quantized layers, which pack their weights away."""
+    return "quantized" in type(module).__module__
+
+
 def check_can_be_anchored(layer: nn.Module, name: str) -> None:
     """Raise an `ArchitectureError` if a layer cannot be one of a pair, whatever its input."""
-    if "quantized" in type(layer).__module__:
+    if is_quantized(layer):
         raise ArchitectureError(
             f"{name} is a quantized {type(layer).__name__}; anchor the float network and quantize afterwards"
         )
@@ -190,7 +186,7 @@ def _check_rows(x: Tensor, images: int) -> None:
         )
 
 
-def _draw(layer_x: nn.Module, layer_c: nn.Module, seed: int) -> None:
+def _draw(layer_x: Any, layer_c: Any, seed: int) -> None:
     """Draw new weights, for torch's own layers and subclasses as torch would for twice the inputs."""
     if parametrize.is_parametrized(layer_x) or not callable(getattr(layer_x, "reset_parameters", None)):
         raise ArchitectureError(
@@ -199,16 +195,14 @@ def _draw(layer_x: nn.Module, layer_c: nn.Module, seed: int) -> None:
         )
     with seeded(seed):
         if not isinstance(layer_x, TORCH_LAYERS):
-            layer_x.reset_parameters()  # type: ignore[operator]
-            layer_c.reset_parameters()  # type: ignore[operator]
+            layer_x.reset_parameters()
+            layer_c.reset_parameters()
             return
-        weight = layer_x.weight
-        wide = copy.deepcopy(layer_x).cpu()
-        shape = (len(weight), 2 * weight.shape[1], *weight.shape[2:])
-        wide.weight = nn.Parameter(weight.new_empty(shape, device="cpu"))
+        weight, wide = layer_x.weight, copy.deepcopy(layer_x).cpu()
+        wide.weight = nn.Parameter(torch.cat([wide.weight, wide.weight], dim=1).detach())
         wide.reset_parameters()
     with torch.no_grad():
-        layer_c.weight.copy_(wide.weight[:, : weight.shape[1]])  # type: ignore[operator]
+        layer_c.weight.copy_(wide.weight[:, : weight.shape[1]])
         weight.copy_(wide.weight[:, weight.shape[1] :])
         if layer_x.bias is not None:
             layer_x.bias.copy_(cast(Tensor, wide.bias))

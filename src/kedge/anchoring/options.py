@@ -47,6 +47,8 @@ class AnchoringOptions:
         between("mask", self.mask, 0, 1)
         one_of("mask_target", self.mask_target, MASK_TARGETS)
         between("synthetic_outliers", self.synthetic_outliers, 0, 1)
+        one_of("per_sample", self.per_sample, (False, True))
+        at_least("seed", self.seed, -(2**63))
 
     def transform(self, ndim: int) -> Transform | None:
         """T for inputs of so many dimensions; the built-in ones are for images (B, D, H, W) only."""

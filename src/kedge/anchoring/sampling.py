@@ -2,6 +2,7 @@
 
 import hashlib
 import itertools
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -13,7 +14,7 @@ from kedge.checks import one_of
 from kedge.data import Preprocess, batches
 from kedge.data.batches import image_and_label
 from kedge.errors import InputError
-from kedge.seeds import mix_seed
+from kedge.seeds import mix_seed, seeded
 
 SAMPLINGS = ("random", "balanced", "means")
 
@@ -37,18 +38,13 @@ def choose(source: Any, preprocess: Preprocess, k: int, how: str, seed: int, *, 
     """
     one_of("anchors", how, SAMPLINGS)
     generator = torch.Generator().manual_seed(seed)
-    if how == "means":
-        return _means(source, preprocess, k, generator)
-    sized = _is_sized(source)
-    labels = _known_labels(source) if sized and how == "balanced" else None
-    if sized and (how == "random" or labels is not None):
-        order = torch.randperm(len(source), generator=generator)
-        if labels is not None:
-            order = order[_round_robin(labels[order])]
-        picked = [image_and_label(source[int(i)])[0] for i in order[:k]]
-        chosen = torch.stack([preprocess(image) for image in picked])
-    else:
-        chosen = _reservoir(source, preprocess, k, how, generator)
+    with seeded(seed):  # a shuffled loader, or a random transform of the data set, draws from torch's own generator
+        if how == "means":
+            chosen = _means(source, preprocess, k, generator)
+        elif (order := _order(source, how, generator)) is None:
+            chosen = _reservoir(source, preprocess, k, how, generator)
+        else:
+            chosen = torch.stack([preprocess(image_and_label(source[int(i)])[0]) for i in order[:k]])
     needed = k if at_least is None else at_least
     if len(chosen) < needed:
         raise InputError(
@@ -73,7 +69,7 @@ def _means(source: Any, preprocess: Preprocess, k: int, generator: torch.Generat
     """The means of randomly drawn classes; a class that is drawn several times is divided between its means."""
     if isinstance(source, Iterator):
         raise InputError('anchors="means" reads the training set twice, which an iterator cannot be; pass a data set')
-    labels = _known_labels(source) if _is_sized(source) else None
+    labels = _known_labels(source)
     if labels is None:
         read = [y for _, y in batches(source, preprocess) if y is not None]
         labels = torch.cat(read) if read else torch.empty(0, dtype=torch.long)
@@ -120,9 +116,25 @@ def _reservoir(source: Any, preprocess: Preprocess, k: int, how: str, generator:
     return torch.stack(images[:k])
 
 
+def _order(source: Any, how: str, generator: torch.Generator) -> Tensor | None:
+    """Random positions in a set, of one class after the other if balanced; None for streams and unlisted labels."""
+    labels = _known_labels(source) if how == "balanced" else None
+    if not is_sized(source) or (how == "balanced" and labels is None):
+        return None
+    order = torch.randperm(len(source), generator=generator)
+    if labels is None:
+        return order
+    seen: Counter[int] = Counter()
+    turns = []
+    for label in labels[order].tolist():
+        turns.append(seen[label])
+        seen[label] += 1
+    return order[torch.argsort(torch.tensor(turns), stable=True)]
+
+
 def _known_labels(source: Any) -> Tensor | None:
     """The class of each image, if a data set lists them as ``labels`` or ``targets``."""
-    for name in ("labels", "targets"):
+    for name in ("labels", "targets") if is_sized(source) else ():
         labels = getattr(source, name, None)
         try:
             numbers = torch.as_tensor(labels if isinstance(labels, (Tensor, np.ndarray, Sequence)) else ())
@@ -133,16 +145,6 @@ def _known_labels(source: Any) -> Tensor | None:
     return None
 
 
-def _round_robin(labels: Tensor) -> Tensor:
-    """Positions that take one of each class in turn, keeping the given order within a class."""
-    seen: dict[int, int] = {}
-    turns = []
-    for label in labels.tolist():
-        turns.append(seen.get(label, 0))
-        seen[label] = turns[-1] + 1
-    return torch.argsort(torch.tensor(turns), stable=True)
-
-
-def _is_sized(source: Any) -> bool:
+def is_sized(source: Any) -> bool:
     """Whether it has items by number."""
     return hasattr(source, "__len__") and hasattr(source, "__getitem__") and not isinstance(source, (str, Mapping))

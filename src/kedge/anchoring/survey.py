@@ -11,9 +11,10 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 
-from kedge.anchoring.layer import TORCH_LAYERS, AnchoredLayer, check_can_be_anchored
+from kedge.anchoring.layer import TORCH_LAYERS, AnchoredLayer, is_quantized
 from kedge.errors import ArchitectureError
 from kedge.models.classifier import evaluating
+from kedge.threads import own_thread
 
 # Layers with weights that may come before the anchored one: anchors pass through them as images do.
 _NORMS = (_NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm, nn.LocalResponseNorm, nn.PReLU)
@@ -35,43 +36,40 @@ def survey(network: nn.Module, forward: Callable[[], Any]) -> Survey:
     """Run a forward pass of one image and record which layers are called, in order."""
     result = Survey()
 
+    @own_thread
     def note(name: str, output: Any) -> None:
-        if ".parametrizations." in f".{name}":  # it computes a weight, not an activation
-            return
         result.calls.append(name)
         if isinstance(output, Tensor):
             result.row_bytes = max(result.row_bytes, output.numel() * output.element_size())
 
     with contextlib.ExitStack() as stack:
         stack.enter_context(evaluating(network))
-        stack.enter_context(torch.no_grad())
         for name, module in _leaves(network):
-            hook = module.register_forward_hook(lambda _m, _inputs, out, name=name: note(name, out))
-            stack.callback(hook.remove)
-        forward()
+            if ".parametrizations." not in f".{name}":  # such a module computes a weight, not an activation
+                stack.enter_context(module.register_forward_hook(lambda _m, _i, out, name=name: note(name, out)))
+        with torch.no_grad():
+            forward()
     return result
 
 
-def first_called(network: nn.Module, result: Survey) -> str | None:
+def _first_called(network: nn.Module, result: Survey) -> str | None:
     """The name of the first layer with weights that was called, apart from normalization before it."""
     modules = {name: network.get_submodule(name) for name in result.calls}
     return next((n for n, module in modules.items() if _has_weights(module) and not isinstance(module, _NORMS)), None)
 
 
 def first_layer(network: nn.Module, forward: Callable[[], Any]) -> str:
-    """The name of the first layer that is called in a forward pass, if it can be anchored."""
-    name = first_called(network, survey(network, forward))
+    """The name of the first layer that is called in a forward pass."""
+    name = _first_called(network, survey(network, forward))
     if name is None:
         raise ArchitectureError("no layer with weights was called; pass layer= with the name of the layer to anchor")
-    check_can_be_anchored(network.get_submodule(name), f"the first layer that reads the input, {name!r},")
     return name
 
 
 def first_registered(network: nn.Module) -> str:
     """The first convolution or linear layer in registration order: a guess that the first forward pass checks."""
     for name, module in _leaves(network):
-        if isinstance(module, TORCH_LAYERS) or _is_quantized(module):
-            check_can_be_anchored(module, f"the first layer, {name!r},")
+        if isinstance(module, TORCH_LAYERS) or is_quantized(module):
             return name
     raise ArchitectureError("the network has no Conv1d, Conv2d, Conv3d or Linear layer; pass example= or layer=")
 
@@ -81,37 +79,41 @@ def check_first(network: nn.Module, layer: str, result: Survey, x: Tensor, forwa
 
     Layers' outputs are cut off from the gradient, so that whatever still depends on the input reads it directly.
     """
-    first = first_called(network, result)
+    first = _first_called(network, result)
     if first != layer:
         raise ArchitectureError(
             f"the layer {layer!r} was taken for the first because it is registered first, but {first!r} reads the "
             "input before it; pass example= (a batch of images) or layer= to kedge.anchor"
         )
-    others: list[str] = []
-    before = set(result.before(layer))
+    readers, before = {layer: None}, set(result.before(layer))
+    flags = [(parameter, parameter.requires_grad) for parameter in network.parameters()]
 
+    @own_thread
     def note(name: str, values: tuple[Any, ...], options: dict[str, Any]) -> None:
-        tensors = [v for v in (*values, *options.values()) if isinstance(v, Tensor)]
-        if name != layer and any(t.requires_grad for t in tensors):
-            others.append(name)
+        if any(isinstance(value, Tensor) and value.requires_grad for value in (*values, *options.values())):
+            readers[name] = None
 
     with contextlib.ExitStack() as stack:
         stack.enter_context(evaluating(network))
-        stack.enter_context(_frozen(network))
         for name, leaf in _leaves(network):
             if _has_weights(leaf) and name not in before:
                 hook = leaf.register_forward_pre_hook(lambda _m, a, k, name=name: note(name, a, k), with_kwargs=True)
-                stack.callback(hook.remove)
-                stack.callback(leaf.register_forward_hook(_detach).remove)
-        with torch.enable_grad():
-            output = forward(x.detach().clone().requires_grad_().clone())  # a clone, so in-place layers may write
-    logits = output if isinstance(output, Tensor) else getattr(output, "logits", None)
-    if others:
-        names = ", ".join(repr(name) for name in (layer, *dict.fromkeys(others)))
+                stack.enter_context(hook)
+                stack.enter_context(leaf.register_forward_hook(own_thread(_detach)))
+        try:
+            network.requires_grad_(False)
+            with torch.enable_grad():
+                output = forward(x.detach().clone().requires_grad_().clone())  # a clone, so in-place layers may write
+        finally:
+            for parameter, flag in flags:
+                parameter.requires_grad_(flag)
+    if len(readers) > 1:
         raise ArchitectureError(
-            f"several layers read the input: {names}. kedge anchors one: pass layer={layer!r} to anchor that one and "
-            "let the others see the image without an anchor, or put one convolution in front of them"
+            f"several layers read the input: {', '.join(map(repr, readers))}. kedge anchors one: pass layer={layer!r} "
+            "to anchor that one and let the others see the image without an anchor, or put one convolution in front of "
+            "them"
         )
+    logits = getattr(output, "logits", output)
     if isinstance(logits, Tensor) and logits.requires_grad:
         raise ArchitectureError(
             f"the input also goes around the layer {layer!r} (a skip connection over it); pass layer={layer!r} to "
@@ -122,15 +124,10 @@ def check_first(network: nn.Module, layer: str, result: Survey, x: Tensor, forwa
 def check_called_once(layer: str, result: Survey) -> None:
     """Raise if the layer was not called exactly once in a forward pass."""
     count = result.calls.count(layer)
-    if count == 0:
+    if count != 1:
         raise ArchitectureError(
-            f"the layer {layer!r} was not called in a forward pass; pass layer= with the name of the one that reads "
-            "the input"
-        )
-    if count > 1:
-        raise ArchitectureError(
-            f"the layer {layer!r} is called {count} times in one forward pass; a shared layer cannot carry one anchor: "
-            "give its uses separate layers"
+            f"the layer {layer!r} must be called once in a forward pass, and is called {count} times; pass layer= with "
+            "the name of the one that reads the input, or give the uses of a shared layer separate layers"
         )
 
 
@@ -138,7 +135,7 @@ def check_untied(network: nn.Module, layer: str) -> None:
     """Raise if a module outside the layer uses its weights too."""
     weights = {id(p) for p in network.get_submodule(layer).parameters()}
     for name, module in network.named_modules(remove_duplicate=False):
-        inside = name == layer or name.startswith(f"{layer}.")
+        inside = f"{name}.".startswith(f"{layer}.")
         if not inside and any(id(p) in weights for p in module.parameters(recurse=False)):
             raise ArchitectureError(
                 f"the layer {layer!r} shares its weights with {name!r}; give them separate weights before anchoring"
@@ -151,10 +148,9 @@ def prefix(network: nn.Module, names: Sequence[str], x: Tensor, reached: Tensor)
         try:
             for name in names:
                 x = network.get_submodule(name)(x)
-            same = x.shape == reached.shape and torch.equal(x, reached)
         except Exception:  # a layer that takes something else than the output of the one before
             return None
-    return tuple(names) if same else None
+    return tuple(names) if x.shape == reached.shape and torch.equal(x, reached) else None
 
 
 def through(layers: Sequence[nn.Module], anchors: Tensor, batch: Tensor | None = None) -> Tensor:
@@ -182,30 +178,15 @@ def _detach(_module: nn.Module, _inputs: Any, output: Any) -> Any:
     return output.detach() if isinstance(output, Tensor) else output
 
 
-@contextlib.contextmanager
-def _frozen(network: nn.Module) -> Iterator[None]:
-    flags = [(p, p.requires_grad) for p in network.parameters()]
-    try:
-        network.requires_grad_(False)
-        yield
-    finally:
-        for p, flag in flags:
-            p.requires_grad_(flag)
-
-
 def _leaves(network: nn.Module) -> Iterator[tuple[str, nn.Module]]:
     """The layers: modules without children, and those whose children only hold their weights."""
     inside: tuple[str, ...] = ()
     for name, module in network.named_modules():
-        whole = isinstance(module, (*TORCH_LAYERS, AnchoredLayer)) or _is_quantized(module)
+        whole = isinstance(module, (*TORCH_LAYERS, AnchoredLayer)) or is_quantized(module)
         if not (inside and name.startswith(inside)) and (whole or next(module.children(), None) is None):
             inside = (*inside, f"{name}.")
             yield name, module
 
 
 def _has_weights(module: nn.Module) -> bool:
-    return _is_quantized(module) or next(module.parameters(), None) is not None
-
-
-def _is_quantized(module: nn.Module) -> bool:
-    return "quantized" in type(module).__module__  # such layers pack their weights away
+    return is_quantized(module) or next(module.parameters(), None) is not None

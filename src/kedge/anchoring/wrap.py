@@ -3,13 +3,13 @@
 import copy
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 from torch import Tensor, nn
 
 from kedge.anchoring.anchored import Anchored
-from kedge.anchoring.corruption import Transform
 from kedge.anchoring.layer import TORCH_LAYERS, AnchoredLayer, check_can_be_anchored
-from kedge.anchoring.options import VARIANTS
+from kedge.anchoring.options import VARIANTS, AnchoringOptions
 from kedge.anchoring.survey import check_untied, first_layer, first_registered
 from kedge.checks import one_of
 from kedge.errors import ArchitectureError, InputError
@@ -26,13 +26,8 @@ def anchor(
     mean: float | Sequence[float] | Tensor | None = None,
     std: float | Sequence[float] | Tensor | None = None,
     variant: str = "paper",
-    corruption: str | Transform | None = "default",
-    every: int | None = None,
-    per_sample: bool | None = None,
-    mask: float | None = None,
-    mask_target: str | None = None,
-    synthetic_outliers: float | None = None,
     seed: int = 0,
+    **options: Any,
 ) -> Anchored:
     """Make an anchored copy of a network; the original stays as it is.
 
@@ -45,15 +40,11 @@ def anchor(
         example: A batch of images (one is enough), uint8 or in [0, 1].
         mean: Normalisation of images in [0, 1], one value or one per channel; `kedge.train` sets it if it is missing.
         std: The same for the deviation.
-        variant: Defaults of the options below: ``"paper"``, ``"authors"`` or ``"recommended"``, which corrupts a share
+        variant: Defaults of the options: ``"paper"``, ``"authors"`` or ``"recommended"``, which corrupts a share
             of the anchors of every batch instead of all of every fifth, and trains with synthetic outliers.
-        corruption: This and the options below: see `kedge.anchoring.AnchoringOptions`; ``"default"`` is the variant's.
-        every: See there.
-        per_sample: See there.
-        mask: See there.
-        mask_target: See there.
-        synthetic_outliers: See there.
-        seed: See there.
+        seed: Seed of fresh weights, permutations, corruptions and masks.
+        **options: Fields of `kedge.anchoring.AnchoringOptions`: ``corruption`` (``"default"`` is the variant's),
+            ``every``, ``per_sample``, ``mask``, ``mask_target`` and ``synthetic_outliers``; None is the variant's.
 
     Example:
         >>> import torch
@@ -69,22 +60,14 @@ def anchor(
         raise InputError("net must be one network, got an ensemble; anchor its members, and make an ensemble of them")
     if isinstance(net, Anchored):
         raise InputError("net is anchored already; pass the network it was made from")
-    given = {
-        "every": every,
-        "per_sample": per_sample,
-        "mask": mask,
-        "mask_target": mask_target,
-        "synthetic_outliers": synthetic_outliers,
-    }
-    defaults = VARIANTS[one_of("variant", variant, tuple(VARIANTS))]
-    options = replace(
-        defaults,
-        corruption=defaults.corruption if corruption == "default" else corruption,
-        seed=seed,
-        **{name: value for name, value in given.items() if value is not None},  # type: ignore[arg-type]
-    )
-    if mask_target is not None and mask is None:
-        raise InputError(f"mask_target must come with mask, the share of pairs to mask; got {mask_target!r} alone")
+    variants, fields = VARIANTS[one_of("variant", variant, tuple(VARIANTS))], tuple(AnchoringOptions.__annotations__)
+    for name in options:
+        one_of("an option of anchor", name, fields)
+    unset = {"corruption": "default"}  # where None means no consistency
+    given = {name: value for name, value in options.items() if value != unset.get(name)}
+    chosen = replace(variants, seed=seed, **given)
+    if "mask_target" in given and "mask" not in given:
+        raise InputError("mask_target must come with mask, the share of pairs to mask; got mask_target alone")
     classifier = net if isinstance(net, Classifier) else None
     if classifier is not None:
         net = classifier.network
@@ -106,10 +89,14 @@ def anchor(
         name = first_registered(network)
     else:
         name = first_layer(network, lambda: reader(example[:1].clone(), raw=True))
-    module = _layer(network, name)
+    try:
+        check_can_be_anchored(network.get_submodule(name), f"the layer {name!r}")
+    except AttributeError as error:
+        names = [each for each, module in network.named_modules() if isinstance(module, TORCH_LAYERS)]
+        raise InputError(f"layer must name a layer of the network, such as {names[:5]}; got {name!r}") from error
     check_untied(network, name)
-    network.set_submodule(name, AnchoredLayer(module, init, seed))
-    anchored = Anchored(network, layer=name, must_be_first=layer is None, mean=mean, std=std, options=options)
+    network.set_submodule(name, AnchoredLayer(network.get_submodule(name), init, seed))
+    anchored = Anchored(network, layer=name, must_be_first=layer is None, mean=mean, std=std, options=chosen)
     if classifier is not None:  # anchoring does not change what the network was trained on
         anchored.record = dict(classifier.record)
         anchored.outliers = None if classifier.outliers is None else classifier.outliers.clone()
@@ -117,13 +104,3 @@ def anchor(
     if example is not None:
         anchored.check(example)
     return anchored
-
-
-def _layer(network: nn.Module, name: str) -> nn.Module:
-    try:
-        module = network.get_submodule(name)
-    except AttributeError as error:
-        names = [each for each, module in network.named_modules() if isinstance(module, TORCH_LAYERS)]
-        raise InputError(f"layer must name a layer of the network, such as {names[:5]}; got {name!r}") from error
-    check_can_be_anchored(module, f"the layer {name!r}")
-    return module

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.markup import escape
 from typer.core import TyperGroup
 
@@ -25,6 +24,7 @@ from kedge.cli.fit import fit
 from kedge.cli.info import info
 from kedge.cli.score import score
 from kedge.cli.serve import serve
+from kedge.cli.terminal import Console
 from kedge.cli.train import train
 from kedge.cli.watch import watch
 from kedge.errors import InputError, KedgeError, KedgeWarning
@@ -86,7 +86,7 @@ def _options(
     version: Annotated[bool, typer.Option("--version", help="Print the version and stop.", is_eager=True)] = False,
 ) -> None:
     if version:
-        Console().print(__version__, highlight=False)
+        Console().print(__version__)
         raise typer.Exit
     context.with_resource(_warnings_in_a_line())
     if config is not None:
@@ -111,7 +111,7 @@ def _warnings_in_a_line() -> Iterator[None]:
 
 
 def _report(kind: str, color: str, message: str) -> None:
-    Console(stderr=True).print(f"[bold {color}]{kind}:[/] {escape(message)}", highlight=False)
+    Console(stderr=True).print(f"[bold {color}]{kind}:[/] {escape(message)}")
 
 
 add_plugins(app)

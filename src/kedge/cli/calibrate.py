@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.markup import escape
 
 from kedge.cli.options import AsJson, DataDir, DetectorFile
+from kedge.cli.terminal import Console
 from kedge.data import sources
 from kedge.detectors import load
 from kedge.errors import InputError
@@ -54,5 +54,4 @@ def calibrate(
         result = {"file": str(target), "threshold": threshold if math.isfinite(threshold) else None, "images": count}
         typer.echo(json.dumps(result | {"alpha": alpha, "delta": delta}, indent=1))
         return
-    words = f"threshold {threshold:.6g} from {count:,} images"
-    Console().print(f"{words}  [bold]{escape(str(target))}[/]", highlight=False)
+    Console().print(f"threshold {threshold:.6g} from {count:,} images  [bold]{escape(str(target))}[/]")

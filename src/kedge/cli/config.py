@@ -6,12 +6,15 @@ from typing import Any
 
 from kedge.errors import InputError
 
+ALIASES = {"id_test": "test", "ood_sets": "ood"}  # arguments of functions whose options have other names
+
 
 def flags(command: Any) -> dict[str, str]:
     """The options of a command as they are typed (``--data-dir``), by the names of their parameters (``data_dir``)."""
     long = {name: parameter.name for name, parameter in _parameters(command).items()}  # they may differ: kind, --format
     typed = {name: f"--{name.replace('_', '-')}" for name in long}
-    return {long[name]: flag for name, flag in typed.items()} | typed
+    aliases = {argument: typed[name] for argument, name in ALIASES.items() if name in typed}
+    return aliases | {long[name]: flag for name, flag in typed.items()} | typed
 
 
 def _parameters(command: Any) -> dict[str, Any]:

@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from kedge.cli.terminal import Console
 from kedge.data import sources
 from kedge.files import atomic, check_target
 
@@ -49,7 +49,6 @@ def list_(data_dir: DataDir = None, as_json: AsJson = False) -> None:
 
         kedge data list --json | jq '.[] | select(.here) | .name'
     """
-    console = Console()
     home = sources.data_folder(data_dir)
     entries = [sources.source(name) for name in sources.dataset_names()]
     here = {entry.name: sources.is_here(entry.name, data_dir=data_dir) for entry in entries}
@@ -62,7 +61,7 @@ def list_(data_dir: DataDir = None, as_json: AsJson = False) -> None:
     for entry in entries:
         mark = "[green]yes[/]" if here[entry.name] else "no"
         table.add_row(entry.name, entry.title, escape(entry.shown_splits), mark, entry.licence)
-    console.print(table)
+    Console().print(table)
 
 
 @data.command()
@@ -86,7 +85,9 @@ def get(name: Name, split: Part = None, data_dir: DataDir = None) -> None:
         def progress(what: str, done: int, total: int | None) -> None:
             if what not in tasks:
                 tasks[what] = bars.add_task(escape(what), total=total, note="")
-            bars.update(tasks[what], completed=done, total=total, note=_amount(what, done, total))
+            unit, digits, scale = (" MB", 1, 1e6) if what.startswith(("fetching", "checking")) else ("", 0, 1)
+            note = f"{done / scale:,.{digits}f}" + ("" if total is None else f" of {total / scale:,.{digits}f}") + unit
+            bars.update(tasks[what], completed=done, total=total, note=note)
 
         arrival = sources.download_dataset(name, split, data_dir=data_dir, progress=progress)
     for reason in arrival.tried:
@@ -119,9 +120,8 @@ def show(
 
         kedge data show folder:photos/ --skip-damaged --json
     """
-    console = Console()
     check_target("--out", out)
-    dataset = sources.load_dataset(name, split, data_dir=data_dir, on_error="skip" if skip_damaged else "refuse")
+    dataset = sources.load_dataset(name, split, data_dir=data_dir, on_error="skip" if skip_damaged else "raise")
     summary = sources.summarize_dataset(dataset)
     sheet = sources.contact_sheet(dataset, images)
     with atomic(out) as temporary:
@@ -131,19 +131,15 @@ def show(
         return
     table = Table(show_header=False, box=None, pad_edge=False)
     some = "" if summary.measured == summary.images else f" (of {summary.measured:,} images, evenly spaced)"
-    rows = {
-        "name": escape(summary.name),
-        "images": f"{summary.images:,}",
-        "size": f"{summary.size}, {summary.channels} channel{'s' * (summary.channels != 1)}{some}",
-        "classes": _classes(summary),
-        "means": ", ".join(f"{value:.4f}" for value in summary.mean) + some,
-        "deviations": ", ".join(f"{value:.4f}" for value in summary.std) + some,
-        "checksum": f"{summary.checksum}\n{summary.checksum_of}",
-        "sheet": f"[bold]{escape(str(out))}[/]",
-    }
-    for key, value in rows.items():
-        table.add_row(key, value)
-    console.print(table, highlight=False)
+    table.add_row("name", escape(summary.name))
+    table.add_row("images", f"{summary.images:,}")
+    table.add_row("size", f"{summary.size}, {summary.channels} channel{'s' * (summary.channels != 1)}{some}")
+    table.add_row("classes", escape(_classes(summary)))
+    table.add_row("means", ", ".join(f"{value:.4f}" for value in summary.mean) + some)
+    table.add_row("deviations", ", ".join(f"{value:.4f}" for value in summary.std) + some)
+    table.add_row("checksum", f"{summary.checksum}\n{summary.checksum_of}")
+    table.add_row("sheet", f"[bold]{escape(str(out))}[/]")
+    Console().print(table, highlight=False)
 
 
 def _as_json(entry: sources.Source, home: Path, here: bool) -> dict[str, object]:
@@ -161,23 +157,13 @@ def _as_json(entry: sources.Source, home: Path, here: bool) -> dict[str, object]
     return {**described, "folder": str(home / entry.name), **terms, "files": files}
 
 
-def _amount(what: str, done: int, total: int | None) -> str:
-    """The progress in megabytes for files, as a count for anything else."""
-    if what.startswith(("fetching", "checking")):
-        return f"{done / 1e6:,.1f} MB" + ("" if total is None else f" of {total / 1e6:,.1f}")
-    return f"{done:,}" + ("" if total is None else f" of {total:,}")
-
-
 def _classes(summary: sources.DatasetSummary) -> str:
+    """The number of classes, and the first twelve with their numbers of images."""
     low, high = min(summary.counts.values(), default=0), max(summary.counts.values(), default=0)
     if high == 0:
         return "no labels"
-    shown = list(summary.counts.items())[:12]
-    if low == high:
-        listed = f"{summary.classes} of {low:,} images each: {', '.join(title for title, _ in shown)}"
-    else:
-        counts = ", ".join(f"{title} {count:,}" for title, count in shown)
-        listed = f"{summary.classes} of {low:,} to {high:,} images: {counts}"
+    each = f"{low:,} images each" if low == high else f"{low:,} to {high:,} images"
+    shown = [title if low == high else f"{title} {count:,}" for title, count in list(summary.counts.items())[:12]]
     more = ", ..." if summary.classes > len(shown) else ""
     unlabelled = f"; {summary.unlabelled:,} without a label" if summary.unlabelled else ""
-    return escape(listed + more + unlabelled)
+    return f"{summary.classes} of {each}: {', '.join(shown)}{more}{unlabelled}"

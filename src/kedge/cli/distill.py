@@ -4,11 +4,10 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
-from rich.markup import escape
 
 from kedge import experimental, training
-from kedge.cli.bars import training_bar
+from kedge.cli.options import DataDir
+from kedge.cli.terminal import Console, training_bar
 from kedge.data import sources
 from kedge.detectors import load
 from kedge.experimental.distillation import MIX
@@ -45,7 +44,7 @@ def distill(
     resume: Annotated[bool, typer.Option(help="Resume from the last checkpoint in the folder.")] = True,
     workers: Annotated[int, typer.Option(min=0, help="Processes that read images from disk.")] = 2,
     half: Annotated[bool, typer.Option("--half", help="Round the weights to half precision; halves the file.")] = False,
-    data_dir: Annotated[Path | None, typer.Option(help="Folder of data sets; KEDGE_DATA by default.")] = None,
+    data_dir: DataDir = None,
 ) -> None:
     """Train an unanchored network to predict in one forward pass what an AMP detector computes in K.
 
@@ -79,5 +78,5 @@ def distill(
     agreement = student.net.record["teacher"]["agreement"]
     if agreement is not None:
         share, count = agreement["share"], agreement["images"]
-        console.print(f"agrees with the teacher on {share:.1%} of {count:,} validation images", highlight=False)
-    console.print(f"student   [bold]{escape(str(out))}[/]", highlight=False)
+        console.print(f"agrees with the teacher on {share:.1%} of {count:,} validation images")
+    console.wrote("student", out)

@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
-from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
+from kedge.cli.options import AsJson, DataDir
+from kedge.cli.terminal import Console
 from kedge.data import sources
 from kedge.data.sources.entry import Images
-from kedge.detectors import AMP, load
+from kedge.detectors import load
 from kedge.errors import InputError
 from kedge.evaluation import SeedSummary
 from kedge.evaluation import evaluate as evaluate_detectors
@@ -36,8 +36,8 @@ def evaluate(
     resamples: Annotated[int, typer.Option(min=0, help="Bootstrap resamples for intervals; 0 for none.")] = 1000,
     seed: Annotated[int, typer.Option(help="Random seed of the bootstrap and the permutation.")] = 0,
     report: Annotated[Path | None, typer.Option(help="Write an HTML report here.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")] = False,
-    data_dir: Annotated[Path | None, typer.Option(help="Folder of data sets; KEDGE_DATA by default.")] = None,
+    as_json: AsJson = False,
+    data_dir: DataDir = None,
 ) -> None:
     """Measure how well detectors separate in-distribution from out-of-distribution images.
 
@@ -60,30 +60,18 @@ def evaluate(
     with Progress(TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn(), console=console) as bars:
         task = bars.add_task("scoring")
         evaluation = evaluate_detectors(
-            detectors,
-            sets[0],
-            sets[1:],
-            controls=controls,
-            resamples=resamples,
-            seed=seed,
+            detectors, sets[0], sets[1:], controls=controls, resamples=resamples, seed=seed,
             progress=lambda done, total: bars.update(task, completed=done, total=total),
-        )
+        )  # fmt: skip
     if as_json:
         typer.echo(json.dumps(evaluation.as_dict(), indent=1))
     else:
         for table in SeedSummary({seed: evaluation}).tables(console.width):
             console.print(table.terminal())
     if report is not None:
-        lead = next(iter(detectors.values()))
         record = {"command": " ".join(["kedge", *sys.argv[1:]]), "made with": provenance()}
-        written = write_report(
-            report,
-            evaluation,
-            title=f"{evaluation.id_name} and OOD sets",
-            detector=lead if isinstance(lead, AMP) else None,
-            record=record,
-        )
-        console.print(f"report    [bold]{escape(str(written))}[/]", highlight=False)
+        title, lead = f"{evaluation.id_name} and OOD sets", next(iter(detectors.values()))
+        console.wrote("report", write_report(report, evaluation, title=title, detector=lead, record=record))
 
 
 def _distinct(given: list[tuple[str, Images]]) -> list[Images]:

@@ -4,20 +4,20 @@ import hashlib
 import itertools
 import json
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
 import numpy as np
 import torch
 import typer
-from rich.console import Console
 from rich.markup import escape
 
 from kedge.cli.options import AsJson, DataDir, DetectorFile
+from kedge.cli.terminal import Console
 from kedge.data import batches, sources
 from kedge.detectors import AMP, Detector, load
 from kedge.errors import InputError, KedgeError, NotReadyError
 from kedge.experimental import EarlyExit
-from kedge.export import Difference, OnnxDetector, compare, export_onnx, quantise
+from kedge.export import OnnxDetector, compare, export_onnx, quantise
 from kedge.export.onnx import FIRST_OPSET, LAST_OPSET, OPSET
 from kedge.export.runtime import ENGINES, package
 from kedge.files import atomic, check_target
@@ -71,17 +71,24 @@ def export(
     if calibrate is not None:
         held_out = sources.load_dataset(calibrate, calibrate_split, data_dir=data_dir)
     if early_exit:
-        if not isinstance(detector, AMP):
+        if detector.reads != "per_anchor_logits":
             raise InputError(f"--early-exit is for AMP, which has anchors to leave out; {file} is {detector.name}")
-        calibration = detector.calibration
-        if calibration is None:
+        if detector.calibration is None:
             raise NotReadyError(f"{file} is not calibrated: run `kedge calibrate` first")
-        detector = EarlyExit(detector).calibrate(held_out, alpha=calibration.alpha, delta=calibration.delta)
+        guarantee: Any = {"alpha": detector.calibration.alpha, "delta": detector.calibration.delta}
+        detector = EarlyExit(cast(AMP, detector)).calibrate(held_out, **guarantee)
     with atomic(out) as temporary:
         export_onnx(detector, temporary, opset=opset, sha256=hashlib.sha256(locate(file).read_bytes()).hexdigest())
         if check:
-            difference = _checked(detector, temporary)
-            console.print(f"checked   {_words(difference)}", highlight=False)
+            difference = compare(detector, temporary)
+            others = f"; {difference.verdicts} other labels or decisions" if difference.verdicts else ""
+            words = f"largest difference of a score {difference.largest:.2g}, of scores up to {difference.scale:.3g}"
+            if not difference.is_close:
+                raise KedgeError(
+                    f"the exported file differs from the detector: {words}{others}; it was not kept. Look for layers "
+                    "that draw random numbers or depend on the batch, or pass --no-check"
+                )
+            console.print(f"checked   {words}{others}", highlight=False)
             result |= {"largest_difference": difference.largest, "largest_score": difference.scale}
         if training is not None:
             before = _labels(detector, temporary, held_out)
@@ -113,21 +120,6 @@ def _check_options(
         raise InputError("--calibrate is for --int8 and --early-exit; for a new threshold alone, run `kedge calibrate`")
     if split is not None and calibrate is None:
         raise InputError("--calibrate-split must come with --calibrate, which is missing: name images by it")
-
-
-def _checked(detector: Detector, path: Path) -> Difference:
-    difference = compare(detector, path)
-    if not difference.is_close:
-        raise KedgeError(
-            f"the exported file differs from the detector: {_words(difference)}; it was not kept. Look for layers that "
-            "draw random numbers or depend on the batch, or pass --no-check"
-        )
-    return difference
-
-
-def _words(difference: Difference) -> str:
-    others = f"; {difference.verdicts} other labels or decisions" if difference.verdicts else ""
-    return f"largest difference of a score {difference.largest:.2g}, of scores up to {difference.scale:.3g}{others}"
 
 
 def _labels(detector: Detector, path: Path, images: Any, engine: str = ENGINES[0]) -> Any:

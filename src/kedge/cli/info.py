@@ -3,11 +3,11 @@
 import json
 
 import typer
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
 from kedge.cli.options import AsJson, DetectorFile
+from kedge.cli.terminal import Console
 from kedge.io.facts import facts
 
 

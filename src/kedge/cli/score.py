@@ -3,24 +3,25 @@
 import json
 import sys
 import tempfile
-from contextlib import nullcontext, redirect_stdout
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext, redirect_stdout
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from kedge.checks import one_of
 from kedge.cli.options import Threads
+from kedge.cli.terminal import Console, printable
 from kedge.errors import InputError
+from kedge.evaluation.report.document import write_page
 from kedge.evaluation.report.figures import require
-from kedge.files import atomic, check_target
+from kedge.files import check_target
 from kedge.io.artifact import read_tensor
 from kedge.scoring import FORMATS, RayEngine, read_rows, score_files, summarize_rows
 from kedge.scoring.inputs import SHARD
-from kedge.scoring.job import is_begun
+from kedge.scoring.job import Report, is_begun
 from kedge.scoring.page import score_page
 from kedge.scoring.ray_engine import ray_module
 from kedge.scoring.summary import class_of
@@ -54,6 +55,10 @@ def score(
     summary: Annotated[bool, typer.Option(help="Write a page with shares, a plot and the most suspicious.")] = True,
     top: Annotated[int, typer.Option(min=0, help="Number of suspicious images to show.")] = 20,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace --out and its summary.")] = False,
+    raw_cells: Annotated[
+        bool,
+        typer.Option("--raw-cells", help="In CSV, leave text that a spreadsheet would take for a formula as it is."),
+    ] = False,
     fail_on_ood: Annotated[
         bool,
         typer.Option(
@@ -80,32 +85,33 @@ def score(
     """
     runner = _engine(engine, ray_address, parallel, threads)
     page = _page_of(out, overwrite) if out is not None and summary else None
-    console = Console(stderr=as_json)
-    result = summarize_rows([])
+    console, result = Console(stderr=as_json), summarize_rows([])
 
     def finish(rows: Path) -> None:
         nonlocal result
         result = summarize_rows(read_rows(rows, form), top=top)
-        if page is not None:
+        if page is not None and (is_begun(rows) or not page.exists()):  # a complete job's page is left alone
             calibration = read_tensor(detector, "calibration.scores").double().numpy()
-            text = score_page(result, title=f"Scores of {rows.name}", calibration=calibration, column=column)
-            with atomic(page) as temporary:
-                temporary.write_text(text, encoding="utf-8", errors="replace")
+            title = f"Scores of {rows.name}"
+            write_page(page, score_page(result, title=title, calibration=calibration, column=column))
 
-    with tempfile.TemporaryDirectory(prefix="kedge-") as folder:
+    with tempfile.TemporaryDirectory(prefix="kedge-") if out is None else nullcontext("") as folder:
         target, form = (Path(folder) / "rows.jsonl", None) if out is None else (out, kind)
-        options = {"shard": shard, "column": column, "batch": batch, "workers": workers, "overwrite": overwrite}
-        _run(console, detector, inputs, target, kind=form, engine=runner, finish=finish, **options)
+        quiet = redirect_stdout(sys.stderr) if runner else nullcontext()  # Ray prints when a worker dies
+        with _progress(console) as progress, quiet:
+            score_files(
+                detector, inputs, target, kind=form, shard=shard, column=column, batch=batch, workers=workers,
+                overwrite=overwrite, raw_cells=raw_cells, engine=runner, progress=progress, finish=finish,
+            )  # fmt: skip
         for row in read_rows(target) if out is None else ():
-            typer.echo(json.dumps(row) if as_json else _line(row))
+            typer.echo(json.dumps(row) if as_json else printable(_line(row)))
     if page is not None:
-        console.print(f"summary   [bold]{escape(str(page))}[/]", highlight=False)
+        console.wrote("summary", page)
     if out is not None:
         if as_json:
             typer.echo(json.dumps(result.as_dict(), indent=1))
         flagged = f"{result.flagged:,} flagged ({result.share:.1%})"
-        words = f"{result.images:,} images, {flagged}, {result.errors:,} unreadable"
-        console.print(f"{words}  [bold]{escape(str(out))}[/]", highlight=False)
+        console.wrote(f"{result.images:,} images, {flagged}, {result.errors:,} unreadable  ", out)
     if fail_on_ood and result.flagged:
         raise typer.Exit(FLAGGED)
     if result.errors == result.images or (fail_on_ood and result.errors):
@@ -126,8 +132,9 @@ def _engine(name: str, address: str | None, parallel: int | None, threads: int |
     return None
 
 
-def _run(console: Console, detector: Path, inputs: list[str], target: Path, **options: Any) -> None:
-    """Score with a progress bar."""
+@contextmanager
+def _progress(console: Console) -> Iterator[Report]:
+    """Show a bar inside the block; what it yields is called with the number of images done and that of all."""
     columns = (
         TextColumn("scoring"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[rate]}"),
         TimeElapsedColumn(), TimeRemainingColumn(),
@@ -139,15 +146,14 @@ def _run(console: Console, detector: Path, inputs: list[str], target: Path, **op
             speed = bars.tasks[task].speed
             bars.update(task, completed=done, total=total, rate="" if speed is None else f"{speed:,.0f} images/s")
 
-        with redirect_stdout(sys.stderr) if options["engine"] else nullcontext():  # Ray prints when a worker dies
-            score_files(detector, inputs, target, progress=on_progress, **options)
+        yield on_progress
 
 
 def _page_of(out: Path, overwrite: bool) -> Path:
     """The file for the summary, after checking that it can be written; a resumed job replaces its own."""
     require()
     page = out.with_name(f"{out.name}.html")
-    if page.exists() and not (overwrite or is_begun(out) or out.exists()):  # the job refuses an ``out`` that exists
+    if page.exists() and not (overwrite or is_begun(out) or out.exists()):  # the job itself checks an existing ``out``
         raise InputError(f"the summary must not exist yet; {page} does: move it, or use --overwrite or --no-summary")
     check_target("the summary", page)
     return page

@@ -7,10 +7,10 @@ import warnings
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.markup import escape
 
 from kedge.cli.options import DetectorFile, Threads
+from kedge.cli.terminal import Console
 from kedge.detectors import load
 from kedge.errors import InputError, NotReadyError
 from kedge.threads import use_threads
@@ -32,11 +32,13 @@ def serve(
     max_bytes: Annotated[int, typer.Option(min=1, help="Bytes of one request.")] = 20_000_000,
     max_held: Annotated[int, typer.Option(min=1, help="Bytes of all requests; beyond it 503.")] = 256_000_000,
     max_pixels: Annotated[int, typer.Option(min=1, help="Pixels of one image.")] = 50_000_000,
+    max_request_pixels: Annotated[int, typer.Option(min=1, help="Pixels decoded for a request.")] = 100_000_000,
+    max_connections: Annotated[int, typer.Option(min=1, help="Open connections; idle ones give way.")] = 1000,
     timeout: Annotated[float, typer.Option(help="Seconds until a request is given up.")] = 30.0,
     readers: Annotated[int, typer.Option(min=1, help="Threads that decode images.")] = 2,
     threads: Threads = None,
 ) -> None:
-    """Serve a detector over HTTP; /docs describes the API. SIGTERM stops it once all accepted requests are answered.
+    """Serve a detector over HTTP; /openapi.json describes the API. SIGTERM ends it once what it accepted is answered.
 
     For example:
 
@@ -49,40 +51,37 @@ def serve(
         KEDGE_TOKEN=secret kedge serve detector.kedge --host 0.0.0.0 --port 80
     """
     try:
-        import uvicorn
-
         from kedge.serving import Settings, create_app
-        from kedge.serving.guard import impatient
+        from kedge.serving.server import Server
     except ImportError as error:
         raise NotReadyError(f"serving needs {error.name}, which is missing: pip install 'kedge[serve]'") from error
     settings = Settings(
         max_batch=max_batch, max_delay=max_delay, max_queue=max_queue, max_images=max_images, max_bytes=max_bytes,
-        max_held=max_held, max_pixels=max_pixels, timeout=timeout, readers=readers, token=token or None,
+        max_held=max_held, max_pixels=max_pixels, max_request_pixels=max_request_pixels,
+        max_connections=max_connections, timeout=timeout, readers=readers, token=token or None,
     )  # fmt: skip
     use_threads(threads)
-    with _bound(host, port) as listener:  # before the detector is loaded, which may take long
-        config = uvicorn.Config(
-            create_app(load(file), settings), host=host, port=port, log_level="warning",
-            http=impatient(settings.timeout / 2), timeout_graceful_shutdown=int(timeout) + 1,
-        )  # fmt: skip
+    with _listening(host, port) as listener:  # before the detector is loaded, which may take long
+        server = Server(create_app(load(file), settings), settings)
         shown = f"[{host}]" if ":" in host else host
-        words = f"serving   [bold]{escape(f'http://{shown}:{listener.getsockname()[1]}')}[/]  docs at /docs"
+        words = f"serving   [bold]{escape(f'http://{shown}:{listener.getsockname()[1]}')}[/]"
         Console(stderr=True).print(words, highlight=False)
         # uvicorn answers what it accepted on SIGTERM and then raises the signal again; stopping this way is a success.
         signal.signal(signal.SIGTERM, lambda *_: None)
         # Python keeps every warning that it has shown, and hostile files make endlessly different ones in Pillow.
         warnings.filterwarnings("ignore", module=r"PIL\.")
         with contextlib.suppress(KeyboardInterrupt):
-            uvicorn.Server(config).run([listener])
+            server.run([listener])
 
 
-def _bound(host: str, port: int) -> socket.socket:
-    """A socket bound to this address; it accepts connections once the service listens."""
+def _listening(host: str, port: int) -> socket.socket:
+    """A socket that listens at this address; of two processes, only one can. Clients wait until it is served."""
     listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # or the end of an answer waits for the client's ACK
     try:
         listener.bind((host, port))
+        listener.listen()
     except (OSError, UnicodeError) as error:  # the second for a host that cannot be a name
         listener.close()
         raise InputError(

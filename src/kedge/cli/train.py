@@ -4,14 +4,13 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.markup import escape
 from torch import nn
 
 from kedge import anchoring, metrics, training
 from kedge.anchoring.options import MASK_TARGETS
 from kedge.checks import between, one_of
-from kedge.cli.bars import training_bar
+from kedge.cli.terminal import Console, training_bar
 from kedge.data import ImageSet, Preprocess, sources
 from kedge.detectors import AMP, Detector, KLUniform
 from kedge.detectors.amp import VARIANTS
@@ -19,6 +18,7 @@ from kedge.errors import InputError
 from kedge.files import check_target
 from kedge.models import build
 from kedge.seeds import seeded
+from kedge.training.api import skipping
 
 
 def train(
@@ -96,6 +96,8 @@ def train(
         preprocess = Preprocess((3, size, size))
     channels = images.images.shape[1] if isinstance(images, ImageSet) else 3
     part, held_out = images.split(1 - hold_out, seed=seed)
+    if not isinstance(held_out, ImageSet):
+        part, held_out = skipping(part), held_out.readable()  # a damaged image must not stop the run at its end
     changes = {key: value for key, value in {"epochs": epochs, "batch": batch, "lr": lr}.items() if value is not None}
     with seeded(seed):
         net: nn.Module = build(network, classes=int(images.labels.max()) + 1, channels=channels)

@@ -4,13 +4,11 @@ import json
 from pathlib import Path
 from typing import Annotated
 
-import numpy as np
 import typer
-from rich.console import Console
-from rich.markup import escape
 
+from kedge.cli.terminal import Console
 from kedge.detectors import load
-from kedge.drift import history
+from kedge.drift import history, scores_of
 from kedge.drift.page import drift_finding, drift_page
 from kedge.errors import InputError, NotReadyError
 from kedge.evaluation.report.document import write_page
@@ -32,6 +30,10 @@ def watch(
     window: Annotated[int, typer.Option(min=20, help="Number of newest scores that are tested together.")] = 100,
     alpha: Annotated[float, typer.Option(help="Probability of a false alarm, for each of the two tests.")] = 0.01,
     seed: Annotated[int, typer.Option(min=0, help="Random seed of the p-values.")] = 0,
+    any_detector: Annotated[
+        bool,
+        typer.Option("--any-detector", help="Accept rows of another detector, as before a new calibration."),
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")] = False,
     fail_on_drift: Annotated[bool, typer.Option(help=f"Exit with code {DRIFTED} on an alarm.")] = False,
 ) -> None:
@@ -39,7 +41,8 @@ def watch(
 
     Two tests read the scores in the order of the rows. A martingale bets on every score; it ever raises a false alarm
     with a probability of at most ALPHA, however long the stream. A window compares the newest scores with the
-    calibration scores, with the same guarantee over the whole stream. Rows with an error are left out.
+    calibration scores, with the same guarantee over the whole stream. Rows with an error are left out. Rows of
+    another detector are refused: their scores cannot be compared.
 
     For example:
 
@@ -53,9 +56,8 @@ def watch(
     calibration = load(detector).calibration
     if calibration is None:
         raise NotReadyError(f"--detector must be calibrated; {detector} is not: run kedge calibrate first")
-    scores = np.array(
-        [row["score"] for file in rows for row in read_rows(file, kind) if not row["error"]], dtype=np.float64
-    )
+    every = (row for file in rows for row in read_rows(file, kind))
+    scores = scores_of(every, detector, any_detector=any_detector)
     if not len(scores):
         raise InputError(f"rows must hold at least one score; {', '.join(map(str, rows))} hold none")
     result = history(scores, calibration.scores, window=window, alpha=alpha, seed=seed)
@@ -72,7 +74,7 @@ def watch(
             "smallest_p_value": float(min(result.p_any.min(), result.p_up.min())) if len(result.windows) else None,
         }
         typer.echo(json.dumps(outputs, indent=1))
-    console.print(drift_finding(result), highlight=False)
-    console.print(f"plot      [bold]{escape(str(target))}[/]", highlight=False)
+    console.print(drift_finding(result))
+    console.wrote("plot", target)
     if drifted and fail_on_drift:
         raise typer.Exit(DRIFTED)

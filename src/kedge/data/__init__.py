@@ -23,15 +23,6 @@ else:
 
 
 __all__ = [
-    "ImageSet",
-    "Preprocess",
-    "StreamedSet",
-    "batches",
-    "dataset_names",
-    "download_dataset",
-    "gather",
-    "load_dataset",
-    "open_image",
-    "shape_of_inputs",
-    "sources",
-]
+    "ImageSet", "Preprocess", "StreamedSet", "batches", "dataset_names", "download_dataset", "gather", "load_dataset",
+    "open_image", "shape_of_inputs", "sources",
+]  # fmt: skip

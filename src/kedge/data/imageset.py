@@ -2,9 +2,10 @@
 
 import functools
 import hashlib
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -12,11 +13,41 @@ from torch import Tensor
 
 from kedge.checks import between, shape_of
 from kedge.errors import InputError
+from kedge.pixels import dense
+
+MOST_CLASSES = 2**20  # a larger label is a mistake, and would need as many counts or outputs
+
+
+class Splittable(ABC):
+    """What sets of images in memory and on disk share."""
+
+    @abstractmethod
+    def __len__(self) -> int: ...
+
+    @abstractmethod
+    def subset(self, indices: Tensor | Sequence[int], *, name: str | None = None) -> Self:
+        """The images at ``indices``, in that order, or those where a mask is true."""
+
+    def split(self, fraction: float, *, seed: int = 0) -> tuple[Self, Self]:
+        """Shuffle and cut in two: the first part holds ``fraction`` of the images."""
+        between("fraction", fraction, 0, 1, open_ends=True)
+        order = torch.randperm(len(self), generator=torch.Generator().manual_seed(seed))
+        cut = round(fraction * len(self))
+        return self.subset(order[:cut]), self.subset(order[cut:])
+
+    def _chosen(self, indices: Tensor | Sequence[int]) -> Tensor:
+        """Indices or a mask as indices."""
+        chosen = torch.as_tensor(indices)
+        if chosen.dtype != torch.bool:
+            return chosen.long()
+        if chosen.shape != (len(self),):
+            raise InputError(f"a mask must have one value per image, ({len(self)},); got {tuple(chosen.shape)}")
+        return chosen.nonzero()[:, 0]
 
 
 @dataclass(frozen=True, eq=False)
-class ImageSet:
-    """A named set of uint8 images (N, D, H, W), with int64 labels (N,) if it has any.
+class ImageSet(Splittable):
+    """A named set of uint8 images (N, D, H, W), with int64 labels (N,) if it has any, -1 for images without one.
 
     It is also a map-style torch Dataset: ``set[i]`` gives the image and its label (-1 without labels).
 
@@ -38,32 +69,15 @@ class ImageSet:
                 f"images must be a uint8 tensor (N, D, H, W), got {getattr(self.images, 'dtype', '')} "
                 f"{shape_of(self.images)}; ImageSet.from_arrays converts other layouts"
             )
-        if self.labels is None:
-            return
-        if not isinstance(self.labels, Tensor):
-            raise InputError(
-                f"labels must be a tensor, got {type(self.labels).__name__} in the set {self.name!r}; "
-                "ImageSet.from_arrays converts others"
-            )
-        if self.labels.shape != (len(self.images),):
-            raise InputError(
-                f"labels must be one per image, ({len(self.images)},); got {tuple(self.labels.shape)} "
-                f"in the set {self.name!r}"
-            )
-        if self.labels.is_floating_point() or self.labels.is_complex():
-            raise InputError(f"labels must be whole numbers, got {self.labels.dtype} in the set {self.name!r}")
-        object.__setattr__(self, "labels", self.labels.long())
+        dense("images", self.images)
+        if self.labels is not None:
+            object.__setattr__(self, "labels", check_labels(self.labels, len(self), self.classes, self.name))
 
     @classmethod
     def from_arrays(
         cls, images: Any, labels: Any = None, *, name: str = "images", classes: Sequence[str] = ()
     ) -> "ImageSet":
-        """Build a set from uint8 arrays (N, H, W) or (N, H, W, D), the layout of image files.
-
-        Example:
-            >>> ImageSet.from_arrays(np.zeros((5, 8, 8), np.uint8)).images.shape
-            torch.Size([5, 1, 8, 8])
-        """
+        """Build a set from uint8 arrays (N, H, W) or (N, H, W, D), the layout of image files."""
         array = np.asarray(images)
         if array.dtype != np.uint8 or array.ndim not in (3, 4):
             raise InputError(f"images must be uint8 (N, H, W) or (N, H, W, D), got {array.dtype} {shape_of(array)}")
@@ -89,20 +103,24 @@ class ImageSet:
 
     def subset(self, indices: Tensor | Sequence[int], *, name: str | None = None) -> "ImageSet":
         """The images at ``indices``, in that order, or those where a mask is true."""
-        chosen = torch.as_tensor(indices)
-        if chosen.dtype != torch.bool:
-            chosen = chosen.long()
+        chosen = self._chosen(indices)
         labels = None if self.labels is None else self.labels[chosen]
         return replace(self, images=self.images[chosen], labels=labels, name=name or self.name)
 
-    def split(self, fraction: float, *, seed: int = 0) -> tuple["ImageSet", "ImageSet"]:
-        """Shuffle and cut in two: the first part holds ``fraction`` of the images."""
-        first, rest = split_indices(len(self), fraction, seed)
-        return self.subset(first), self.subset(rest)
 
+def check_labels(labels: Any, n: int, classes: Sequence[str], name: str, files: Sequence[str] = ()) -> Tensor:
+    """Labels (n,) as int64, if all are -1 (none) or the number of one of the classes.
 
-def split_indices(n: int, fraction: float, seed: int) -> tuple[Tensor, Tensor]:
-    """Indices of n images, shuffled and cut in two."""
-    between("fraction", fraction, 0, 1, open_ends=True)
-    order = torch.randperm(n, generator=torch.Generator().manual_seed(seed))
-    return order[: round(fraction * n)], order[round(fraction * n) :]
+    ``name`` is the set's name for errors, and ``files`` the names of its images, if they have names.
+    """
+    if not isinstance(labels, Tensor) or labels.shape != (n,) or labels.is_floating_point() or labels.is_complex():
+        got = f"{getattr(labels, 'dtype', '')} {shape_of(labels)}".strip()
+        raise InputError(f"labels must be a tensor of whole numbers, one per image, ({n},); got {got} in {name!r}")
+    numbers = dense("labels", labels).long()
+    most = len(classes) or MOST_CLASSES
+    for first in ((numbers < -1) | (numbers >= most)).nonzero()[:1, 0].tolist():
+        raise InputError(
+            f"labels must lie in -1 (none) to {most - 1}; {int(numbers[first])} is the label of "
+            f"{files[first] if files else f'image {first}'} in the set {name!r}: number the classes from 0 on"
+        )
+    return numbers

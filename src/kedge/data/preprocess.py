@@ -1,17 +1,19 @@
 """Preprocess: from files, PIL images, arrays and tensors to the inputs of a network."""
 
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
-from PIL import ExifTags, Image, ImageOps
+from PIL import ExifTags, Image, ImageColor, ImageOps
 from torch import Tensor
 
-from kedge.checks import between, finite, one_of, shape_of
+from kedge.checks import between, finite, layout_hint, one_of, shape_of
 from kedge.data.decoding import open_image
 from kedge.errors import InputError
+from kedge.pixels import dense
 
 FILTERS = {
     "nearest": Image.Resampling.NEAREST,
@@ -32,6 +34,7 @@ class Preprocess:
         resize: Pillow's filter for PIL images, files and uint8 images of another size.
         fit: ``"crop"`` scales the shorter side and crops the center; ``"stretch"`` does not keep the aspect ratio.
         crop: Share of the scaled image's shorter side that the crop keeps, as networks are evaluated (timm: crop_pct).
+        background: The color behind transparent pixels, as Pillow names it; None takes their hidden colors instead.
 
     Example:
         >>> Preprocess((3, 32, 32))(Image.new("L", (64, 48), 255)).shape
@@ -42,6 +45,7 @@ class Preprocess:
     resize: str = "bicubic"
     fit: str = "crop"
     crop: float = 1.0
+    background: str | None = "white"
 
     def __post_init__(self) -> None:
         one_of("resize", self.resize, tuple(FILTERS))
@@ -49,14 +53,23 @@ class Preprocess:
         if between("crop", self.crop, 0, 1) == 0 or (self.crop < 1 and self.fit == "stretch"):
             raise InputError(f'crop must lie in (0, 1], and be 1 with fit="stretch"; got {self.crop}')
         object.__setattr__(self, "shape", tuple(int(n) for n in self.shape))
+        try:
+            _ = self.background is None or ImageColor.getrgb(self.background)
+        except (ValueError, AttributeError, TypeError) as error:
+            raise InputError(f"background must be a color such as 'white', or None; got {self.background!r}") from error
+
+    @classmethod
+    def from_record(cls, record: Mapping[str, Any]) -> "Preprocess":
+        """The rule in a file's header; files without a background, of earlier versions, keep hidden colors."""
+        return cls(**{"background": None} | dict(record))
 
     @property
     def is_image(self) -> bool:
         """Whether the inputs are images, (D, H, W), rather than vectors or signals."""
         return len(self.shape) == 3
 
-    def __call__(self, item: Any) -> Tensor:
-        """Turn one image (PIL, path, array or tensor) into a tensor of ``shape``, uint8 or floating point."""
+    def __call__(self, item: Any, *, nan: bool = False) -> Tensor:
+        """Turn one image (PIL, path, array or tensor) into a tensor of ``shape``; see `batch`."""
         if isinstance(item, (str, os.PathLike)):
             item = open_image(item)
         if isinstance(item, Image.Image):
@@ -65,22 +78,26 @@ class Preprocess:
             item = self._channels_first(item[None])[0]
         if not isinstance(item, Tensor):
             raise InputError(f"an image must be a PIL image, a path, an array or a tensor; got {type(item).__name__}")
-        return self.batch(item[None])[0]
+        return self.batch(dense("images", item)[None], nan=nan)[0]
 
-    def batch(self, images: Tensor | np.ndarray[Any, Any]) -> Tensor:
-        """Check a batch (B, D, H, W), or (B, H, W, D) for arrays, and resize it if needed."""
-        x = images if isinstance(images, Tensor) else self._channels_first(images)
+    def batch(self, images: Tensor | np.ndarray[Any, Any], *, nan: bool = False) -> Tensor:
+        """Check a batch (B, D, H, W), or (B, H, W, D) for arrays, and resize it if needed; uint8 or floating point.
+
+        NaN and infinite pixels are refused unless ``nan``.
+        """
+        x = dense("images", images) if isinstance(images, Tensor) else self._channels_first(images)
         if x.dtype == torch.bool or not (x.is_floating_point() or x.dtype == torch.uint8):
             raise InputError(f"images must be uint8 or floating point in [0, 1], got {x.dtype}")
         if not self.is_image:
             if tuple(x.shape[1:]) != self.shape:
                 raise InputError(f"inputs must be {self._expected}, got {tuple(x.shape)}; for one input pass x[None]")
-            return finite("inputs", x, "drop these inputs")
+            return x if nan else finite("inputs", x, "drop these inputs")
         if x.ndim != 4 or x.shape[1] != self.shape[0]:
-            raise InputError(f"images must be {self._expected}, got {tuple(x.shape)}; for one image pass x[None]")
+            hint = layout_hint(x.shape, self.shape[0])
+            raise InputError(f"images must be {self._expected}, got {tuple(x.shape)}; {hint}")
         if x.is_floating_point():
-            finite("images", x, "drop or repair these images")
-            low, high = (float(x.min()), float(x.max())) if x.numel() else (0.0, 0.0)
+            pixels = x.nan_to_num(0.0, 0.0, 0.0) if nan else finite("images", x, "drop or repair these images")
+            low, high = (float(pixels.min()), float(pixels.max())) if x.numel() else (0.0, 0.0)
             if low < -1e-3 or high > 1 + 1e-3:
                 raise InputError(
                     f"floating point images must lie in [0, 1], got values from {low:.3g} to {high:.3g}; pass images "
@@ -120,7 +137,7 @@ class Preprocess:
         if channels not in (1, 3):
             raise InputError(f"PIL images have 1 or 3 channels and this network takes {channels}; pass an array")
         try:
-            image = in_mode(image, "L" if channels == 1 else "RGB")
+            image = in_mode(image, "L" if channels == 1 else "RGB", self.background)
         except Exception as error:  # Pillow reads files lazily, so damage may show only here
             raise InputError(f"a PIL image ({image.mode}, {image.size}) cannot be read: {error}") from error
         if 0 in image.size:
@@ -148,18 +165,15 @@ def _scaled_and_cropped(
     return image.crop((left, top, left + width, top + height))
 
 
-def in_mode(image: Image.Image, mode: str) -> Image.Image:
-    """An image upright (by its EXIF tag), in mode "L" or "RGB", with 16 bits scaled to 8.
-
-    Example:
-        >>> in_mode(Image.new("I;16", (1, 1), 257 * 90), "RGB").getpixel((0, 0))
-        (90, 90, 90)
-    """
+def in_mode(image: Image.Image, mode: str, background: str | None = "white") -> Image.Image:
+    """An image upright (by its EXIF tag), in mode "L" or "RGB", on a background, with 16 bits scaled to 8."""
     image.load()
     if image.getexif().get(ExifTags.Base.Orientation, 1) != 1:  # exif_transpose alone would copy upright images too
         image = ImageOps.exif_transpose(image)
     if image.mode.startswith("I") or image.mode == "F":  # Pillow clips 16 bits to 8 instead of scaling them
         image = Image.fromarray(_to_8_bits(np.asarray(image), image.mode))
+    if background is not None and image.has_transparency_data:
+        image = Image.alpha_composite(Image.new("RGBA", image.size, background), image.convert("RGBA"))
     return image if image.mode == mode else image.convert(mode)
 
 

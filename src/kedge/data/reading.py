@@ -1,7 +1,7 @@
 """Prefetching: threads decode the next images while the caller computes with the current ones."""
 
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TypeVar
 
@@ -21,10 +21,6 @@ def in_order(tasks: Iterable[Callable[[], T]], *, ahead: int, workers: int | Non
         tasks: Functions that may run in any thread. Taken one by one.
         ahead: The largest number of tasks that are running or wait to be yielded.
         workers: Threads; by default `readers`.
-
-    Example:
-        >>> list(in_order([lambda n=n: n * n for n in range(4)], ahead=2))
-        [0, 1, 4, 9]
     """
     at_least("ahead", ahead, 1)
     pool = ThreadPoolExecutor(readers() if workers is None else workers, thread_name_prefix="kedge-reader")
@@ -34,7 +30,14 @@ def in_order(tasks: Iterable[Callable[[], T]], *, ahead: int, workers: int | Non
     try:
         while more or running:
             while more and len(running) < ahead:
-                more = _submit(pool, pending, running)
+                try:
+                    running.append(pool.submit(next(pending)))
+                except StopIteration:
+                    more = False
+                except Exception as error:  # of the iterable
+                    more = False
+                    running.append(Future())
+                    running[-1].set_exception(error)
             if running:
                 yield running.popleft().result()
     finally:  # also if the caller stops early
@@ -44,18 +47,3 @@ def in_order(tasks: Iterable[Callable[[], T]], *, ahead: int, workers: int | Non
 def readers() -> int:
     """The default number of threads: one per core, at least two and at most `MOST`."""
     return min(max(2, cores()), MOST)
-
-
-def _submit(pool: ThreadPoolExecutor, pending: Iterator[Callable[[], T]], running: deque[Future[T]]) -> bool:
-    """Start the next task; False if there is none, or if the iterable raised an error."""
-    try:
-        task = next(pending)
-    except StopIteration:
-        return False
-    except Exception as error:
-        failed: Future[T] = Future()
-        failed.set_exception(error)
-        running.append(failed)
-        return False
-    running.append(pool.submit(task))
-    return True

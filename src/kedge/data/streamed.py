@@ -2,9 +2,10 @@
 
 import functools
 import hashlib
+import itertools
 import warnings
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import BinaryIO, Protocol
 
@@ -12,16 +13,18 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from kedge.checks import one_of, shape_of
+from kedge.checks import one_of
 from kedge.data.decoding import open_image
-from kedge.data.imageset import ImageSet, split_indices
+from kedge.data.imageset import ImageSet, Splittable, check_labels
 from kedge.data.preprocess import Preprocess
+from kedge.data.reading import in_order
 from kedge.errors import InputError, KedgeWarning
+from kedge.files import regular_file
 
-ON_ERROR = ("refuse", "skip")
-SMALL_SIDE = 64  # pixels; `settled` reads sets of images up to this size ...
+ON_ERROR = ("raise", "skip")
+SMALL_SIDE = 64  # pixels; `in_memory_if_small` reads sets of images up to this size ...
 SMALL_BYTES = 2**30  # ... and up to this size in all into memory
-_GRAY = ("1", "L", "LA", "I", "F")
+_GRAY = ("1", "L", "LA", "I", "I;16", "I;16B", "I;16L", "F")
 
 
 class _MixedSizesError(InputError):
@@ -29,7 +32,7 @@ class _MixedSizesError(InputError):
 
 
 class Store(Protocol):
-    """Encoded images by number, such as the files of a folder or the values of a database."""
+    """Encoded images by number, such as the files of a folder or the values of a database; a frozen dataclass."""
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -41,42 +44,29 @@ class Store(Protocol):
     def size(self, index: int) -> int:
         """The number of bytes of the encoded image."""
 
-    def pick(self, indices: Sequence[int]) -> "Store":
-        """The same store with only these images."""
-
 
 @dataclass(frozen=True)
 class Files:
-    """Image files in a folder, by their relative names with forward slashes.
-
-    Example:
-        >>> Files(Path("photos"), ("cat/1.jpg", "dog/2.jpg")).pick([1]).names
-        ('dog/2.jpg',)
-    """
+    """Image files in a folder, by their relative names with forward slashes."""
 
     root: Path
     names: tuple[str, ...]
 
     def stream(self, index: int) -> BinaryIO:
-        """Open the file."""
-        return (self.root / self.names[index]).open("rb")
+        """Open the file, if it is a regular one."""
+        return regular_file(self.root / self.names[index]).open("rb")
 
     def size(self, index: int) -> int:
         """The file's size on disk."""
         return (self.root / self.names[index]).stat().st_size
 
-    def pick(self, indices: Sequence[int]) -> "Files":
-        """Only these files."""
-        return replace(self, names=tuple(self.names[i] for i in indices))
-
 
 @dataclass(frozen=True, eq=False)
-class StreamedSet:
+class StreamedSet(Splittable):
     """A named set of images on disk, for images too large or too many for an `ImageSet`.
 
     It is a map-style torch Dataset: ``set[i]`` gives a PIL image (a uint8 tensor with ``preprocess``) and its label, -1
-    if it has none. An image that cannot be decoded raises an `InputError` with its name; `readable` leaves such images
-    out beforehand.
+    if it has none.
 
     Args:
         store: The encoded images, such as `Files`.
@@ -84,7 +74,10 @@ class StreamedSet:
         name: Name of the set.
         classes: Names of the classes; labels must lie within them.
         preprocess: Applied to each image on access.
-        skipped: The images that `readable` left out, and why.
+        on_error: What ``set[i]`` does with an image that cannot be decoded: ``"raise"`` an `InputError` with its name,
+            or ``"skip"`` to the next image that can, and list it in ``skipped``. The latter is for training, which
+            would stop after hours otherwise; for anything else, `readable` leaves such images out beforehand.
+        left_out: The images that `readable` left out, and why.
 
     Example:
         >>> import tempfile
@@ -102,44 +95,56 @@ class StreamedSet:
     name: str = "images"
     classes: tuple[str, ...] = ()
     preprocess: Preprocess | None = None
-    skipped: tuple[str, ...] = ()
+    on_error: str = "raise"
+    left_out: tuple[str, ...] = ()
+    _damaged: Tensor = field(init=False, repr=False)  # (N,) seen by all processes that read the set
 
     def __post_init__(self) -> None:
-        if self.labels is None:
-            return
-        if self.labels.shape != (len(self),) or self.labels.is_floating_point():
-            raise InputError(
-                f"labels must be one whole number per image, ({len(self)},); got {self.labels.dtype} "
-                f"{shape_of(self.labels)} in the set {self.name!r}"
-            )
-        labels = self.labels.long()
-        outside = (labels < -1) | (labels >= len(self.classes)) if self.classes else labels < -1
-        if bool(outside.any()):
-            first = int(outside.nonzero()[0])
-            top = len(self.classes) - 1 if self.classes else "any class"
-            raise InputError(
-                f"labels must lie in -1 (none) to {top}; {self.store.names[first]} in the set {self.name!r} "
-                f"has {int(labels[first])}"
-            )
-        object.__setattr__(self, "labels", labels)
+        one_of("on_error", self.on_error, ON_ERROR)
+        if self.labels is not None:
+            labels = check_labels(self.labels, len(self), self.classes, self.name, self.store.names)
+            object.__setattr__(self, "labels", labels)
+        damaged = torch.zeros(len(self), dtype=torch.bool) if self.on_error == "skip" else torch.zeros(0)
+        object.__setattr__(self, "_damaged", damaged.share_memory_() if len(damaged) else damaged)
 
     def __len__(self) -> int:
         return len(self.store.names)
 
     def __getitem__(self, index: int) -> tuple[Image.Image | Tensor, int]:
-        image = self.image(index)
-        label = -1 if self.labels is None else int(self.labels[index])
+        place = index
+        if self.on_error == "skip":
+            image, place = self._next_readable(index)
+        else:
+            image = self.image(index)
+        label = -1 if self.labels is None else int(self.labels[place])
         return image if self.preprocess is None else self.preprocess(image), label
+
+    def _next_readable(self, index: int) -> tuple[Image.Image, int]:
+        """The image at ``index``, or the next one that can be decoded, and its index."""
+        start = range(len(self))[index]
+        for place in itertools.chain(range(start, len(self)), range(start)):
+            if not self._damaged[place]:
+                try:
+                    return self.image(place), place
+                except InputError:
+                    self._damaged[place] = True
+        raise InputError(f"none of the {len(self)} images of the set {self.name!r} can be read")
 
     def image(self, index: int) -> Image.Image:
         """Decode one image, without preprocessing."""
-        name = self.store.names[index]
+        name = f"{self.store.names[index]} in the set {self.name!r}"
         try:
             stream = self.store.stream(index)
-        except OSError as error:
-            raise InputError(f"{name} in the set {self.name!r} cannot be opened: {error.strerror or error}") from error
+        except (OSError, InputError) as error:
+            raise InputError(f"{name} cannot be opened: {getattr(error, 'strerror', None) or error}") from error
         with stream:
-            return open_image(stream, name=f"{name} in the set {self.name!r}")
+            return open_image(stream, name=name)
+
+    @property
+    def skipped(self) -> tuple[str, ...]:
+        """The images that were left out, or skipped so far by any process that reads this set, and why."""
+        reasons = (self._problem(index) for index in self._damaged.nonzero()[:, 0].tolist())
+        return (*self.left_out, *(reason for reason in reasons if reason))
 
     @functools.cached_property
     def checksum(self) -> str:
@@ -150,87 +155,75 @@ class StreamedSet:
 
     def subset(self, indices: Tensor | Sequence[int], *, name: str | None = None) -> "StreamedSet":
         """The images at ``indices``, in that order, or those where a mask is true; nothing is read."""
-        chosen = torch.as_tensor(indices)
-        if chosen.dtype == torch.bool:
-            if chosen.shape != (len(self),):
-                raise InputError(f"a mask must have one value per image, ({len(self)},); got {tuple(chosen.shape)}")
-            chosen = chosen.nonzero()[:, 0]
-        order = chosen.long()
-        labels = None if self.labels is None else self.labels[order]
-        return replace(self, store=self.store.pick(order.tolist()), labels=labels, name=name or self.name)
-
-    def split(self, fraction: float, *, seed: int = 0) -> tuple["StreamedSet", "StreamedSet"]:
-        """Shuffle and cut in two: the first part holds ``fraction`` of the images."""
-        first, rest = split_indices(len(self), fraction, seed)
-        return self.subset(first), self.subset(rest)
+        chosen = self._chosen(indices)
+        labels = None if self.labels is None else self.labels[chosen]
+        names = tuple(self.store.names[i] for i in chosen.tolist())
+        store: Store = replace(self.store, names=names)  # type: ignore[type-var]
+        return replace(self, store=store, labels=labels, name=name or self.name)
 
     def readable(self) -> "StreamedSet":
         """The images that can be decoded: each is read once, and a warning lists the others (see ``skipped``)."""
-        good, bad = [], []
-        for index in range(len(self)):
-            try:
-                self.image(index)
-            except InputError as error:
-                bad.append(str(error))
-            else:
-                good.append(index)
+        tasks = (functools.partial(self._problem, index) for index in range(len(self)))
+        workers = None if isinstance(self.store, Files) else 1
+        problems = list(in_order(tasks, ahead=64, workers=workers))
+        bad = [problem for problem in problems if problem]
         if not bad:
             return self
-        if not good:
+        if len(bad) == len(self):
             raise InputError(f"none of the {len(self)} images of the set {self.name!r} can be read; first: {bad[0]}")
         noun = "image was" if len(bad) == 1 else "images were"
         warnings.warn(f"{len(bad)} {noun} skipped: {'; '.join(bad)}", KedgeWarning, stacklevel=2)
-        return replace(self.subset(good), skipped=(*self.skipped, *bad))
+        good = self.subset([index for index, problem in enumerate(problems) if not problem])
+        return replace(good, left_out=(*self.left_out, *bad))
 
     def to_memory(self, preprocess: Preprocess | None = None) -> ImageSet:
         """Decode every image into an `ImageSet`; without ``preprocess`` they must all be of one size."""
         if not len(self):
             raise InputError(f"the set {self.name!r} is empty")
-        rule = preprocess or self.preprocess or self._common_size()
-        images = torch.empty((len(self), *rule.shape), dtype=torch.uint8)
-        for index in range(len(self)):
-            images[index] = rule(self.image(index))
+        rule = preprocess or self.preprocess
+        if rule is not None:
+            images = torch.stack([rule(self.image(index)) for index in range(len(self))])
+        else:
+            pictures = list(self._of_one_size())
+            gray = all(picture.mode in _GRAY for picture in pictures)
+            rule = Preprocess((1 if gray else 3, pictures[0].height, pictures[0].width))
+            images = torch.stack([rule(picture) for picture in pictures])
         return ImageSet(images, self.labels, self.name, self.classes)
 
-    def header(self, index: int) -> tuple[tuple[int, int], bool]:
-        """The (width, height) of an image and whether it is gray, without decoding it."""
-        try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("error", Image.DecompressionBombWarning)
-                with self.store.stream(index) as stream, Image.open(stream) as image:
-                    return image.size, image.mode.split(";")[0] in _GRAY
-        except Exception:  # whatever is wrong with it, decoding raises an error with the file's name
-            decoded = self.image(index)
-            return decoded.size, decoded.mode in _GRAY
-
-    def _common_size(self) -> Preprocess:
-        size, gray = self.header(0)
-        for index in range(1, len(self)):
-            other, other_gray = self.header(index)
-            gray = gray and other_gray
-            if other != size:
-                names = self.store.names
+    def _of_one_size(self) -> Iterator[Image.Image]:
+        size, names = None, self.store.names
+        for index in range(len(self)):
+            image = self.image(index)
+            size = size or image.size
+            if image.size != size:
                 raise _MixedSizesError(
                     f"images in memory must be of one size; {names[0]} of the set {self.name!r} is "
-                    f"{size[0]} x {size[1]} and {names[index]} is {other[0]} x {other[1]}: "
+                    f"{size[0]} x {size[1]} and {names[index]} is {image.width} x {image.height}: "
                     "pass to_memory(Preprocess((3, H, W))), or use the streamed set as it is"
                 )
-        return Preprocess((1 if gray else 3, size[1], size[0]))
+            yield image
+
+    def _problem(self, index: int) -> str:
+        """Why an image cannot be decoded; empty if it can."""
+        try:
+            self.image(index)
+        except InputError as error:
+            return str(error)
+        return ""
 
 
-def settled(images: StreamedSet, on_error: str = "refuse") -> ImageSet | StreamedSet:
+def in_memory_if_small(images: StreamedSet, on_error: str = "raise") -> ImageSet | StreamedSet:
     """Read a set into memory if its images are small and of one size; otherwise return it as it is.
 
     Args:
         images: The set on disk.
-        on_error: ``"refuse"`` an image that cannot be decoded with an error, or ``"skip"`` it with a warning.
+        on_error: ``"raise"`` an error for an image that cannot be decoded, or ``"skip"`` it with a warning.
     """
-    one_of("on_error", on_error, ON_ERROR)
-    if on_error == "skip":
+    if one_of("on_error", on_error, ON_ERROR) == "skip":
         images = images.readable()
     if not len(images):
         return images
-    first, _ = images.header(0)
+    first = images.image(0).size
     if max(first) > SMALL_SIDE or len(images) * 3 * first[0] * first[1] > SMALL_BYTES:
         return images
     try:

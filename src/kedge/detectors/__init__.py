@@ -9,13 +9,12 @@ from kedge.detectors.gram import Gram
 from kedge.detectors.inference import for_inference, thread_copies
 from kedge.detectors.knn import KNN
 from kedge.detectors.load import load
-from kedge.detectors.logits import MSP, Energy, Entropy, KLUniform, MaxLogit
+from kedge.detectors.logits import MSP, Energy, Entropy, KLUniform, MaxLogit, RescoringDetector
 from kedge.detectors.low_level_statistics import LowLevelStatistics
 from kedge.detectors.mahalanobis import Mahalanobis
 from kedge.detectors.odin import ODIN
 from kedge.detectors.react import ReAct
 from kedge.detectors.registry import register, registered
-from kedge.detectors.rescoring import RescoringDetector
 from kedge.detectors.sampled import DeepEnsemble, MCDropout
 from kedge.detectors.temperature_scaling import TemperatureScaling
 from kedge.detectors.trained.base import TrainedDetector

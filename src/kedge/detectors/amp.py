@@ -1,7 +1,6 @@
 """AMP: the paper's detector."""
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -14,8 +13,8 @@ from kedge.anchoring.sampling import SAMPLINGS, choose
 from kedge.checks import at_least, one_of, shape_of
 from kedge.data import Preprocess
 from kedge.detectors.base import Outputs
+from kedge.detectors.logits import RescoringDetector
 from kedge.detectors.registry import register
-from kedge.detectors.rescoring import RescoringDetector
 from kedge.errors import InputError, NotReadyError
 
 # Scores of the per-anchor logits (K, B, C) and tau (B,), instead of the rescaled logits.
@@ -25,19 +24,10 @@ PER_ANCHOR_SCORES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 }
 
 
-@dataclass(frozen=True)
-class Variant:
-    """How tau is reduced over classes, whether each image has its own anchors, and the augmented views."""
-
-    tau: str
-    per_image: bool = False
-    tta: int = 1
-
-
-VARIANTS = {
-    "paper": Variant(tau="sum"),
-    "authors": Variant(tau="mean", per_image=True),  # the published code
-    "recommended": Variant(tau="mean", tta=augmentation.VIEWS),
+VARIANTS: dict[str, dict[str, Any]] = {
+    "paper": {"tau": "sum", "per_image": False, "tta": 1},
+    "authors": {"tau": "mean", "per_image": True, "tta": 1},  # the published code
+    "recommended": {"tau": "mean", "per_image": False, "tta": augmentation.VIEWS},
 }
 
 
@@ -84,6 +74,7 @@ class AMP(RescoringDetector):
     name = "amp"
     reads = "per_anchor_logits"
     has_tau = True
+    options = ("variant", "score:score_name", "rescale", "tau", "shared_tau", "tta")  # the network keeps the anchors
     net: Anchored
 
     def __init__(
@@ -108,26 +99,25 @@ class AMP(RescoringDetector):
             )
         super().__init__(net, score=score, rescale=rescale, others=PER_ANCHOR_SCORES)
         defaults = VARIANTS[one_of("variant", variant, tuple(VARIANTS))]
-        self.variant, self.per_image = variant, defaults.per_image
-        self.tau = one_of("tau", tau or defaults.tau, scores.REDUCTIONS)
-        self.tta = one_of("tta", defaults.tta if tta is None else tta, augmentation.CHOICES)
+        self.variant, self.per_image = variant, defaults["per_image"]
+        self.tau = one_of("tau", tau or defaults["tau"], scores.REDUCTIONS)
+        self.tta = one_of("tta", defaults["tta"] if tta is None else tta, augmentation.CHOICES)
         if shared_tau and not super().rescores:
             raise InputError(
                 f"shared_tau=True goes with a score of rescaled logits; got score={score!r} and "
                 f"rescale={rescale!r}, which no tau changes"
             )
         self.shared_tau = self.learns_held_out = bool(shared_tau)
+        self.learned = ("global_tau",) if shared_tau else ()
         self.global_tau: float | None = None
         if isinstance(anchors, Tensor):
             if anchors.ndim < 2 or len(anchors) < 2:
                 raise InputError(f"anchors must be at least two images, (K, D, ...); got {shape_of(anchors)}")
             if k not in (None, len(anchors)) and not self.per_image:
                 raise InputError(f"k must be the number of anchors given, {len(anchors)}; got {k}")
-        elif anchors is not None and anchors not in (SAMPLINGS if isinstance(anchors, str) else ()):
+        elif anchors is not None and not (isinstance(anchors, str) and anchors in SAMPLINGS):
             came = repr(anchors) if isinstance(anchors, str) else shape_of(anchors)
-            raise InputError(
-                f"anchors must be a tensor of images or one of {', '.join(map(repr, SAMPLINGS))}; got {came}"
-            )
+            raise InputError(f"anchors must be a tensor of images or one of {SAMPLINGS}; got {came}")
         self._anchors, self._seed = anchors, seed
         self._k = k if k is None else at_least("k", k, 2)
         self._pool = at_least("pool", pool, (self._k or DEFAULT_K) if self.per_image else 2)
@@ -143,27 +133,18 @@ class AMP(RescoringDetector):
             if isinstance(self._anchors, Tensor):
                 images = preprocess.batch(self._anchors)
             else:
-                how, count = self._anchors or "random", self._pool if self.per_image else k
-                images = choose(train_set, preprocess, count, how, self._seed or 0, at_least=k)
+                count = self._pool if self.per_image else k
+                images = choose(train_set, preprocess, count, self._anchors or "random", self._seed or 0, at_least=k)
             self.net.set_anchors(images, per_image=k if self.per_image else None)
-        if self.net.anchors is not None and len(self.net.anchors) < 2:
+        if self.net.k < 2:
             raise InputError(
                 "anchors must be at least two, so that they can disagree; got 1: set more with set_anchors"
             )
 
     def fit_held_out(self, images: Tensor, labels: Tensor) -> None:
         """Learn the tau that all images share: the mean over these."""
-        with torch.no_grad():
-            taus = [scores.tau(self.per_anchor_logits(self.as_input(x)), self.tau) for x in images.split(256)]
+        taus = [scores.tau(self.per_anchor_logits(self.as_input(x)), self.tau) for x in images.split(256)]
         self.global_tau = float(torch.cat(taus).double().mean())
-
-    def state(self) -> dict[str, Tensor]:
-        """The tau that all images share, if there is one."""
-        return {} if self.global_tau is None else {"global_tau": torch.tensor(self.global_tau, dtype=torch.float64)}
-
-    def load_state(self, state: Mapping[str, Tensor]) -> None:
-        """Set it from a file."""
-        self.global_tau = float(state["global_tau"]) if "global_tau" in state else None
 
     def per_anchor_logits(self, x: Tensor, which: range | None = None) -> Tensor:
         """Logits (K, B, C) of a batch under each anchor, or under some of them by number."""
@@ -186,7 +167,6 @@ class AMP(RescoringDetector):
         return super().rescores and not self.shared_tau
 
     def _divisor_of(self, tau: Tensor) -> Tensor:
-        """The image's own tau, or the shared one."""
         if not self.shared_tau:
             return tau
         if self.global_tau is None:
@@ -195,8 +175,3 @@ class AMP(RescoringDetector):
                 "the images"
             )
         return torch.full_like(tau, self.global_tau)
-
-    def config(self) -> dict[str, Any]:
-        """The arguments, without the anchors, which the network keeps."""
-        options = {"tau": self.tau, "shared_tau": self.shared_tau, "tta": self.tta, "anchors": None}
-        return {"variant": self.variant, **super().config(), **options}

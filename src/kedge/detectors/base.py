@@ -1,8 +1,7 @@
 """Detector: the verbs that all methods share. A method is its `outputs`, and its `fit_method` if it learns."""
 
-import contextlib
+import math
 import os
-import threading
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -21,16 +20,21 @@ from kedge.data import Preprocess, batches, shape_of_inputs
 from kedge.data.labels import UNKNOWN, class_names, renumbered
 from kedge.data.leakage import fingerprints, halves
 from kedge.detectors.detection import Detection
-from kedge.errors import InputError, KedgeWarning, NotReadyError
+from kedge.detectors.training_images import refuse_training_images, training_prints
+from kedge.errors import InputError, KedgeWarning, NormalisationWarning, NotReadyError
 from kedge.io import artifact
 from kedge.io.graphs import graphs
 from kedge.io.rebuild import describe
-from kedge.models.classifier import Classifier, evaluating
+from kedge.models.classifier import Classifier, as_classifier, evaluating
 from kedge.models.ensemble import Ensemble
 
 GRADIENT_ROWS = 128  # images times anchors per piece where gradients are taken, since they keep every activation
-HOOK_LOCK = threading.RLock()  # one thread at a time puts hooks on networks; the others would run into them
 OUTPUT_KINDS = ("logits", "per_anchor_logits", "output")  # `reads` of methods that need nothing inside the network
+UNNORMALISED = (
+    "no normalisation is known for this network, so it takes pixels in [0, 1] as they are: if it was trained on "
+    "normalised images, pass kedge.Classifier(net, mean=..., std=...) with the values used there, if not, "
+    "kedge.Classifier(net)"
+)
 
 
 @dataclass(frozen=True)
@@ -48,6 +52,13 @@ class Outputs:
     logits: Tensor  # (B, C)
     score: Tensor  # (B,)
     tau: Tensor | None = None  # (B,)
+
+    def without(self, bad: Tensor) -> "Outputs":
+        """The outputs on the CPU, with NaN logits and infinite scores for bad images (B,)."""
+        bad = bad.cpu()
+        tau = None if self.tau is None else self.tau.cpu().masked_fill(bad, math.nan)
+        logits, score = self.logits.cpu().masked_fill(bad[:, None], math.nan), self.score.cpu()
+        return Outputs(logits, score.masked_fill(bad, math.inf), tau)
 
 
 @dataclass(frozen=True)
@@ -77,7 +88,7 @@ class Detector(ABC):
         needs_outliers: Whether the method is always trained with outliers.
         learns_held_out: Whether the method learns from held-out images; `calibrate` then gives it half of them and
             sets the threshold on the other half, since a threshold holds for images that the method never saw.
-        options: Constructor arguments that are attributes of the same name; see `config`.
+        options: Constructor arguments that are attributes; ``"k:given"`` if the attribute of ``k`` is ``given``.
         learned: Attributes, tensors or numbers, that `fit` or `calibrate` set; see `state`.
     """
 
@@ -87,15 +98,17 @@ class Detector(ABC):
     needs_outliers: ClassVar[bool] = False
     learns_held_out: bool = False
     options: ClassVar[tuple[str, ...]] = ()
-    learned: ClassVar[tuple[str, ...]] = ()
+    learned: tuple[str, ...] = ()
 
     def __init__(self, net: nn.Module) -> None:
         if not isinstance(net, nn.Module):
             raise InputError(f"net must be a torch.nn.Module, got {type(net).__name__}")
-        self.net = net if isinstance(net, Classifier) else Classifier(net)
+        self.net = as_classifier(net)
         self.preprocess: Preprocess | None = None
         self.calibration: Calibration | None = None
         self.classes: tuple[str, ...] = ()
+        self.fitted_on = torch.empty(0, dtype=torch.int64)  # see `training_prints`
+        self._prints: list[Tensor] = []
         self._fitted_to = self._anchors_version
 
     # What a method defines.
@@ -114,12 +127,13 @@ class Detector(ABC):
                 net.set_anchors(choose(train_set, preprocess, DEFAULT_K, "random", seed=0))
 
     def fit_held_out(self, images: Tensor, labels: Tensor) -> None:
-        """Learn from held-out images (N, D, ...) and labels (N,), -1 if unknown, where ``learns_held_out``."""
+        """Learn from held-out images (N, D, ...) and labels (N,), -1 if unknown; runs as `fit_method` does."""
         raise NotImplementedError
 
     def config(self) -> dict[str, Any]:
         """The constructor arguments besides the network, as plain data: by default ``options``."""
-        return {name: getattr(self, name) for name in self.options}
+        pairs = (option.partition(":") for option in self.options)
+        return {name: getattr(self, attribute or name) for name, _, attribute in pairs}
 
     def state(self) -> dict[str, Tensor]:
         """What was learned, as tensors: by default the attributes in ``learned`` that are set."""
@@ -135,7 +149,9 @@ class Detector(ABC):
         for name in self.learned:
             if name in state:
                 setattr(self, name, state[name] if state[name].ndim else float(state[name]))
-            elif getattr(self, name) is None and not self.learns_held_out:
+            elif self.learns_held_out:
+                setattr(self, name, None)
+            elif getattr(self, name) is None:
                 raise KeyError(f"{name} of {type(self).__name__} is missing")
 
     @property
@@ -146,8 +162,16 @@ class Detector(ABC):
     @property
     def outliers(self) -> Tensor | None:
         """Fingerprints (N, 16) of the outliers that the network or the method learned from, or None."""
-        seen = [m.outliers for m in self.net.modules() if isinstance(m, Classifier) and m.outliers is not None]
+        seen = [module.outliers for module in self._classifiers if module.outliers is not None]
         return torch.cat([prints.cpu() for prints in seen]) if seen else None
+
+    @property
+    def trained_on(self) -> set[str]:
+        """Checksums of the sets that `kedge.train` trained the network, or its teacher, on."""
+        records = [module.record for module in self._classifiers]
+        records += [record.get("teacher", {}) for record in records]
+        data = [each for record in records for each in (record.get("data", {}), *record.get("before", ()))]
+        return {each["sha256"] for each in data if each.get("sha256") is not None}
 
     # The verbs.
 
@@ -159,10 +183,15 @@ class Detector(ABC):
             preprocess: How images become inputs; by default they are resized to the training images' size.
         """
         recorded = self.net.record.get("preprocess")  # of `kedge.train`
-        trained = None if recorded is None else Preprocess(**recorded)
+        trained = None if recorded is None else Preprocess.from_record(recorded)
         preprocess = preprocess or self.preprocess or trained or Preprocess(shape_of_inputs(train_set))
+        if preprocess.is_image and any(m.bare and not m.has_statistics for m in self._classifiers):
+            warnings.warn(UNNORMALISED, NormalisationWarning, stacklevel=2)
+        self._prints = []
         with evaluating(self.net), torch.no_grad():
             self.fit_method(train_set, preprocess)
+        self.fitted_on = training_prints(train_set, preprocess, self._prints)
+        self._prints = []
         self._fitted_to = self._anchors_version
         self.preprocess = preprocess
         self.classes = tuple(getattr(train_set, "classes", ()) or self.classes)
@@ -170,14 +199,14 @@ class Detector(ABC):
         return self
 
     def score(self, images: Any, *, batch_size: int = 256, progress: Callable[[int], None] | None = None) -> Tensor:
-        """Scores (N,), larger for further out of distribution, on the CPU.
+        """Scores (N,), larger for further out of distribution, on the CPU; infinite for images with NaN pixels.
 
         Args:
             images: In any form that `kedge.data.batches` takes.
             batch_size: Images at a time; the scores do not depend on it.
             progress: Called with the number of images done after each batch.
         """
-        return torch.cat([out.score for out, _, _ in self._run(images, batch_size, progress)])
+        return self._run(images, batch_size, progress)[0].score
 
     def calibrate(
         self, held_out: Any, *, alpha: float = 0.05, delta: float | None = None, batch_size: int = 256
@@ -187,7 +216,7 @@ class Detector(ABC):
         A fresh in-distribution image is then flagged with probability at most alpha (split conformal), on average over
         calibration sets; with ``delta`` the guarantee holds for this very set with probability 1 - delta. Where the
         images have labels, the temperature of ``probability`` is fitted too; labels are matched to the detector's
-        classes by name where both have names.
+        classes by name where both have names. Images of `fit`, and the training set of `kedge.train`, are refused.
 
         Args:
             held_out: In-distribution images, labelled or not.
@@ -199,37 +228,35 @@ class Detector(ABC):
         at_least("batch_size", batch_size, 1)
         if delta is not None:
             between("delta", delta, 0, 1, open_ends=True)
+        if str(getattr(held_out, "checksum", "")) in self.trained_on:
+            raise InputError("held_out is the training set of the network; pass images that were held out of it")
         names = class_names(held_out, self.classes)
-        outs: list[Outputs] = []
-        labels: list[Tensor] = []
-        prints: list[Tensor] = []  # also of the images that the method learns from: no test set may hold them either
+        learned = torch.empty(0, 16, dtype=torch.uint8)  # no test set may hold these images either
         if self.learns_held_out:
             held_out, learned = self._learn_from_half(held_out, names)
-            prints.append(learned)
             names = ()
-        for out, x, y in self._run(held_out, batch_size):
-            outs.append(out)
-            prints.append(fingerprints(x))
-            labels.append(torch.full((len(x),), UNKNOWN) if y is None else renumbered(y, names, self.classes))
-        scores = torch.cat([out.score for out in outs]).double().sort().values
-        temperature = calibration.temperature_of_known(torch.cat([out.logits for out in outs]), torch.cat(labels))
+        out, labels, prints = self._run(held_out, batch_size, held_out=True)
+        refuse_training_images(prints, self.fitted_on)
+        scores = out.score.double().sort().values
+        temperature = calibration.temperature_of_known(out.logits, renumbered(labels, names, self.classes))
         threshold = calibration.threshold(scores, alpha, delta, halved=self.learns_held_out)
-        self.calibration = Calibration(scores, torch.cat(prints), alpha, delta, threshold, temperature)
+        self.calibration = Calibration(scores, torch.cat([learned, prints]), alpha, delta, threshold, temperature)
         return self
 
     def __call__(
         self, images: Any, *, batch_size: int = 256, progress: Callable[[int], None] | None = None
     ) -> Detection:
-        """Classify images and flag those that are out of distribution."""
+        """Classify images and flag those that are out of distribution.
+
+        An image with NaN or infinite pixels has the score infinity, the smallest p-value and is flagged; its label is
+        -1, and its logits and probabilities are NaN.
+        """
         if self.calibration is None:
             raise NotReadyError(
                 "the detector has no threshold yet: call calibrate(held_out) with in-distribution images that it was "
                 "not trained on, or score(images) for scores alone"
             )
-        outs = [out for out, _, _ in self._run(images, batch_size, progress)]
-        tau = torch.cat([out.tau for out in outs if out.tau is not None]) if outs[0].tau is not None else None
-        logits, score = torch.cat([out.logits for out in outs]), torch.cat([out.score for out in outs])
-        return self._decided(logits, score, tau, self.calibration)
+        return self._decided(self._run(images, batch_size, progress)[0], self.calibration)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write weights, anchors, preprocessing and threshold to one file; `kedge.load` reads it back."""
@@ -238,11 +265,6 @@ class Detector(ABC):
         calibrated: dict[str, Any] = {}
         if self.calibration is not None:
             calibrated = vars(self.calibration) | {"images": len(self.calibration.scores)}
-        parts: dict[str, Any] = {
-            "net": self.net.state_dict(),
-            "detector": self.state(),
-            "calibration": calibrated,
-        }
         header = {
             "detector": {"name": self.name, "config": self.config()},
             "network": describe(self.net),
@@ -251,6 +273,8 @@ class Detector(ABC):
             "calibration": {k: value for k, value in calibrated.items() if not isinstance(value, Tensor)} or None,
             "versions": {"kedge": version("kedge"), "torch": str(torch.__version__)},
         }
+        parts = {"net": self.net.state_dict(), "detector": self.state(), "calibration": calibrated}
+        parts["fit"] = {"prints": self.fitted_on}
         values = {f"{part}.{name}": value for part, each in parts.items() for name, value in each.items()}
         if self.reads != "network":
             stored, reasons = graphs(self.net, self.preprocess.shape)
@@ -269,7 +293,7 @@ class Detector(ABC):
     @property
     def anchored(self) -> list[Anchored]:
         """The anchored networks of the detector: its own, or those of an ensemble."""
-        return [module for module in self.net.modules() if isinstance(module, Anchored)]
+        return [module for module in self._classifiers if isinstance(module, Anchored)]
 
     def as_input(self, x: Tensor) -> Tensor:
         """A batch as the network takes it: on its device, in its precision, in [0, 1]."""
@@ -278,6 +302,7 @@ class Detector(ABC):
     def inputs(self, images: Any, preprocess: Preprocess) -> Iterator[tuple[Tensor, Tensor | None]]:
         """Batches of images as the network takes them, with their labels, for `fit_method`."""
         for x, y in batches(images, preprocess):
+            self._prints.append(fingerprints(x))
             yield self.as_input(x), None if y is None else y.to(self.net.mean.device)
 
     def pieces(self, x: Tensor) -> tuple[Tensor, ...]:
@@ -285,6 +310,10 @@ class Detector(ABC):
         return tuple(x.split(max(1, GRADIENT_ROWS // passes(self.net))))
 
     # Steps of the verbs.
+
+    @property
+    def _classifiers(self) -> list[Classifier]:
+        return [module for module in self.net.modules() if isinstance(module, Classifier)]
 
     @property
     def _anchors_version(self) -> tuple[int, ...]:
@@ -301,39 +330,59 @@ class Detector(ABC):
         return self.preprocess
 
     def _run(
-        self, images: Any, batch_size: int, progress: Callable[[int], None] | None = None
-    ) -> Iterator[tuple[Outputs, Tensor, Tensor | None]]:
-        """Outputs, images and labels batch by batch, on the CPU."""
+        self,
+        images: Any,
+        batch_size: int,
+        progress: Callable[[int], None] | None = None,
+        *,
+        held_out: bool = False,
+    ) -> tuple[Outputs, Tensor, Tensor]:
+        """Outputs and labels of images, on the CPU; of held-out ones, fingerprints too, and NaN pixels are an error."""
         preprocess = self._check_fitted()
         at_least("batch_size", batch_size, 1)
-        lock = contextlib.nullcontext() if self.reads in (*OUTPUT_KINDS, "images") else HOOK_LOCK
-        done = 0
+        outs: list[Outputs] = []
+        labels: list[Tensor] = []
+        prints = [torch.empty(0, 16, dtype=torch.uint8)]
         with evaluating(self.net):
-            for x, y in batches(images, preprocess, size=batch_size):
-                with torch.no_grad(), lock:
-                    out = self.outputs(self.as_input(x))
+            for x, y in batches(images, preprocess, size=batch_size, nan=not held_out):
+                bad = ~torch.isfinite(x).flatten(1).all(dim=1)  # (B,)
+                with torch.no_grad():
+                    out = self.outputs(self.as_input(x.nan_to_num(0.0, 0.0, 0.0) if bool(bad.any()) else x))
                 finite("scores", out.score, "the network gives NaN or infinite logits here; check its weights")
-                done += len(x)
+                outs.append(out.without(bad))
+                labels.append(torch.full((len(x),), UNKNOWN) if y is None else y)
+                if held_out:
+                    prints.append(fingerprints(x))
                 if progress is not None:
-                    progress(done)
-                yield Outputs(out.logits.cpu(), out.score.cpu(), None if out.tau is None else out.tau.cpu()), x, y
+                    progress(sum(map(len, labels)))
+        columns = zip(*(vars(out).values() for out in outs), strict=True)
+        whole: list[Any] = [None if values[0] is None else torch.cat(values) for values in columns]
+        return Outputs(*whole), torch.cat(labels), torch.cat(prints)
 
     def _learn_from_half(self, held_out: Any, names: Sequence[str]) -> tuple[list[tuple[Tensor, int]], Tensor]:
         """Let the method learn from half of the held-out images; return the rest, and the half's fingerprints."""
         why = f"{type(self).__name__} learns from one and sets its threshold on the other"
         half, rest = halves(held_out, self._check_fitted(), why)
+        refuse_training_images(torch.cat([half.prints, rest.prints]), self.fitted_on)
         self.calibration = None  # what is learned changes the scores, so no earlier threshold holds
-        with evaluating(self.net):
+        with evaluating(self.net), torch.no_grad():
             self.fit_held_out(half.images, renumbered(half.labels, names, self.classes))
         labels = renumbered(rest.labels, names, self.classes).tolist()
         return list(zip(rest.images, labels, strict=True)), half.prints
 
     @staticmethod
-    def _decided(logits: Tensor, score: Tensor, tau: Tensor | None, calibrated: Calibration) -> Detection:
-        probability = (logits / calibrated.temperature).softmax(dim=1)
-        p_value = calibration.p_values(calibrated.scores, score)
-        is_ood = score.double() > calibrated.threshold
-        return Detection(logits.argmax(dim=1), logits, probability, tau, score, p_value, is_ood)
+    def _decided(out: Outputs, calibrated: Calibration) -> Detection:
+        bad = out.logits.isnan().any(dim=1)  # by NaN pixels
+        score = out.score.masked_fill(bad, math.inf)
+        return Detection(
+            label=out.logits.argmax(dim=1).masked_fill(bad, UNKNOWN),
+            logits=out.logits,
+            probability=(out.logits / calibrated.temperature).softmax(dim=1),
+            tau=out.tau,
+            score=score,
+            p_value=calibration.p_values(calibrated.scores, score),
+            is_ood=(score.double() > calibrated.threshold) | bad,
+        )
 
 
 def passes(net: Classifier) -> int:

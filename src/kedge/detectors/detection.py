@@ -1,5 +1,6 @@
 """Detection: the result of a detector on N images, as tensors and as rows."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -16,7 +17,7 @@ class Detection:
     """The result of a detector on N images, on the CPU.
 
     Attributes:
-        label: The predicted class, (N,).
+        label: The predicted class, (N,); -1 for an image with NaN or infinite pixels.
         logits: (N, C), before any temperature.
         probability: softmax(logits / T) with the one T that calibration fitted, (N, C).
         tau: The disagreement between the anchors, (N,); None for methods without anchors.
@@ -60,15 +61,19 @@ class Detection:
         if names is not None and len(names) != len(self):
             raise InputError(f"names must be one per image; got {len(names)} for {len(self)} images")
         missing = [None] * len(self)
-        labels = self.label.tolist()
+        labels = [None if label < 0 else label for label in self.label.tolist()]
         columns = (
             missing if names is None else names,
             labels,
-            [classes[label] if label < len(classes) else None for label in labels],
-            self.probability.amax(dim=1).tolist(),
-            missing if self.tau is None else self.tau.tolist(),
-            self.score.tolist(),
+            [None if label is None or label >= len(classes) else classes[label] for label in labels],
+            _numbers(self.probability.amax(dim=1)),
+            missing if self.tau is None else _numbers(self.tau),
+            _numbers(self.score),
             self.p_value.tolist(),
             self.is_ood.tolist(),
         )
         return [dict(zip(ROW, values, strict=True)) for values in zip(*columns, strict=True)]
+
+
+def _numbers(values: Tensor) -> list[float | None]:
+    return [value if math.isfinite(value) else None for value in values.tolist()]

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -16,7 +16,7 @@ from kedge.detectors.base import Detector, Outputs
 from kedge.detectors.error_predictor import ErrorPredictor, fit_predictor
 from kedge.detectors.mahalanobis import ROUNDING, ClassStatistics, Gaussians
 from kedge.detectors.registry import register
-from kedge.errors import InputError, NotReadyError
+from kedge.errors import FileFormatError, InputError, NotReadyError
 from kedge.models.classifier import evaluating
 from kedge.models.features import INPUT
 from kedge.models.head import check_head, head_name
@@ -56,8 +56,8 @@ class DEUP(Detector):
 
     Example:
         >>> net = nn.Sequential(nn.Flatten(), nn.Linear(12, 2))
-        >>> labelled = [(torch.rand(3, 2, 2), i % 2) for i in range(80)]
-        >>> detector = DEUP(net, hidden=4).fit(labelled).calibrate(labelled)
+        >>> labelled = [(torch.rand(3, 2, 2), i % 2) for i in range(140)]
+        >>> detector = DEUP(net, hidden=4).fit(labelled[:40]).calibrate(labelled[40:])
         >>> bool((detector.score(torch.rand(5, 3, 2, 2)) > 0).all())
         True
     """
@@ -148,12 +148,22 @@ class DEUP(Detector):
         return state
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
-        """Restore them."""
-        self.gaussians = Gaussians(*(state[f"density.{name}"] for name in ("centre", "whitening", "means")))
+        """Restore them, if their shapes fit the network and each other."""
+        width = cast(nn.Linear, self.net.network.get_submodule(self.head)).in_features
+        rank, classes = state["density.whitening"].numel() // width, state["shares"].numel()
+        inputs, hidden = 4 if isinstance(self.net, Anchored) else 3, self.hidden
+        density = {"centre": (width,), "whitening": (width, rank), "means": (classes, rank)}
+        predictor = {"features": (2, inputs), "errors": (2,), "first": (inputs + 1, hidden), "last": (hidden + 1,)}
+        shapes = {"shares": (classes,)} | {f"density.{name}": shape for name, shape in density.items()}
+        if "predictor.first" in state:
+            shapes |= {f"predictor.{name}": shape for name, shape in predictor.items()}
+        for name, shape in shapes.items():
+            if state[name].shape != shape or not bool(state[name].isfinite().all()):
+                raise FileFormatError(f"{name} must be {shape} finite numbers; the file has {shape_of(state[name])}")
+        self.gaussians = Gaussians(*(state[f"density.{name}"] for name in density))
         self.shares = state["shares"]
         if "predictor.first" in state:
-            parts = ("features", "errors", "first", "last")
-            self.predictor = ErrorPredictor(*(state[f"predictor.{name}"] for name in parts))
+            self.predictor = ErrorPredictor(*(state[f"predictor.{name}"] for name in predictor))
 
     @property
     def _rounding(self) -> float:

@@ -8,7 +8,6 @@ from torch import Tensor, nn
 from kedge.checks import finite
 from kedge.data import Preprocess
 from kedge.detectors.base import Detector
-from kedge.errors import ArchitectureError
 from kedge.models.head import check_head, head_name
 
 
@@ -41,12 +40,6 @@ class FeatureDetector(Detector):
             logits, z = self.features(x)
             finite("features", z, "check the network's weights")
             if unchecked:
-                try:
-                    check_head(self.net.network, unchecked, logits, z)
-                except ArchitectureError as error:
-                    raise ArchitectureError(
-                        f"the logits are not the output of {unchecked!r}, the network's last linear layer, whose input "
-                        f"{type(self).__name__} reads; pass {self.choose_by}= with the name of the right layer"
-                    ) from error
+                check_head(self.net.network, unchecked, logits, z, self.choose_by)
                 unchecked = None
             yield logits, z

@@ -98,6 +98,7 @@ class Gram(Detector):
 
     name = "gram"
     reads = "features"
+    options = ("layers", "powers", "normalise")
 
     def __init__(
         self,
@@ -139,8 +140,7 @@ class Gram(Detector):
 
     def fit_held_out(self, images: Tensor, labels: Tensor) -> None:
         """Learn how far each layer deviates on images that the bounds were not learned from."""
-        with torch.no_grad():
-            deviations = [self._deviations(self.as_input(x))[1].double() for x in images.split(256)]  # of (B, L)
+        deviations = [self._deviations(self.as_input(x))[1].double() for x in images.split(256)]  # of (B, L)
         self.expected = torch.cat(deviations).mean(dim=0)
 
     def outputs(self, x: Tensor) -> Outputs:
@@ -152,10 +152,6 @@ class Gram(Detector):
             deviations = deviations / (self.expected + EXPECTED_FLOOR).to(deviations)
         return Outputs(logits, deviations.sum(dim=1))
 
-    def config(self) -> dict[str, Any]:
-        """Layers, powers and whether layers are brought to one scale."""
-        return {"layers": list(self.layers), "powers": list(self.powers), "normalise": self.normalise}
-
     def state(self) -> dict[str, Tensor]:
         """The bounds, and the expected deviations."""
         state = {f"{name}.lower": lower for name, (lower, _) in self.bounds.items()}
@@ -165,6 +161,8 @@ class Gram(Detector):
     def load_state(self, state: Mapping[str, Tensor]) -> None:
         """Restore the bounds and the expected deviations."""
         self.bounds = {name: (state[f"{name}.lower"], state[f"{name}.upper"]) for name in self.layers}
+        if any(lower.ndim != 3 or lower.shape != upper.shape for lower, upper in self.bounds.values()):
+            raise InputError("the bounds of Gram must be (classes, powers, channels), the lower as the upper ones")
         self.expected = state.get("expected")
 
     def _deviations(self, x: Tensor) -> tuple[Tensor, Tensor]:

@@ -24,14 +24,6 @@ def for_inference(detector: Detector) -> Detector:
     Batch norms are folded into the layers before them and, on a CPU, weights are stored with channels last. A detector
     that is not fitted, that reads more than the network's output, or whose folded network has other logits is returned
     unchanged.
-
-    Example:
-        >>> from kedge.detectors import MSP
-        >>> from kedge.models import build
-        >>> images = torch.rand(30, 3, 8, 8)
-        >>> detector = MSP(build("compact", width=4)).fit(images).calibrate(images)
-        >>> bool(torch.allclose(for_inference(detector).score(images), detector.score(images), atol=1e-4))
-        True
     """
     foldable = reads_logits_alone(detector) and type(detector.net) in (Classifier, Anchored)
     if not foldable or detector.preprocess is None:
@@ -50,7 +42,7 @@ def thread_copies(detector: Detector, count: int) -> list[Detector]:
     """The detector and ``count - 1`` copies with the same weights, for threads that call one each.
 
     The modules are copied, since they may hold values during a pass; the weights are shared. A method that reads more
-    than the network's output is called by one thread at a time: the list is then the detector alone.
+    than the network's output may refer to its modules, so the list is then the detector alone.
     """
     if not reads_logits_alone(detector):
         return [detector]

@@ -47,6 +47,7 @@ class KNN(FeatureDetector):
     """
 
     name = "knn"
+    options = ("k:given", "layer:given_layer", "limit", "seed")
     learned = ("bank",)
     choose_by = "layer"
 
@@ -54,13 +55,14 @@ class KNN(FeatureDetector):
         self, net: nn.Module, *, k: int | None = None, layer: str | None = None, limit: int | None = None, seed: int = 0
     ) -> None:
         super().__init__(net, layer=layer)
+        self.given_layer = layer
         self.given = k if k is None else at_least("k", k, 1)
         self.limit = limit if limit is None else at_least("limit", limit, k or 1)
         self.seed = at_least("seed", seed, 0)
-        self.bank: Tensor | None = None
+        self.bank: Any = None  # (N, d)
 
     @property
-    def k(self) -> int | None:
+    def k(self) -> Any:
         """Which neighbour counts; None before `fit` if it was not given."""
         return self.given if self.given is not None or self.bank is None else min(DEFAULT_NEIGHBOUR, len(self.bank))
 
@@ -70,20 +72,17 @@ class KNN(FeatureDetector):
         parts = (directions(z) for _, z in self.training_features(train_set, preprocess))
         bank = sample_rows(parts, self.limit, self.seed)
         if (self.given or 0) > len(bank):
-            raise InputError(f"k must be at most the number of training images, {len(bank)}; got {self.given}")
+            raise InputError(
+                f"k must be at most the number of training images, {len(bank)}; got {self.given}: pass a smaller k, or "
+                "more images"
+            )
         self.bank = bank
 
     def outputs(self, x: Tensor) -> Outputs:
         """The network's logits and the distance to the k-th nearest neighbour."""
-        assert self.bank is not None
-        assert self.k is not None
         logits, z = self.features(x)
         z, self.bank = directions(z), self.bank.to(z.device)
         return Outputs(logits, kth_distance(z, self.bank, self.k).to(z.dtype))
-
-    def config(self) -> dict[str, Any]:
-        """The arguments."""
-        return {"k": self.given, "layer": None if self.head else self.layer, "limit": self.limit, "seed": self.seed}
 
 
 def directions(z: Tensor) -> Tensor:

@@ -52,6 +52,7 @@ class Mahalanobis(Detector):
 
     name = "mahalanobis"
     reads = "features"
+    options = ("layers", "epsilon", "combine")  # the outliers themselves are not kept
 
     def __init__(
         self,
@@ -132,13 +133,11 @@ class Mahalanobis(Detector):
         if self.combine == "equal":
             return Outputs(logits, distances.sum(dim=1))
         if self.weights is None:
-            raise NotReadyError("Mahalanobis has no weights for its layers yet: call calibrate(held_out)")
+            raise NotReadyError(
+                'Mahalanobis has no weights for its layers yet: call calibrate(held_out), or use combine="equal"'
+            )
         weights = self.weights.to(distances)
         return Outputs(logits, distances @ weights[:-1] + weights[-1])
-
-    def config(self) -> dict[str, Any]:
-        """Layers, epsilon and how layers are combined; the outliers themselves are not kept."""
-        return {"layers": list(self.layers), "epsilon": self.epsilon, "combine": self.combine}
 
     def state(self) -> dict[str, Tensor]:
         """The Gaussians, and the weights of the layers with the fingerprints of their outliers."""
@@ -256,5 +255,8 @@ def _class_labels(labels: Tensor | None, classes: int) -> Tensor:
         )
     low, high = int(labels.min()), int(labels.max())
     if high >= classes:
-        raise InputError(f"labels must lie in 0..{classes - 1}, the classes of the network; got {low}..{high}")
+        raise InputError(
+            f"labels must lie in 0..{classes - 1}, the classes of the network; got {low}..{high}: number them as the "
+            "network's outputs are"
+        )
     return labels

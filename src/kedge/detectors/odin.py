@@ -48,6 +48,7 @@ class ODIN(Detector):
 
     name = "odin"
     reads = "gradients"
+    options = ("temperature", "epsilon:given", "seed")
     learned = ("epsilon",)
 
     def __init__(
@@ -55,7 +56,8 @@ class ODIN(Detector):
     ) -> None:
         super().__init__(net)
         self.temperature = between("temperature", temperature, 0, float("inf"), open_ends=True)
-        self.given = self.epsilon = epsilon if epsilon is None else between("epsilon", epsilon, 0, 1)
+        self.given = epsilon if epsilon is None else between("epsilon", epsilon, 0, 1)
+        self.epsilon: Any = self.given
         self.seed = at_least("seed", seed, 0)
 
     @property
@@ -79,16 +81,11 @@ class ODIN(Detector):
 
     def outputs(self, x: Tensor) -> Outputs:
         """The logits of the images as they are, and the score of the moved ones."""
-        assert self.epsilon is not None
         outs = []
         for piece in self.pieces(x):
             logits, direction = uphill(self.net, piece, self.temperature)
             outs.append((logits, self._score(piece + self.epsilon * direction, like=piece)))
         return Outputs(*map(torch.cat, zip(*outs, strict=True)))
-
-    def config(self) -> dict[str, Any]:
-        """The arguments; epsilon only if it was given."""
-        return {"temperature": self.temperature, "epsilon": self.given, "seed": self.seed}
 
     def _score(self, moved: Tensor, *, like: Tensor) -> Tensor:
         logits, _ = self.net.features(moved, like=like)

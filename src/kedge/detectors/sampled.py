@@ -1,7 +1,6 @@
 """Methods that average the softmax over several predictions: deep ensembles and Monte Carlo dropout."""
 
 import contextlib
-import threading
 from abc import abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -18,11 +17,10 @@ from kedge.errors import ArchitectureError, InputError
 from kedge.models.classifier import Classifier, evaluating
 from kedge.models.ensemble import Ensemble, log_mean_softmax
 from kedge.seeds import mix_seed
+from kedge.threads import own_thread
 
 CHANNELWISE = (nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)  # these drop whole channels
 UNSUPPORTED = (nn.AlphaDropout, nn.FeatureAlphaDropout)
-# A draw is set in the layers of the network, so only one thread may draw at a time.
-_DRAWING = threading.RLock()
 
 # By the sampled logits (M, B, C) and the logarithm of their mean softmax (B, C).
 SAMPLED_SCORES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
@@ -51,6 +49,10 @@ class SampledDetector(Detector):
         sampled = self.sampled_logits(x)  # (M, B, C)
         logits = log_mean_softmax(sampled)  # (B, C)
         return Outputs(logits, SAMPLED_SCORES[self.score_by](sampled, logits))
+
+    def config(self) -> dict[str, Any]:
+        """The score."""
+        return {"score": self.score_by}
 
 
 @register
@@ -86,17 +88,13 @@ class DeepEnsemble(SampledDetector):
         with evaluating(self.net):
             return self.net.members_logits(x)
 
-    def config(self) -> dict[str, Any]:
-        """The score."""
-        return {"score": self.score_by}
-
 
 class DrawnDetector(SampledDetector):
     """A detector that draws something at random in a network, such as dropout masks, once for each sample."""
 
     def __init__(self, net: nn.Module, *, samples: int = 10, score: str = "msp", seed: int = 0) -> None:
         super().__init__(net, samples=samples, score=score)
-        self.seed = seed
+        self.seed = at_least("seed", seed, -(2**63))
 
     @abstractmethod
     def drawn(self, number: int) -> contextlib.AbstractContextManager[None]:
@@ -105,7 +103,7 @@ class DrawnDetector(SampledDetector):
     def sampled_logits(self, x: Tensor) -> Tensor:
         """The logits of a batch under each draw, (M, B, C); for an anchored network, the means over its anchors."""
         logits = []
-        with _DRAWING, evaluating(self.net):
+        with evaluating(self.net):
             for number in range(self.samples):
                 with self.drawn(number):
                     logits.append(self.net(x))
@@ -118,7 +116,7 @@ class DrawnDetector(SampledDetector):
 
     def config(self) -> dict[str, Any]:
         """The samples, the score and the seed."""
-        return {"samples": self.samples, "score": self.score_by, "seed": self.seed}
+        return super().config() | {"samples": self.samples, "seed": self.seed}
 
 
 @register
@@ -159,11 +157,13 @@ class MCDropout(DrawnDetector):
         uses: Counter[int] = Counter()  # of each layer in the current forward; a layer may be called more than once
         rows, ran = 0, False
 
+        @own_thread
         def begin(_module: nn.Module, inputs: tuple[Any, ...]) -> None:
             nonlocal rows
             uses.clear()
             rows = len(inputs[0])
 
+        @own_thread
         def drop(layer: int, module: nn.Module, output: Tensor) -> Tensor:
             nonlocal ran
             if len(output) != rows:

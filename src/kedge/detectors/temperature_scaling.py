@@ -30,12 +30,13 @@ class TemperatureScaling(LogitDetector):
     Example:
         >>> net = nn.Sequential(nn.Flatten(), nn.Linear(12, 2))
         >>> labelled = [(torch.rand(3, 2, 2), i % 2) for i in range(80)]
-        >>> detector = TemperatureScaling(net).fit(labelled).calibrate(labelled)
+        >>> detector = TemperatureScaling(net).fit(labelled[:9]).calibrate(labelled[9:])
         >>> detector.temperature > 0
         True
     """
 
     name = "temperature_scaling"
+    options = ("temperature:given",)
     learned = ("temperature",)
 
     def __init__(self, net: nn.Module, *, temperature: float | None = None) -> None:
@@ -54,19 +55,18 @@ class TemperatureScaling(LogitDetector):
         """Fit the temperature by the likelihood of the labels."""
         known = labels >= 0
         if not bool(known.any()):
-            raise InputError("held_out must have labels, since TemperatureScaling fits its temperature to them")
-        with torch.no_grad():
-            logits = torch.cat([self.net(self.as_input(x)).cpu() for x in images[known].split(256)])
+            raise InputError(
+                "held_out must have labels, since TemperatureScaling fits its temperature to them; pass labelled "
+                "images, or temperature= with a fixed one"
+            )
+        logits = torch.cat([self.net(self.as_input(x)).cpu() for x in images[known].split(256)])
         self.temperature = calibration.temperature_of_known(logits, labels[known])
 
     def of_logits(self, logits: Tensor) -> Outputs:
         """The logits as they are, and MSP of the logits divided by the temperature."""
         if self.temperature is None:
             raise NotReadyError(
-                "TemperatureScaling has no temperature yet: call calibrate(held_out) with labelled images"
+                "TemperatureScaling has no temperature yet: call calibrate(held_out) with labelled images, or pass "
+                "temperature= with a fixed one"
             )
         return Outputs(logits, scores.msp(logits / self.temperature))
-
-    def config(self) -> dict[str, Any]:
-        """The temperature, if it was given."""
-        return {"temperature": self.given}

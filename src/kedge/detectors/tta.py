@@ -1,7 +1,6 @@
 """Test-time augmentation: a baseline."""
 
 from collections.abc import Iterator
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -39,7 +38,7 @@ class TTA(Detector):
     """
 
     name = "tta"
-    options = ("k", "shift", "flip", "seed", "same_as_amp")
+    options = ("k", "shift", "flip", "score:score_by", "seed", "same_as_amp")
 
     def __init__(
         self,
@@ -70,10 +69,6 @@ class TTA(Detector):
             raise InputError(f"x must be images (B, D, H, W) to flip and crop, got {tuple(x.shape)}")
         logits = sum((self.net(copy) for copy in self._copies(x)), self.net(x)) / self.k
         return Outputs(logits, scores.SCORES[self.score_by](logits))
-
-    def config(self) -> dict[str, Any]:
-        """The arguments."""
-        return super().config() | {"score": self.score_by}
 
     def _copies(self, x: Tensor) -> Iterator[Tensor]:
         """All but the first, which is the image itself."""

@@ -54,9 +54,9 @@ class ViM(FeatureDetector):
         self.dim = default_dim(features) if dim is None else at_least("dim", dim, 0)
         if self.dim >= features:
             raise InputError(f"dim must be less than the {features} features, so that a residual is left; got {dim}")
-        self.origin: Tensor | None = None  # (d,)
-        self.residual: Tensor | None = None  # (d, d - dim), orthonormal columns
-        self.alpha: float | None = None
+        self.origin: Any = None  # (d,)
+        self.residual: Any = None  # (d, d - dim), orthonormal columns
+        self.alpha: Any = None
 
     def fit_method(self, train_set: Any, preprocess: Preprocess) -> None:
         """Find the principal space, then alpha: in a second pass if the features do not fit in memory."""
@@ -94,9 +94,6 @@ class ViM(FeatureDetector):
 
     def outputs(self, x: Tensor) -> Outputs:
         """The network's logits, and the virtual logit minus their logsumexp."""
-        assert self.origin is not None
-        assert self.residual is not None
-        assert self.alpha is not None
         logits, z = self.features(x)
         self.origin, self.residual = self.origin.to(z.device), self.residual.to(z.device)
         virtual = self.alpha * residual_norm(z, self.origin, self.residual)  # (B,)

@@ -6,7 +6,7 @@ probability that it ever raises a false alarm is at most ``alpha``. `history` ru
 """
 
 from kedge.drift.martingale import Bet, Martingale
-from kedge.drift.replay import DriftHistory, history
+from kedge.drift.replay import DriftHistory, history, scores_of
 from kedge.drift.window import Comparison, WindowTest
 
-__all__ = ["Bet", "Comparison", "DriftHistory", "Martingale", "WindowTest", "history"]
+__all__ = ["Bet", "Comparison", "DriftHistory", "Martingale", "WindowTest", "history", "scores_of"]

@@ -12,6 +12,7 @@ from kedge.metrics.arrays import Numbers as Numbers
 from kedge.metrics.arrays import as_array
 
 Floats: TypeAlias = NDArray[np.float64]
+Ints: TypeAlias = NDArray[np.int64]
 
 
 def as_scores(name: str, values: Numbers, fewest: int = 0) -> Floats:
@@ -25,17 +26,12 @@ def as_scores(name: str, values: Numbers, fewest: int = 0) -> Floats:
             f"{name} must be finite; {bad} of {array.size} values are NaN or infinite: find the images they come from"
         )
     if len(array) < fewest:
-        raise InputError(
-            f"{name} must hold at least {fewest} scores, got {len(array)}; "
-            "pass one score per held-out in-distribution image"
-        )
+        raise InputError(f"{name} must hold at least {fewest} scores, got {len(array)}; pass one per held-out image")
     return array
 
 
 def check_state(state: Mapping[str, Any], keys: Iterable[str]) -> None:
     """Raise unless a saved state holds exactly these keys."""
     if wrong := set(keys) ^ set(state):
-        raise InputError(
-            f"state must be what state() of the same class returned; {', '.join(sorted(wrong))} "
-            "is missing or unknown: save it with this version of kedge"
-        )
+        names = ", ".join(sorted(wrong))
+        raise InputError(f"state must be from state() of this class and version; {names} is missing or unknown")

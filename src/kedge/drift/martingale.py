@@ -8,10 +8,9 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 import numpy as np
-from numpy.typing import NDArray
 
 from kedge.checks import at_least, between
-from kedge.drift.arrays import Floats, Numbers, as_scores, check_state
+from kedge.drift.arrays import Floats, Ints, Numbers, as_scores, check_state
 from kedge.errors import InputError
 
 CELLS = 1 << 16
@@ -24,19 +23,12 @@ JUMPS = np.array([[1e-2], [1e-3], [1e-4], [1e-5]])
 
 @dataclass(frozen=True)
 class Bet:
-    """The martingale after one image.
+    """The martingale after one image."""
 
-    Attributes:
-        index: The image, counted from 0 in the stream.
-        p_value: Smoothed conformal p-value of its score among all scores before; small for a large score.
-        log_wealth: Natural logarithm of the wealth, which starts at 1.
-        alarm: Whether the wealth has reached ``1 / alpha`` by now.
-    """
-
-    index: int
-    p_value: float
-    log_wealth: float
-    alarm: bool
+    index: int  # the image, counted from 0 in the stream
+    p_value: float  # smoothed conformal p-value of its score among all scores before; small for a large score
+    log_wealth: float  # natural logarithm of the wealth, which starts at 1
+    alarm: bool  # whether the wealth has reached 1 / alpha by now
 
 
 def payoffs(p: Floats) -> Floats:
@@ -70,7 +62,7 @@ def first_shares() -> Floats:
     return np.full((len(JUMPS), bets), 1 / (len(JUMPS) * bets))
 
 
-def float16_cells(numbers: Floats) -> NDArray[np.int64]:
+def float16_cells(numbers: Floats) -> Ints:
     """The rank of each number's float16 among all of them; numbers beyond 65,504 share the outermost one."""
     half = np.clip(numbers, -LARGEST, LARGEST).astype(np.float16) + np.float16(0)  # turns -0 into 0
     bits = half.view(np.uint16).astype(np.int64)
@@ -102,11 +94,15 @@ class GridPast:
     scores of the past would treat them differently from future ones.
     """
 
-    def __init__(self, scores: Floats, seed: int) -> None:
+    def __init__(self, center: float, counts: Ints) -> None:
+        self.center, self._counts, self._size = center, counts, int(counts.sum())
+
+    @classmethod
+    def of(cls, scores: Floats, seed: int) -> Self:
+        """The grid around one of these scores."""
         drawn = np.random.default_rng([seed, 1]).integers(len(scores))
-        self.center = float(scores[drawn])
-        self._counts = np.bincount(float16_cells(np.delete(scores, drawn) - self.center), minlength=CELLS)
-        self._size = len(scores) - 1
+        center = float(scores[drawn])
+        return cls(center, np.bincount(float16_cells(np.delete(scores, drawn) - center), minlength=CELLS))
 
     def add(self, score: float) -> tuple[int, int, int]:
         """See `SortedPast.add`."""
@@ -120,28 +116,20 @@ class GridPast:
         (used,) = np.nonzero(self._counts)
         return [self.center, used.tolist(), self._counts[used].tolist()]
 
-    def restore(self, state: list[Any]) -> None:
-        """Continue from what `state` returned."""
-        self.center, used, counts = state
-        self._counts[:] = 0
-        self._counts[used] = counts
-        self._size = sum(counts)
-
 
 class Martingale:
     """Bets on every score of a stream against exchangeability with all scores before it.
 
     The smoothed conformal p-value of a score is its rank, with ties broken at random, among calibration scores and
     earlier stream scores together. Without drift these p-values are exactly independent and uniform, for any
-    distribution and with any ties; against a fixed calibration set they would share its accidents, and a long stream
-    would always look like drift. Bets on them win nothing on average, so by Ville's inequality the wealth ever
-    reaches ``1 / alpha`` with probability at most ``alpha``, however long the stream.
+    distribution and with any ties (against a fixed calibration set they would share its accidents). Bets on them win
+    nothing on average, so by Ville's inequality the wealth ever reaches ``1 / alpha`` with probability at most
+    ``alpha``, however long the stream.
 
-    All scores are kept, 8 bytes each. A past cut to its newest scores would break the guarantee: earlier p-values
-    depend on how the kept scores compare with the dropped ones, so the next p-value is not independent of them. With
-    ``bounded`` all scores are rounded to float16, relative to one calibration score that is drawn at random and left
-    out, and counted in half a megabyte. The guarantee is the same, since it holds with any ties. The past comes to
-    hold the drifted scores too, so a drift is noticed while it is new or not at all.
+    All scores are kept, 8 bytes each; a past cut to its newest scores would break the guarantee. With ``bounded`` they
+    are rounded to float16, relative to one calibration score that is drawn at random and left out, and counted in half
+    a megabyte. The guarantee is the same, since it holds with any ties. The past comes to hold the drifted scores too,
+    so a drift is noticed while it is new or not at all.
 
     Args:
         calibration: One score per held-out in-distribution image.
@@ -161,7 +149,7 @@ class Martingale:
 
     def __init__(self, calibration: Numbers, *, alpha: float = 0.01, seed: int = 0, bounded: bool = False) -> None:
         scores = as_scores("calibration", calibration, fewest=1)
-        self._past = GridPast(scores, seed) if bounded else SortedPast(scores)
+        self._past: SortedPast | GridPast = GridPast.of(scores, seed) if bounded else SortedPast(scores)
         self.alpha = between("alpha", alpha, 0, 1, open_ends=True)
         self.seed = at_least("seed", seed, 0)
         self.seen = 0
@@ -195,25 +183,26 @@ class Martingale:
 
     def state(self) -> dict[str, Any]:
         """Everything, as plain data for JSON; `restore` continues from it."""
-        bounded = isinstance(self._past, GridPast)
-        values = {name: getattr(self, name) for name in _VALUES}
-        return {"past": self._past.state(), "bounded": bounded, **values, "shares": self._shares.tolist()}
+        values = {name: getattr(self, name) for name in _VALUES} | {"bounded": isinstance(self._past, GridPast)}
+        return values | {"past": self._past.state(), "shares": self._shares.tolist()}
 
     @classmethod
     def restore(cls, state: Mapping[str, Any]) -> Self:
         """Make a martingale from what `state` returned."""
         check_state(state, ["past", "bounded", *_VALUES, "shares"])
-        bounded = state["bounded"]
-        martingale = cls([0.0] if bounded else state["past"], alpha=state["alpha"], seed=state["seed"], bounded=bounded)
-        if isinstance(martingale._past, GridPast):
-            martingale._past.restore(state["past"])
-        martingale.seen, martingale.since, martingale.log_wealth = state["seen"], state["since"], state["log_wealth"]
-        martingale._shares = np.array(state["shares"])
-        if martingale._shares.shape != first_shares().shape:
+        past, shares = state["past"], np.array(state["shares"])
+        if shares.shape != first_shares().shape:
             raise InputError(
-                f"state must hold shares of shape {first_shares().shape}, got {martingale._shares.shape}; "
+                f"state must hold shares of shape {first_shares().shape}, got {shares.shape}; "
                 "it was saved by a version of kedge with other bets: start anew"
             )
+        martingale = cls([0.0] if state["bounded"] else past, alpha=state["alpha"], seed=state["seed"])
+        if state["bounded"]:
+            center, used, counts = past
+            martingale._past = GridPast(center, np.bincount(used, counts, minlength=CELLS).astype(np.int64))
+        for name in ("seen", "since", "log_wealth"):
+            setattr(martingale, name, state[name])
+        martingale._shares = shares
         martingale._rng.bit_generator.advance(martingale.seen)  # type: ignore[attr-defined]  # one draw per score
         return martingale
 

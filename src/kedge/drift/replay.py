@@ -1,40 +1,33 @@
-"""Both tests over a whole array of scores, for a plot."""
+"""Both tests over a whole array of scores, and the scores of rows."""
 
+import os
+from array import array
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
-from kedge.drift.arrays import Floats, Numbers, as_scores
+from kedge.drift.arrays import Floats, Ints, Numbers, as_scores
 from kedge.drift.martingale import Martingale
-from kedge.drift.twosample import Ints
 from kedge.drift.window import WindowTest
+from kedge.errors import InputError
+from kedge.io.artifact import read_header
 
 
 @dataclass(frozen=True)
 class DriftHistory:
-    """`Martingale` and `WindowTest` over a stream of H images and T windows.
+    """`Martingale` and `WindowTest` over a stream of H images and T windows."""
 
-    Attributes:
-        log_wealth: Of the martingale after each image, (H,).
-        p_values: Smoothed conformal p-value of each image, (H,).
-        wealth_since: The image at which the martingale raised the alarm, or None.
-        log_limit: The log-wealth that raises it.
-        windows: Last image of each window, (T,).
-        p_any: P-value of each window for any change, (T,).
-        p_up: P-value of each window for a shift upwards, (T,).
-        window_since: The last image of the first window to raise the alarm, or None.
-        threshold: The p-value at or below which a window raises it.
-    """
-
-    log_wealth: Floats
-    p_values: Floats
-    wealth_since: int | None
-    log_limit: float
-    windows: Ints
-    p_any: Floats
-    p_up: Floats
-    window_since: int | None
-    threshold: float
+    log_wealth: Floats  # (H,), of the martingale after each image
+    p_values: Floats  # (H,), smoothed conformal p-values
+    wealth_since: int | None  # the image at which the martingale raised the alarm
+    log_limit: float  # the log-wealth that raises it
+    windows: Ints  # (T,), last image of each window
+    p_any: Floats  # (T,), for any change
+    p_up: Floats  # (T,), for a shift upwards
+    window_since: int | None  # the last image of the first window to raise the alarm
+    threshold: float  # the p-value at or below which a window raises it
 
 
 def history(
@@ -47,18 +40,10 @@ def history(
     alpha: float = 0.01,
     seed: int = 0,
 ) -> DriftHistory:
-    """Run a `Martingale` and a `WindowTest` over the scores of a stream, in order.
+    """Run a `Martingale` and a `WindowTest`, whose arguments these are, over the scores (H,) of a stream, in order.
 
     Each of the two raises a false alarm with probability at most ``alpha``, so either does with at most twice that.
-
-    Args:
-        scores: One score per image of the stream.
-        calibration: One score per held-out in-distribution image, at least 20.
-        window: Number of newest scores that are tested.
-        every: Images from one test to the next; a quarter of the window by default.
-        horizon: Images over which the guarantee of the windows holds; the whole array by default.
-        alpha: Probability of a false alarm, for each.
-        seed: Random seed.
+    The horizon is by default the whole stream.
 
     Example:
         >>> rng = np.random.default_rng(0)
@@ -83,3 +68,31 @@ def history(
         window_since=test.since,
         threshold=test.threshold,
     )
+
+
+def scores_of(
+    rows: Iterable[Mapping[str, Any]], detector: str | os.PathLike[str], *, any_detector: bool = False
+) -> Floats:
+    """The scores of rows that a detector wrote, in order, (H,); rows with an error are left out.
+
+    Args:
+        rows: From `kedge.scoring.read_rows`, with the sha256 of the detector that wrote them; of older rows, which have
+            none, the names of the classes are compared.
+        detector: The detector's file, or the name of one that comes with kedge.
+        any_detector: Whether to accept rows of another detector.
+    """
+    header, scores = read_header(detector), array("d")
+    classes = set(header["classes"])
+    for row in rows:
+        if row["error"]:
+            continue
+        written_by, predicted = row.get("detector"), row["class"]
+        foreign = written_by != header["sha256"] if written_by else predicted is not None and predicted not in classes
+        if foreign and not any_detector:
+            reason = f"the detector {written_by:.12}..." if written_by else f"the class {predicted!r}"
+            raise InputError(
+                f"rows must be of {detector}, the detector {header['sha256']:.12}...; {row['name']} has {reason}: name "
+                "the detector that wrote it, or use --any-detector (any_detector=True) if the scores can be compared"
+            )
+        scores.append(row["score"])
+    return as_scores("scores", scores)

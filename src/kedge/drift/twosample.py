@@ -6,14 +6,11 @@ scores are equally likely; every p-value here is a share of those orders, given 
 
 import math
 from dataclasses import dataclass
-from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from kedge.drift.arrays import Floats
-
-Ints: TypeAlias = NDArray[np.int64]
+from kedge.drift.arrays import Floats, Ints
 
 MOST_TIES = 1e-4  # share of the rank variance lost to ties, from which on the normal tail is no longer safe
 ENOUGH = 50  # permutations that reach the observed sum, after which the p-value is precise enough
@@ -21,35 +18,15 @@ ENOUGH = 50  # permutations that reach the observed sum, after which the p-value
 
 @dataclass(frozen=True)
 class Ranks:
-    """Rank statistics of T windows, each pooled with the same calibration scores.
+    """Rank statistics of T windows, each pooled with the same calibration scores."""
 
-    Attributes:
-        n: Number of calibration scores.
-        m: Number of scores in a window.
-        distance: Kolmogorov-Smirnov distance of the two distribution functions, times n m: a whole number.
-        wins: Mann-Whitney statistic: pairs in which the window's score is larger, ties one half.
-        deviation: Standard deviation of ``wins`` over all orders, given the ties.
-        ties: Share of the variance of the ranks that ties remove: 0 without ties, 1 if all scores are equal.
-        ends: Whether a place of the pooled scores, in rising order, is the last of its ties.
-    """
-
-    n: int
-    m: int
-    distance: Ints  # (T,)
-    wins: Floats  # (T,)
-    deviation: Floats  # (T,)
-    ties: Floats  # (T,)
-    ends: NDArray[np.bool_]  # (T, N)
-
-    @property
-    def ks(self) -> Floats:
-        """Largest distance of the two distribution functions, in [0, 1]."""
-        return self.distance / (self.n * self.m)
-
-    @property
-    def auroc(self) -> Floats:
-        """Probability that a score of the window is above a calibration score; a tie counts one half."""
-        return self.wins / (self.n * self.m)
+    n: int  # calibration scores
+    m: int  # scores in a window
+    distance: Ints  # (T,), Kolmogorov-Smirnov distance of the distribution functions, times n m: a whole number
+    wins: Floats  # (T,), Mann-Whitney statistic: pairs in which the window's score is larger, ties one half
+    deviation: Floats  # (T,), standard deviation of ``wins`` over all orders, given the ties
+    ties: Floats  # (T,), share of the variance of the ranks that ties remove: 1 if all scores are equal
+    ends: NDArray[np.bool_]  # (T, N), whether a place of the pooled scores, in rising order, is the last of its ties
 
 
 def ranks(windows: Floats, calibration: Floats) -> Ranks:
@@ -79,40 +56,38 @@ def ranks(windows: Floats, calibration: Floats) -> Ranks:
     )
 
 
-def p_any(distance: Ints, n: int, m: int, ends: NDArray[np.bool_] | None = None) -> Floats:
+def p_any(r: Ranks) -> Floats:
     """Exact p-value of each Kolmogorov-Smirnov distance: the share of orders whose distance is at least as large.
 
     Walks through the pooled scores in rising order and keeps the probability that i of those passed belong to the
     window and the distance was never reached; it can be reached only where a group of ties ends.
     """
-    N, i = n + m, np.arange(m + 1)
-    at = np.zeros((len(distance), m + 1))  # (T, m + 1)
+    N, i = r.n + r.m, np.arange(r.m + 1)
+    at = np.zeros((len(r.distance), r.m + 1))  # (T, m + 1)
     at[:, 0] = 1
     reached = np.zeros_like(at)
     for d in range(1, N + 1):  # scores passed
-        next_in_window = at * ((m - i) / (N - d + 1))
+        next_in_window = at * ((r.m - i) / (N - d + 1))
         at -= next_in_window
         at[:, 1:] += next_in_window[:, :-1]
-        if ends is None or ends[:, d - 1].any():
-            far = np.abs(N * i - m * d) >= distance[:, None]
-            arrived = at * (far if ends is None else far & ends[:, d - 1, None])
+        if r.ends[:, d - 1].any():
+            far = np.abs(N * i - r.m * d) >= r.distance[:, None]
+            arrived = at * (far & r.ends[:, d - 1, None])
             reached += arrived
             at -= arrived
     p: Floats = reached.sum(axis=1)
     return np.minimum(p, 1.0)  # a sum of probabilities may round above 1
 
 
-def p_up(wins: Floats, deviation: Floats, n: int, m: int) -> Floats:
+def p_up(r: Ranks) -> Floats:
     """One-sided normal p-value of Mann-Whitney statistics, with continuity correction; 1 if all scores are equal.
 
-    Without ties the tail of the rank sum is thinner than the normal one, so that these are conservative. With ties
-    the sum takes fewer values, in larger steps than the correction assumes, and may be skewed or heavy-tailed; beyond
-    `MOST_TIES` use `p_up_permuted`.
+    Conservative without ties, where the tail of the rank sum is thinner than the normal one; with ties the sum may be
+    skewed or heavy-tailed: beyond `MOST_TIES` use `p_up_permuted`.
     """
-    above = wins - n * m / 2 - 0.5
-    return np.array(
-        [math.erfc(a / (s * math.sqrt(2))) / 2 if s else 1.0 for a, s in zip(above, deviation, strict=True)]
-    )
+    above = r.wins - r.n * r.m / 2 - 0.5
+    z = [a / s if s else -math.inf for a, s in zip(above, r.deviation, strict=True)]
+    return np.array([math.erfc(value / math.sqrt(2)) / 2 for value in z])
 
 
 def p_up_permuted(window: Floats, calibration: Floats, draws: int, rng: np.random.Generator) -> float:

@@ -8,8 +8,8 @@ from typing import Any, Self
 import numpy as np
 
 from kedge.checks import at_least, between
-from kedge.drift.arrays import Floats, Numbers, as_scores, check_state
-from kedge.drift.twosample import MOST_TIES, Ints, p_any, p_up, p_up_permuted, ranks
+from kedge.drift.arrays import Floats, Ints, Numbers, as_scores, check_state
+from kedge.drift.twosample import MOST_TIES, p_any, p_up, p_up_permuted, ranks
 from kedge.errors import InputError
 
 FEWEST = 20  # scores on either side, from which on the normal tail of the rank sum is conservative
@@ -18,24 +18,14 @@ TOGETHER = 64  # windows ranked at once: bounds the memory of a long batch
 
 @dataclass(frozen=True)
 class Comparison:
-    """One window against the calibration scores.
+    """One window against the calibration scores."""
 
-    Attributes:
-        index: The window's last image, counted from 0 in the stream.
-        ks: Largest distance of the two distribution functions (Kolmogorov-Smirnov).
-        auroc: Probability that a score of the window is above a calibration score (Mann-Whitney); ties count one half.
-        p_any: P-value of ``ks``, for a change of any kind: exact.
-        p_up: One-sided p-value of ``auroc``, for a shift upwards: normal, or by permutations if there are many ties
-            (fewer permutations after an alarm, so that it stays above 1e-4).
-        alarm: Whether an alarm has been raised by now, by this window or one before.
-    """
-
-    index: int
-    ks: float
-    auroc: float
-    p_any: float
-    p_up: float
-    alarm: bool
+    index: int  # the window's last image, counted from 0 in the stream
+    ks: float  # largest distance of the two distribution functions (Kolmogorov-Smirnov)
+    auroc: float  # probability that a score of the window is above a calibration score (Mann-Whitney), ties one half
+    p_any: float  # p-value of ``ks``, for a change of any kind: exact
+    p_up: float  # one-sided p-value of ``auroc``: normal, or by permutations, fewer after an alarm, if ties are many
+    alarm: bool  # whether an alarm has been raised by now, by this window or one before
 
     @property
     def p(self) -> float:
@@ -48,12 +38,10 @@ class WindowTest:
 
     Each test is a Kolmogorov-Smirnov test, for any change, and a Mann-Whitney test, for a shift upwards. The alarm is
     raised by a p-value of at most ``threshold = alpha / (2 * tests)``, so the probability of any false alarm within
-    ``horizon`` images is at most ``alpha``, on average over calibration sets. The tests are far from independent: they
-    share the calibration scores, windows overlap, and both statistics use the same ranks. The union bound holds for
-    any dependence, and at p-values this small it loses little power unless the calibration set is as small as the
-    window (tests/test_drift.py measures how much). ``p_any`` is exact. ``p_up`` is normal and conservative while ties
-    are rare; otherwise, as for scores with fewer than about 100 values, it comes from seeded permutations, at most
-    ``draws``: with a threshold below ``1 / draws``, only ``p_any`` raises the alarm then.
+    ``horizon`` images is at most ``alpha``, on average over calibration sets: a union bound, which holds for any
+    dependence of the tests. ``p_any`` is exact. ``p_up`` is normal and conservative while ties are rare; otherwise, as
+    for scores with fewer than about 100 values, it comes from seeded permutations, at most ``draws``: with a threshold
+    below ``1 / draws``, only ``p_any`` raises the alarm then.
 
     A window notices shifts; a change of the spread alone moves the distance little and takes larger windows, or the
     `Martingale`.
@@ -94,9 +82,7 @@ class WindowTest:
         self.every = at_least("every", every, 1) if every is not None else window // 4
         self.horizon = at_least("horizon", horizon, 1)
         if horizon < window:
-            raise InputError(
-                f"horizon must be at least the window, {window}; got {horizon}: no test would ever be made"
-            )
+            raise InputError(f"horizon must be at least the window, {window}; got {horizon}: it holds no test")
         self.alpha = between("alpha", alpha, 0, 1, open_ends=True)
         self.draws = at_least("draws", draws, 1)
         self.seed = at_least("seed", seed, 0)
@@ -134,15 +120,15 @@ class WindowTest:
     def _compare(self, windows: Floats, indices: Ints) -> list[Comparison]:
         """Compare windows (T, m) whose last images have these indices."""
         r = ranks(windows, self._calibration)
-        any_change, up = p_any(r.distance, r.n, r.m, r.ends), p_up(r.wins, r.deviation, r.n, r.m)
+        any_change, up, pairs = p_any(r), p_up(r), r.n * r.m
         comparisons = []
         for t, index in enumerate(indices.tolist()):
             if MOST_TIES < r.ties[t] < 1:
                 up[t] = self._permuted(windows[t], index)
             if self.since is None and min(any_change[t], up[t]) <= self.threshold:
                 self.since = index
-            numbers = {"ks": r.ks[t], "auroc": r.auroc[t], "p_any": any_change[t], "p_up": up[t]}
-            comparisons.append(Comparison(index, alarm=self.alarm, **{k: float(v) for k, v in numbers.items()}))
+            ks, auroc = float(r.distance[t]) / pairs, float(r.wins[t]) / pairs
+            comparisons.append(Comparison(index, ks, auroc, float(any_change[t]), float(up[t]), self.alarm))
         return comparisons
 
     def _permuted(self, window: Floats, index: int) -> float:
@@ -153,13 +139,8 @@ class WindowTest:
 
     def state(self) -> dict[str, Any]:
         """Everything, as plain data for JSON; `restore` continues from it."""
-        return {
-            "calibration": self._calibration.tolist(),
-            **{name: getattr(self, name) for name in _SETTINGS},
-            "seen": self.seen,
-            "since": self.since,
-            "recent": self._recent.tolist(),
-        }
+        values = {name: getattr(self, name) for name in (*_SETTINGS, "seen", "since")}
+        return values | {"calibration": self._calibration.tolist(), "recent": self._recent.tolist()}
 
     @classmethod
     def restore(cls, state: Mapping[str, Any]) -> Self:

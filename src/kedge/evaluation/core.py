@@ -1,7 +1,8 @@
 """Evaluation: several detectors on one in-distribution test set against several out-of-distribution sets."""
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -67,6 +68,7 @@ def evaluate(
         raise InputError("detectors and ood_sets must each hold at least one; give evaluate something to compare")
     streams, first = (id_test, *ood_sets), next(iter(detectors.values())).preprocess
     id_test, *ood_sets = (_in_memory(s, first) for s in streams)
+    id_test = _renumbered(id_test, detectors)
     oods = [s.name for s in ood_sets]
     known = dict(known_in or {})
     _check_names("known_in", known, oods)
@@ -75,7 +77,7 @@ def evaluate(
         raise InputError("apart must leave at least one OOD set to take means over")
     if taken := [name for name in detectors if controls and name + PERMUTED in detectors]:
         raise InputError(f"with controls no detector may be called {taken[0] + PERMUTED!r}; rename it")
-    every = (id_test, *ood_sets, *map(_labelled, shifted), *map(_image_set, known.values()))
+    every = (id_test, *ood_sets, *_image_sets("shifted", shifted, True), *_image_sets("known_in", known.values()))
     sets = {s.name: s for s in every}
     if len(sets) != len(every):
         raise InputError(f"the sets must have different names, got {[s.name for s in every]}")
@@ -83,8 +85,8 @@ def evaluate(
     versions = {first: sets}
     for detector in detectors.values():
         if detector.preprocess not in versions:
-            others = (_in_memory(s, detector.preprocess) for s in streams)
-            versions[detector.preprocess] = sets | {s.name: s for s in others}
+            test, *others = (_in_memory(s, detector.preprocess) for s in streams)
+            versions[detector.preprocess] = sets | {s.name: s for s in (_renumbered(test, detectors), *others)}
     for preprocess, version in versions.items():
         refuse_leaks({name: d for name, d in detectors.items() if d.preprocess == preprocess}, version)
     shifted_names, known_names = tuple(s.name for s in shifted), {ood: s.name for ood, s in known.items()}
@@ -99,10 +101,10 @@ def evaluate(
             detections[set_name] = detector(images, progress=report)
             done += len(images)
         seconds = time.perf_counter() - started
-        table.results[name] = _result(detector, detections, table, version, seconds, seed)
+        table.results[name] = _result(name, detector, detections, table, version, seconds, seed)
         if controls and isinstance(detector, RescoringDetector) and detector.rescores:  # the type that has with_tau
             permuted = _permuted(detector, detections, seed)
-            table.results[name + PERMUTED] = _result(detector, permuted, table, version, seconds, seed)
+            table.results[name + PERMUTED] = _result(name, detector, permuted, table, version, seconds, seed)
     return table
 
 
@@ -111,17 +113,43 @@ def _check_names(argument: str, given: Sequence[str] | Mapping[str, Any], oods: 
         raise InputError(f"{argument} must name OOD sets, some of {', '.join(oods)}; got {', '.join(unknown)}")
 
 
-def _image_set(images: Any) -> ImageSet:
-    if not isinstance(images, ImageSet):
-        raise InputError(f"known_in must hold ImageSets by the name of an OOD set; got {type(images).__name__}")
-    return images
+def _image_sets(argument: str, given: Iterable[Any], labelled: bool = False) -> list[ImageSet]:
+    given = list(given)
+    for images in given:
+        if not isinstance(images, ImageSet) or (labelled and images.labels is None):
+            got = repr(images.name) if isinstance(images, ImageSet) else type(images).__name__
+            raise InputError(f"{argument} must hold ImageSets{' with labels' * labelled}; got {got}")
+    return given
 
 
-def _labelled(images: Any) -> ImageSet:
-    if not isinstance(images, ImageSet) or images.labels is None:
-        got = f"{images.name!r} without" if isinstance(images, ImageSet) else type(images).__name__
-        raise InputError(f"shifted must be a list of ImageSets with labels; got {got}")
-    return images
+def _renumbered(test: ImageSet, detectors: Mapping[str, Detector]) -> ImageSet:
+    """The test set with its labels as the detectors number their classes; classes that one lacks are refused."""
+    named = {name: detector.classes for name, detector in detectors.items() if detector.classes}
+    if test.labels is None or not named:
+        return test
+    if len(set(named.values())) > 1:
+        raise InputError(
+            f"detectors must have the same classes in the same order; {', '.join(map(repr, named))} have not: "
+            "evaluate them one by one"
+        )
+    name, classes = next(iter(named.items()))
+    labels = renumbered(test.labels, test.classes, classes)
+    _refuse_other_classes(name, classes, len(classes), test, labels)
+    return replace(test, labels=labels, classes=classes)
+
+
+def _refuse_other_classes(name: str, classes: Sequence[str], count: int, test: ImageSet, labels: Tensor) -> None:
+    assert test.labels is not None
+    others = test.labels[(test.labels >= 0) & ((labels < 0) | (labels >= count))].unique().tolist()
+    shown = [test.classes[i] if i < len(test.classes) else str(i) for i in others[:3]]
+    if test.classes and not classes and len(test.classes) != count:
+        shown = [f"{len(test.classes)} classes"]
+    if shown:
+        have = f"{', '.join(classes[:5])}{', ...' * (count > 5)}" if classes else f"{count}, 0 to {count - 1}"
+        raise InputError(
+            f"id_test must show the classes of {name!r}, which are {have}; {test.name!r} has {', '.join(shown)}"
+            f"{', ...' * (len(others) > 3)}: name and number classes as the detector does, or leave these images out"
+        )
 
 
 def _permuted(detector: RescoringDetector, detections: Mapping[str, Detection], seed: int) -> dict[str, Detection]:
@@ -142,6 +170,7 @@ def _in_memory(images: Any, preprocess: Preprocess | None) -> ImageSet:
 
 
 def _result(
+    name: str,
     detector: Detector,
     detections: dict[str, Detection],
     table: Evaluation,
@@ -153,7 +182,11 @@ def _result(
     for ood in table.ood_names:
         inside = inside_scores(detections, table.id_name, table.known_in.get(ood))
         metrics[ood] = detection_metrics(inside, detections[ood].score, resamples=table.resamples, seed=seed)
-    predictions = _predictions(detector, detections[table.id_name], sets[table.id_name])[0]
+    test = sets[table.id_name]
+    if test.labels is not None:  # as many classes as the network has, where the detector has no names for them
+        classes = detections[test.name].probability.shape[1]
+        _refuse_other_classes(name, detector.classes, classes, test, test.labels)
+    predictions = _predictions(detector, detections[test.name], test)[0]
     return EvaluationResult(
         metrics=metrics,
         classifier={} if predictions is None else {name: m(predictions) for name, m in CLASSIFIER_METRICS.items()},
@@ -172,7 +205,7 @@ def _predictions(detector: Detector, detection: Detection, images: ImageSet) -> 
     if images.labels is None:
         return None, torch.zeros(len(images), dtype=torch.bool)
     labels = renumbered(images.labels, images.classes, detector.classes)
-    covered = labels >= 0
+    covered = (labels >= 0) & (labels < detection.probability.shape[1])
     if not bool(covered.any()):
         return None, covered
     values = detection.label, detection.probability, detection.score, labels

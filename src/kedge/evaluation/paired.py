@@ -120,8 +120,8 @@ def best_beyond_noise(evaluation: Evaluation, *, resamples: int = RESAMPLES, see
             values = [r.metrics[ood][metric].value for r in results]
             by_set[ood, metric] = named(values, drawn[:, :, j, m], metric)
     labels = evaluation.sets[evaluation.id_name].labels
-    if labels is not None:
-        right = np.stack([(r.detections[evaluation.id_name].label == labels).numpy() for r in results])
+    if labels is not None and bool((labels >= 0).any()):
+        right = np.stack([(r.detections[evaluation.id_name].label == labels)[labels >= 0].numpy() for r in results])
         rng, n = np.random.default_rng(seed), right.shape[1]
         drawn_means = np.stack([right[:, rng.integers(n, size=n)].mean(axis=1) for _ in range(resamples)])
         overall["accuracy"] = named(list(right.mean(axis=1)), drawn_means, "accuracy")

@@ -71,16 +71,6 @@ class EvaluationResult:
         """Accuracy on the in-distribution test set, or None without labels."""
         return self.classifier.get("accuracy")
 
-    @property
-    def ece(self) -> float | None:
-        """Expected calibration error there, of the calibrated probabilities."""
-        return self.classifier.get("ece")
-
-    @property
-    def aurc(self) -> float | None:
-        """Area under the risk-coverage curve there: whether the score also tells when the classifier errs."""
-        return self.classifier.get("aurc")
-
 
 @dataclass(frozen=True)
 class Evaluation:
@@ -164,3 +154,32 @@ def inside_scores(detections: Mapping[str, Detection], id_name: str, known: str 
     """The scores of the in-distribution set, and of the known images from an OOD set's source."""
     scores = detections[id_name].score
     return scores if known is None else torch.cat([scores, detections[known].score])
+
+
+@dataclass(frozen=True)
+class Curve:
+    """A metric to draw along a number: the number of anchors, or the strength of a corruption.
+
+    Args:
+        title: The title of the figure.
+        axis: The label of the horizontal axis.
+        series: By name; for each number the label of a result, and the OOD set, or None for the mean over all.
+        metric: On the vertical axis, a detection metric.
+    """
+
+    title: str
+    axis: str
+    series: Mapping[str, Mapping[float, tuple[str, str | None]]]
+    metric: str = "auroc"
+
+    def values(self, evaluation: Evaluation) -> dict[str, dict[float, float]]:
+        """The metric by series and number, ascending; results and sets that are missing are left out."""
+        values = {
+            name: {
+                number: evaluation.results[label].detection_value(self.metric, ood)
+                for number, (label, ood) in sorted(points.items())
+                if label in evaluation.results and (ood is None or ood in evaluation.ood_names)
+            }
+            for name, points in self.series.items()
+        }
+        return {name: points for name, points in values.items() if points}

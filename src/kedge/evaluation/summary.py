@@ -89,17 +89,7 @@ class SeedValues:
 
 @dataclass(frozen=True)
 class SeedSummary:
-    """Evaluations by seed, of the same methods on sets of the same names.
-
-    Example:
-        >>> import torch, kedge
-        >>> noise = lambda name: kedge.ImageSet(torch.randint(0, 256, (40, 3, 4, 4)).byte(), torch.arange(40) % 2, name)
-        >>> net = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(48, 2))
-        >>> msp = kedge.MSP(net).fit(noise("train")).calibrate(noise("held out"))
-        >>> summary = SeedSummary({0: kedge.evaluate({"MSP": msp}, noise("test"), [noise("other")])})
-        >>> summary.table(("auroc",)).heads
-        ('method', 'AUROC ↑', 'passes', 'ms')
-    """
+    """Evaluations by seed, of the same methods on sets of the same names."""
 
     evaluations: Mapping[int, Evaluation]
 
@@ -135,10 +125,8 @@ class SeedSummary:
             cells = [self.words(label, metric) for metric in metrics]
             ms = statistics.fmean(e.results[label].milliseconds for e in self.evaluations.values())
             rows.append((starred(label, result), *cells, passes_text(result), f"{ms:.2f}"))
-        caption = (
-            f"In distribution: {self.first.id_name}. In %, means over {self.first.over}{self._seeds()}. {self._star()}"
-            "passes: through the network for one image, forward + backward; ms: for one image, on this machine."
-        )
+        caption = self._caption(f"In distribution: {self.first.id_name}. In %, means over {self.first.over}")
+        caption += "passes: through the network for one image, forward + backward; ms: for one image, on this machine."
         heads = ("method", *(METRICS[metric].head for metric in metrics), "passes", "ms")
         return TextTable(caption, heads, tuple(rows))
 
@@ -153,7 +141,7 @@ class SeedSummary:
             (starred(label, result), *(self.words(label, metric, ood) for ood in (*self.first.ood_names, None)))
             for label, result in self.first.results.items()
         )
-        caption = f"{METRICS[metric].head} in %, in distribution: {self.first.id_name}{self._seeds()}. {self._star()}"
+        caption = self._caption(f"{METRICS[metric].head} in %, in distribution: {self.first.id_name}")
         caption += f"Mean over {self.first.over}."
         return TextTable(caption, ("method", *self.first.ood_names, "mean"), rows)
 
@@ -171,12 +159,10 @@ class SeedSummary:
             },
         }
 
-    def _star(self) -> str:
-        return f"{STAR} " if any(result.uses_outliers for result in self.first.results.values()) else ""
-
-    def _seeds(self) -> str:
-        number = len(self.evaluations)
-        return f", mean ± deviation over {number} seeds" if number > 1 else ""
+    def _caption(self, words: str) -> str:
+        seeds = f", mean ± deviation over {len(self.evaluations)} seeds" if len(self.evaluations) > 1 else ""
+        star = f"{STAR} " if any(result.uses_outliers for result in self.first.results.values()) else ""
+        return f"{words}{seeds}. {star}"
 
 
 def starred(label: str, result: EvaluationResult) -> str:

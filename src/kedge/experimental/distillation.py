@@ -2,8 +2,8 @@
 
 import copy
 import hashlib
-from dataclasses import dataclass, replace
-from typing import Any, cast
+from dataclasses import replace
+from typing import Any, NamedTuple, cast
 
 import torch
 import torch.nn.functional as F
@@ -13,7 +13,7 @@ from kedge import scores
 from kedge.anchoring.folding import NORMS
 from kedge.anchoring.sampling import choose
 from kedge.checks import between, shape_of
-from kedge.data import ImageSet, Preprocess, StreamedSet, batches
+from kedge.data import ImageSet, StreamedSet, batches
 from kedge.data.leakage import fingerprints, shared
 from kedge.detectors import AMP, Detector, for_inference
 from kedge.errors import InputError, NotReadyError
@@ -155,21 +155,18 @@ class Distillation(Loss):
     def targets(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """The teacher's logits (B, C) and log tau (B,) of images in [0, 1], with all its anchors."""
         teacher = self._fast
-        if teacher.net.mean.device != x.device:
-            teacher.net.to(x.device)
+        teacher.net.to(x.device)
         with torch.no_grad():
-            logits = teacher.net.per_anchor_logits(x.to(teacher.net.mean), tta=teacher.tta)
-            outputs = teacher.of_per_anchor_logits(logits)
+            outputs = teacher.outputs(x.to(teacher.net.mean))
         assert outputs.tau is not None
         return outputs.logits.to(x), outputs.tau.clamp_min(scores.TAU_FLOOR).log().to(x)
 
     def distance(self, logits: Tensor, log_tau: Tensor, targets: tuple[Tensor, Tensor]) -> Tensor:
         """Loss of a student's logits (B, C) and log tau (B,)."""
         logits_t, log_tau_t = targets
+        classes = logits_t.shape[1]
         if logits.shape != logits_t.shape:
-            raise InputError(
-                f"network must have as many classes as its teacher, {logits_t.shape[1]}; got {logits.shape[1]}"
-            )
+            raise InputError(f"network must have as many classes as its teacher, {classes}; got {logits.shape[1]}")
         error = (logits - logits_t).square().sum() / logits_t.square().sum().clamp_min(scores.TAU_FLOOR)
         return error + F.mse_loss(log_tau, log_tau_t)
 
@@ -200,8 +197,7 @@ def mixed(x: Tensor, count: int, generator: torch.Generator) -> Tensor:
     return x[first].lerp(x[second], weight)
 
 
-@dataclass(frozen=True)
-class DistillationSplit:
+class DistillationSplit(NamedTuple):
     """Disjoint images to train on, to validate on (or None) and to calibrate on."""
 
     train: Any
@@ -222,13 +218,20 @@ def split_for(detector: Detector, train_set: Any, *, held_out: Any = None, valid
     if isinstance(train_set, ImageSet) and tuple(train_set.images.shape[1:]) != preprocess.shape:
         shape = shape_of(train_set.images[0])
         raise InputError(f"train_set must have images {preprocess.shape}, as the detector takes; got {shape}")
-    given = [_prints(images, preprocess) for images in (held_out, validation) if images is not None]
+
+    def prints_of(images: Any) -> Tensor:
+        return torch.cat([fingerprints(x) for x, _ in batches(images, preprocess)])
+
+    given = [prints_of(images) for images in (held_out, validation) if images is not None]
     if len(given) == 2 and (both := len(shared(*given))):
         raise InputError(f"validation must have no image of held_out; {both} are in both: remove them from one")
     if isinstance(train_set, ImageSet | StreamedSet):
-        prints = _prints(train_set, preprocess)
-        calibration = [] if detector.calibration is None else [detector.calibration.fingerprints]
-        own, named = _is_in(calibration, prints), _is_in(given, prints)
+        prints = prints_of(train_set)
+        own, named = torch.zeros(2, len(prints), dtype=torch.bool)
+        if detector.calibration is not None:
+            own[shared(detector.calibration.fingerprints, prints)] = True
+        for group in given:
+            named[shared(group, prints)] = True
         free = own & ~named
         if validation is None:
             fifth = free if held_out is not None else free & (prints[:, 0] % VALIDATION_FIFTH == 0)
@@ -248,7 +251,6 @@ def split_for(detector: Detector, train_set: Any, *, held_out: Any = None, valid
 
 
 def _checked_teacher(detector: Any) -> AMP:
-    """Return a detector that a student can learn from; otherwise raise an error with the reason."""
     if not isinstance(detector, AMP):
         raise InputError(f"detector must be an AMP detector; got {type(detector).__name__}")
     per_anchor = isinstance(detector.score_by, str) and detector.score_by not in scores.SCORES
@@ -277,18 +279,6 @@ def _agreement(loss: Distillation, student: Student, images: Any) -> dict[str, f
         prints.append(fingerprints(raw))
     student.calibration = replace(student.calibration, fingerprints=torch.cat(prints))
     return {"share": float(torch.cat(same).double().mean()), "images": sum(map(len, same))}
-
-
-def _prints(images: Any, preprocess: Preprocess) -> Tensor:
-    return torch.cat([fingerprints(x) for x, _ in batches(images, preprocess)])
-
-
-def _is_in(groups: list[Tensor], prints: Tensor) -> Tensor:
-    """Mask of the prints that are in any of the groups."""
-    mask = torch.zeros(len(prints), dtype=torch.bool)
-    for group in groups:
-        mask[shared(group, prints)] = True
-    return mask
 
 
 def _subset(images: ImageSet | StreamedSet, mask: Tensor) -> ImageSet | StreamedSet | None:

@@ -1,5 +1,6 @@
 """Early exit: AMP with two anchors for every image, and all of them only for images that might be flagged."""
 
+import math
 from collections.abc import Mapping
 from typing import Any, Self
 
@@ -10,7 +11,7 @@ from kedge.checks import at_least
 from kedge.detectors.amp import AMP, PER_ANCHOR_SCORES
 from kedge.detectors.base import Outputs
 from kedge.detectors.registry import register
-from kedge.errors import InputError, NotReadyError
+from kedge.errors import FileFormatError, InputError, NotReadyError
 
 
 @register
@@ -49,6 +50,7 @@ class EarlyExit(AMP):
         self._alpha = 0.05
         if isinstance(detector, AMP):
             self.preprocess, self.classes = detector.preprocess, detector.classes
+            self.fitted_on = detector.fitted_on
 
     def calibrate(
         self, held_out: Any, *, alpha: float = 0.05, delta: float | None = None, batch_size: int = 256
@@ -76,14 +78,8 @@ class EarlyExit(AMP):
             return out
         more = self.per_anchor_logits(x[going_on], rest)
         full = self.of_per_anchor_logits(torch.cat([few[:, going_on], more]))
-        assert out.tau is not None
-        assert full.tau is not None
-        rows = (going_on,)
-        return Outputs(
-            out.logits.index_put(rows, full.logits),
-            out.score.index_put(rows, full.score),
-            out.tau.index_put(rows, full.tau),
-        )
+        pairs = zip(vars(out).values(), vars(full).values(), strict=True)
+        return Outputs(*(values.index_put((going_on,), others) for values, others in pairs))
 
     def mean_passes(self, images: Any) -> float:
         """The mean number of anchors that images take, and so of passes through the network."""
@@ -111,6 +107,8 @@ class EarlyExit(AMP):
         """Set it from a file."""
         super().load_state(state)
         self.exit_threshold = float(state["exit_threshold"]) if "exit_threshold" in state else None
+        if self.exit_threshold is not None and not math.isfinite(self.exit_threshold):
+            raise FileFormatError(f"exit_threshold must be finite; the file has {self.exit_threshold}")
 
     def config(self) -> dict[str, Any]:
         """The arguments, without the anchors, which the network keeps."""
@@ -125,14 +123,9 @@ class EarlyExit(AMP):
 
 
 def exit_threshold(few: Tensor, full: Tensor, alpha: float) -> float:
-    """The score with few anchors up to which no held-out image would be flagged with all anchors.
+    """The score with few anchors (N,) up to which no held-out image would be flagged with all anchors, ``full`` (N,).
 
     It lies below the (1 - alpha) quantile of the scores with all anchors by the most that these exceed those with few.
-
-    Args:
-        few: Scores of the images with few anchors, (N,).
-        full: Scores with all anchors, (N,).
-        alpha: The share of images to flag.
 
     Example:
         >>> exit_threshold(torch.tensor([0.0, 1.0, 2.0]), torch.tensor([0.0, 1.5, 2.0]), 0.05)  # 1.95 - 0.5

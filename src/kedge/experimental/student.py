@@ -10,11 +10,11 @@ from kedge.anchoring import Anchored
 from kedge.anchoring.mean_anchor import Shifted, under_mean_anchor
 from kedge.checks import at_least
 from kedge.detectors.base import Outputs
+from kedge.detectors.logits import RescoringDetector
 from kedge.detectors.registry import register
-from kedge.detectors.rescoring import RescoringDetector
 from kedge.errors import ArchitectureError, InputError
 from kedge.models.classifier import Classifier
-from kedge.models.conversion import conversion, convert
+from kedge.models.conversion import convert, head_conversion
 from kedge.models.head import HeadOutput, head_name
 from kedge.seeds import seeded
 
@@ -25,12 +25,13 @@ class TemperatureHead(nn.Module):
     """A linear head with a second output: log tau, the spread of the anchors' sigmoids.
 
     If logits spread by s, their sigmoids spread by about sigmoid'(logit) s. So log tau is the logsumexp over classes of
-    log sigmoid'(logits), plus log s, which two small layers predict from the features.
-    ``hidden`` is the width between them; log s is the same for every image until it is learned.
+    log sigmoid'(logits), plus log s, which two small layers, ``hidden`` wide, predict from the features; log s is the
+    same for every image until it is learned.
     """
 
     def __init__(self, head: nn.Linear, hidden: int, seed: int) -> None:
         super().__init__()
+        at_least("hidden", hidden, 1)
         with seeded(seed):
             self.log_spread = nn.Sequential(nn.Linear(head.in_features, hidden), nn.ReLU(), nn.Linear(hidden, 1))
         self.log_spread.to(head.weight)
@@ -51,11 +52,7 @@ class TemperatureHead(nn.Module):
         return HeadOutput(logits, (slopes.logsumexp(dim=-1) + self.log_spread(features).squeeze(-1),))
 
 
-@conversion("student")
-def with_temperature(network: nn.Module, *, head: str, hidden: int, seed: int) -> nn.Module:
-    """Replace a network's head by a `TemperatureHead`."""
-    network.set_submodule(head, TemperatureHead(cast(nn.Linear, network.get_submodule(head)), hidden, seed))
-    return network
+head_conversion("student", TemperatureHead)
 
 
 @register
@@ -92,14 +89,9 @@ class Student(RescoringDetector):
 
     @classmethod
     def prepare(cls, net: nn.Module, *, hidden: int = HIDDEN, head: str | None = None, seed: int = 0) -> Any:
-        """Return an unanchored copy of a network with a temperature head in place of its last linear layer.
+        """An unanchored copy of a network with a `TemperatureHead` in place of its last linear layer, or of ``head``.
 
-        Args:
-            net: An unanchored network; or an anchored one, whose mean anchor then becomes part of the first layer
-                (`under_mean_anchor`).
-            hidden: See `TemperatureHead`.
-            head: Name of the layer that gives the logits, if it is not the last linear layer.
-            seed: Random seed of the new weights.
+        The mean anchor of an anchored network becomes part of its first layer (`under_mean_anchor`).
         """
         unanchored = under_mean_anchor(net) if isinstance(net, Anchored) else net
         network = unanchored.network if isinstance(unanchored, Classifier) else unanchored
@@ -108,7 +100,7 @@ class Student(RescoringDetector):
         name = head_name(network, head)
         if any(isinstance(module, Shifted) and name.startswith(f"{at}.") for at, module in network.named_modules()):
             raise ArchitectureError("net must have a head after its first layer; its first linear layer is its last")
-        return convert(unanchored, "student", head=name, hidden=at_least("hidden", hidden, 1), seed=seed)
+        return convert(unanchored, "student", head=name, hidden=hidden, seed=seed)
 
     def outputs(self, x: Tensor) -> Outputs:
         """Logits, tau, and the score of the rescaled logits."""

@@ -1,8 +1,7 @@
 """Detectors as ONNX files that work without kedge: export, check, 8-bit quantisation, and running them."""
 
-from kedge.export.check import Difference, compare
 from kedge.export.int8 import quantise, recalibrate
 from kedge.export.onnx import export_onnx
-from kedge.export.runtime import OnnxDetector
+from kedge.export.runtime import Difference, OnnxDetector, compare
 
 __all__ = ["Difference", "OnnxDetector", "compare", "export_onnx", "quantise", "recalibrate"]

@@ -23,95 +23,69 @@ def join(few: Any, rest: Any, passes: tuple[int, int]) -> Any:
         passes: The anchors of an image that exits early, and of one that does not.
     """
     onnx = needs("onnx", "onnx")
-    make, tensor = onnx.helper.make_node, onnx.numpy_helper.from_array
+    types, info = onnx.TensorProto, onnx.helper.make_tensor_value_info
+
+    def op(kind: str, inputs: list[str], output: str, **options: Any) -> Any:
+        return onnx.helper.make_node(kind, inputs, [output], name=output, **options)
+
+    def branch(prefix: str, nodes: list[Any], tensors: list[Any]) -> Any:
+        inside = [_renamed(value, f"{prefix}/{value.name}") for value in scattered]
+        return onnx.helper.make_graph(nodes, prefix, [], inside, tensors)
+
     model, second = _prefixed(few, FEW), _prefixed(rest, REST)
-    graph, outputs = model.graph, [copy.deepcopy(value) for value in few.graph.output]
-    outputs.append(onnx.helper.make_tensor_value_info("passes", onnx.TensorProto.INT64, ["N"]))
-    names = [value.name for value in outputs]
-    carried = [*names, "logits"]  # not an output, but it has its name in the graph
-    graph.initializer.extend(
+    # The logits are no output of the file, but have their name in the graph.
+    scattered = [*few.graph.output, info("logits", types.FLOAT, ["N", None])]
+    names = [value.name for value in scattered]
+    numbers = {f"{OPEN}/axis": [0], f"{OPEN}/few": passes[0], f"{OPEN}/all": passes[1]}
+    constants = {EXIT_THRESHOLD: np.float32(0), **{name: np.array(n, np.int64) for name, n in numbers.items()}}
+    model.graph.initializer.extend(onnx.numpy_helper.from_array(value, name) for name, value in constants.items())
+    model.graph.node.extend(
         [
-            tensor(np.float32(0), EXIT_THRESHOLD),
-            tensor(np.array([0], np.int64), f"{OPEN}/axis"),
-            *(
-                tensor(np.array(count, np.int64), f"{OPEN}/{name}")
-                for name, count in zip(("few", "all"), passes, strict=True)
-            ),
+            op("LessOrEqual", [f"{FEW}score", EXIT_THRESHOLD], f"{OPEN}/not"),
+            op("Not", [f"{OPEN}/not"], OPEN),  # a NaN score does not exit
+            op("Cast", [OPEN], f"{OPEN}/number", to=types.INT64),
+            op("ReduceSum", [f"{OPEN}/number", f"{OPEN}/axis"], f"{OPEN}/sum", keepdims=0),
+            op("Cast", [f"{OPEN}/sum"], f"{OPEN}/any", to=types.BOOL),
+            op("NonZero", [OPEN], f"{OPEN}/at"),
+            op("Transpose", [f"{OPEN}/at"], f"{OPEN}/rows", perm=[1, 0]),
+            op("Where", [OPEN, f"{OPEN}/all", f"{OPEN}/few"], "passes"),
         ]
     )
-    graph.node.extend(
-        [
-            make("LessOrEqual", [f"{FEW}score", EXIT_THRESHOLD], [f"{OPEN}/not"], name=f"{OPEN}/not"),
-            make("Not", [f"{OPEN}/not"], [OPEN], name=OPEN),  # a NaN score does not exit
-            make("Cast", [OPEN], [f"{OPEN}/number"], name=f"{OPEN}/number", to=onnx.TensorProto.INT64),
-            make("ReduceSum", [f"{OPEN}/number", f"{OPEN}/axis"], [f"{OPEN}/sum"], name=f"{OPEN}/sum", keepdims=0),
-            make("Cast", [f"{OPEN}/sum"], [f"{OPEN}/any"], name=f"{OPEN}/any", to=onnx.TensorProto.BOOL),
-            make("NonZero", [OPEN], [f"{OPEN}/at"], name=f"{OPEN}/at"),
-            make("Transpose", [f"{OPEN}/at"], [f"{OPEN}/rows"], name=f"{OPEN}/rows", perm=[1, 0]),
-            make("Where", [OPEN, f"{OPEN}/all", f"{OPEN}/few"], ["passes"], name="passes"),
-        ]
-    )
-    scattered = [name for name in carried if name != "passes"]
-    second_branch = [
-        make("Compress", ["images", OPEN], [f"{REST}images"], name=f"{REST}images", axis=0),
-        make("Compress", [f"{FEW}hypotheses", OPEN], [f"{REST}known"], name=f"{REST}known", axis=0),
+    then = [
+        op("Compress", ["images", OPEN], f"{REST}images", axis=0),
+        op("Compress", [f"{FEW}hypotheses", OPEN], f"{REST}known", axis=0),
         *second.graph.node,
-        *(
-            make("ScatterND", [f"{FEW}{name}", f"{OPEN}/rows", f"{REST}{name}"], [f"then/{name}"], name=f"then/{name}")
-            for name in scattered
-        ),
+        *(op("ScatterND", [f"{FEW}{name}", f"{OPEN}/rows", f"{REST}{name}"], f"then/{name}") for name in names),
     ]
-    kept = [make("Identity", [f"{FEW}{name}"], [f"else/{name}"], name=f"else/{name}") for name in scattered]
+    otherwise = [op("Identity", [f"{FEW}{name}"], f"else/{name}") for name in names]
     own = [value for value in second.graph.initializer if value.name not in CALIBRATION]
-    typed = {value.name: value for value in outputs} | {
-        "logits": onnx.helper.make_tensor_value_info("logits", onnx.TensorProto.FLOAT, ["N", None])
-    }
-    graph.node.append(
-        make(
-            "If",
-            [f"{OPEN}/any"],
-            scattered,
-            name=OPEN + "/if",
-            then_branch=onnx.helper.make_graph(
-                second_branch, "rest", [], [_renamed(typed[n], f"then/{n}") for n in scattered], own
-            ),
-            else_branch=onnx.helper.make_graph(kept, "few", [], [_renamed(typed[n], f"else/{n}") for n in scattered]),
-        )
-    )
-    del graph.output[:]
-    graph.output.extend(outputs)
+    both = {"then_branch": branch("then", then, own), "else_branch": branch("else", otherwise, [])}
+    model.graph.node.append(onnx.helper.make_node("If", [f"{OPEN}/any"], names, name=f"{OPEN}/if", **both))
+    del model.graph.output[:]
+    model.graph.output.extend([*few.graph.output, info("passes", types.INT64, ["N"])])
     return model
 
 
 def parts(model: Any) -> tuple[Any, Any, tuple[int, int]] | None:
     """The two models and the passes that `join` was given; None for a model of another kind."""
     onnx = needs("onnx", "onnx")
-    branch = next((node for node in model.graph.node if node.name == f"{OPEN}/if"), None)
+    graph = model.graph
+    branch = next((node for node in graph.node if node.name == f"{OPEN}/if"), None)
     if branch is None:
         return None
     inside = next(value.g for value in branch.attribute if value.name == "then_branch")
-    shared = [value for value in model.graph.initializer if value.name in CALIBRATION]
-    outputs = [value for value in model.graph.output if value.name != "passes"]
+    shared = [value for value in graph.initializer if value.name in CALIBRATION]
+    outputs = [value for value in graph.output if value.name != "passes"]
+    known = onnx.helper.make_tensor_value_info("known", onnx.TensorProto.FLOAT, ["N", None, None])
     models = []
-    for prefix, nodes, tensors in (
-        (FEW, model.graph.node, model.graph.initializer),
-        (REST, inside.node, inside.initializer),
-    ):
-        inputs = [copy.deepcopy(model.graph.input[0])]
-        if prefix == REST:
-            inputs.append(onnx.helper.make_tensor_value_info("known", onnx.TensorProto.FLOAT, ["N", None, None]))
-        one = onnx.helper.make_graph(
-            [copy.deepcopy(n) for n in nodes if n.name.startswith(prefix) and n.op_type != "Compress"],
-            prefix,
-            inputs,
-            outputs,
-            [copy.deepcopy(value) for value in tensors if value.name.startswith(prefix)] + shared,
-        )
-        _rename(one, lambda name, prefix=prefix: name.removeprefix(prefix))
+    for prefix, source, inputs in ((FEW, graph, [graph.input[0]]), (REST, inside, [graph.input[0], known])):
+        nodes = [node for node in source.node if node.name.startswith(prefix) and node.op_type != "Compress"]
+        own = [value for value in source.initializer if value.name.startswith(prefix)]
         part = copy.deepcopy(model)
-        part.graph.CopyFrom(one)
+        part.graph.CopyFrom(onnx.helper.make_graph(nodes, prefix, inputs, outputs, own + shared))
+        _rename(part.graph, lambda name, prefix=prefix: name.removeprefix(prefix))
         models.append(part)
-    held = {value.name: value for value in model.graph.initializer}
+    held = {value.name: value for value in graph.initializer}
     few, all_ = (int(onnx.numpy_helper.to_array(held[f"{OPEN}/{name}"])) for name in ("few", "all"))
     return models[0], models[1], (few, all_)
 

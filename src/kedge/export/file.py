@@ -77,7 +77,7 @@ def checked_metadata(entries: Mapping[str, str], path: str | os.PathLike[str]) -
 def preprocess_of(entries: Mapping[str, str]) -> Preprocess:
     """How images become inputs, from the metadata."""
     held = json.loads(entries[f"{PREFIX}preprocess"])
-    return Preprocess(tuple(held["shape"]), held["resize"], held["fit"])
+    return Preprocess.from_record({key: value for key, value in held.items() if key != "words"})
 
 
 def guarantee_of(entries: Mapping[str, str]) -> tuple[float, float | None]:
@@ -113,11 +113,6 @@ def write_calibration(
     entries = {"threshold": repr(float(np.float32(threshold))), "alpha": repr(alpha), "delta": json.dumps(delta)}
     entries["calibration_images"] = str(len(narrow))
     set_metadata(model, metadata(model) | {PREFIX + key: value for key, value in entries.items()})
-
-
-def has_early_exit(model: Any) -> bool:
-    """Whether a model uses all anchors for some images only."""
-    return any(tensor.name == EXIT_THRESHOLD for tensor in model.graph.initializer)
 
 
 def set_tensors(model: Any, values: Mapping[str, Any]) -> None:

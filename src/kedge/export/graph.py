@@ -2,7 +2,7 @@
 
 import copy
 from collections.abc import Sequence
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -10,11 +10,9 @@ from torch import Tensor, nn
 from kedge.anchoring import Anchored
 from kedge.anchoring.layer import AnchoredLayer
 from kedge.anchoring.tta import view
-from kedge.detectors import AMP, Detector, Outputs, TemperatureScaling
+from kedge.detectors import Detector, Outputs
 from kedge.detectors.inference import reads_logits_alone
-from kedge.detectors.logits import LogitDetector
 from kedge.errors import InputError
-from kedge.experimental.student import Student
 from kedge.models.classifier import Classifier, logits_of
 
 OUTPUTS = ("label", "probability", "score", "tau", "p_value", "is_ood")
@@ -58,7 +56,7 @@ class Graph(nn.Module):
         check_exportable(detector)
         self._detector, self.which = (detector,), which
         anchors = which or range(detector.net.k if isinstance(detector.net, Anchored) else 0)
-        count = detector.tta if isinstance(detector, AMP) else 1
+        count = getattr(detector, "tta", 1)
         self.views = [number % count for number in anchors]  # of the image, one for each anchor
         self.net = _bare(detector.net, anchors, self.views)
         self.calibration, self.probability = nn.Module(), nn.Module()
@@ -95,8 +93,8 @@ class Graph(nn.Module):
 
     def _outputs(self, x: Tensor, known: Tensor | None) -> tuple[Outputs, Tensor]:
         """The detector's outputs for normalised images, and the per-anchor logits (K, B, C)."""
-        detector = self._detector[0]
-        if isinstance(detector, Student):
+        detector: Any = self._detector[0]
+        if detector.reads == "output":
             out = detector.of_output(self.net.network(x))
             return out, out.logits[None]
         seen = {number: view(x, number) for number in self.views}
@@ -106,10 +104,9 @@ class Graph(nn.Module):
         logits_k = rows.view(len(self.views) or 1, -1, rows.shape[1])
         if known is not None:
             logits_k = torch.cat([known.transpose(0, 1), logits_k])
-        if isinstance(detector, AMP):
+        if detector.reads == "per_anchor_logits":
             return detector.of_per_anchor_logits(logits_k), logits_k
-        logits = logits_k.mean(dim=0) if self.views else logits_k[0]
-        return cast("LogitDetector | TemperatureScaling", detector).of_logits(logits), logits_k
+        return detector.of_logits(logits_k.mean(dim=0) if self.views else logits_k[0]), logits_k
 
 
 def check_exportable(detector: Detector) -> None:

@@ -19,21 +19,9 @@ from kedge.data import Preprocess, batches
 from kedge.data.leakage import fingerprints, halves, shared
 from kedge.errors import InputError
 from kedge.experimental.early_exit import exit_threshold
+from kedge.export import file
 from kedge.export.cascade import join, parts
-from kedge.export.file import (
-    EXIT_THRESHOLD,
-    PREFIX,
-    TEMPERATURE,
-    guarantee_of,
-    has_early_exit,
-    metadata,
-    preprocess_of,
-    read_model,
-    set_metadata,
-    set_tensors,
-    write_calibration,
-    write_model,
-)
+from kedge.export.file import EXIT_THRESHOLD, PREFIX, metadata, set_metadata, set_tensors
 from kedge.export.runtime import OnnxDetector, as_uint8, package
 
 LINEAR = ("Conv", "Gemm", "MatMul")
@@ -68,9 +56,10 @@ def quantise(
     """
     package(engine)
     quantization = needs("onnxruntime.quantization", "onnx")
-    model = read_model(path)
+    model = file.read_model(path)
     facts = metadata(model)
-    chosen = choose(training_images, preprocess_of(facts), at_least("images", images, 1), "random", seed, at_least=1)
+    preprocess = file.preprocess_of(facts)
+    chosen = choose(training_images, preprocess, at_least("images", images, 1), "random", seed, at_least=1)
     given = {"images": as_uint8(chosen).numpy()}
     if (both := parts(model)) is None:
         quantised = _quantised(model, given, quantization)
@@ -79,7 +68,7 @@ def quantise(
         known = {"known": _first_logits(few, given)}
         quantised = join(_quantised(few, given, quantization), _quantised(rest, given | known, quantization), passes)
     set_metadata(quantised, facts | {f"{PREFIX}quantised": "int8"})
-    write_model(_recalibrated(quantised, held_out, engine, None, None, seen=fingerprints(chosen)), out)
+    file.write_model(_recalibrated(quantised, held_out, engine, None, None, seen=fingerprints(chosen)), out)
 
 
 def _quantised(model: Any, given: Mapping[str, NDArray[Any]], quantization: Any) -> Any:
@@ -124,7 +113,7 @@ def recalibrate(
         delta: See `kedge.detectors.Detector.calibrate`; by default the file's, and None if ``alpha`` is given.
         engine: The engine that will run the file.
     """
-    write_model(_recalibrated(read_model(path), held_out, engine, alpha, delta), path if out is None else out)
+    file.write_model(_recalibrated(file.read_model(path), held_out, engine, alpha, delta), path if out is None else out)
 
 
 def _recalibrated(
@@ -132,10 +121,11 @@ def _recalibrated(
 ) -> Any:
     facts = metadata(model)
     if alpha is None:
-        alpha, before = guarantee_of(facts)
+        alpha, before = file.guarantee_of(facts)
         delta = before if delta is None else delta
-    preprocess = preprocess_of(facts)
-    if has_early_exit(model):
+    preprocess = file.preprocess_of(facts)
+    held = {tensor.name: tensor for tensor in model.graph.initializer}
+    if EXIT_THRESHOLD in held:
         why = "the file learns from one which images need all anchors, and its threshold from the other"
         first, second = halves(held_out, preprocess, why)
         held_out = list(zip(second.images, second.labels.tolist(), strict=True))
@@ -145,15 +135,12 @@ def _recalibrated(
             scores.append(_scored(model, preprocess, first.images, engine, seen)[0])
         set_tensors(model, {EXIT_THRESHOLD: np.float32(exit_threshold(scores[0], scores[1], alpha))})
     own_scores, logits, labels = _scored(model, preprocess, held_out, engine, seen)
-    has_label = labels >= 0
-    if not bool(has_label.any()):
-        held = {tensor.name: tensor for tensor in model.graph.initializer}
-        temperature = float(needs("onnx", "onnx").numpy_helper.to_array(held[TEMPERATURE]))
+    if bool((labels >= 0).any()):
+        temperature = calibration.temperature_of_known(logits, labels)
     else:
-        wrong = logits[has_label].argmax(dim=1) != labels[has_label]
-        temperature = calibration.fit_temperature(logits[has_label], labels[has_label]) if bool(wrong.any()) else 1.0
+        temperature = float(needs("onnx", "onnx").numpy_helper.to_array(held[file.TEMPERATURE]))
     threshold = calibration.threshold(own_scores, alpha, delta)
-    write_calibration(model, own_scores, threshold=threshold, temperature=temperature, alpha=alpha, delta=delta)
+    file.write_calibration(model, own_scores, threshold=threshold, temperature=temperature, alpha=alpha, delta=delta)
     set_metadata(model, metadata(model) | {f"{PREFIX}engine": engine})
     return model
 
@@ -164,9 +151,9 @@ def _scored(
     """Scores, logits and labels of images, -1 for no label; images with a fingerprint in ``seen`` are refused."""
     scores, logits, labels = [], [], []
     with tempfile.TemporaryDirectory(prefix="kedge-") as folder:
-        file = Path(folder) / "probe.onnx"
-        file.write_bytes(_probe(model, "logits", 2))
-        detector = OnnxDetector(file, engine=engine)
+        probe = Path(folder) / "probe.onnx"
+        probe.write_bytes(_probe(model, "logits", 2))
+        detector = OnnxDetector(probe, engine=engine)
         for x, y in batches(images, preprocess, size=BATCH):
             if seen is not None and len(shared(seen, fingerprints(x))):
                 raise InputError("held_out must be other images than training_images; some are in both: use new ones")

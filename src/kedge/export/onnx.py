@@ -18,7 +18,6 @@ import torch
 from kedge.checks import at_least, needs
 from kedge.detectors import Detector
 from kedge.errors import ArchitectureError, InputError, KedgeError, NotReadyError
-from kedge.experimental.early_exit import EarlyExit
 from kedge.export.cascade import join
 from kedge.export.file import EXIT_THRESHOLD, PREFIX, rule, set_metadata, set_tensors, write_calibration, write_model
 from kedge.export.graph import OUTPUTS, Graph, check_exportable
@@ -74,17 +73,16 @@ def export_onnx(
     write_model(model, path)
 
 
-def _model(detector: Detector, images: torch.Tensor, opset: int) -> Any:
+def _model(detector: Any, images: torch.Tensor, opset: int) -> Any:
     """The detector as onnx's ModelProto."""
-    if not isinstance(detector, EarlyExit) or detector.net.k <= detector.min_anchors:
+    k, least = getattr(detector.net, "k", 0), getattr(detector, "min_anchors", 0)
+    if not least or k <= least:
         return _traced(Graph(detector), [images], opset)
-    k, least = detector.net.k, detector.min_anchors
     first = Graph(detector, range(least))
     with torch.no_grad():
         known = dict(zip(first.names, first(images), strict=True))["hypotheses"]
     few = _traced(first, [images], opset)
     model = join(few, _traced(Graph(detector, range(least, k)), [images, known], opset), (least, k))
-    assert detector.exit_threshold is not None
     set_tensors(model, {EXIT_THRESHOLD: np.float32(detector.exit_threshold)})
     return model
 
@@ -99,15 +97,8 @@ def _traced(graph: Graph, inputs: Sequence[torch.Tensor], opset: int) -> Any:
             names = ("images", "known")[: len(inputs)]
             shapes = {name: {0: torch.export.Dim("N")} for name in names}
             captured = torch.export.export(graph, tuple(inputs), dynamic_shapes=shapes, strict=False)
-            program = torch.onnx.export(
-                captured,
-                (),
-                dynamo=True,
-                opset_version=opset,
-                input_names=list(names),
-                output_names=list(graph.names),
-                verbose=False,
-            )
+            options: Any = {"input_names": list(names), "output_names": list(graph.names), "opset_version": opset}
+            program = torch.onnx.export(captured, (), dynamo=True, verbose=False, **options)
     except KedgeError:
         raise
     except Exception as error:  # the exporter raises many kinds
@@ -143,15 +134,14 @@ def _strip(model: Any) -> None:
 
 def _facts(detector: Detector, sha256: str) -> dict[str, str]:
     assert detector.preprocess is not None
-    facts = {
-        "method": detector.name,
-        "options": json.dumps(detector.config()),
-        "classes": json.dumps(list(detector.classes)),
-        "preprocess": rule(detector.preprocess),
-        "detector_sha256": sha256,
-        "version": version("kedge"),
+    return {
+        f"{PREFIX}method": detector.name,
+        f"{PREFIX}options": json.dumps(detector.config()),
+        f"{PREFIX}classes": json.dumps(list(detector.classes)),
+        f"{PREFIX}preprocess": rule(detector.preprocess),
+        f"{PREFIX}detector_sha256": sha256,
+        f"{PREFIX}version": version("kedge"),
     }
-    return {PREFIX + key: value for key, value in facts.items()}
 
 
 def _sha256(detector: Detector) -> str:
@@ -166,10 +156,9 @@ def _quiet() -> Iterator[None]:
     """Hide the exporter's notices, which a user cannot act on."""
     logger = logging.getLogger("torch.onnx")
     level = logger.level
+    logger.setLevel(logging.ERROR)
     try:
-        logger.setLevel(logging.ERROR)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
+        with warnings.catch_warnings(action="ignore"):
             yield
     finally:
         logger.setLevel(level)

@@ -1,9 +1,11 @@
-"""Run an exported detector with onnxruntime or OpenVINO."""
+"""Run an exported detector with onnxruntime or OpenVINO, and compare its results with those of the detector."""
 
+import math
 import os
 import sys
 import warnings
 from collections.abc import Callable, Sequence, Set
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +15,14 @@ from numpy.typing import NDArray
 
 from kedge.checks import at_least, needs, one_of
 from kedge.data import batches
-from kedge.errors import FileFormatError, InputError, KedgeWarning
+from kedge.detectors import Detector
+from kedge.errors import FileFormatError, InputError, KedgeWarning, NotReadyError
 from kedge.export.file import PREFIX, checked_metadata, preprocess_of
 from kedge.export.graph import OUTPUTS
 
 ENGINES = ("onnxruntime", "openvino")
 OLD_NAMES = {"temperature": "tau"}  # of outputs in files of kedge 0.1
+CLOSE = 1e-4  # of the largest score or logit, as far as float32 carries through a network
 BATCH = 16  # times the anchors; the activations of larger batches do not fit into the caches
 
 Arrays = dict[str, NDArray[Any]]
@@ -77,6 +81,55 @@ class OnnxDetector:
         loaded = batches(images, self.preprocess, size=at_least("batch_size", batch_size, 1))
         parts = [self._run(np.ascontiguousarray(as_uint8(x).cpu().numpy())) for x, _ in loaded]
         return {name: np.concatenate([part[stored] for part in parts]) for name, stored in self._names.items()}
+
+
+@dataclass(frozen=True)
+class Difference:
+    """The difference between the results of a file and of its detector.
+
+    Attributes:
+        largest: The largest difference of two scores.
+        scale: The largest absolute score.
+        verdicts: Images with another label or decision that rounding does not explain.
+    """
+
+    largest: float
+    scale: float
+    verdicts: int
+
+    @property
+    def is_close(self) -> bool:
+        """Whether the difference is only rounding."""
+        return self.largest <= CLOSE * self.scale and not self.verdicts  # NaN is not close
+
+
+def compare(detector: Detector, path: str | os.PathLike[str], *, images: int = 8, seed: int = 0) -> Difference:
+    """Compare a calibrated detector with the file it was exported to, on random images, at once and one by one."""
+    if detector.preprocess is None or detector.calibration is None:
+        raise NotReadyError("the detector must be fitted and calibrated before it is compared: call fit and calibrate")
+    shape = (at_least("images", images, 1), *detector.preprocess.shape)
+    pixels = torch.randint(0, 256, shape, generator=torch.Generator().manual_seed(seed), dtype=torch.uint8)
+    expected, exported = detector(pixels), OnnxDetector(path)
+    both = [exported(pixels, batch_size=size) for size in (images, 1)]
+    scores, logits = expected.score.double().numpy(), expected.logits.double().sort(dim=1).values.numpy()
+    scale = float(np.abs(scores).max())
+    sure_label = logits[:, -1] - logits[:, -2:][:, 0] > CLOSE * np.abs(logits).max()
+    sure_decision = np.abs(scores - detector.calibration.threshold) > CLOSE * scale
+    sure_exit = np.ones(images, np.bool_)  # rounding cannot change whether these images exit early
+    if getattr(detector, "exit_threshold", None) is not None:
+        method: Any = detector
+        with torch.no_grad():
+            few = method.per_anchor_logits(method.as_input(pixels), range(method.min_anchors))
+            score = method.of_per_anchor_logits(few).score.double().numpy()
+        sure_exit = np.abs(score - method.exit_threshold) > CLOSE * np.abs(score).max()
+    largest, others = 0.0, np.zeros(images, np.bool_)
+    for outputs in both:
+        others |= sure_label & (outputs["label"] != expected.label.numpy())
+        others |= sure_decision & (outputs["is_ood"] != expected.is_ood.numpy())
+        largest = float(np.max(np.abs(outputs["score"] - scores)[sure_exit], initial=largest))
+    if not all(np.isfinite(outputs["score"]).all() for outputs in both):
+        largest = math.nan
+    return Difference(largest, scale, int((others & sure_exit).sum()))
 
 
 def as_uint8(images: torch.Tensor) -> torch.Tensor:

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from kedge.errors import FileFormatError, InputError, KedgeError
 from kedge.files import atomic
+from kedge.io.schema import check
 
 FORMAT_VERSION = 3
 SHIPPED = Path(__file__).parent.parent / "shipped"
@@ -68,17 +69,29 @@ def read_tensor(path: str | os.PathLike[str], name: str) -> Tensor:
         return tensor
 
 
-def read(path: str | os.PathLike[str]) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Read a file that `write` wrote; damage, tampering and newer versions are errors that say so."""
+def read(
+    path: str | os.PathLike[str], *, expected_sha256: str | None = None
+) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """Read a file that `write` wrote; damage, tampering and other versions are errors.
+
+    Args:
+        path: The file.
+        expected_sha256: SHA-256 of the whole file, as ``sha256sum`` prints it, from a source that you trust.
+    """
+    if expected_sha256 is not None and locate(path).is_file():
+        with locate(path).open("rb") as file:
+            actual = hashlib.file_digest(file, "sha256").hexdigest()
+        if actual != expected_sha256.strip().lower():
+            raise FileFormatError(f"{path} must have the sha256 {expected_sha256}; it has {actual}: get the right file")
     with _opened(path) as (header, opened):
         tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118 -- not a mapping
     if header.pop("sha256") != _digest(header, tensors):
         raise FileFormatError(f"{path} was changed after it was saved: its sha256 does not match; get a fresh copy")
-    try:
-        packed = header.pop("packed", [])  # files of version 1 have none
-        return header, tensors | {name: tensors[name].float() for name in packed}
-    except (KeyError, TypeError) as error:
-        raise FileFormatError(f"{path} has a damaged header: {error}") from error
+    packed = header.pop("packed", [])  # files of version 1 have none
+    check(packed, list[str], f"{path} has a damaged header: packed")
+    if missing := set(packed) - set(tensors):
+        raise FileFormatError(f"{path} has a damaged header: there are no tensors {', '.join(sorted(missing))}")
+    return header, tensors | {name: tensors[name].float() for name in packed}
 
 
 @contextmanager
@@ -105,9 +118,9 @@ def _header(path: Path, metadata: Mapping[str, str]) -> dict[str, Any]:
         version, _ = header["version"], header["sha256"]
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise FileFormatError(f"{path} has a damaged header: {error}") from error
-    if not isinstance(version, int) or version > FORMAT_VERSION:
+    if type(version) is not int or not 1 <= version <= FORMAT_VERSION:
         raise FileFormatError(
-            f"{path} has format version {version}; this kedge reads up to {FORMAT_VERSION}: install a newer kedge"
+            f"{path} has format version {version!r}; this kedge reads 1 to {FORMAT_VERSION}: install a newer kedge"
         )
     return header
 

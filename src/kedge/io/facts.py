@@ -3,9 +3,9 @@
 import os
 from typing import Any
 
-from kedge.errors import FileFormatError
 from kedge.io import artifact
 from kedge.io.migrate import migrate
+from kedge.io.schema import Header, check, readable
 
 
 def facts(file: str | os.PathLike[str]) -> dict[str, Any]:
@@ -16,8 +16,9 @@ def facts(file: str | os.PathLike[str]) -> dict[str, Any]:
         '3 x 32 x 32'
     """
     header, tensors = artifact.read(file)
-    try:
+    with readable(file, "a detector"):
         header = migrate(header)
+        check(header, Header, "header")
         network, calibration = header["network"], header["calibration"] or {}
         members = network.get("ensemble", [network])
         spec, record = members[0]["spec"], members[0]["record"]
@@ -43,11 +44,9 @@ def facts(file: str | os.PathLike[str]) -> dict[str, Any]:
             "seed": record.get("seed"),
             "training_seconds": record.get("seconds"),
             "commit": record.get("made with", {}).get("commit"),
-            **{name: header["versions"][name] for name in ("kedge", "torch")},
+            **{name: header["versions"].get(name) for name in ("kedge", "torch")},
             "bytes": artifact.locate(file).stat().st_size,
         }
-    except (KeyError, TypeError, AttributeError, IndexError) as error:
-        raise FileFormatError(f"{file} is a kedge file, but not of a detector: {error} is missing") from error
 
 
 def _short(value: Any) -> str:

@@ -2,6 +2,7 @@
 
 import copy
 import itertools
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -10,16 +11,22 @@ from torch import Tensor, nn
 
 from kedge.anchoring import Anchored, anchor
 from kedge.anchoring.corruption import Corruption, describe_corruption
+from kedge.anchoring.options import AnchoringOptions
+from kedge.checks import one_of
+from kedge.data import Preprocess
 from kedge.errors import ArchitectureError, FileFormatError, InputError
 from kedge.io import artifact
 from kedge.io.graphs import stored_graph
+from kedge.io.schema import arguments
 from kedge.models import Spec
 from kedge.models.classifier import Classifier
-from kedge.models.conversion import apply
+from kedge.models.conversion import CONVERSIONS, apply
 from kedge.models.ensemble import Ensemble
 from kedge.models.graph import CONSTANTS
 from kedge.models.named import rebuilt
 from kedge.seeds import seeded
+
+LARGEST_INPUT = 2**27  # numbers
 
 
 def describe(net: Classifier) -> dict[str, Any]:
@@ -76,6 +83,7 @@ def rebuild(
             model.stored_type = described["type"]
             model.spec = None if spec is None else Spec(**spec)  # type: ignore[assignment]
         elif spec is not None:
+            _check_sizes(spec["arguments"], weights)
             model = _built_in(spec, numbers)
         else:
             raise InputError(
@@ -88,7 +96,8 @@ def rebuild(
         raise InputError(f"model must be a torch.nn.Module, got {type(model).__name__}")
     if anchored is not None and not isinstance(model, Anchored):
         options = dict(anchored["options"])
-        options["corruption"] = _corruption(options["corruption"])
+        corruption = _corruption(options.pop("corruption", None))
+        options = {**arguments(AnchoringOptions, options, "anchored.options"), "corruption": corruption}
         try:
             model = anchor(model, layer=anchored["layer"], **options)
         except (ArchitectureError, InputError) as error:
@@ -96,7 +105,9 @@ def rebuild(
     net = model if isinstance(model, Classifier) else Classifier(model)
     if not getattr(net.network, "conversions", None):
         for step in described["conversions"]:
-            net.network = apply(net.network, step["name"], **step["arguments"])
+            _check_sizes(step["arguments"], weights)
+            function = CONVERSIONS[one_of("conversion", step["name"], tuple(CONVERSIONS))]
+            net.network = apply(net.network, step["name"], **arguments(function, step["arguments"], step["name"]))
     if anchored is None and isinstance(net, Anchored):
         raise InputError(
             "this file holds an unanchored network and model= is anchored; pass the network that was saved"
@@ -112,9 +123,20 @@ def rebuild(
         raise InputError(f"model must be {saved_type}; its weights do not fit: {error}") from error
     if described["channels_last"]:
         net.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    net.has_statistics = bool(described["normalised"])
+    if described["normalised"] or net.has_statistics:
+        net.set_statistics(net.mean, net.std)  # checks them
     net.record = dict(described["record"])
+    if net.record.get("preprocess") is not None:
+        saved_preprocess(net.record["preprocess"])  # for `Detector.fit`
     return net.eval()
+
+
+def saved_preprocess(saved: Any) -> Preprocess:
+    """The preprocessing that a file names."""
+    preprocess = Preprocess.from_record(arguments(Preprocess, saved, "preprocess"))
+    if min(preprocess.shape, default=0) < 1 or math.prod(preprocess.shape) > LARGEST_INPUT:
+        raise FileFormatError(f"preprocess.shape must be that of an input; got {preprocess.shape}")
+    return preprocess
 
 
 def _ensemble(
@@ -148,7 +170,18 @@ def _built_in(spec: Mapping[str, Any], numbers: int) -> nn.Module:
         raise FileFormatError(f"this kedge cannot build the file's network: {error}; install a newer one") from error
 
 
+def _check_sizes(sizes: Mapping[str, Any], weights: Mapping[str, Tensor]) -> None:
+    """No layer is wider than the file has numbers, and no network deeper than it has tensors."""
+    for name, value in sizes.items():
+        most = len(weights) if name == "depth" else sum(tensor.numel() for tensor in weights.values())
+        size = math.prod(value) if isinstance(value, list) else value
+        if name != "seed" and isinstance(size, int) and size > most:
+            raise FileFormatError(f"{name} must be at most {most}, as large as the file's network; got {size}")
+
+
 def _corruption(saved: Any) -> Any:
     if not isinstance(saved, dict):
         return saved
-    return None if "function" in saved else Corruption(**saved)  # a function is not in the file; only training needs it
+    if "function" in saved:  # it is not in the file, and only training needs it
+        return None
+    return Corruption(**arguments(Corruption, saved, "corruption"))

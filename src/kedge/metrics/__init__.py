@@ -23,12 +23,7 @@ GRID = 20_000  # thresholds that replace a larger number: their spacing is far b
 
 @dataclass(frozen=True)
 class Estimate:
-    """A metric's value, and its bootstrap interval if there is one.
-
-    Example:
-        >>> Estimate(0.9, low=0.88, high=0.93)
-        Estimate(value=0.9, low=0.88, high=0.93)
-    """
+    """A metric's value, and its bootstrap interval if there is one."""
 
     value: float
     low: float | None = None

@@ -8,14 +8,17 @@ from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
+from kedge.checks import layout_hint
 from kedge.errors import InputError
+from kedge.models.base import Network
 from kedge.models.features import read_features
 from kedge.pixels import to_unit
 
-# Networks that are in evaluation mode for a while: the modes of their modules before, and how many blocks are inside.
-_MODES: dict[nn.Module, list[tuple[nn.Module, bool]]] = {}
-_INSIDE: Counter[nn.Module] = Counter()
+# Modules that are in evaluation mode for a while: their modes before, and how many blocks use them.
+_MODES: dict[nn.Module, bool] = {}
+_USERS: Counter[nn.Module] = Counter()
 _MODES_LOCK = threading.Lock()
 
 
@@ -41,6 +44,7 @@ class Classifier(nn.Module):
     outliers: Tensor | None
     # Buffers whose shape depends on the data, so a state dict may bring them in another shape.
     flexible_buffers: tuple[str, ...] = ("mean", "std", "outliers")
+    bare = False  # whether kedge wrapped a network of which no normalisation is known; see `as_classifier`
 
     def __init__(self, network: nn.Module, *, mean: Any = None, std: Any = None) -> None:
         super().__init__()
@@ -84,7 +88,7 @@ class Classifier(nn.Module):
             if value.numel() > 1 and (x.ndim < 2 or x.shape[1] != value.numel()):
                 raise InputError(
                     f"x must be (B, {value.numel()}, ...) to match the {value.numel()} values of {name}, "
-                    f"got {tuple(x.shape)}; for one image pass x[None]"
+                    f"got {tuple(x.shape)}; {layout_hint(x.shape, value.numel())}"
                 )
         if not self.has_statistics:
             return x.clone()  # a layer that works in place must not change the caller's images
@@ -127,6 +131,17 @@ class Classifier(nn.Module):
         self.has_statistics = self.has_statistics or bool((self.mean != 0).any() or (self.std != 1).any())
 
 
+def as_classifier(net: nn.Module) -> Classifier:
+    """The network itself if it is a `Classifier`, or one around it; ``bare`` if a normalisation may be missing."""
+    if isinstance(net, Classifier):
+        return net
+    wrapped = Classifier(net)
+    leaves = [module for module in net.modules() if next(module.children(), None) is None]
+    own = isinstance(leaves[0], _BatchNorm) or any("Normali" in type(module).__name__ for module in leaves)
+    wrapped.bare = not (own or isinstance(net, Network))
+    return wrapped
+
+
 def logits_of(output: Any) -> Tensor:
     """The logits in a network's output: a tensor, or the ``.logits`` of an output object."""
     logits = output if isinstance(output, Tensor) else getattr(output, "logits", None)
@@ -143,21 +158,23 @@ def logits_of(output: Any) -> Tensor:
 def evaluating(network: nn.Module) -> Iterator[None]:
     """Put a network in evaluation mode inside the block, and each of its modules back as it was afterwards.
 
-    A network already in evaluation mode is left alone, so single modules kept in training mode stay so. Of several
-    threads in such a block at once, the last one to leave puts the modules back.
+    A network already in evaluation mode is left alone, so single modules kept in training mode stay so. Modules are
+    counted one by one, since several detectors may share a network: of all threads that use a module, the last one to
+    leave puts it back.
     """
     with _MODES_LOCK:
-        if network.training and network not in _MODES:
-            _MODES[network] = [(module, module.training) for module in network.modules()]
+        modules = list(network.modules()) if network.training or network in _MODES else []
+        for module in modules:
+            _MODES.setdefault(module, module.training)
+            _USERS[module] += 1
+        if any(module.training for module in modules):
             network.eval()
-        changed = network in _MODES
-        _INSIDE[network] += changed
     try:
         yield
     finally:
         with _MODES_LOCK:
-            _INSIDE[network] -= changed
-            if _INSIDE[network] == 0:
-                del _INSIDE[network]
-                for module, mode in _MODES.pop(network, []):
-                    module.training = mode
+            for module in modules:
+                _USERS[module] -= 1
+                if _USERS[module] == 0:
+                    del _USERS[module]
+                    module.training = _MODES.pop(module)

@@ -23,6 +23,15 @@ def conversion(name: str) -> Callable[[Conversion], Conversion]:
     return register
 
 
+def head_conversion(name: str, kind: Callable[..., nn.Module]) -> None:
+    """Register the conversion that puts ``kind(head, **arguments)`` in the place of a network's head."""
+
+    @conversion(name)
+    def replace(network: nn.Module, *, head: str, **arguments: Any) -> nn.Module:
+        network.set_submodule(head, kind(network.get_submodule(head), **arguments))
+        return network
+
+
 def convert(net: nn.Module, name: str, **arguments: Any) -> Any:
     """A converted copy of a network, or of the one inside a `Classifier`; the arguments go into files as plain data."""
     copied = copy.deepcopy(net)

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from kedge.checks import shape_of
 from kedge.errors import InputError
-from kedge.models.classifier import Classifier
+from kedge.models.classifier import Classifier, as_classifier
 
 
 def log_mean_softmax(logits: Tensor) -> Tensor:
@@ -35,7 +35,7 @@ class Ensemble(Classifier):
         if len(members) == 0 or not all(isinstance(member, nn.Module) for member in members):
             kinds = ", ".join(type(member).__name__ for member in members) or "none"
             raise InputError(f"members must be at least one network and nothing else, got {kinds}")
-        super().__init__(nn.ModuleList(m if isinstance(m, Classifier) else Classifier(m) for m in members))
+        super().__init__(nn.ModuleList(map(as_classifier, members)))
 
     @property
     def members(self) -> list[Classifier]:

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from kedge.checks import shape_of
 from kedge.errors import InputError
+from kedge.threads import own_thread
 
 INPUT = ":in"  # after a layer's name: what goes into it
 
@@ -51,8 +52,9 @@ def read_features(net: nn.Module, x: Tensor, layers: Sequence[str] | None = None
 
     def hook(name: str, module: nn.Module) -> Any:
         if name.endswith(INPUT):
-            return module.register_forward_pre_hook(lambda _, inputs: (keep(name, inputs[0]), *inputs[1:]))
-        return module.register_forward_hook(lambda _, inputs, output: keep(name, output))
+            before = own_thread(lambda _, inputs: (keep(name, inputs[0]), *inputs[1:]))
+            return module.register_forward_pre_hook(before)
+        return module.register_forward_hook(own_thread(lambda _, inputs, output: keep(name, output)))
 
     with ExitStack() as hooks:  # removes the hooks also when the forward fails
         for name, module in modules.items():

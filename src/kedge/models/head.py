@@ -67,8 +67,8 @@ def head_to_prepare(net: nn.Module, kind: type[nn.Module], head: str | None) -> 
     return name, layer
 
 
-def check_head(network: nn.Module, head: str, logits: Tensor, features: Tensor) -> None:
-    """Raise if the logits are not the head's output for its input: then another layer is the head, or none is."""
+def check_head(network: nn.Module, head: str, logits: Tensor, features: Tensor, option: str = "head") -> None:
+    """Raise if the logits are not the head's output for its input; ``option`` is the argument that names the layer."""
     with torch.no_grad():
         again = network.get_submodule(head)(features)
     again, logits = again.logits if isinstance(again, HeadOutput) else again, logits.detach()
@@ -77,8 +77,8 @@ def check_head(network: nn.Module, head: str, logits: Tensor, features: Tensor) 
     largest = float(logits.abs().max())
     if again.shape != logits.shape or not torch.allclose(again, logits, rtol=close, atol=close * largest):
         raise ArchitectureError(
-            f"the logits are not the output of {head!r}, the network's last linear layer; pass head= with the name of "
-            "the layer that gives them"
+            f"the logits are not the output of {head!r}, the network's last linear layer, whose input is read; "
+            f"pass {option}= with the name of the right layer"
         )
 
 

@@ -88,7 +88,7 @@ def network(
             raise InputError(f"size must be given to replace the head of {name}, whose input size is unknown")
         replace_head(net, classes, torch.zeros(2, *shape), seed=seed)
     if shape is not None:
-        net.record["preprocess"] = {**(loaded.preprocess or {}), "shape": shape}
+        net.record["preprocess"] = {**(loaded.preprocess or {}), "shape": shape, "background": "white"}
     if loaded.classes and classes in (None, len(loaded.classes)):
         net.record["classes"] = list(loaded.classes)
     return net.eval()

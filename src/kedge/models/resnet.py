@@ -62,13 +62,7 @@ class ResNet(Network):
     feature_layers: ClassVar[tuple[str, ...]] = ("layer1", "layer2", "layer3", "layer4", "flatten")
 
     def __init__(
-        self,
-        depth: int,
-        stem: str = "imagenet",
-        *,
-        classes: int | None = None,
-        channels: int = 3,
-        dropout: float = 0.0,
+        self, depth: int, stem: str = "imagenet", *, classes: int | None = None, channels: int = 3, dropout: float = 0.0
     ) -> None:
         bottleneck, counts = _DEPTHS[one_of("depth", depth, tuple(_DEPTHS))]
         small = one_of("stem", stem, tuple(_CLASSES)) == "cifar"

@@ -1,6 +1,7 @@
 """Images to score: files, folders, globs, lists, tars and parquet files, cut into shards of a few hundred."""
 
 import glob
+import hashlib
 import io
 import os
 import tarfile
@@ -14,16 +15,19 @@ from typing import Any
 
 from PIL import Image
 
-from kedge.data.decoding import open_image
+from kedge.data.decoding import MAX_FILE, open_image
 from kedge.data.sources.folders import endings
 from kedge.errors import FileFormatError, InputError
-from kedge.scoring.rows import COLUMNS, OLD_COLUMNS, parquet_module
+from kedge.files import regular_file
+from kedge.scoring.rows import LAYOUTS, parquet_module
 
 Opener = Callable[[], Image.Image]  # reads one image, or raises an `InputError`
 LISTS = (".txt", ".lst")
 IMAGE_COLUMNS = ("image", "img", "bytes", "jpg", "png")  # of a parquet file, unless one is named
 SHARD = 512  # images, the most that are scored twice when a job is killed
 READ_AHEAD = 64  # rows of a parquet file in memory besides those in use
+_ESCAPES = {0xDC00 + byte: f"\\x{byte:02x}" for byte in range(128, 256)}  # of bytes that Python could not decode
+LONGEST = 4096  # characters of a name in a row: longer ones make a CSV file that not every program can read
 
 
 @dataclass(frozen=True)
@@ -42,38 +46,29 @@ class Shard:
         return [as_text(item if self.kind == "files" else f"{self.source}#{item}") for item in self.items]
 
 
-class Reader:
-    """Opens the images of shards; in a parquet file it continues where the previous shard ended."""
-
-    def __init__(self) -> None:
-        self._values: Iterator[Any] = iter(())
-        self._next: tuple[str, str, int] | None = None  # the file, column and row that `_values` continue with
-
-    def openers(self, shard: Shard) -> Iterator[Opener]:
-        """A function for each image that reads it or raises an `InputError`."""
-        if shard.kind == "parquet":
-            yield from self._parquet(shard)
+def openers(shards: Iterable[Shard]) -> Iterator[Opener]:
+    """A function for each image of the shards; in a parquet file, a shard continues where the one before ended."""
+    values: Iterator[Any] = iter(())
+    position: tuple[str, str, int] | None = None  # the file, column and row that the values continue with
+    for shard in shards:
+        if shard.kind == "files":
+            yield from (partial(open_image, path) for path in shard.items)
         elif shard.kind == "tar":
             yield from (partial(_open_member, shard.source, *item) for item in shard.items)
         else:
-            yield from (partial(open_image, path) for path in shard.items)
-
-    def _parquet(self, shard: Shard) -> Iterator[Opener]:
-        first, count = shard.items[0], len(shard.items)
-        if self._next != (shard.source, shard.column, first):
-            self._values = ParquetImages(shard.source).values(shard.column, first)
-        self._next = None
-        for row in shard.items:
-            value = next(self._values, StopIteration)
-            if value is StopIteration:
-                raise FileFormatError(f"{shard.source} cannot be read as a parquet file: it has too few rows")
-            if isinstance(value, dict):  # as Hugging Face's datasets store images
-                value = value.get("bytes") or value.get("path")
-            if not isinstance(value, (str, bytes)):
-                value = b""  # not an image, which becomes the row's error
-            file = value if isinstance(value, str) else io.BytesIO(value)
-            yield partial(open_image, file, name=f"{shard.source}#{row}")
-        self._next = (shard.source, shard.column, first + count)
+            if position != (shard.source, shard.column, shard.items[0]):
+                values = ParquetImages(shard.source).values(shard.column, shard.items[0])
+            for row in shard.items:
+                value = next(values, StopIteration)
+                if value is StopIteration:
+                    raise FileFormatError(f"{shard.source} cannot be read as a parquet file: it has too few rows")
+                if isinstance(value, dict):  # as Hugging Face's datasets store images
+                    value = value.get("bytes") or value.get("path")
+                if not isinstance(value, (str, bytes)):
+                    value = b""  # not an image, which becomes the row's error
+                file = value if isinstance(value, str) else io.BytesIO(value)
+                yield partial(open_image, file, name=f"{shard.source}#{row}")
+            position = (shard.source, shard.column, shard.items[-1] + 1)
 
 
 def plan(
@@ -100,7 +95,7 @@ def plan(
         if path.suffix.lower() == ".tar":
             yield from (Shard("tar", str(path), items) for items in cut(_members(path), shard))
         elif path.suffix.lower() == ".parquet":
-            table = ParquetImages(str(path))
+            table = ParquetImages(path)
             chosen = table.image_column(column)
             yield from (Shard("parquet", str(path), items, chosen) for items in cut(range(table.rows), shard))
         else:
@@ -114,15 +109,14 @@ def plan(
 
 def _expanded(inputs: Sequence[str | os.PathLike[str]], out: str | None) -> Iterator[Path]:
     for given in inputs:
-        path = Path(given)
-        if path.is_dir():
-            yield from _below(path, out)
-        elif path.suffix.lower() in LISTS and path.is_file():
+        path = Path(given)  # may be too long for the system, on which its own methods fail
+        folder = os.path.isdir(path)
+        if path.suffix.lower() in LISTS and os.path.isfile(path):
             yield from _listed(path)
-        elif path.exists():
+        elif os.path.exists(path) and not folder:
             yield path
         else:
-            matched = sorted(map(Path, glob.glob(str(given), recursive=True)))
+            matched = [path] if folder else sorted(map(Path, glob.glob(str(given), recursive=True)))
             if not matched:
                 raise InputError(f"inputs must exist; {given} does not, and as a glob it matches nothing")
             for each in matched:
@@ -135,7 +129,11 @@ def _expanded(inputs: Sequence[str | os.PathLike[str]], out: str | None) -> Iter
 def _below(folder: Path, out: str | None) -> Iterator[Path]:
     """Every image, tar and parquet file below a folder, in order; links to folders are not followed."""
     known = endings() | {".tar", ".parquet"}
-    for home, folders, files in os.walk(folder):
+
+    def refuse(error: OSError) -> None:  # `os.walk` itself would leave out what is in the folder
+        raise InputError(f"inputs must be readable; {error.filename} is not: {error.strerror}") from error
+
+    for home, folders, files in os.walk(folder, onerror=refuse):
         # The folder of a job contains its lock; other folders may have such a name too.
         folders[:] = sorted(
             name for name in folders if not (name.endswith(".parts") and Path(home, name, "lock").exists())
@@ -150,7 +148,7 @@ def _is_output(path: Path, out: str | None) -> bool:
     """Whether a file is what kedge score writes now, or wrote before."""
     if path.suffix.lower() != ".parquet":
         return False
-    return os.path.realpath(path) == out or ParquetImages(str(path)).names in (list(COLUMNS), list(OLD_COLUMNS))
+    return os.path.realpath(path) == out or tuple(ParquetImages(path).names) in LAYOUTS
 
 
 def _listed(path: Path) -> Iterator[Path]:
@@ -159,7 +157,7 @@ def _listed(path: Path) -> Iterator[Path]:
             for name in map(str.strip, lines):
                 if name and not name.startswith("#"):
                     yield path.parent / name
-    except UnicodeDecodeError as error:
+    except (OSError, UnicodeDecodeError) as error:
         raise FileFormatError(f"{path} must be a list of paths in UTF-8, one per line: {error}") from error
 
 
@@ -167,26 +165,28 @@ def _members(path: Path) -> Iterator[tuple[str, int, int]]:
     """Name, offset and size of each image in a tar; nothing is unpacked."""
     known = tuple(endings())
     try:
-        with tarfile.open(path, "r:") as tar:  # uncompressed, so that a member can be read by its offset
+        with tarfile.open(regular_file(path), "r:") as tar:  # uncompressed, so that a member can be read by its offset
             for member in tar:
                 if member.isfile() and member.name.lower().endswith(known):
                     yield member.name, member.offset_data, member.size
                 tar.members = []  # type: ignore[attr-defined]  # or it keeps every header in memory
+    except InputError:
+        raise
     except (tarfile.TarError, ValueError, OverflowError, EOFError) as error:  # a damaged header raises any of them
         raise FileFormatError(f"{path} must be an uncompressed tar: {error}; unpack it") from error
 
 
 def _open_member(tar: str, name: str, offset: int, size: int) -> Image.Image:
-    with open(tar, "rb") as file:
+    with regular_file(tar).open("rb") as file:
         file.seek(offset)
-        return open_image(io.BytesIO(file.read(size)), name=f"{tar}/{name}")
+        return open_image(io.BytesIO(file.read(min(size, MAX_FILE + 1))), name=f"{tar}/{name}")
 
 
 class ParquetImages:
     """A parquet file with a column of images."""
 
-    def __init__(self, path: str) -> None:
-        self.path, parquet = path, parquet_module()
+    def __init__(self, path: str | Path) -> None:
+        self.path, parquet = regular_file(path), parquet_module()
         try:
             self.file = parquet.ParquetFile(path)
         except (OSError, ValueError) as error:  # pyarrow's own errors are of these kinds
@@ -216,9 +216,12 @@ class ParquetImages:
             raise FileFormatError(f"{self.path} cannot be read as a parquet file: {error}") from error
 
 
-def as_text(name: str) -> str:
-    """A file's name as valid text: bytes that are not UTF-8 become escapes."""
-    return name.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
+def as_text(text: str) -> str:
+    """Valid text of bounded length: bytes that are not UTF-8 become escapes, the middle of a long text its sha256."""
+    text = text.translate(_ESCAPES).encode("utf-8", "backslashreplace").decode()
+    if len(text) <= LONGEST:
+        return text
+    return f"{text[:2048]}...{hashlib.sha256(text.encode()).hexdigest()}...{text[-1024:]}"
 
 
 def cut(items: Iterable[Any], size: int) -> Iterator[tuple[Any, ...]]:
@@ -230,7 +233,7 @@ def cut(items: Iterable[Any], size: int) -> Iterator[tuple[Any, ...]]:
 
 def open_named(name: str, column: str | None = None) -> Image.Image:
     """Read an image by the name that its row has; ``column`` is for parquet files."""
-    if not Path(name).exists():
+    if not os.path.exists(name):
         if ".tar/" in name:
             source, member = name.split(".tar/", 1)
             for item in _members(Path(f"{source}.tar")):
@@ -239,5 +242,5 @@ def open_named(name: str, column: str | None = None) -> Image.Image:
         source, _, row = name.rpartition("#")
         if source.endswith(".parquet") and row.isdigit():
             shard = Shard("parquet", source, (int(row),), ParquetImages(source).image_column(column))
-            return next(Reader().openers(shard))()
+            return next(openers([shard]))()
     return open_image(name)

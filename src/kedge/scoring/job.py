@@ -3,11 +3,12 @@
 import json
 import os
 import socket
+import warnings
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import asdict, dataclass
 from functools import partial
-from itertools import accumulate, chain, tee
+from itertools import accumulate, tee, zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +20,11 @@ from kedge.checks import at_least
 from kedge.data import Preprocess
 from kedge.data.reading import in_order, readers
 from kedge.detectors import Detector, for_inference, load
-from kedge.errors import InputError, KedgeError, NotReadyError
+from kedge.errors import InputError, KedgeError, KedgeWarning, NotReadyError
 from kedge.files import atomic, remove_leftovers
 from kedge.io.artifact import read_header
-from kedge.scoring.inputs import SHARD, Opener, Reader, Shard, as_text, cut, plan
-from kedge.scoring.rows import CHUNK, COLUMNS, Row, format_of, parquet_module, read_rows, writing
+from kedge.scoring.inputs import SHARD, Opener, Shard, as_text, cut, openers, plan
+from kedge.scoring.rows import CHUNK, COLUMNS, format_of, parquet_module, read_rows, writing
 
 Report = Callable[[int, int], None]  # called with the number of images done and the number in all
 BATCH = 256
@@ -70,32 +71,27 @@ class Job:
             "format": self.kind,
         }
 
-    def shards(self) -> Iterator[Shard]:
-        """The shards as they were planned when the job was begun."""
+    def begun(self) -> dict[str, Any]:
+        """The ``identity`` and the number of ``images`` of the job that was begun."""
+        return dict(json.loads((self.folder / HEAD).read_text()))
+
+    def shards(self, offset: int = 0) -> Iterator[Shard]:
+        """The shards as they were planned when the job was begun, from a position in the plan on."""
         with (self.folder / PLAN).open("rb") as lines:
-            yield from map(_shard, lines)
+            lines.seek(offset)
+            for plain in map(json.loads, lines):
+                items = tuple(tuple(item) if isinstance(item, list) else item for item in plain["items"])
+                yield Shard(**plain | {"items": items})
 
     def offsets(self) -> list[int]:
         """The position of each shard in the plan."""
         with (self.folder / PLAN).open("rb") as lines:
             return list(accumulate(map(len, lines), initial=0))[:-1]
 
-    def shard_at(self, offset: int) -> Shard:
-        """The shard at a position in the plan; the rest of the plan, which may be long, is not read."""
-        with (self.folder / PLAN).open("rb") as lines:
-            lines.seek(offset)
-            return _shard(lines.readline())
-
 
 def is_begun(out: Path) -> bool:
     """Whether a job for this file was planned and is not finished."""
     return (out.with_name(f"{out.name}.parts") / HEAD).exists()
-
-
-def _shard(line: bytes) -> Shard:
-    plain = json.loads(line)
-    items = tuple(tuple(item) if isinstance(item, list) else item for item in plain["items"])
-    return Shard(**plain | {"items": items})
 
 
 def score_files(
@@ -109,6 +105,7 @@ def score_files(
     batch: int = BATCH,
     workers: int | None = None,
     overwrite: bool = False,
+    raw_cells: bool = False,
     engine: Callable[[Job, list[int], Report], None] | None = None,
     progress: Report | None = None,
     finish: Callable[[Path], None] | None = None,
@@ -116,7 +113,8 @@ def score_files(
     """Score any number of images into a file with one row per image; see `Detection.to_rows` for the columns.
 
     If it is killed, the same call resumes it; every image is in the file exactly once. A file that cannot be read as an
-    image becomes a row with an ``error``.
+    image becomes a row with an ``error``. Each row has the sha256 of the ``detector``'s file. If ``out`` is complete
+    and no input is newer, nothing is scored, with a warning.
 
     Args:
         detector: A calibrated detector's file, or the name of one that comes with kedge.
@@ -129,6 +127,8 @@ def score_files(
         workers: Threads that read images in each process; by default two with an ``engine``, and otherwise one per
             core, at most eight.
         overwrite: Whether to replace ``out``, and an unfinished job for it with other arguments.
+        raw_cells: Whether text in CSV that a spreadsheet takes for a formula is left as it is; by default an apostrophe
+            stands before it, which `read_rows` removes.
         engine: Runs the shards with the given numbers; by default this process, or a `kedge.scoring.RayEngine`.
         progress: Called with the number of images done and the number in all.
         finish: Called with the path once the rows are written, as the last step of the job: if it fails or is killed,
@@ -142,24 +142,26 @@ def score_files(
     job = Job(Path(detector), inputs, Path(out), format_of(Path(out), kind), shard, column, batch, workers)
     if job.kind == "parquet":
         parquet_module()  # fails before anything is begun
-    _check_out(job, overwrite)
+    if job.out.is_dir():
+        raise InputError(f"out must be a file to write; {job.out} is a folder: add a file name")
     identity = job.identity()
     with _locked(job):
-        _check_out(job, overwrite)  # another process may have written it meanwhile
-        total = _begin(job, identity, overwrite)
-        sizes = [len(shard.items) for shard in job.shards()]
-        waiting = [number for number in range(len(sizes)) if not job.part(number).exists()]
-        done = total - sum(sizes[number] for number in waiting)
-        report = progress or (lambda done, total: None)
-        report(done, total)
-        (engine or run_here)(job, waiting, lambda more, _: report(done + more, total))
-        _assemble(job, len(sizes))
+        if overwrite or is_begun(job.out) or not job.out.exists():
+            total = _begin(job, identity, overwrite)
+            sizes = [len(shard.items) for shard in job.shards()]
+            waiting = [number for number in range(len(sizes)) if not job.part(number).exists()]
+            done = total - sum(sizes[number] for number in waiting)
+            report = progress or (lambda done, total: None)
+            report(done, total)
+            (engine or run_here)(job, waiting, lambda more, _: report(done + more, total))
+            _assemble(job, len(sizes), raw_cells)
+        elif _is_complete(job, identity["detector"]):
+            warnings.warn(f"{job.out} is complete: nothing was scored; overwrite it to score again", KedgeWarning, 2)
+        else:
+            raise InputError(f"out must not exist yet; {job.out} does: choose another name, or overwrite it")
         if finish is not None:
             finish(job.out)
-        (job.folder / HEAD).unlink(missing_ok=True)  # first: without it, the other files do not count
-        for file in job.folder.iterdir():
-            if file.name != "lock" and file.is_file():
-                file.unlink()
+        (job.folder / HEAD).unlink(missing_ok=True)  # without it, the other files do not count
     return job.out
 
 
@@ -175,33 +177,42 @@ def run_here(job: Job, waiting: Sequence[int], report: Report) -> None:
 
 def score_parts(job: Job, detector: Detector, numbered: Iterable[tuple[int, Shard]]) -> Generator[int, None, None]:
     """Score numbered shards and write the rows of each, whole or not at all; yield the number of its images."""
+    source = {"detector": job.begun()["identity"]["detector"]}
     with closing(score_shards(detector, numbered, batch=job.batch, workers=job.workers)) as scored:
         for number, rows in scored:
             with atomic(job.part(number)) as temporary, writing(temporary, job.kind) as write:
-                write(rows)
+                write([row | source for row in rows])
             yield len(rows)
 
 
 def score_shards(
     detector: Detector, numbered: Iterable[tuple[int, Shard]], *, batch: int = BATCH, workers: int = 2
-) -> Generator[tuple[int, list[Row]], None, None]:
+) -> Generator[tuple[int, list[dict[str, Any]]], None, None]:
     """The number and the rows of each shard; threads read the images of a shard while the one before is scored."""
     assert detector.preprocess is not None
     current, ahead = tee(numbered)
-    openers = chain.from_iterable(map(Reader().openers, (shard for _, shard in ahead)))
-    tasks = (partial(_decode, opener, detector.preprocess) for opener in openers)
+    classes = list(map(as_text, detector.classes))
+    tasks = (partial(_decode, opener, detector.preprocess) for opener in openers(shard for _, shard in ahead))
     with closing(in_order(tasks, ahead=2 * batch, workers=workers)) as decoded:
         for number, shard in current:
-            rows: list[Row] = []
+            rows = []
             for names in cut(shard.names(), batch):
                 results = [next(decoded) for _ in names]
-                images = [image for image in results if isinstance(image, Tensor)]
-                detected = detector(torch.stack(images), batch_size=batch).to_rows(detector.classes) if images else []
-                remaining = iter(detected)
+                scored = iter(_detect(detector, [image for image in results if isinstance(image, Tensor)], classes))
                 for name, result in zip(names, results, strict=True):
-                    row = next(remaining) if isinstance(result, Tensor) else {"error": result}
+                    row = next(scored) if isinstance(result, Tensor) else {"error": result}
                     rows.append(dict.fromkeys(COLUMNS) | row | {"name": name})
             yield number, rows
+
+
+def _detect(detector: Detector, images: list[Tensor], classes: list[str]) -> list[dict[str, Any]]:
+    """A row for each image; if a batch cannot be scored, its images are scored one by one."""
+    try:
+        return detector(torch.stack(images), batch_size=len(images)).to_rows(classes) if images else []
+    except InputError as error:
+        if len(images) == 1:
+            return [{"error": as_text(str(error))}]
+        return [row for image in images for row in _detect(detector, [image], classes)]
 
 
 def _decode(opener: Opener, preprocess: Preprocess) -> Tensor | str:
@@ -210,7 +221,7 @@ def _decode(opener: Opener, preprocess: Preprocess) -> Tensor | str:
         return preprocess(opener())
     except InputError as error:
         return as_text(str(error))
-    except (OSError, ValueError, MemoryError) as error:  # a failing disk, or an image too large for the memory left
+    except Exception as error:  # a failing disk, or an image too large for the memory left
         return as_text(f"{type(error).__name__}: {error}")
 
 
@@ -234,9 +245,7 @@ def _locked(job: Job) -> Iterator[None]:
         yield
     finally:
         if not is_begun(job.out):
-            for file in (job.folder / PLAN, owner, job.folder / "lock"):
-                with suppress(OSError):  # Windows does not delete an open file; there, filelock removes it on release
-                    file.unlink()
+            _clear(job.folder, "owner", "lock")
         lock.release()
         if not is_begun(job.out):
             for folder in (job.folder, *created):
@@ -244,27 +253,52 @@ def _locked(job: Job) -> Iterator[None]:
                     folder.rmdir()
 
 
-def _check_out(job: Job, overwrite: bool) -> None:
-    if job.out.is_dir():
-        raise InputError(f"out must be a file to write; {job.out} is a folder: add a file name")
-    if job.out.exists() and not (overwrite or is_begun(job.out)):
-        raise InputError(f"out must not exist yet; {job.out} does: choose another name, or overwrite it")
+def _clear(folder: Path, *more: str) -> None:
+    """Delete the files of a job."""
+    for pattern in ("part-*", "try-*", ".*.part", "whole", PLAN, *more):
+        for file in folder.glob(pattern):
+            with suppress(OSError):  # Windows does not delete an open file; there, filelock removes it on release
+                file.unlink()
+
+
+def _is_complete(job: Job, detector: str) -> bool:
+    """Whether the file to write has the detector's row for each input already, and is newer than all of them."""
+    written = job.out.stat().st_mtime
+
+    def names() -> Iterator[str]:
+        for shard in plan(job.sources, column=job.column, out=job.out):
+            for path in [shard.source] if shard.source else shard.items:
+                with suppress(OSError):  # a file that is missing has a row with an error
+                    status = os.stat(path)
+                    if max(status.st_mtime, status.st_ctime) > written:
+                        raise InputError(f"{path} is newer than {job.out}")
+            yield from shard.names()
+
+    values = ("label", "probability", "score", "p_value", "is_ood")
+    try:
+        return all(
+            row is not None
+            and (row["name"], row["detector"]) == (name, detector)
+            and (row["error"] or all(row[key] is not None for key in values))
+            for name, row in zip_longest(names(), read_rows(job.out, job.kind))
+        )
+    except KedgeError:  # one of the two cannot be read
+        return False
 
 
 def _begin(job: Job, identity: dict[str, Any], overwrite: bool) -> int:
     """Plan the job, or resume one that was begun; return the number of images."""
-    remove_leftovers(job.folder)
     head = job.folder / HEAD
     if head.exists():
-        begun = json.loads(head.read_text())
+        begun = job.begun()
         if begun["identity"] == identity:
+            remove_leftovers(job.folder)
             return int(begun["images"])
         if not overwrite:
             changed = ", ".join(key for key, value in identity.items() if begun["identity"].get(key) != value)
             raise InputError(f"{job.folder} holds a job begun with other {changed}; finish it, or overwrite it")
         head.unlink()
-    for old in job.folder.glob("part-*"):
-        old.unlink()
+    _clear(job.folder)
     images = 0
     with atomic(job.folder / PLAN) as temporary, temporary.open("w", encoding="utf-8") as lines:
         for shard in plan(job.sources, shard=job.shard, column=job.column, out=job.out):
@@ -277,12 +311,12 @@ def _begin(job: Job, identity: dict[str, Any], overwrite: bool) -> int:
     return images
 
 
-def _assemble(job: Job, shards: int) -> None:
+def _assemble(job: Job, shards: int, raw_cells: bool) -> None:
     """Make one file of the shards, in order."""
     if missing := [number for number in range(shards) if not job.part(number).exists()]:
         raise KedgeError(f"{len(missing)} of {shards} shards were not scored; run the same command again")
     whole = job.folder / "whole"  # in the folder, so that no half of it is left elsewhere
-    with atomic(whole) as temporary, writing(temporary, job.kind) as write:
+    with atomic(whole) as temporary, writing(temporary, job.kind, raw_cells=raw_cells) as write:
         for number in range(shards):
             for rows in cut(read_rows(job.part(number), job.kind), CHUNK):
                 write(rows)

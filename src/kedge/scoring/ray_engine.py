@@ -1,10 +1,8 @@
 """Shards scored by Ray Data, on the cores of this machine or of any number of machines that share their files."""
 
-import json
 import logging
 import os
 import platform
-import sys
 import traceback
 from collections.abc import Generator, Iterator
 from contextlib import closing, contextmanager
@@ -21,14 +19,14 @@ from kedge.checks import at_least, needs
 from kedge.detectors import Detector, for_inference, load
 from kedge.errors import InputError, KedgeError, NotReadyError
 from kedge.scoring.inputs import cut
-from kedge.scoring.job import HEAD, PLAN, Job, Report, score_parts
+from kedge.scoring.job import PLAN, Job, Report, score_parts
 
 TASKS = 20_000  # at most; with more shards, several share a task, or the driver could not hand them out fast enough
 TRIES = 5  # of a shard whose worker is killed
 QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_BACKEND_LOG_LEVEL": "fatal"}  # unless the user has set them
 PROBES = 64  # inputs whose existence each worker checks before it begins
 
-TaskResult = tuple[int, str, str, str]  # its images, and of a failure the class, the message and the trace
+TaskResult = tuple[int, str, str, str]  # its images, and the class, message and trace of a failure
 
 
 @dataclass(frozen=True)
@@ -67,8 +65,8 @@ class RayEngine:
             return
         for old in job.folder.glob("try-*"):  # of an earlier run, whose failures no longer count
             old.unlink(missing_ok=True)
-        done = 0
-        with _connected(ray, self.address), closing(_results(ray, job, waiting, self.parallel)) as results:
+        done, results = 0, _results(ray, job, waiting, self.parallel)
+        with _connected(ray, self.address), _settings(ray), closing(results):
             for images, kind, message, trace in results:
                 if message:
                     failure: KedgeError = getattr(errors, kind, KedgeError)(message)
@@ -79,16 +77,12 @@ class RayEngine:
 
 
 class Worker:
-    """Scores shards in a process of Ray, with a detector that is loaded once.
-
-    Args:
-        job: The driver's job.
-        home: The folder that the job's paths are relative to.
-        probes: Inputs that must exist on this machine too, or each would become a row with an error.
-    """
+    """Scores shards in a process of Ray, with a detector that is loaded once."""
 
     def __init__(self, job: Job, home: str, probes: list[str]) -> None:
-        self.job, self.home, self.probes = job, home, probes
+        self.job = job
+        self.home = home  # the folder that the job's paths are relative to
+        self.probes = probes  # inputs that must exist on this machine too, or each would become a row with an error
         self.detector: Detector | None = None
 
     def __call__(self, batch: dict[str, Any]) -> dict[str, list[Any]]:
@@ -109,15 +103,15 @@ class Worker:
         torch.set_num_threads(1)  # a worker is one core
         job, host = self.job, platform.node()
         for path in (str(job.folder / PLAN), *self.probes):
-            if not Path(path).exists():
+            if not os.path.exists(path):
                 raise NotReadyError(f"{path} must be visible to all machines of the cluster; {host} lacks it: share it")
-        if job.identity() != json.loads((job.folder / HEAD).read_text())["identity"]:
+        if job.identity() != job.begun()["identity"]:
             raise NotReadyError(f"detector must be the same file on all machines; {job.detector} on {host} is another")
         return for_inference(load(job.detector))
 
     def _score(self, detector: Detector, number: int, offset: int) -> int:
         """Score one shard, unless a worker did so before it was killed; return the number of its images."""
-        shard = self.job.shard_at(offset)
+        shard = next(self.job.shards(offset))
         if not self.job.part(number).exists():
             tries = self.job.folder / f"try-{number:08}"
             with tries.open("ab") as file:  # Ray would never give up on a shard that kills its workers
@@ -136,8 +130,8 @@ def _results(ray: ModuleType, job: Job, waiting: list[int], parallel: int | None
     import pyarrow
 
     offsets = job.offsets()
-    firsts = (job.shard_at(offsets[number]) for number in waiting[:: -(-len(waiting) // PROBES)])
-    probes = [path for shard in firsts if Path(path := shard.source or shard.items[0]).exists()]
+    firsts = (next(job.shards(offsets[number])) for number in waiting[:: -(-len(waiting) // PROBES)])
+    probes = [path for shard in firsts if os.path.exists(path := shard.source or shard.items[0])]
     tasks = [
         pyarrow.table({"number": numbers, "offset": [offsets[number] for number in numbers]})
         for numbers in map(list, cut(waiting, -(-len(waiting) // TASKS)))
@@ -145,24 +139,22 @@ def _results(ray: ModuleType, job: Job, waiting: list[int], parallel: int | None
     workers = min(parallel or int(ray.cluster_resources().get("CPU", 1)), len(tasks))
     # All workers start at once; idle ones may end, to make room for those of a machine that is lost.
     pool = ray.data.ActorPoolStrategy
-    at_once = {"initial_size": workers} if "initial_size" in signature(pool).parameters else {}  # older ones grow to it
-    with _settings(ray):
-        results = ray.data.from_arrow(tasks).map_batches(
-            Worker,
-            fn_constructor_args=(job, os.getcwd(), probes),
-            batch_size=None,
-            compute=pool(min_size=1, max_size=workers, **at_once),
-            num_cpus=1,
-        )
-        try:
-            for batch in results.iter_batches(batch_size=None, prefetch_batches=0):
-                columns = (batch[name].tolist() for name in ("images", "kind", "error", "trace"))
-                yield from zip(*columns, strict=True)
-        except Exception as error:
-            raise KedgeError(
-                f"Ray could not run the workers: {str(error).strip().splitlines()[-1]}; every machine needs this "
-                "version of kedge, Python and Ray. What was scored is kept: run the same command again"
-            ) from error
+    at_once = {"initial_size": workers} if "initial_size" in signature(pool).parameters else {}  # others grow to it
+    results = ray.data.from_arrow(tasks).map_batches(
+        Worker,
+        fn_constructor_args=(job, os.getcwd(), probes),
+        batch_size=None,
+        compute=pool(min_size=1, max_size=workers, **at_once),
+        num_cpus=1,
+    )
+    try:
+        for batch in results.iter_batches(batch_size=None, prefetch_batches=0):
+            yield from zip(*(batch[name].tolist() for name in ("images", "kind", "error", "trace")), strict=True)
+    except Exception as error:
+        raise KedgeError(
+            f"Ray could not run the workers: {str(error).strip().splitlines()[-1]}; every machine needs this "
+            "version of kedge, Python and Ray. What was scored is kept: run the same command again"
+        ) from error
 
 
 @contextmanager
@@ -208,6 +200,6 @@ def _settings(ray: ModuleType) -> Iterator[None]:
 
 def ray_module() -> ModuleType:
     """The package ray; if it is missing, an error that says how to install it."""
-    for module in ("ray", "ray.data"):
-        needs(module, "ray", "engine 'ray'")
-    return sys.modules["ray"]
+    ray: ModuleType = needs("ray", "ray", "engine 'ray'")
+    needs("ray.data", "ray", "engine 'ray'")
+    return ray

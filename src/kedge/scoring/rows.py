@@ -9,16 +9,22 @@ from typing import Any
 
 from kedge.checks import needs
 from kedge.detectors.detection import ROW
-from kedge.errors import FileFormatError, InputError
+from kedge.errors import FileFormatError, InputError, KedgeError
+from kedge.files import regular_file
 
 Row = Mapping[str, Any]
 Writer = Callable[[Sequence[Row]], None]
 FORMATS = ("parquet", "csv", "jsonl")
-_TYPES = {"label": int, "is_ood": bool} | dict.fromkeys(("name", "class", "error"), str)
-COLUMNS: dict[str, type] = {name: _TYPES.get(name, float) for name in (*ROW, "error")}
+_TYPES = {"label": int, "is_ood": bool} | dict.fromkeys(("name", "class", "error", "detector"), str)
+# ``detector`` is the sha256 of the detector's file.
+COLUMNS: dict[str, type] = {name: _TYPES.get(name, float) for name in (*ROW, "error", "detector")}
 # What kedge 0.1 wrote: its label was the name of the class, or the number as text if it had no name.
 OLD_COLUMNS = ("path", "label", "probability", "score", "temperature", "p_value", "is_ood", "error")
+LAYOUTS = (tuple(COLUMNS), tuple(COLUMNS)[:-1], OLD_COLUMNS)  # the second has no detector
 CHUNK = 4096  # rows in memory at a time
+# A spreadsheet takes text that begins like this for a formula; the last four are the wide forms of the first four.
+_FORMULAS = ("=", "+", "-", "@", "\t", "\r", "\n", "\uff1d", "\uff0b", "\uff0d", "\uff20")
+_QUOTED = tuple(f"'{start}" for start in (*_FORMULAS, "'"))
 
 
 def format_of(path: Path, chosen: str | None = None) -> str:
@@ -35,8 +41,8 @@ def parquet_module() -> Any:
 
 
 @contextmanager
-def writing(path: Path, kind: str) -> Iterator[Writer]:
-    """Open a file to write rows to."""
+def writing(path: Path, kind: str, *, raw_cells: bool = False) -> Iterator[Writer]:
+    """Open a file to write rows to; in CSV, text like a formula gets an apostrophe in front unless ``raw_cells``."""
     if kind == "parquet":
         parquet = parquet_module()
         import pyarrow
@@ -49,29 +55,35 @@ def writing(path: Path, kind: str) -> Iterator[Writer]:
         with path.open("w", encoding="utf-8", newline="") as file:
             table = csv.DictWriter(file, list(COLUMNS))  # writes None as an empty field
             table.writeheader()
-            yield table.writerows
+            yield table.writerows if raw_cells else lambda rows: table.writerows(map(_without_formulas, rows))
     else:
         with path.open("w", encoding="utf-8", newline="\n") as file:
             yield lambda rows: file.writelines(json.dumps(dict(row), ensure_ascii=False) + "\n" for row in rows)
 
 
-def read_rows(path: str | Path, kind: str | None = None) -> Iterator[dict[str, Any]]:
-    """The rows of a file one after the other, with the keys of `Detection.to_rows` and ``error``.
+def _without_formulas(row: Row) -> Row:
+    """A row for CSV; an apostrophe that only looks like ours gets another, so that reading gives the text back."""
+    starts = _FORMULAS + _QUOTED
+    return {key: f"'{v}" if isinstance(v, str) and v.startswith(starts) else v for key, v in row.items()}
 
-    Files of kedge 0.1, which had other keys, are read too.
+
+def read_rows(path: str | Path, kind: str | None = None) -> Iterator[dict[str, Any]]:
+    """The rows of a file one after the other, with the keys of `Detection.to_rows`, ``error`` and ``detector``.
+
+    ``detector`` is the sha256 of the detector's file, None in older files. Files of kedge 0.1, which had other keys,
+    are read too.
     """
-    file = Path(path)
-    kind = format_of(file, kind)
+    kind, file = format_of(Path(path), kind), regular_file(path)
     try:
         for raw in _raw_rows(file, kind):
             row = _with_current_keys(raw, kind)
             if row["score"] is None and not row["error"]:
                 raise ValueError(f"the row of {row['name']} has neither a score nor an error")
             yield row
-    except OSError as error:
-        raise InputError(f"rows must be a file that can be read; {file} cannot: {error.strerror or error}") from error
-    except (ValueError, csv.Error) as error:  # pyarrow's own are of these kinds too
-        raise FileFormatError(f"{file} must be {kind} as kedge score writes it; it is not: {error}") from error
+    except KedgeError:
+        raise
+    except Exception as error:  # a damaged file makes the readers raise nearly anything
+        raise FileFormatError(f"{file} cannot be read as {kind} that kedge score wrote: {error}") from error
 
 
 def _raw_rows(file: Path, kind: str) -> Iterator[dict[str, Any]]:
@@ -80,37 +92,33 @@ def _raw_rows(file: Path, kind: str) -> Iterator[dict[str, Any]]:
             yield from batch.to_pylist()
         return
     with file.open(encoding="utf-8", newline="") as lines:
-        if kind == "jsonl":
-            yield from map(json.loads, lines)
-            return
-        table = csv.DictReader(lines, restval="")
-        if not table.fieldnames:
+        if kind == "csv" and not file.stat().st_size:
             raise ValueError(f"the column {ROW[0]} is missing")
-        yield from table
+        yield from map(json.loads, lines) if kind == "jsonl" else csv.DictReader(lines, restval="")
 
 
 def _with_current_keys(raw: Any, kind: str) -> dict[str, Any]:
     raw = raw if isinstance(raw, dict) else {}
     old = "path" in raw and "name" not in raw
-    columns = OLD_COLUMNS if old else COLUMNS
-    if missing := [name for name in columns if name not in raw]:
+    if missing := [name for name in LAYOUTS[2 if old else 1] if name not in raw]:
         raise ValueError(f"the column {missing[0]} is missing")
     if old:
         label: Any = raw["label"] or None
-        numbered = label is not None and label.isdecimal()
+        numbered = label is not None and str(label).isdecimal()
         label, name = (label if kind == "csv" else int(label), None) if numbered else (None, label)
         raw = raw | {"name": raw["path"], "tau": raw["temperature"], "label": label, "class": name}
-    return {name: (_parsed if kind == "csv" else _checked)(name, raw[name], of) for name, of in COLUMNS.items()}
+    return {name: _value(name, raw.get(name), of, kind == "csv") for name, of in COLUMNS.items()}
 
 
-def _checked(name: str, value: Any, kind: type) -> Any:
-    whole = kind is float and isinstance(value, int) and not isinstance(value, bool)  # JSON has no type for 1.0
-    if value is not None and not isinstance(value, kind) and not whole:
-        raise ValueError(f"{name} must be of type {kind.__name__}, got {value!r}")
-    return value
-
-
-def _parsed(_: str, text: str | None, kind: type) -> Any:
-    if not text:
+def _value(name: str, value: Any, of: type, as_text: bool) -> Any:
+    if value is None or (as_text and not value):
         return None
-    return text == "True" if kind is bool else kind(text)
+    if as_text and of is str:
+        return value[1:] if value.startswith(_QUOTED) else value
+    if as_text:
+        return value == "True" if of is bool else of(value)
+    if of is float and type(value) is int:  # JSON has no type for 1.0
+        return float(value)
+    if not isinstance(value, of):
+        raise ValueError(f"{name} must be of type {of.__name__}, got {value!r:.80}")
+    return value

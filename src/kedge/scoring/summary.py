@@ -25,7 +25,6 @@ class RowSummary:
     by_class: dict[str, tuple[int, int]]  # images and flagged images by predicted class, the most common first
     suspicious: tuple[Row, ...]  # the rows with the highest scores, the highest first
     scores: NDArray[np.float64]  # for a plot; a random sample if there are very many
-    is_ood: NDArray[np.bool_]  # whether these were flagged
 
     @property
     def share(self) -> float:
@@ -35,11 +34,10 @@ class RowSummary:
 
     def as_dict(self) -> dict[str, Any]:
         """As plain data for JSON, without the single scores."""
-        return {name: getattr(self, name) for name in ("images", "errors", "flagged")} | {
-            "share_flagged": self.share,
-            "by_class": {name: {"images": n, "flagged": flagged} for name, (n, flagged) in self.by_class.items()},
-            "suspicious": [dict(row) for row in self.suspicious],
-        }
+        by_class = {name: {"images": n, "flagged": flagged} for name, (n, flagged) in self.by_class.items()}
+        counts = {name: getattr(self, name) for name in ("images", "errors", "flagged")}
+        suspicious = list(map(dict, self.suspicious))
+        return counts | {"share_flagged": self.share, "by_class": by_class, "suspicious": suspicious}
 
 
 def summarize_rows(rows: Iterable[Row], *, top: int = TOP, seed: int = 0) -> RowSummary:
@@ -60,7 +58,7 @@ def summarize_rows(rows: Iterable[Row], *, top: int = TOP, seed: int = 0) -> Row
     count: Counter[str] = Counter()
     flagged: Counter[str] = Counter()
     highest: list[tuple[float, int, Row]] = []  # the row's number breaks ties in favour of earlier ones
-    scores, flags = np.empty(SAMPLE), np.empty(SAMPLE, dtype=bool)
+    scores = np.empty(SAMPLE)
     for row in rows:
         images += 1
         if row["error"]:
@@ -75,16 +73,14 @@ def summarize_rows(rows: Iterable[Row], *, top: int = TOP, seed: int = 0) -> Row
         seen = images - errors - 1
         place = seen if seen < SAMPLE else int(rng.integers(seen + 1))  # reservoir sampling
         if place < SAMPLE:
-            scores[place], flags[place] = row["score"], row["is_ood"]
-    kept = min(images - errors, SAMPLE)
+            scores[place] = row["score"]
     return RowSummary(
         images=images,
         errors=errors,
         flagged=sum(flagged.values()),
         by_class={name: (n, flagged[name]) for name, n in count.most_common()},
         suspicious=tuple(row for _, _, row in sorted(highest, key=lambda entry: entry[:2], reverse=True)),
-        scores=scores[:kept],
-        is_ood=flags[:kept],
+        scores=scores[: images - errors],
     )
 
 

@@ -11,27 +11,28 @@ from fastapi.responses import HTMLResponse, JSONResponse, Response
 from pydantic import BaseModel, Field
 
 from kedge.detectors import Detector
-from kedge.serving.bodies import Refused, images_of
 from kedge.serving.explain import background, finite_or_none
-from kedge.serving.guard import add_guards
+from kedge.serving.guard import Guard
 from kedge.serving.service import Service
 from kedge.serving.settings import Settings
 
 INLINE = "style-src 'unsafe-inline'; script-src 'unsafe-inline'"
-POLICY = f"default-src 'none'; {INLINE}; img-src data: blob:; connect-src 'self' data:"
+ELSEWHERE = "frame-ancestors 'none'; base-uri 'none'; form-action 'none'"
+POLICY = f"default-src 'none'; {INLINE}; img-src data: blob:; connect-src 'self' data:; {ELSEWHERE}"
 
 
 class ResultRow(BaseModel):
-    """The result for one image, with the keys of `Detection.to_rows`."""
+    """The result for one image, with the keys of `Detection.to_rows`; all are null but name and error if it has one."""
 
     name: str = Field(description="Its place in the request, as images[0]; errors use the same name.")
-    label: int = Field(description="Number of the predicted class.")
+    error: str | None = Field(description="Why this image has no result; null if it has one.")
+    label: int | None = Field(description="Number of the predicted class.")
     class_: str | None = Field(alias="class", description="Name of the predicted class, if classes have names.")
-    probability: float = Field(description="Calibrated probability of the predicted class.")
+    probability: float | None = Field(description="Calibrated probability of the predicted class.")
     tau: float | None = Field(description="Disagreement between the anchors, for methods that have anchors.")
-    score: float = Field(description="Larger means further out of distribution.")
-    p_value: float = Field(description="The share of in-distribution images that would score at least this high.")
-    is_ood: bool = Field(description="Whether the image is flagged as out of distribution.")
+    score: float | None = Field(description="Larger means further out of distribution.")
+    p_value: float | None = Field(description="Share of in-distribution images that would score at least this high.")
+    is_ood: bool | None = Field(description="Whether the image is flagged as out of distribution.")
 
 
 class ScoreResponse(BaseModel):
@@ -102,11 +103,13 @@ def create_app(detector: Detector, settings: Settings | None = None) -> FastAPI:
         version=version("kedge"),
         description="Classifies images and flags those that are out of distribution.",
         lifespan=lifespan,
+        docs_url=None,  # its page would load scripts from elsewhere
+        redoc_url=None,
         redirect_slashes=False,  # an unknown address is 404; a redirection would go where the client chooses
     )
     app.state.service = service
     _add_routes(app, service)
-    add_guards(app, service)
+    app.add_middleware(Guard, service=service)
     return app
 
 
@@ -117,18 +120,16 @@ def _add_routes(app: FastAPI, service: Service) -> None:
 
     @app.post("/v1/score", response_model=ScoreResponse, responses=problems, openapi_extra={"requestBody": BODY})
     async def score(request: Request) -> Response:
-        """Classify one or several images and flag those that are out of distribution."""
-        with service.room() as take:
-            images = await images_of(request, service.settings, service.readers, take)
-            return JSONResponse({"results": await service.score(images)})
+        """Classify one or several images and flag those that are out of distribution.
+
+        Each image of a form or of JSON is answered by itself: one that cannot be read has an `error` in its result, and
+        the status is 200. If the body itself is the image and cannot be read, the status is 400.
+        """
+        return JSONResponse({"results": await service.score(request)})
 
     @app.post("/v1/explain", include_in_schema=False)
     async def explain(request: Request) -> Response:
-        with service.room() as take:
-            images = await images_of(request, service.settings, service.readers, take)
-            if len(images) != 1:
-                raise Refused(422, f"a request must hold one image to explain; got {len(images)}")
-            return JSONResponse(await service.explain(images[0]))
+        return JSONResponse(await service.explain(request))
 
     @app.get("/v1/background", include_in_schema=False)
     async def page_background() -> dict[str, Any]:

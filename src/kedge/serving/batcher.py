@@ -3,10 +3,9 @@
 import asyncio
 import contextlib
 import math
-from collections import deque
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -17,22 +16,12 @@ from kedge.errors import KedgeError
 
 Answer = Any
 Run = Callable[[Tensor], Sequence[Answer]]
+Waiting = tuple[Tensor, "asyncio.Future[Answer]", list["asyncio.Future[Answer]"]]  # an image, its answer, its caller's
 SMALL = 8  # images that are not worth two batches
 
 
 class Busy(KedgeError):  # noqa: N818 -- a state, not a fault
     """The queue is full, or the service is stopping."""
-
-
-@dataclass(eq=False)
-class _Waiting:
-    images: Sequence[Tensor]
-    taken: int = 0  # images that were given to a network
-    answers: dict[int, Answer] = field(default_factory=dict)
-    future: "asyncio.Future[list[Answer]]" = field(default_factory=lambda: asyncio.get_running_loop().create_future())
-
-
-_Part = tuple[_Waiting, range]
 
 
 class Batcher:
@@ -60,8 +49,9 @@ class Batcher:
         prepare: Callable[[int], None] | None = None,
     ) -> None:
         self.runs, self.max_batch, self.max_delay, self.max_queue = runs, max_batch, max_delay, max_queue
-        self.queued = 0  # unanswered images
-        self._queue: deque[_Waiting] = deque()  # requests with images that no network was given
+        self._queue: list[Waiting] = []  # images that no network was given
+        self._computing = 0
+        self._pace = 0.0  # seconds of one network for an image, smoothed
         self._more = asyncio.Event()
         self._stopping = False
         self._threads = [
@@ -69,6 +59,16 @@ class Batcher:
             for number in range(len(runs))
         ]
         self._work: list[asyncio.Task[None]] = []
+
+    @property
+    def queued(self) -> int:
+        """The number of unanswered images."""
+        return self._computing + sum(not answer.done() for _, answer, _ in self._queue)
+
+    @property
+    def expected_wait(self) -> float:
+        """Seconds until an image would be answered that came now, by the speed of the last batches."""
+        return self.queued * self._pace / len(self.runs)
 
     async def stop(self) -> None:
         """Accept no more, answer what was accepted, and end."""
@@ -82,16 +82,19 @@ class Batcher:
         """The answers to these images, in order; raises `Busy` if there is no room for them."""
         if self._stopping:
             raise Busy("the service is stopping")
-        if self.queued + len(images) > self.max_queue:
-            raise Busy(f"{self.queued} images are waiting; at most {self.max_queue} may")
+        if (queued := self.queued) + len(images) > self.max_queue:
+            raise Busy(f"{queued} images are waiting; at most {self.max_queue} may")
         if not self._work:
             pairs = zip(self.runs, self._threads, strict=True)
             self._work = [asyncio.create_task(self._lane(run, thread)) for run, thread in pairs]
-        waiting = _Waiting(images)
-        self._queue.append(waiting)
-        self.queued += len(images)
+        answers = [asyncio.get_running_loop().create_future() for _ in images]
+        self._queue += [(image, answer, answers) for image, answer in zip(images, answers, strict=True)]
         self._more.set()
-        return await waiting.future
+        try:
+            return await asyncio.gather(*answers)
+        finally:
+            for answer in answers:  # of a caller who gave up, or had an error
+                answer.cancel()
 
     async def between(self, function: Callable[[Tensor], Answer], image: Tensor) -> Answer:
         """Apply a function to one image in the thread of the first network, between two batches."""
@@ -100,70 +103,47 @@ class Batcher:
     async def _lane(self, run: Run, thread: ThreadPoolExecutor) -> None:
         """Run the batches of one network."""
         last = 0
-        while True:
+        while self._queue or not self._stopping:
             if not self._queue:
-                if self._stopping:
-                    return
                 self._more.clear()
                 await self._more.wait()
                 await self._wait_for(last)
-                if not self._queue:
-                    continue
             batch = self._take()
-            last = sum(len(places) for _, places in batch)
-            if not last:
+            last = len(batch)
+            if not batch:
                 continue
-            images = torch.stack([waiting.images[k] for waiting, places in batch for k in places])
+            self._computing += last
+            images = torch.stack([image for image, _, _ in batch])
+            started = time.monotonic()
             try:
-                answers = await asyncio.get_running_loop().run_in_executor(thread, run, images)
-            except Exception as error:  # for the callers; the service goes on
-                self._fail(batch, error)
+                results = await asyncio.get_running_loop().run_in_executor(thread, run, images)
+                pairs = list(zip(batch, results, strict=True))
+            except Exception as error:  # for the callers, with all their images; the service goes on
+                for answer in (each for _, _, answers in batch for each in answers if not each.done()):
+                    answer.set_exception(error)
             else:
-                self._answer(batch, answers)
+                for (_, answer, _), result in pairs:
+                    if not answer.done():  # the caller may be gone
+                        answer.set_result(result)
+            self._computing -= last
+            pace = (time.monotonic() - started) / last
+            self._pace = 0.8 * self._pace + 0.2 * pace if self._pace else pace
 
     async def _wait_for(self, count: int) -> None:
         """Wait until this many images are queued, at most for ``max_delay``."""
         loop = asyncio.get_running_loop()
         end = loop.time() + self.max_delay
-        while not self._stopping and (left := end - loop.time()) > 0:
-            if not 0 < sum(len(waiting.images) - waiting.taken for waiting in self._queue) < count:
-                return
+        while not self._stopping and 0 < len(self._queue) < count and (left := end - loop.time()) > 0:
             self._more.clear()
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._more.wait(), left)
 
-    def _take(self) -> list[_Part]:
-        """The next images, from the oldest requests on; requests whose callers gave up are dropped."""
-        for gone in [waiting for waiting in self._queue if waiting.future.done()]:
-            self._drop(gone)
-        alone = len(self.runs) == len(self._queue) == 1  # one caller and one network: halving gains nothing
-        share = self.queued if alone else max(SMALL, math.ceil(self.queued / 2))
-        batch, room = [], min(self.max_batch, share)
-        while self._queue and room:
-            waiting = self._queue[0]
-            first, waiting.taken = waiting.taken, min(len(waiting.images), waiting.taken + room)
-            batch.append((waiting, range(first, waiting.taken)))
-            room -= waiting.taken - first
-            if waiting.taken == len(waiting.images):
-                self._queue.popleft()
-        return batch
-
-    def _answer(self, batch: list[_Part], answers: Sequence[Answer]) -> None:
-        given = iter(answers)
-        for waiting, places in batch:
-            waiting.answers.update((k, next(given)) for k in places)
-            self.queued -= len(places)
-            if len(waiting.answers) == len(waiting.images) and not waiting.future.done():  # the caller may be gone
-                waiting.future.set_result([waiting.answers[k] for k in range(len(waiting.images))])
-
-    def _fail(self, batch: list[_Part], error: Exception) -> None:
-        for waiting, places in batch:
-            self.queued -= len(places)
-            if waiting in self._queue:
-                self._drop(waiting)
-            if not waiting.future.done():
-                waiting.future.set_exception(error)
-
-    def _drop(self, waiting: _Waiting) -> None:
-        self._queue.remove(waiting)
-        self.queued -= len(waiting.images) - waiting.taken
+    def _take(self) -> list[Waiting]:
+        """The next images; those whose callers gave up are dropped."""
+        waiting = [each for each in self._queue if not each[1].done()]
+        unanswered = len(waiting) + self._computing
+        if len(self.runs) > 1 or (waiting and waiting[0][2] is not waiting[-1][2]):
+            unanswered = max(SMALL, math.ceil(unanswered / 2))  # halving gains nothing for one caller and one network
+        size = min(self.max_batch, unanswered)
+        self._queue = waiting[size:]
+        return waiting[:size]

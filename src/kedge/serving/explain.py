@@ -1,19 +1,16 @@
 """What the page shows besides a result: the calibration scores, the anchors, and the prediction under each anchor."""
 
-import base64
-import io
 import math
 from typing import Any, cast
 
 import numpy as np
 import torch
-from PIL import Image
 from torch import Tensor
 
 from kedge.data import ImageSet
 from kedge.detectors import AMP, Detector
 from kedge.evaluation.report.figures import edges
-from kedge.evaluation.report.gallery import per_anchor_probabilities
+from kedge.evaluation.report.gallery import per_anchor_probabilities, png_address
 
 SHOWN = 12  # anchors at most
 EXAMPLES = 3  # anchors among the examples
@@ -59,14 +56,8 @@ def predictions_by_anchor(detector: Detector, image: Tensor) -> list[dict[str, A
 
 
 def data_url(image: Tensor) -> str:
-    """An image (D, H, W), uint8 or in [0, 1], as a data: address."""
-    pixels = image.detach().cpu()
-    if pixels.dtype != torch.uint8:
-        pixels = (255 * pixels.double().clamp(0, 1)).round().to(torch.uint8)
-    array = pixels.permute(1, 2, 0).contiguous().numpy()
-    target = io.BytesIO()
-    Image.fromarray(array[..., 0] if array.shape[2] == 1 else array).save(target, format="png")
-    return "data:image/png;base64," + base64.b64encode(target.getvalue()).decode()
+    """An image (D, H, W), uint8 or in [0, 1], as a data: address in its own size."""
+    return png_address(image, side=max(image.shape))
 
 
 def _patterns(shape: tuple[int, ...]) -> list[tuple[str, Tensor]]:

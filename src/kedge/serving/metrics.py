@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Sequence
+from functools import partial
 
 import numpy as np
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
@@ -24,27 +25,25 @@ class Metrics:
     """
 
     def __init__(self, calibration: Tensor) -> None:
-        self.registry = own = CollectorRegistry()
+        self.registry = CollectorRegistry()
         self._lock = threading.Lock()  # batches are counted in the threads that score them
+        counter, gauge = partial(Counter, registry=self.registry), partial(Gauge, registry=self.registry)
+        histogram = partial(Histogram, registry=self.registry)
         edges = sorted({float(edge) for edge in np.quantile(calibration.double().numpy(), QUANTILES)})
-        self.requests = Counter("kedge_requests", "Requests answered, by status code.", ["code"], registry=own)
-        self.latency = Histogram("kedge_request_seconds", "Time to answer.", buckets=LATENCIES, registry=own)
-        self.images = Counter("kedge_images", "Images scored.", registry=own)
-        self.flagged = Counter("kedge_images_flagged", "Images flagged as out of distribution.", registry=own)
-        words = "Scores; the buckets are quantiles of the calibration scores."
-        self.scores = Histogram("kedge_score", words, buckets=edges, registry=own)
-        self.batches = Histogram("kedge_batch_images", "Images in a batch.", buckets=SIZES, registry=own)
-        self.queue = Gauge("kedge_queue_images", "Images that wait.", registry=own)
-        self.drift = Martingale(calibration, bounded=True)
-        words = "Logarithm of the martingale's wealth; without drift it exceeds 4.6 with a probability of at most 1 %."
-        self.wealth = Gauge("kedge_drift_log_wealth", words, registry=own)
-        self.drifted = Gauge("kedge_drift_alarm", "1 once the martingale's wealth has reached 100.", registry=own)
-        self.window = _window_test(calibration)
-        words = f"Two-sample test of the newest {WINDOW} scores against the calibration, every {WINDOW} images."
-        self.p_value = Gauge("kedge_drift_window_p_value", words, registry=own)
+        self.requests = counter("kedge_requests", "Requests answered, by status code.", ["code"])
+        self.latency = histogram("kedge_request_seconds", "Time to answer.", buckets=LATENCIES)
+        self.images = counter("kedge_images", "Images scored.")
+        self.unreadable = counter("kedge_images_unreadable", "Images with an error for a result.")
+        self.flagged = counter("kedge_images_flagged", "Images flagged as out of distribution.")
+        self.scores = histogram("kedge_score", "Scores, in quantiles of the calibration scores.", buckets=edges)
+        self.batches = histogram("kedge_batch_images", "Images in a batch.", buckets=SIZES)
+        self.queue = gauge("kedge_queue_images", "Images that wait.")
+        self.drift, self.window = Martingale(calibration, bounded=True), _window_test(calibration)
+        self.wealth = gauge("kedge_drift_log_wealth", "Log wealth; without drift above 4.6 in at most 1 %.")
+        self.drifted = gauge("kedge_drift_alarm", "1 once the martingale's wealth has reached 100.")
+        self.p_value = gauge("kedge_drift_window_p_value", f"Test of the newest {WINDOW} scores against calibration.")
         self.p_value.set(1)
-        words = "1 while that p-value is below what a million images without drift reach with a probability of 1 %."
-        self.window_drifted = Gauge("kedge_drift_window_alarm", words, registry=own)
+        self.window_drifted = gauge("kedge_drift_window_alarm", "1 while that is below 1 % for a million images.")
 
     def scored(self, scores: Sequence[float], flagged: int) -> None:
         """Count a batch that was scored."""

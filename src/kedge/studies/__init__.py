@@ -20,7 +20,7 @@ from kedge.studies.resizing import resizing
 from kedge.studies.run import SuiteRun
 from kedge.studies.scood import coherent_ood
 from kedge.studies.study import Setting, Study
-from kedge.studies.theory import run_ntk
+from kedge.studies.theory.page import run_ntk
 
 __all__ = [
     "STUDIES",

@@ -4,7 +4,7 @@ from typing import Any
 
 from kedge.anchoring.corruption import Corruption
 from kedge.detectors import AMP, MSP, TTA, Energy, LowLevelStatistics
-from kedge.evaluation.curve import Curve
+from kedge.evaluation.result import Curve
 from kedge.studies.plan import MethodPlan, NetworkPlan, PaperTable, Protocol
 from kedge.studies.study import CLASSES, DRAWS, SHIFTS, Setting, Study, draw_label
 

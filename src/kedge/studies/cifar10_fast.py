@@ -4,30 +4,8 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from kedge.detectors import (
-    AMP,
-    DEUP,
-    DUQ,
-    KNN,
-    MSP,
-    ODIN,
-    SVI,
-    TTA,
-    DeepEnsemble,
-    Detector,
-    Energy,
-    Entropy,
-    Gram,
-    KLUniform,
-    LowLevelStatistics,
-    Mahalanobis,
-    MaxLogit,
-    MCDropout,
-    ReAct,
-    SVIAvUC,
-    TemperatureScaling,
-    ViM,
-)
+from kedge.detectors import AMP, DUQ, SVI, TTA, DeepEnsemble, KLUniform, LowLevelStatistics, MCDropout, SVIAvUC
+from kedge.detectors.registry import DETECTORS
 from kedge.studies.plan import MethodPlan, NetworkPlan, Protocol
 from kedge.studies.study import DRAWS, SHIFTS, SMOKE_CLASSES, Setting, Study, draw_label
 from kedge.training import Recipe, recipe
@@ -40,9 +18,7 @@ FINE_TUNED = 0.4  # of an epoch: a tenth of a training
 LATER = 0.5  # of an epoch, starting from the unanchored baseline: methods that learn too little from scratch
 MEMBERS = 3  # of the ensemble: the unanchored baselines of the first seeds
 NEAR = "tiny-imagenet (OpenOOD)"  # near OOD, the others are far; it is left out of the means
-UNANCHORED_KINDS: tuple[type[Detector], ...] = (
-    MSP, MaxLogit, Entropy, Energy, TemperatureScaling, ODIN, Mahalanobis, Gram, KNN, ViM, ReAct, DEUP,
-)  # fmt: skip
+KINDS = "msp max_logit entropy energy temperature_scaling odin mahalanobis gram knn vim react deup"  # unanchored
 LEAD = "AMP"
 PER_SAMPLE: dict[str, Any] = {"anchored": True, "anchoring": {"per_sample": True}}
 VIEWS = {"k": 5, "shift": 1, "score": "kl_uniform"}  # of TTA
@@ -83,9 +59,9 @@ def cifar10_fast(setting: Setting) -> Study:
         "AMP (masked)": amp(("masked",)),
         "AMP, class means, TTA, 6 views (masked)": amp(("masked",), {"tau": "mean", "tta": 6, "anchors": "means"}),
         "AMP, fine-tuned": amp(("fine-tuned",)),
-        "Energy (anchored)": MethodPlan(Energy, ("anchored",)),
-        "MSP (anchored)": MethodPlan(MSP, ("anchored",)),
-        **{kind.__name__: MethodPlan(kind, ("unanchored",)) for kind in UNANCHORED_KINDS},
+        "Energy (anchored)": MethodPlan(DETECTORS["energy"], ("anchored",)),
+        "MSP (anchored)": MethodPlan(DETECTORS["msp"], ("anchored",)),
+        **{DETECTORS[kind].__name__: MethodPlan(DETECTORS[kind], ("unanchored",)) for kind in KINDS.split()},
         "DeepEnsemble": MethodPlan(DeepEnsemble, tuple(members)),
         "MCDropout": MethodPlan(MCDropout, ("dropout",)),
         "SVI": MethodPlan(SVI, ("svi",)),

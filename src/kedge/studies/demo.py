@@ -26,15 +26,6 @@ class DemoData:
     ood: tuple[ImageSet, ...]
 
 
-@dataclass(frozen=True)
-class Demo:
-    """The result of the demo: the anchored detector, the table, and the data."""
-
-    detector: AMP
-    evaluation: Evaluation
-    data: DemoData
-
-
 def demo_data(*, seed: int = 0) -> DemoData:
     """Split the digits; no image of an OOD set was trained on."""
     every = digits()
@@ -51,19 +42,16 @@ def run_demo(
     *,
     seed: int = 0,
     epochs: int | None = None,
-    width: int = 16,
-    data: DemoData | None = None,
     training_progress: Callable[[str, Progress], None] | None = None,
     scoring_progress: Callable[[int, int], None] | None = None,
-) -> Demo:
-    """Train both networks, calibrate their detectors and evaluate them."""
-    data = data or demo_data(seed=seed)
+) -> tuple[AMP, Evaluation]:
+    """Train both networks, calibrate their detectors and evaluate them; the anchored one's AMP comes first."""
+    data = demo_data(seed=seed)
     how: Recipe = recipe("demo") if epochs is None else recipe("demo", epochs=epochs)
     with seeded(seed):
-        network = build("compact", width=width, classes=len(KNOWN), channels=1)
-    networks = {"anchored": anchor(network, seed=seed), "unanchored": network}
+        network = build("compact", width=16, classes=len(KNOWN), channels=1)
     trained = {}
-    for name, net in networks.items():
+    for name, net in (("anchored", anchor(network, seed=seed)), ("unanchored", network)):
         report = None if training_progress is None else (lambda p, name=name: training_progress(name, p))
         trained[name] = train(net, data.train, how, seed=seed, progress=report)
     amp = AMP(trained["anchored"])
@@ -72,5 +60,4 @@ def run_demo(
         detectors[f"{kind.__name__} (unanchored)"] = kind(trained["unanchored"])
     for detector in detectors.values():
         detector.fit(data.train).calibrate(data.calibration)
-    evaluation = evaluate(detectors, data.test, data.ood, resamples=1000, seed=seed, progress=scoring_progress)
-    return Demo(amp, evaluation, data)
+    return amp, evaluate(detectors, data.test, data.ood, resamples=1000, seed=seed, progress=scoring_progress)

@@ -6,7 +6,7 @@ from dataclasses import replace
 from kedge.anchoring.corruption import Corruption
 from kedge.data import ImageSet
 from kedge.detectors import AMP, MSP, SVI, DeepEnsemble, Energy, MCDropout, SVIAvUC, TemperatureScaling
-from kedge.evaluation.curve import Curve
+from kedge.evaluation.result import Curve
 from kedge.studies.corruptions import SEVERITIES, corrupt
 from kedge.studies.plan import MethodPlan, PaperTable, Protocol, SuiteData
 from kedge.studies.study import CLASSES, Setting, Study

@@ -10,17 +10,9 @@ from kedge.anchoring.corruption import Corruption
 from kedge.data import ImageSet
 from kedge.detectors import AMP, KNN, TTA, Detector, Energy, KLUniform, Mahalanobis, ViM
 from kedge.pixels import to_unit
+from kedge.studies import insight_trainings as own
 from kedge.studies import sets
 from kedge.studies.cifar10_fast import EPOCHS, MASKED, NEAR, PER_SAMPLE, VIEWS, small_network, small_recipe
-from kedge.studies.insight_trainings import (
-    Agreement,
-    AliveAnchors,
-    AsNoise,
-    Differences,
-    SameClass,
-    as_published,
-    twice,
-)
 from kedge.studies.plan import MethodPlan, NetworkPlan, Protocol, SuiteData
 from kedge.studies.study import HELD_OUT, Setting, Study, smoke_data
 from kedge.training import Recipe
@@ -79,8 +71,8 @@ def insight(setting: Setting) -> Study:
         "T in whole batches": anchored(per_sample=False),
         "T to the end": anchored(to_the_end),
         "T weaker": anchored(corruption=Corruption(jitter=False, blur=False, gray=False)),
-        "T stronger": anchored(corruption=twice),
-        "T as published": anchored(to_the_end, corruption=as_published, per_sample=False),
+        "T stronger": anchored(corruption=own.twice),
+        "T as published": anchored(to_the_end, corruption=own.as_published, per_sample=False),
         "fresh stem": anchored(init="fresh"),
         "masked, label": anchored(mask=MASKED),
         "masked, uniform": anchored(**masking),
@@ -90,16 +82,16 @@ def insight(setting: Setting) -> Study:
         "synthetic outliers": anchored(loss=SyntheticOutliers()),
         "logit norm": anchored(loss=LogitNorm()),
         "label smoothing": anchored(smoothed),
-        "two anchors agree": anchored(loss=Agreement()),
-        "anchors kept alive": anchored(loss=AliveAnchors()),
+        "two anchors agree": anchored(loss=own.Agreement()),
+        "anchors kept alive": anchored(loss=own.AliveAnchors()),
         "twice as long": anchored(longer),
         "synthetic outliers, twice as long": anchored(longer, SyntheticOutliers()),
         "masked, synthetic outliers, twice as long": anchored(longer, SyntheticOutliers(), **masking),
     }
     unanchored = {
         "unanchored": network(),
-        "unanchored, differences": network(loss=Differences()),
-        "unanchored, T as noise": network(loss=AsNoise(short.clean_final_fraction)),
+        "unanchored, differences": network(loss=own.Differences()),
+        "unanchored, T as noise": network(loss=own.AsNoise(short.clean_final_fraction)),
         "unanchored, synthetic outliers": network(loss=SyntheticOutliers()),
         "unanchored, logit norm": network(loss=LogitNorm()),
         "unanchored, label smoothing": network(smoothed),
@@ -116,14 +108,16 @@ def insight(setting: Setting) -> Study:
         if epochs == BUDGETS[-1]:  # which part of anchored training matters at the longest budget
             no_corruption = {"per_sample": True, "corruption": None}
             networks[f"no T, narrow, {budget}"] = narrow(anchored=True, anchoring=no_corruption)
-            unanchored[f"unanchored, T as noise, narrow, {budget}"] = narrow(loss=AsNoise(short.clean_final_fraction))
+            unanchored[f"unanchored, T as noise, narrow, {budget}"] = narrow(
+                loss=own.AsNoise(short.clean_final_fraction)
+            )
             networks[f"synthetic outliers, narrow, {budget}"] = narrow(**PER_SAMPLE, loss=SyntheticOutliers())
             unanchored[f"unanchored, synthetic outliers, narrow, {budget}"] = narrow(loss=SyntheticOutliers())
     compact = partial(setting.network, "compact", 10)  # its first layer starts from random weights and is trained
     networks["compact, anchored"] = compact(**PER_SAMPLE)
     networks["compact, fresh stem"] = compact(anchored=True, anchoring={"per_sample": True, "init": "fresh"})
     own_class = {"init": "fresh", "corruption": None}
-    networks["compact, same class"] = compact(anchored=True, anchoring=own_class, loss=SameClass())
+    networks["compact, same class"] = compact(anchored=True, anchoring=own_class, loss=own.SameClass())
     unanchored["compact, unanchored"] = compact()
     if setting.scale == "small":
         long = replace(setting.recipe(), epochs=LONG)

@@ -143,12 +143,12 @@ class AliveAnchors(Loss):
 
     def loss(self, step: Step) -> StepLoss:
         """The loss of a step."""
-        found = CrossEntropy().loss(step)
+        fit = CrossEntropy().loss(step)
         assert isinstance(step.net, Anchored)
         pair = step.net.anchored_layer
         of_anchor, of_image = cast(Tensor, pair.layer_c.weight), cast(Tensor, pair.layer_x.weight)
         apart = (of_anchor - of_image).norm() / of_image.norm()
-        return StepLoss(found.value + self.weight * (self.least - apart).clamp_min(0).square(), found.logits)
+        return StepLoss(fit.value + self.weight * (self.least - apart).clamp_min(0).square(), fit.logits)
 
     def config(self) -> dict[str, Any]:
         """The arguments."""

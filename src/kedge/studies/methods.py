@@ -3,30 +3,8 @@
 from typing import Any
 
 from kedge.data import ImageSet
-from kedge.detectors import (
-    AMP,
-    DEUP,
-    DUQ,
-    KNN,
-    MSP,
-    ODIN,
-    SVI,
-    UDG,
-    ClassifierDiscrepancy,
-    DeepEnsemble,
-    Energy,
-    Entropy,
-    Gram,
-    Mahalanobis,
-    MaxLogit,
-    MCDropout,
-    OutlierExposure,
-    ReAct,
-    SVIAvUC,
-    TemperatureScaling,
-    TrainedDetector,
-    ViM,
-)
+from kedge.detectors import AMP, UDG, DeepEnsemble, Mahalanobis, MCDropout
+from kedge.detectors.registry import DETECTORS
 from kedge.studies.demo import KNOWN, demo_data
 from kedge.studies.outlier_images import shapes
 from kedge.studies.plan import MethodPlan, NetworkPlan, Protocol, SuiteData
@@ -35,16 +13,9 @@ from kedge.training import recipe
 
 MEMBERS = 3  # of the ensembles
 SMOKE_IMAGES = 64  # of each set at the smallest scale
-UNANCHORED_KINDS = (MSP, MaxLogit, Entropy, TemperatureScaling, ODIN, Energy, Mahalanobis, Gram, KNN, ViM, ReAct, DEUP)
-ANCHORED_KINDS = (AMP, MSP, Entropy, Energy, ODIN, Mahalanobis, Gram, KNN, ViM, ReAct, DEUP)
-OWN_TRAINING: dict[str, type[TrainedDetector]] = {
-    "svi": SVI,
-    "svi-avuc": SVIAvUC,
-    "duq": DUQ,
-    "outlier exposure": OutlierExposure,
-    "discrepancy": ClassifierDiscrepancy,
-    "udg": UDG,
-}
+UNANCHORED = "msp max_logit entropy temperature_scaling odin energy mahalanobis gram knn vim react deup"
+ANCHORED = "amp msp entropy energy odin mahalanobis gram knn vim react deup"
+OWN_TRAINING = "svi svi_avuc duq outlier_exposure discrepancy udg"
 
 
 def methods(setting: Setting) -> Study:
@@ -64,21 +35,21 @@ def methods(setting: Setting) -> Study:
         "unanchored": network(),
         "anchored": network(anchored=True),
         "dropout": network({"dropout": 0.3}),
-        **{name: network(method=kind) for name, kind in OWN_TRAINING.items() if kind is not UDG},
+        **{kind.name: network(method=kind) for kind in _kinds(OWN_TRAINING) if kind is not UDG},
         "udg": network(method=UDG, prepare=groups, loss=groups),
     }
     members: dict[str, tuple[str, ...]] = {}
     for kind in ("unanchored", "anchored"):
         more = {f"{kind} {n}": network(anchored=kind == "anchored", member=1000 * n) for n in range(1, MEMBERS)}
         members[kind], networks = (kind, *more), networks | more
-    rows = {f"{kind.__name__} (anchored)": MethodPlan(kind, ("anchored",)) for kind in ANCHORED_KINDS}
+    rows = {f"{kind.__name__} (anchored)": MethodPlan(kind, ("anchored",)) for kind in _kinds(ANCHORED)}
     rows["AMP, energy (anchored)"] = MethodPlan(AMP, ("anchored",), {"score": "energy"})
     rows["DeepEnsemble (anchored)"] = MethodPlan(DeepEnsemble, members["anchored"])
-    rows |= {f"{kind.__name__} (unanchored)": MethodPlan(kind, ("unanchored",)) for kind in UNANCHORED_KINDS}
+    rows |= {f"{kind.__name__} (unanchored)": MethodPlan(kind, ("unanchored",)) for kind in _kinds(UNANCHORED)}
     rows["DeepEnsemble (unanchored)"] = MethodPlan(DeepEnsemble, members["unanchored"])
     rows["MCDropout"] = MethodPlan(MCDropout, ("dropout",))
     rows["Mahalanobis, with outliers (unanchored)"] = MethodPlan(Mahalanobis, ("unanchored",), outliers=True)
-    rows |= {kind.__name__: MethodPlan(kind, (name,)) for name, kind in OWN_TRAINING.items()}
+    rows |= {kind.__name__: MethodPlan(kind, (kind.name,)) for kind in _kinds(OWN_TRAINING)}
     suite = setting.suite(
         "digits",
         "Every method on the digits",
@@ -90,6 +61,10 @@ def methods(setting: Setting) -> Study:
     )
     about = "Digits 0 to 7 against five sets of other images; networks of the same shape, trained for as many epochs."
     return Study("methods", "Every method on the digits", about, (suite,))
+
+
+def _kinds(names: str) -> list[Any]:
+    return [DETECTORS[name] for name in names.split()]
 
 
 def _data(seed: int, small: bool) -> SuiteData:

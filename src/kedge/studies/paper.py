@@ -7,7 +7,7 @@ numbers beside it, the number stays as printed and its `Reported.slip` explains 
 import functools
 import importlib.resources
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
@@ -70,20 +70,6 @@ class Reported:
         return replace(self, metric="fpr95", value=round(100 - self.value, 2))  # no more decimals than are printed
 
 
-@dataclass(frozen=True)
-class PrintedTable:
-    """A table of the paper: its number, label in the paper's source, section, and caption in kedge's words."""
-
-    table: str
-    label: str
-    section: str
-    caption: str
-
-    def distinct(self, name: str) -> tuple[str, ...]:
-        """The values of one field of `Reported` in this table, in its order; averages are no OOD set."""
-        return tuple(value for value in _distinct(name, reported(table=self.table)) if value != AVERAGE)
-
-
 def reported(
     *,
     table: str | int | None = None,
@@ -103,35 +89,15 @@ def reported(
     wanted |= {"ood_set": ood_set, "metric": metric, "network": network}
     given = {name: value for name, value in wanted.items() if value is not None}
     for name, value in given.items():
-        one_of(name, value, _distinct(name, _numbers()))
+        one_of(name, value, tuple(dict.fromkeys(getattr(r, name) for r in _numbers() if getattr(r, name) is not None)))
     return [r for r in _numbers() if all(getattr(r, name) == value for name, value in given.items())]
 
 
 @functools.cache
-def printed_tables() -> tuple[PrintedTable, ...]:
-    """The paper's tables of numbers, in its order; Table 1 is a list of the others and has none."""
-    return tuple(
-        PrintedTable(name, held["label"], held["section"], held["caption"]) for name, held in _read()["tables"].items()
-    )
-
-
-def _distinct(name: str, rows: Sequence[Reported]) -> tuple[str, ...]:
-    values = (getattr(row, name) for row in rows)
-    return tuple(dict.fromkeys(value for value in values if value is not None))
-
-
-@functools.cache
-def _read() -> dict[str, Any]:
-    text = importlib.resources.files("kedge.studies").joinpath("paper.json").read_text(encoding="utf-8")
-    held: dict[str, Any] = json.loads(text)
-    return held
-
-
-@functools.cache
 def _numbers() -> tuple[Reported, ...]:
-    return tuple(
-        number for table, held in _read()["tables"].items() for row in held["rows"] for number in _row(table, row)
-    )
+    text = importlib.resources.files("kedge.studies").joinpath("paper.json").read_text(encoding="utf-8")
+    tables = json.loads(text)["tables"].items()
+    return tuple(number for table, held in tables for row in held["rows"] for number in _row(table, row))
 
 
 def _row(table: str, row: dict[str, Any]) -> Iterator[Reported]:

@@ -13,8 +13,8 @@ from kedge.checks import between
 from kedge.data import ImageSet, StreamedSet
 from kedge.detectors import Detector, TrainedDetector
 from kedge.errors import InputError
-from kedge.evaluation.curve import Curve
 from kedge.evaluation.paired import RESAMPLES
+from kedge.evaluation.result import Curve
 from kedge.models import build
 from kedge.seeds import seeded
 from kedge.training import Recipe

@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from kedge.detectors import AMP
 from kedge.evaluation import Evaluation, SeedSummary, TextTable
 from kedge.evaluation.noise import noise_table
 from kedge.evaluation.protocol import redrawn
@@ -68,22 +67,14 @@ def publish(run: SuiteRun, evaluations: Mapping[int, Evaluation], *, command: st
     for name, text in files.items():
         with atomic(folder / name) as temporary:
             temporary.write_text(text, encoding="utf-8")
-    reports = []
-    for seed, evaluation in evaluations.items():
-        detector = run.detector(suite.shown[0], seed)
-        reports.append(
-            write_report(
-                folder / f"report-{seed}.html",
-                evaluation,
-                title=suite.title,
-                leads=suite.shown,
-                detector=detector if isinstance(detector, AMP) else None,
-                curves=suite.curves,
-                record=record | {"seed": seed},
-                resamples=suite.comparisons,
-            )
+    reports = tuple(
+        write_report(
+            folder / f"report-{seed}.html", evaluation, title=suite.title, leads=suite.shown, curves=suite.curves,
+            detector=run.detector(suite.shown[0], seed), record=record | {"seed": seed}, resamples=suite.comparisons,
         )
-    return Published(summary, tuple(tables), tuple(reports))
+        for seed, evaluation in evaluations.items()
+    )  # fmt: skip
+    return Published(summary, tuple(tables), reports)
 
 
 def command_line(arguments: Sequence[str] | None = None) -> str:

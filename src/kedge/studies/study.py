@@ -77,10 +77,7 @@ class Setting:
 
     def networks(self, full: str, classes: int, members: int = 1) -> dict[str, NetworkPlan]:
         """An anchored network and its unanchored baseline, with more of the latter as members of an ensemble."""
-        plans = {
-            "anchored": self.network(full, classes, anchored=True),
-            "unanchored": self.network(full, classes),
-        }
+        plans = {"anchored": self.network(full, classes, anchored=True), "unanchored": self.network(full, classes)}
         for number in range(1, members):
             plans[f"unanchored {number}"] = self.network(full, classes, member=1000 * number)
         return plans

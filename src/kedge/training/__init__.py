@@ -2,8 +2,8 @@
 
 from kedge.training.api import train
 from kedge.training.engine import is_first_process
+from kedge.training.loader import statistics
 from kedge.training.losses import CrossEntropy, LogitNorm, Loss, Step, StepLoss, SyntheticOutliers
-from kedge.training.normalization import statistics
 from kedge.training.recipes import RECIPES, Recipe, recipe
 from kedge.training.trainer import Progress
 

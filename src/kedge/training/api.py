@@ -1,6 +1,7 @@
 """`train`: one training loop for unanchored and anchored networks, so that comparisons between them are fair."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +17,9 @@ from kedge.models.classifier import Classifier
 from kedge.models.ensemble import Ensemble
 from kedge.models.graph import StoredGraph
 from kedge.seeds import mix_seed
-from kedge.training.engine import make_engine
-from kedge.training.loader import TrainLoader, make_loader
+from kedge.training.engine import locked, make_engine
+from kedge.training.loader import OutlierLoader, TrainLoader, make_loader, sample, statistics
 from kedge.training.losses import Loss, default_loss
-from kedge.training.normalization import sample, statistics
-from kedge.training.outlier_loader import OutlierLoader
 from kedge.training.recipes import Recipe
 from kedge.training.recipes import recipe as named_recipe
 from kedge.training.trainer import Progress, Trainer
@@ -51,7 +50,8 @@ def train(
 
     Normalization statistics and evaluation anchors that are not set yet are taken from the training images. With a
     ``directory`` the run can be stopped or killed at any time: the same call resumes from the last checkpoint and ends
-    with bit-identical weights.
+    with bit-identical weights; a second run in the same directory is refused meanwhile. An image of a `StreamedSet`
+    that cannot be decoded is replaced by the next, counted in the history, and listed in the record and in a warning.
 
     Args:
         net: A network, a `Classifier` or an `Anchored` network.
@@ -88,6 +88,7 @@ def train(
     if tensorboard and directory is None:
         raise InputError("tensorboard needs a directory to write to; pass directory=")
     engine = make_engine(devices, nodes, accelerator, precision)
+    data, outliers = skipping(data), skipping(outliers)
     where = {"rank": engine.rank, "world": engine.world, "workers": workers}
     loader = make_loader(data, chosen, seed, preprocess=preprocess, **where)
     classifier = net if isinstance(net, Classifier) else Classifier(net)
@@ -95,12 +96,21 @@ def train(
     count = loss.outliers_per_image * loader.batch
     _check(classifier, loss, outliers)
     outlier_loader = OutlierLoader(outliers, chosen, seed, count, loader.preprocess, **where) if count else None
-    with torch.random.fork_rng():  # dropout draws from torch's global generators, which are restored afterwards
+    folder = None if directory is None else Path(directory)
+    with (
+        locked(folder, engine),
+        torch.random.fork_rng(),
+    ):  # dropout draws from torch's global generators, which are restored afterwards
         prepare(classifier, data, loader, outlier_loader, seed)
-        trainer = Trainer(classifier, data, loader, outlier_loader, loss, chosen, seed, engine, directory, tensorboard)
+        trainer = Trainer(classifier, data, loader, outlier_loader, loss, chosen, seed, engine, folder, tensorboard)
         trainer.run(resume, checkpoint_seconds, validation, progress)
     classifier.eval()
     return classifier
+
+
+def skipping(data: Any) -> Any:
+    """A set that skips images that cannot be decoded, if it is of a kind that can."""
+    return replace(data, on_error="skip") if getattr(data, "on_error", None) == "raise" else data
 
 
 def prepare(net: Classifier, data: Any, loader: TrainLoader, outliers: OutlierLoader | None, seed: int) -> None:

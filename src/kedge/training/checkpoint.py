@@ -9,15 +9,16 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 import torch
 from torch import Tensor, nn
 
-from kedge.checks import needs
+from kedge.checks import finite, needs, shape_of
 from kedge.errors import FileFormatError, InputError
 from kedge.files import atomic
 from kedge.io import artifact
+from kedge.io.schema import arguments, check, readable
 
 # Words of checkpoints before version 3, as keys or values.
 RENAMED = {
@@ -25,6 +26,14 @@ RENAMED = {
     "made": "synthetic_outliers", "made outliers": "synthetic outliers", "grey": "gray", "jigsaw": "patch_shuffle",
     "remix": "hybrid", "recolour": "recolor",
 }  # fmt: skip
+
+
+class CheckpointHeader(TypedDict):
+    """The header of a checkpoint."""
+
+    checkpoint: dict[str, Any]
+    run: dict[str, Any]
+    optimizer: dict[str, dict[str, float]]
 
 
 @dataclass
@@ -71,11 +80,34 @@ def restore(
     header, tensors = artifact.read(path)
     if "checkpoint" not in header:
         raise FileFormatError(f"{path} is a kedge file, but not a checkpoint")
-    old, names = header["version"] < artifact.FORMAT_VERSION, _names(net, optimizer)
-    if old:
-        header, tensors = _upgraded(header, tensors, names)
-    before, now = _flat(header["run"]), _flat(run)
-    keys = before if old else {**now, **before}  # an older version does not know the settings that came later
+    with readable(path, "a checkpoint", keep=(InputError,)):
+        old, names = header["version"] < artifact.FORMAT_VERSION, _names(net, optimizer)
+        if old:
+            header, tensors = _upgraded(header, tensors, names)
+        check(header, CheckpointHeader, "header")
+        _check_run(path, header["run"], run, old)
+        position = Position(**arguments(Position, header["checkpoint"], "checkpoint"))
+        if min(vars(position).values()) < 0:
+            raise FileFormatError(f"checkpoint must hold no negative numbers; got {position}")
+        current = net.state_dict()
+        weights = artifact.part(tensors, "net.")
+        net.load_state_dict({name: _shaped(name, value, current.get(name)) for name, value in weights.items()})
+        optimizer.load_state_dict(
+            {
+                "state": _optimizer_state(artifact.part(tensors, "optimizer."), header["optimizer"], net, names),
+                "param_groups": optimizer.state_dict()["param_groups"],
+            }
+        )
+        if average is not None:
+            saved = artifact.part(tensors, "average.")
+            for name, value in average.items():
+                value.copy_(finite(name, _shaped(name, saved[name], value), "start anew by resume=False"))
+    return position, artifact.part(tensors, "loss.")
+
+
+def _check_run(path: str | os.PathLike[str], saved: Mapping[str, Any], run: Mapping[str, Any], old: bool) -> None:
+    before, now = _flat(saved), _flat(run)
+    keys = before if old else {**now, **before}  # an older version does not have the settings that came later
     different = [
         f"{key} was {before.get(key)!r} and is {now.get(key)!r}" for key in keys if before.get(key) != now.get(key)
     ]
@@ -84,23 +116,30 @@ def restore(
             f"{Path(path).parent} holds a run with other settings ({'; '.join(different)}); pass another directory, or "
             "resume=False to start anew there"
         )
-    net.load_state_dict(artifact.part(tensors, "net."))
+
+
+def _optimizer_state(
+    tensors: Mapping[str, Tensor], scalars: Mapping[str, Mapping[str, float]], net: nn.Module, names: list[str]
+) -> dict[int, dict[str, Any]]:
     numbers = {name: number for number, name in enumerate(names)}
     parameters = dict(net.named_parameters())
     state: dict[int, dict[str, Any]] = {}
-    for full_name, value in artifact.part(tensors, "optimizer.").items():
+    for full_name, value in tensors.items():
         key, name = full_name.split(".", 1)
-        like = parameters[name]
         # In the parameter's memory layout: another one may round differently in the last bit.
-        value = torch.empty_like(like).copy_(value) if value.shape == like.shape else value
-        state.setdefault(numbers[name], {})[key] = value
-    for name, values in header["optimizer"].items():
+        laid_out = (
+            torch.empty_like(parameters[name]).copy_(_shaped(name, value, parameters[name])) if value.ndim else value
+        )
+        state.setdefault(numbers[name], {})[key] = laid_out
+    for name, values in scalars.items():
         state.setdefault(numbers[name], {}).update(values)
-    optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
-    if average is not None:
-        for name, value in artifact.part(tensors, "average.").items():
-            average[name].copy_(value)
-    return Position(**header["checkpoint"]), artifact.part(tensors, "loss.")
+    return state
+
+
+def _shaped(name: str, value: Tensor, like: Tensor | None) -> Tensor:
+    if like is None or value.shape != like.shape or value.is_floating_point() != like.is_floating_point():
+        raise FileFormatError(f"{name} must have the shape of this network's; got {shape_of(value)} of {value.dtype}")
+    return value
 
 
 class RunHistory:
@@ -117,8 +156,11 @@ class RunHistory:
     def resume(self, epochs: int) -> None:
         """Read the lines of the epochs that an earlier part of the run finished."""
         if self.path is not None and self.path.exists():
-            written = [json.loads(line) for line in self.path.read_text().splitlines() if line.strip()]
-            self.lines = [line for line in written if line["epoch"] <= epochs]
+            try:
+                written = [json.loads(line) for line in self.path.read_text().splitlines() if line.strip()]
+                self.lines = [line for line in written if line["epoch"] <= epochs]
+            except (ValueError, KeyError, TypeError) as error:
+                raise FileFormatError(f"{self.path} is damaged: {error}; delete it to resume without it") from error
 
     def add(self, line: dict[str, Any]) -> None:
         """Add the line of an epoch; the file is replaced atomically, so it never ends in half a line."""

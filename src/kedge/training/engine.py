@@ -1,9 +1,15 @@
 """Where a training step runs: in one process, or on several devices and machines through Lightning Fabric."""
 
+import contextlib
 import os
+import socket
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any, cast
 
 import torch
+from filelock import FileLock, Timeout
 from torch import Tensor, nn
 
 from kedge.checks import needs
@@ -63,6 +69,30 @@ def make_engine(devices: int, nodes: int, accelerator: str, precision: str | Non
     engine.fabric.launch()
     engine.rank, engine.world = engine.fabric.global_rank, engine.fabric.world_size
     return engine
+
+
+@contextlib.contextmanager
+def locked(directory: Path | None, engine: Engine) -> Iterator[None]:
+    """Keep other runs out of a directory, however this one ends; the processes of one run share it."""
+    refusal = None
+    with contextlib.ExitStack() as stack:
+        if directory is not None and engine.rank == 0:
+            try:
+                directory.mkdir(parents=True, exist_ok=True)
+                stack.enter_context(FileLock(directory / ".lock", timeout=0))
+                owner = directory / ".lock.owner"
+                owner.write_text(f"pid {os.getpid()} on {socket.gethostname()} since {datetime.now(UTC):%F %T} UTC")
+                stack.callback(owner.unlink, missing_ok=True)
+            except Timeout:
+                holder = "which has just begun"
+                with contextlib.suppress(OSError):
+                    holder = (directory / ".lock.owner").read_text()
+                refusal = f"another run ({holder}) trains in {directory}; wait for it, or choose another directory"
+            except OSError as error:
+                refusal = f"directory must be writable; {directory} is not: {error.strerror or error}"
+        if float(engine.total(torch.tensor([float(refusal is not None)]))):  # all processes of this run stop
+            raise InputError(refusal or f"the first process could not lock {directory}")
+        yield
 
 
 def is_first_process() -> bool:

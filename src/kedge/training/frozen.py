@@ -52,9 +52,10 @@ def train_head(
     """
     at_least("epochs", epochs, 1)
     recorded = net.record.get("preprocess")
-    if preprocess is None and recorded is None:
-        raise InputError("preprocess must be given: the network does not say what size its inputs have")
-    preprocess = preprocess or Preprocess(**recorded)
+    if preprocess is None:
+        if recorded is None:
+            raise InputError("preprocess must be given: the network does not say what size its inputs have")
+        preprocess = Preprocess.from_record(recorded)
     started = time.monotonic()
     x, y, name = _features(net, data, preprocess, progress)
     head = net.network.get_submodule(name)

@@ -1,4 +1,4 @@
-"""Training data as batches in a fixed order: the same for any number of processes and after any restart."""
+"""Training data as batches in a fixed order: the same for any number of processes and after any restart; statistics."""
 
 import os
 from abc import ABC, abstractmethod
@@ -21,6 +21,8 @@ from kedge.seeds import mix_seed, seeded
 from kedge.training.augment import augment, random_resized_crop, uniforms
 from kedge.training.recipes import Recipe
 
+SAMPLE = 5000  # images of a data set or loader that the statistics are computed on
+CONSTANT = 1e-10  # a variance below this is rounding error: dividing by it would magnify any later difference
 NEEDS_PICTURES = "resized_crop cuts from large images: pass a data set of PIL images or paths, or switch it off"
 
 
@@ -158,6 +160,51 @@ class AugmentedDataset(Dataset[tuple[Tensor, int]]):
         return DataLoader(self, batch_sampler=batches, num_workers=count, collate_fn=_as_is, generator=generator)
 
 
+class OutlierLoader:
+    """Repeats a set of images endlessly, in a new order and with new crops each time.
+
+    Step s takes ``count`` images from position s * count on (over all processes), so a resumed run continues
+    with the same images.
+    """
+
+    def __init__(
+        self, data: Any, recipe: Recipe, seed: int, count: int, preprocess: Preprocess,
+        *, rank: int = 0, world: int = 1, workers: int = 0,
+    ) -> None:  # fmt: skip
+        if not (hasattr(data, "__getitem__") and hasattr(data, "__len__")) or isinstance(data, DataLoader):
+            raise InputError(f"outliers must be an ImageSet or a data set, got {type(data).__name__}")
+        if len(data) == 0:
+            raise InputError("outliers must hold at least one image; the set is empty")
+        if isinstance(data, ImageSet) and tuple(data.images.shape[1:]) != preprocess.shape:
+            shape = tuple(data.images.shape[1:])
+            raise InputError(f"outliers must have the shape of the training images, {preprocess.shape}; got {shape}")
+        self.data, self.workers = data, workers
+        self.seed = mix_seed(seed, 1)  # other draws than for the training images
+        self.source = AugmentedDataset(data, preprocess, recipe, self.seed, labelled=False)
+        self.count, self.rows = count, slice(rank * (count // world), (rank + 1) * (count // world))
+        self.name, self.checksum, self.images = name_of(data), getattr(data, "checksum", None), len(data)
+
+    def batches(self, step: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield this process's images in [0, 1] and their indices, from a step on."""
+        loader = self.source.loader(self._plan(step), self.workers, self.seed)
+        for (x, _), keys in zip(loader, self._plan(step), strict=False):
+            yield x, torch.tensor(keys)[:, 1]
+
+    def _plan(self, step: int) -> Iterator[list[tuple[int, int]]]:
+        """Yield the (round, index in the set) of each image, step by step."""
+        orders: dict[int, Tensor] = {}
+        while True:
+            keys = []
+            for place in range(step * self.count, (step + 1) * self.count)[self.rows]:
+                number, position = divmod(place, self.images)
+                if number not in orders:
+                    orders = {n: order for n, order in orders.items() if n == number - 1}
+                    orders[number] = epoch_order(self.images, self.seed, number)
+                keys.append((number, int(orders[number][position])))
+            yield keys
+            step += 1
+
+
 def make_loader(
     data: Any, recipe: Recipe, seed: int, *, rank: int, world: int, workers: int, preprocess: Preprocess | None
 ) -> TrainLoader:
@@ -186,6 +233,38 @@ def epoch_order(images: int, seed: int, epoch: int) -> Tensor:
     return torch.randperm(images, generator=torch.Generator().manual_seed(mix_seed(seed, epoch)))
 
 
+def statistics(data: Any, preprocess: Preprocess | None = None, *, seed: int = 0) -> tuple[Tensor, Tensor]:
+    """Mean and standard deviation of each channel, in [0, 1]; the deviation of a constant channel is set to 1.
+
+    Computed on a whole `ImageSet`, on 5,000 random images of another data set, or on the first 5,000 of a data loader.
+
+    Example:
+        >>> mean, std = statistics(ImageSet(torch.full((2, 3, 4, 4), 255, dtype=torch.uint8)))
+        >>> mean
+        tensor([1., 1., 1.], dtype=torch.float64)
+    """
+    if isinstance(data, ImageSet):
+        channels = data.images.transpose(0, 1)
+        counts = torch.stack([torch.bincount(c.flatten().int(), minlength=256) for c in channels]).double()
+        values = torch.arange(256, dtype=torch.float64) / 255
+        share = counts / counts.sum(dim=1, keepdim=True)  # (D, 256): exact, and needs no float copy of the set
+        mean, square = share @ values, share @ values.square()
+    else:
+        assert preprocess is not None
+        count, sums, squares = 0, torch.zeros(1), torch.zeros(1)
+        for x in _first(data, preprocess, seed):
+            part = to_unit(x, torch.float64).transpose(0, 1).flatten(1)  # (D, n)
+            count, sums, squares = count + part.shape[1], sums + part.sum(dim=1), squares + part.square().sum(dim=1)
+        mean, square = sums / count, squares / count
+    variance = square - mean.square()
+    return mean, torch.where(variance < CONSTANT, 1.0, variance).sqrt()
+
+
+def sample(data: Any, preprocess: Preprocess, *, seed: int = 0) -> Tensor:
+    """Up to 5,000 preprocessed images (N, D, ...): random ones of a data set, or the first of a data loader."""
+    return torch.cat(list(_first(data, preprocess, seed)))[:SAMPLE]
+
+
 def name_of(data: Any) -> str:
     """Name of a data set, for records."""
     return str(getattr(data, "name", type(data).__name__))
@@ -206,3 +285,17 @@ def _check_set(data: ImageSet, recipe: Recipe, preprocess: Preprocess | None) ->
 
 def _as_is(batch: Any) -> Any:
     return batch
+
+
+def _first(data: Any, preprocess: Preprocess, seed: int) -> Iterator[Tensor]:
+    """Yield batches of images until there are at least `SAMPLE`."""
+    source = data
+    if not isinstance(data, DataLoader):
+        order = torch.randperm(len(data), generator=torch.Generator().manual_seed(seed))
+        source = (data[int(i)] for i in order[:SAMPLE])
+    seen = 0
+    for x, _ in batches(source, preprocess):
+        yield x
+        seen += len(x)
+        if seen >= SAMPLE:
+            break

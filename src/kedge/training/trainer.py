@@ -5,6 +5,7 @@ import itertools
 import json
 import math
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -15,22 +16,23 @@ from torch import Tensor
 
 from kedge.anchoring import Anchored
 from kedge.data import batches
-from kedge.errors import InputError, KedgeError
+from kedge.errors import FileFormatError, InputError, KedgeError, KedgeWarning
 from kedge.files import atomic, remove_leftovers
 from kedge.io.rebuild import describe
+from kedge.io.schema import readable
 from kedge.models.classifier import Classifier, evaluating
 from kedge.provenance import provenance
 from kedge.seeds import mix_seed
 from kedge.training import checkpoint
 from kedge.training.checkpoint import Position, RunHistory
 from kedge.training.engine import Engine
-from kedge.training.loader import TrainBatch, TrainLoader
+from kedge.training.loader import OutlierLoader, TrainBatch, TrainLoader
 from kedge.training.losses import Loss, Step
 from kedge.training.optimizers import WeightAverage, make_optimizer
-from kedge.training.outlier_loader import OutlierLoader
 from kedge.training.recipes import Recipe
 
 CHECKPOINT = "last.ckpt"
+LISTED = 20  # skipped images in a warning; the record has all
 LOSS_DRAWS = 1 << 32  # sets the seed of a loss's generator apart from the seeds of dropout, which end in a rank
 
 
@@ -60,7 +62,7 @@ class Trainer:
         recipe: Recipe,
         seed: int,
         engine: Engine,
-        directory: str | Path | None,
+        directory: Path | None,
         tensorboard: bool,
     ) -> None:
         self.net, self.loader, self.recipe, self.seed, self.engine = net, loader, recipe, seed, engine
@@ -73,8 +75,8 @@ class Trainer:
         self.position = Position()
         self.seen = 0  # images since this process started
         self.labels: set[int] = set()
-        self.directory = None if directory is None else Path(directory)
-        self.history = RunHistory(self.directory if engine.rank == 0 else None, tensorboard)
+        self.directory = directory
+        self.history = RunHistory(directory if engine.rank == 0 else None, tensorboard)
         self.total = recipe.epochs * loader.steps
         described, earlier = describe(net), net.record
         # Data of earlier trainings, which the network has learned from too.
@@ -198,9 +200,18 @@ class Trainer:
             raise InputError(f"labels must be of at least two classes; every image has {self.labels.pop()}")
         if validation is not None:
             line["validation_accuracy"] = self._validate(validation)
+        skipped = int(self.engine.total(torch.tensor([float(len(self.skipped))])))
+        if skipped:
+            line["skipped"] = skipped
         if self.engine.rank == 0:
             self.history.add(line)
         self._checkpoint()
+
+    @property
+    def skipped(self) -> list[str]:
+        """The images that this process could not decode, and why."""
+        sets = (self.data, None if self.outliers is None else self.outliers.data)
+        return [reason for each in sets for reason in getattr(each, "skipped", ())]
 
     def _validate(self, validation: Any) -> float:
         right = seen = 0
@@ -237,7 +248,10 @@ class Trainer:
         if path.exists():
             average = None if self.average is None else self.average.values
             self.position, state = checkpoint.restore(path, self.net, self.optimizer, average, self.identity)
-            self.loss.load_state(state)
+            with readable(path, "a checkpoint"):
+                self.loss.load_state(state)
+            if self.position.step > self.total:
+                raise FileFormatError(f"{path} must be at most at step {self.total}; it is at {self.position.step}")
             self.history.resume(self.position.step // self.loader.steps)
 
     def _checkpoint(self) -> None:
@@ -256,8 +270,12 @@ class Trainer:
             "epochs": self.recipe.epochs,
             "history": self.history.lines,
             "seconds": round(self.position.seconds, 1),
+            "skipped": self.skipped,
             "made with": provenance(),
         }
+        if self.skipped:
+            listed = "; ".join(self.skipped[:LISTED]) + ("; ..." if len(self.skipped) > LISTED else "")
+            warnings.warn(f"{len(self.skipped)} images were skipped in training: {listed}", KedgeWarning, stacklevel=4)
         if self.directory is not None and self.engine.rank == 0:
             with atomic(self.directory / "record.json") as temporary:
                 temporary.write_text(json.dumps(self.net.record, indent=1))

@@ -1,9 +1,4 @@
-"""Public data sets by name, and the user's own folders, NumPy archives and lists.
-
-Example:
-    >>> "cifar10" in dataset_names()
-    True
-"""
+"""Public data sets by name, and the user's own folders, NumPy archives and lists."""
 
 import difflib
 import os
@@ -15,10 +10,9 @@ from kedge.data.sources.catalogue import SOURCES
 from kedge.data.sources.downloads import TIMEOUT
 from kedge.data.sources.entry import Checksum, File, Images, Progress, Source
 from kedge.data.sources.fetching import Arrival, check_files, data_folder, fetch, unpack_files
-from kedge.data.sources.folders import folder
-from kedge.data.sources.lists import image_list, scood_parts
+from kedge.data.sources.folders import folder, image_list, scood_parts
 from kedge.data.sources.summary import DatasetSummary, contact_sheet, summarize_dataset
-from kedge.data.streamed import ON_ERROR, Files, StreamedSet, settled
+from kedge.data.streamed import ON_ERROR, Files, StreamedSet, in_memory_if_small
 from kedge.errors import InputError, NotReadyError
 
 __all__ = [
@@ -35,7 +29,7 @@ def load_dataset(
     split: str | None = None,
     *,
     data_dir: str | os.PathLike[str] | None = None,
-    on_error: str = "refuse",
+    on_error: str = "raise",
 ) -> Images:
     """Load a set that is on this machine: in memory if its images are small and of one size, else streamed.
 
@@ -46,8 +40,8 @@ def load_dataset(
         split: One of the set's splits; by default the one it is tested on. For a .npz the key, such as ``"val_x"``.
         data_dir: The folder of all sets; by default the variable KEDGE_DATA, or the user's cache directory. For
             ``list:PATH`` the folder that its paths are relative to; by default the list's own.
-        on_error: ``"refuse"`` images that cannot be decoded with an error, or ``"skip"`` them with a warning that lists
-            them, after reading every image once.
+        on_error: ``"raise"`` an error for an image that cannot be decoded; or ``"skip"``: read every image once, and
+            leave such images out with a warning that lists them.
 
     Example:
         >>> load_dataset("cifar-10")
@@ -57,11 +51,11 @@ def load_dataset(
     one_of("on_error", on_error, ON_ERROR)
     kind, _, path = name.partition(":")
     if path and kind == "folder":
-        return settled(folder(path, split), on_error)
+        return in_memory_if_small(folder(path, split), on_error)
     if path and kind == "npz":
         return npz(path, split)
     if path and kind == "list":
-        return settled(image_list(path, data_dir), on_error)
+        return in_memory_if_small(image_list(path, data_dir), on_error)
     entry = source(name)
     split = entry.check_split(split)
     home = data_folder(data_dir) / entry.name
@@ -75,7 +69,7 @@ def load_dataset(
     form, paths = located
     check_files(entry, paths)
     images = form.read(paths[0], split, entry.name if split == entry.default else f"{entry.name} {split}")
-    return settled(images, on_error) if isinstance(images, StreamedSet) else images
+    return in_memory_if_small(images, on_error) if isinstance(images, StreamedSet) else images
 
 
 def download_dataset(
@@ -97,11 +91,6 @@ def download_dataset(
         data_dir: The folder of all sets; by default the variable KEDGE_DATA, or the user's cache directory.
         progress: Called with the current step, the amount done, and the total if known.
         timeout: Seconds to wait for a server.
-
-    Example:
-        >>> download_dataset("imagenet", data_dir="nowhere")
-        Traceback (most recent call last):
-        kedge.errors.NotReadyError: imagenet could not be fetched (no program may fetch it). What you can do: ...
     """
     entry = source(name)
     part = None if split is None else entry.check_split(split)

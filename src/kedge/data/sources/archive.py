@@ -1,52 +1,70 @@
-"""Reading and unpacking of untrusted archives: nothing is written outside the folder, or left half unpacked."""
+"""Reading and unpacking of untrusted archives: nothing is written outside the folder, or left half unpacked.
+
+Only regular files and folders are unpacked, within the free disk. `tarfile`'s own filter "data" is not used: it lets
+links through, and up to Python 3.11.12 and 3.13.3 these can lead out of the folder.
+"""
 
 import contextlib
 import os
 import re
 import shutil
+import stat
 import tarfile
 import tempfile
 import zipfile
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path, PurePosixPath
+from typing import IO, NamedTuple
 
 from kedge.data.sources.downloads import disk_errors
 from kedge.data.sources.entry import Progress
-from kedge.errors import FileFormatError, InputError, NotReadyError
+from kedge.errors import FileFormatError, InputError, KedgeError
+from kedge.files import read_limited, regular_file
 
-DAMAGE = (tarfile.TarError, zipfile.BadZipFile, EOFError, zlib.error, NotImplementedError, RuntimeError)
+DAMAGE = (
+    tarfile.TarError, zipfile.BadZipFile, EOFError, zlib.error, NotImplementedError, RuntimeError, ValueError,
+    OverflowError, LookupError, FileExistsError, NotADirectoryError, IsADirectoryError,
+)  # fmt: skip
+MAX_MEMBERS = 5_000_000  # ImageNet-C's largest archive has a million
+_BLOCK = 4096  # bytes of disk that any member takes, at least
+_LARGEST_HEADER = 2**20  # bytes of a name or an extended header, which tarfile reads into memory
+_PADDING = 2**20  # bytes after the last member; GNU tar pads to 10,240
 _TEMPORARY = ".unpacking-"
+
+
+class Member(NamedTuple):
+    """One entry of a tar or zip; ``kind`` as in `stat.S_IFMT`."""
+
+    name: str
+    kind: int
+    open: Callable[[], IO[bytes] | None]
 
 
 def unpack(path: Path, folder: Path, holds: Sequence[str], progress: Progress | None = None) -> None:
     """Unpack a tar or zip into a temporary folder, then move each of ``holds`` to its place.
 
-    Members with absolute paths or ``..``, links that leave the folder, and devices are refused.
+    Links, devices, pipes, paths that leave the folder and names that occur twice are refused.
 
     Args:
         path: The archive.
         folder: The folder for its content.
         holds: What the archive must contain at its top.
         progress: Called with the number of members so far.
-
-    Example:
-        >>> unpack(Path("nowhere.tar"), Path("."), ["data"])
-        Traceback (most recent call last):
-        kedge.errors.FileFormatError: nowhere.tar cannot be unpacked: No such file or directory
     """
-    if not path.is_file():
-        raise FileFormatError(f"{path} cannot be unpacked: No such file or directory")
+    members = _zip_members if zipfile.is_zipfile(regular_file(path, "unpacked")) else _tar_members
     with temporary_folder(folder) as temporary:
+        free = shutil.disk_usage(temporary).free
         try:
-            if zipfile.is_zipfile(path):
-                _unzip(path, temporary, progress)
-            else:
-                _untar(path, temporary, progress)
-        except DAMAGE as error:
-            raise FileFormatError(f"{path} cannot be unpacked: {error}; delete it and fetch it again") from error
-        except OSError as error:
-            if error.errno is None:  # raised by a decompressor, such as gzip's BadGzipFile
+            for number, member in enumerate(members(path, free - free // 20)):
+                _extract(member, temporary.resolve())
+                if progress is not None and number % 64 == 0:
+                    progress(f"unpacking {path.name}", number, None)
+        except KedgeError as error:
+            raise type(error)(f"{path} cannot be unpacked: {error}") from error
+        except (*DAMAGE, OSError) as error:
+            if isinstance(error, DAMAGE) or error.errno is None:  # without one it is a decompressor's, as BadGzipFile
                 raise FileFormatError(f"{path} cannot be unpacked: {error}; delete it and fetch it again") from error
             raise InputError(f"{path} cannot be unpacked into {folder}: {error.strerror}") from error
         missing = [name for name in holds if not (temporary / name).exists()]
@@ -91,22 +109,20 @@ def read_members(path: Path, names: Sequence[str], largest: int) -> dict[str, by
     Args:
         path: A folder or a tar.
         names: Base names of the files; all of them must be there.
-        largest: The largest size in bytes that a member of an archive may state.
+        largest: The largest size in bytes of a file; an archive may have twice as much for each of the names.
     """
     contents: dict[str, bytes] = {}
     if path.is_dir():
-        contents = {name: (path / name).read_bytes() for name in names if (path / name).is_file()}
-    elif path.is_file():
+        contents = {name: read_limited(path / name, largest) for name in names if (path / name).exists()}
+    else:
+        regular_file(path)
         try:
-            with tarfile.open(path) as archive:
-                for member in archive:
-                    base = re.split(r"[\\/]", member.name)[-1]
-                    if base in names and base not in contents and member.isfile():
-                        if member.size > largest:
-                            raise FileFormatError(f"{member.name} in {path} is too large: {member.size:,} bytes")
-                        stream = archive.extractfile(member)
-                        contents[base] = stream.read() if stream is not None else b""
-                _drain(archive)
+            for member in _tar_members(path, 2 * len(names) * largest):
+                base = re.split(r"[\\/]", member.name)[-1]
+                if base in names and base not in contents and member.kind == stat.S_IFREG:
+                    stream = member.open()
+                    assert stream is not None  # of a regular file
+                    contents[base] = stream.read()
         except (*DAMAGE, OSError) as error:
             raise FileFormatError(f"{path} is damaged: {error}; delete it and fetch it again") from error
     missing = [name for name in names if name not in contents]
@@ -115,33 +131,62 @@ def read_members(path: Path, names: Sequence[str], largest: int) -> dict[str, by
     return contents
 
 
-def _drain(archive: tarfile.TarFile) -> None:
-    """Read an archive to its end, where the decompressor compares its checksum."""
-    while archive.fileobj is not None and archive.fileobj.read(2**20):
-        pass
+class _TarHeader(tarfile.TarInfo):
+    """A header whose name and extensions have a limit before they are read."""
+
+    def _proc_member(self, archive: tarfile.TarFile) -> tarfile.TarInfo:
+        if not self.isreg() and self.size > _LARGEST_HEADER:
+            raise tarfile.ReadError(f"a header of {self.size:,} bytes")
+        return super()._proc_member(archive)  # type: ignore[misc,no-any-return]
 
 
-def _untar(path: Path, folder: Path, progress: Progress | None) -> None:
-    if not hasattr(tarfile, "data_filter"):
-        raise NotReadyError("unpacking an archive safely needs Python 3.11.4 or later")
-    with tarfile.open(path) as archive:
-        for number, member in enumerate(archive):
-            archive.extract(member, folder, filter="data")
-            if progress is not None and number % 64 == 0:
-                progress(f"unpacking {path.name}", number, None)
-        _drain(archive)
+def _tar_members(path: Path, limit: int) -> Iterator[Member]:
+    with path.open("rb") as file:
+        packed = file.read(2) == b"\x1f\x8b"  # tarfile would try each decompressor, one on the whole file
+    with tarfile.open(path, "r:gz" if packed else "r:", tarinfo=_TarHeader) as archive:
+        total = 0
+        for number, info in enumerate(archive):
+            total = _within(limit, total, info.size, number)
+            archive.members = []  # type: ignore[attr-defined]  # or it keeps every header in memory
+            kind = stat.S_IFREG if info.isreg() else stat.S_IFDIR if info.isdir() else 0
+            yield Member(info.name, kind, partial(archive.extractfile, info))
+        if packed and archive.fileobj is not None and len(archive.fileobj.read(_PADDING)) == _PADDING:
+            raise FileFormatError("it goes on after its end")  # at its end the decompressor compares its checksum
 
 
-def _unzip(path: Path, folder: Path, progress: Progress | None) -> None:
+def _zip_members(path: Path, limit: int) -> Iterator[Member]:
     with zipfile.ZipFile(path) as archive:
-        members = archive.infolist()
-        needed, free = sum(member.file_size for member in members), shutil.disk_usage(folder).free
-        if needed > free:
-            raise InputError(f"{path} needs {needed:,} bytes unpacked, and {folder.parent} has {free:,} free")
-        for number, member in enumerate(members):
-            inside = PurePosixPath(member.filename.replace("\\", "/"))
-            if inside.is_absolute() or ".." in inside.parts or ":" in member.filename:
-                raise FileFormatError(f"{path} must hold paths inside itself; it names {member.filename!r}: refused")
-            archive.extract(member, folder)
-            if progress is not None and number % 64 == 0:
-                progress(f"unpacking {path.name}", number, len(members))
+        total = 0
+        for number, info in enumerate(archive.infolist()):  # all sizes first; they hold when the members are read
+            total = _within(limit, total, info.file_size, number)
+        for info in archive.infolist():
+            kind = stat.S_IFMT(info.external_attr >> 16) or (stat.S_IFDIR if info.is_dir() else stat.S_IFREG)
+            yield Member(info.filename, kind, partial(archive.open, info))
+
+
+def _within(limit: int, total: int, size: int, number: int) -> int:
+    """The bytes so far, with one more member; raises if they are too many."""
+    total += _BLOCK + max(size, 0)
+    if total > limit or number >= MAX_MEMBERS or size < 0:
+        raise InputError(f"it holds more than {limit:,} bytes, the room for it, or {MAX_MEMBERS:,} files")
+    return total
+
+
+def _extract(member: Member, folder: Path) -> None:
+    """Write one member below a folder; each path is checked as text, and again with all links resolved."""
+    inside = PurePosixPath(member.name.replace("\\", "/"))
+    if inside.is_absolute() or ".." in inside.parts or ":" in member.name:
+        raise FileFormatError(f"it must hold paths inside itself; it names {member.name!r}: refused")
+    if member.kind not in (stat.S_IFREG, stat.S_IFDIR):
+        raise FileFormatError(f"it must hold regular files and folders only; {member.name!r} is a link or device")
+    target = folder / inside
+    if not target.resolve().is_relative_to(folder):
+        raise FileFormatError(f"it must hold paths inside itself; {member.name!r} is not: refused")
+    if member.kind == stat.S_IFDIR:
+        target.mkdir(parents=True, exist_ok=True)
+        return
+    target.parent.mkdir(parents=True, exist_ok=True)
+    stream = member.open()
+    assert stream is not None  # of a regular file
+    with stream, target.open("xb") as file:  # x: a name that occurs twice is an error
+        shutil.copyfileobj(stream, file, 2**20)

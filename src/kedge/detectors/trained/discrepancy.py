@@ -1,7 +1,7 @@
 """Maximum classifier discrepancy."""
 
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -13,7 +13,7 @@ from kedge.detectors.base import Outputs
 from kedge.detectors.registry import register
 from kedge.detectors.trained.base import MethodLoss, TrainedDetector
 from kedge.models.classifier import Classifier
-from kedge.models.conversion import conversion, convert
+from kedge.models.conversion import convert, head_conversion
 from kedge.models.head import HeadOutput, head_to_prepare, prepared_head
 from kedge.seeds import seeded
 from kedge.training.losses import Step, StepLoss
@@ -34,11 +34,7 @@ class TwoHeads(nn.Module):
         return HeadOutput((first + second) / 2, (first, second))
 
 
-@conversion("two-heads")
-def two_heads(network: nn.Module, *, head: str, seed: int) -> nn.Module:
-    """Put two freshly drawn heads in the place of a network's head."""
-    network.set_submodule(head, TwoHeads(cast(nn.Linear, network.get_submodule(head)), seed))
-    return network
+head_conversion("two-heads", TwoHeads)
 
 
 @dataclass(eq=False)

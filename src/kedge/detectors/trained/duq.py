@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -14,7 +14,7 @@ from kedge.detectors.logits import LogitDetector
 from kedge.detectors.registry import register
 from kedge.detectors.trained.base import MethodLoss, TrainedDetector
 from kedge.models.classifier import Classifier, evaluating
-from kedge.models.conversion import conversion, convert
+from kedge.models.conversion import convert, head_conversion
 from kedge.models.features import INPUT
 from kedge.models.head import head_to_prepare, prepared_head
 from kedge.seeds import seeded
@@ -36,7 +36,9 @@ class RBFHead(nn.Module):
     def __init__(self, like: nn.Linear, centroid_size: int, *, length_scale: float, gamma: float, seed: int) -> None:
         super().__init__()
         classes, width = like.out_features, like.in_features
-        self.length_scale, self.gamma = length_scale, gamma
+        at_least("centroid_size", centroid_size, 1)
+        self.length_scale = between("length_scale", length_scale, 0, float("inf"), open_ends=True)
+        self.gamma = between("gamma", gamma, 0, 1, open_ends=True)
         with seeded(seed):
             weight = torch.randn(classes, centroid_size, width) * math.sqrt(2 / (classes * width))
             centroids = torch.randn(classes, centroid_size) * INITIAL
@@ -71,11 +73,7 @@ class RBFHead(nn.Module):
         self.centroids += share[:, None] * (sums - seen[:, None] * self.centroids)
 
 
-@conversion("duq")
-def rbf_head(network: nn.Module, *, head: str, **arguments: Any) -> nn.Module:
-    """Put a freshly drawn `RBFHead` in the place of a network's head."""
-    network.set_submodule(head, RBFHead(cast(nn.Linear, network.get_submodule(head)), **arguments))
-    return network
+head_conversion("duq", RBFHead)
 
 
 def log1mexp(x: Tensor) -> Tensor:
@@ -186,7 +184,7 @@ class DUQ(LogitDetector, TrainedDetector):
         head: str | None = None,
         seed: int = 0,
     ) -> Any:
-        """A copy of a network with a freshly drawn `RBFHead` in the place of its last linear layer.
+        """A copy of a network with a freshly drawn `RBFHead` in the place of its last linear layer, or of ``head``.
 
         Args:
             net: A network that ends in a linear layer.
@@ -197,8 +195,6 @@ class DUQ(LogitDetector, TrainedDetector):
             seed: Seed of the new head.
         """
         name, linear = head_to_prepare(net, RBFHead, head)
-        centroid_size = linear.in_features if centroid_size is None else at_least("centroid_size", centroid_size, 1)
-        between("length_scale", length_scale, 0, float("inf"), open_ends=True)
-        between("gamma", gamma, 0, 1, open_ends=True)
-        arguments = {"centroid_size": centroid_size, "length_scale": length_scale, "gamma": gamma, "seed": seed}
-        return convert(net, "duq", head=name, **arguments)
+        size = linear.in_features if centroid_size is None else centroid_size
+        options = {"length_scale": length_scale, "gamma": gamma, "seed": seed}
+        return convert(net, "duq", head=name, centroid_size=size, **options)

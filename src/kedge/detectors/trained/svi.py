@@ -1,7 +1,8 @@
 """Stochastic variational inference: weights that are Gaussians instead of numbers."""
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -29,6 +30,9 @@ LAYERS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Linear)
 SPEED = 10.0
 
 
+_NOISE: ContextVar[Mapping[nn.Module, Tensor] | None] = ContextVar("noise", default=None)  # each thread has its own
+
+
 def divergence(mean: Tensor, std: Tensor, prior_mean: Tensor | float, prior_std: float) -> Tensor:
     """The Kullback-Leibler divergence of N(mean, std^2) from N(prior_mean, prior_std^2), summed over all weights."""
     ratio = std / prior_std
@@ -39,8 +43,8 @@ class Gaussian(nn.Module):
     """Parametrization that makes the weight of a layer a Gaussian; the layer's own weight becomes the mean.
 
     The standard deviation is ``initial * exp(SPEED * rho)`` and rho is zero at first, so that weight decay, which pulls
-    every parameter towards zero, pulls the deviation back to its first value. ``noise``, standard normal numbers, fixes
-    the weight; without it the weight is the mean in evaluation, and drawn for each forward in training.
+    every parameter towards zero, pulls the deviation back to its first value. Where `fixed_noise` does not fix it, the
+    weight is the mean in evaluation, and drawn for each forward in training.
     """
 
     prior_mean: Tensor | None
@@ -51,7 +55,6 @@ class Gaussian(nn.Module):
         self.rho = nn.Parameter(torch.zeros_like(mean))
         self.register_buffer("prior_mean", prior_mean)
         self.initial, self.prior = initial, prior
-        self.noise: Tensor | None = None
 
     @property
     def deviation(self) -> Tensor:
@@ -60,9 +63,10 @@ class Gaussian(nn.Module):
 
     def forward(self, mean: Tensor) -> Tensor:
         """The weight that the layer uses."""
-        if self.noise is not None:
-            return mean + self.deviation * self.noise
-        return mean + self.deviation * torch.randn_like(mean) if self.training else mean
+        noise = (_NOISE.get() or {}).get(self)
+        if noise is None and self.training:
+            noise = torch.randn_like(mean)
+        return mean if noise is None else mean + self.deviation * noise
 
     def divergence(self, mean: Tensor) -> Tensor:
         """The divergence of these weights from their prior."""
@@ -81,19 +85,19 @@ def gaussians(net: nn.Module) -> list[tuple[Gaussian, Tensor]]:
 @contextlib.contextmanager
 def fixed_noise(net: nn.Module, draw: Callable[[int, Tensor], Tensor]) -> Iterator[None]:
     """Fix the weights inside the block; ``draw`` gives the noise of a layer from its number and its mean."""
-    layers = gaussians(net)
+    token = _NOISE.set({gaussian: draw(number, mean) for number, (gaussian, mean) in enumerate(gaussians(net))})
     try:
-        for number, (gaussian, mean) in enumerate(layers):
-            gaussian.noise = draw(number, mean)
         yield
     finally:
-        for gaussian, _ in layers:
-            gaussian.noise = None
+        _NOISE.reset(token)
 
 
 @conversion("svi")
 def gaussian_weights(network: nn.Module, *, initial: float, prior: float, prior_mean: str) -> nn.Module:
     """Make the weight of every convolution and linear layer a Gaussian."""
+    between("initial", initial, 0, float("inf"), open_ends=True)
+    between("prior", prior, 0, float("inf"), open_ends=True)
+    one_of("prior_mean", prior_mean, PRIOR_MEANS)
     layers = {
         name: module
         for name, module in network.named_modules()
@@ -153,8 +157,7 @@ class SVILoss(MethodLoss):
     samples: int = 1
 
     def __post_init__(self) -> None:
-        if self.kl_weight is not None:
-            between("kl_weight", self.kl_weight, 0, float("inf"))
+        between("kl_weight", self.kl_weight or 0.0, 0, float("inf"))
         between("warmup", self.warmup, 0, 1)
         at_least("samples", self.samples, 1)
 
@@ -181,16 +184,12 @@ class SVILoss(MethodLoss):
             with fixed_noise(step.net, draw):
                 logits.append(step.logits())
             losses.append(F.cross_entropy(logits[-1], step.targets(), label_smoothing=step.label_smoothing))
-        return torch.stack(losses).mean() + self.complexity(step), torch.stack(logits)
-
-    def complexity(self, step: Step) -> Tensor:
-        """The weighted divergence from the prior per image."""
-        layers = gaussians(step.net)
-        weight = self.kl_weight
+        layers, weight = gaussians(step.net), self.kl_weight
         if weight is None:
             weight = min(1.0, step.images / sum(mean.numel() for _, mean in layers))
         warm = 1.0 if step.done >= self.warmup else step.done / self.warmup
-        return weight * warm / step.images * torch.stack([gaussian.divergence(mean) for gaussian, mean in layers]).sum()
+        total = torch.stack([gaussian.divergence(mean) for gaussian, mean in layers]).sum()
+        return torch.stack(losses).mean() + weight * warm / step.images * total, torch.stack(logits)
 
 
 @register
@@ -240,9 +239,6 @@ class SVI(DrawnDetector, TrainedDetector):
                 which is about that of freshly drawn weights.
             prior_mean: ``"zero"``, or ``"weights"`` for the weights as they are now, if the network is trained already.
         """
-        between("initial", initial, 0, float("inf"), open_ends=True)
-        between("prior", prior, 0, float("inf"), open_ends=True)
-        one_of("prior_mean", prior_mean, PRIOR_MEANS)
         if isinstance(net, Ensemble):
             raise InputError("net must be one network, got an ensemble; prepare each of its members")
         return convert(net, "svi", initial=initial, prior=prior, prior_mean=prior_mean)

@@ -44,11 +44,7 @@ class AvUCLoss(SVILoss):
     The threshold is half-way between the mean entropy of accurate and that of inaccurate predictions, measured over the
     warm-up. Entropy and probability are those of the mean softmax over the draws of a step.
 
-    Args:
-        kl_weight: See `SVILoss`.
-        warmup: See `SVILoss`; here it must be above 0.
-        samples: See `SVILoss`.
-        beta: 3 in the paper.
+    Arguments are those of `SVILoss`, with ``warmup`` above 0, and ``beta``, 3 in the paper.
     """
 
     name = "svi avuc"
@@ -120,11 +116,7 @@ class SVIAvUC(SVI):
     shifted. Trains and scores at the cost of SVI; a training step takes one draw of the weights, as in the authors'
     code, or ``loss(samples=...)``.
 
-    Args:
-        net: A network from ``SVIAvUC.prepare``, trained with ``SVIAvUC.loss()``.
-        samples: See `SVI`.
-        score: See `SVI`.
-        seed: See `SVI`.
+    Arguments are those of `SVI`.
     """
 
     name = "svi_avuc"

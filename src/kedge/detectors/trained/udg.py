@@ -1,8 +1,9 @@
 """UDG: unsupervised dual grouping."""
 
+import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -16,7 +17,7 @@ from kedge.detectors.trained.base import LogitTrainedDetector, MethodLoss
 from kedge.detectors.trained.kmeans import kmeans
 from kedge.errors import InputError
 from kedge.models.classifier import Classifier, evaluating
-from kedge.models.conversion import conversion, convert
+from kedge.models.conversion import convert, head_conversion
 from kedge.models.head import HeadOutput, head_to_prepare, prepared_head
 from kedge.seeds import mix_seed, seeded
 from kedge.training.losses import Step, StepLoss
@@ -30,7 +31,7 @@ class GroupHead(nn.Module):
     def __init__(self, head: nn.Linear, groups: int, seed: int) -> None:
         super().__init__()
         with seeded(seed):
-            self.groups = nn.Linear(head.in_features, groups).to(head.weight)
+            self.groups = nn.Linear(head.in_features, at_least("groups", groups, 2)).to(head.weight)
         self.draw(seed)
         self.classes = head  # after the groups, since the last linear layer of a network is its head
 
@@ -46,11 +47,7 @@ class GroupHead(nn.Module):
         return HeadOutput(self.classes(features), (self.groups(features),))
 
 
-@conversion("udg")
-def with_groups(network: nn.Module, *, head: str, groups: int, seed: int) -> nn.Module:
-    """Add a head for groups to a network's head, which stays as it is."""
-    network.set_submodule(head, GroupHead(cast(nn.Linear, network.get_submodule(head)), groups, seed))
-    return network
+head_conversion("udg", GroupHead)
 
 
 def filter_known(groups: Tensor, labels: Tensor, unlabelled: Tensor, purity: float) -> Tensor:
@@ -101,8 +98,7 @@ class GroupingLoss(MethodLoss):
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if self.groups is not None:
-            at_least("groups", self.groups, 2)
+        at_least("groups", 2 if self.groups is None else self.groups, 2)
         between("purity", self.purity, 0, 1)
         between("weight_groups", self.weight_groups, 0, float("inf"))
         between("weight_outliers", self.weight_outliers, 0, float("inf"))
@@ -155,17 +151,13 @@ class GroupingLoss(MethodLoss):
 
     def loss(self, step: Step) -> StepLoss:
         """The loss of labelled and unlabelled images, which go through the network as one batch."""
+        assert step.outliers is not None
+        output = step.forward(torch.cat([step.x, step.outliers]) if self._epoch else step.x, raw=True)
+        logits = step.fitting(output.logits[: len(step.x)])
         if not self._epoch:
-            output = step.forward(step.x, raw=True)
-            logits = step.fitting(output.logits)
             value = F.cross_entropy(logits, step.y, label_smoothing=step.label_smoothing)
             # It adds nothing, but processes that share the work wait for a gradient of every weight.
             return StepLoss(value + 0 * output.extra[0].sum(), logits)
-        assert step.outliers is not None
-        assert step.index is not None
-        assert step.outlier_index is not None
-        output = step.forward(torch.cat([step.x, step.outliers]), raw=True)
-        logits = step.fitting(output.logits[: len(step.x)])
         groups = torch.cat([self._epoch["groups"][step.index], self._epoch["outlier_groups"][step.outlier_index]])
         labels = torch.cat([step.y, self._epoch["pseudo_labels"][step.outlier_index].to(step.y)])
         known = labels >= 0
@@ -219,16 +211,12 @@ class UDG(LogitTrainedDetector):
 
     @classmethod
     def prepare(cls, net: nn.Module, *, groups: int = 1000, head: str | None = None, seed: int = 0) -> Any:
-        """A copy of a network with a head for groups next to its last linear layer.
+        """A copy of a network with a head for groups next to its last linear layer, or next to ``head``.
 
-        Args:
-            net: The network.
-            groups: 1000 in the paper, for 150,000 images; one for thirty images or more suits smaller sets.
-            head: The name of the layer that gives the logits, where it is not the linear layer registered last.
-            seed: Seed of the weights.
+        ``groups`` is 1000 in the paper, for 150,000 images; one for thirty images or more suits smaller sets.
         """
         name, _ = head_to_prepare(net, GroupHead, head)
-        return convert(net, "udg", head=name, groups=at_least("groups", groups, 2), seed=seed)
+        return convert(net, "udg", head=name, groups=groups, seed=seed)
 
 
 def _features_and_labels(
@@ -236,15 +224,14 @@ def _features_and_labels(
 ) -> tuple[Tensor, Tensor]:
     """The features of all images of both sets, (N + M, d), and the labels (N,) of the first."""
     matrix, labels, done = torch.empty(0), [torch.empty(0, dtype=torch.long)], 0
-    for number, images in enumerate(sets):
-        for x, y in batches(images, preprocess):
-            with torch.no_grad():
-                features = net.features(net.as_input(x), [layer])[1][layer]
-            if done == 0:  # filled row by row: a list of batches would need twice the memory
-                dtype = torch.promote_types(features.dtype, torch.float)
-                matrix = features.new_empty((sum(map(len, sets)), features.shape[1]), dtype=dtype)
-            matrix[done : done + len(x)] = features
-            done += len(x)
-            if number == 0 and y is not None:
-                labels.append(y)
+    for x, y in itertools.chain(*(batches(images, preprocess) for images in sets)):
+        with torch.no_grad():
+            features = net.features(net.as_input(x), [layer])[1][layer]
+        if done == 0:  # filled row by row: a list of batches would need twice the memory
+            dtype = torch.promote_types(features.dtype, torch.float)
+            matrix = features.new_empty((sum(map(len, sets)), features.shape[1]), dtype=dtype)
+        matrix[done : done + len(x)] = features
+        if done < len(sets[0]) and y is not None:
+            labels.append(y)
+        done += len(x)
     return matrix, torch.cat(labels)

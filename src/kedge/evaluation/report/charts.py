@@ -1,6 +1,6 @@
 """The sections with figures: curves, scores, ROC curves, tau and reliability, with the words around them."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 from kedge.evaluation import Evaluation, EvaluationResult
-from kedge.evaluation.curve import Curve
 from kedge.evaluation.report import figures
 from kedge.evaluation.report.figures import Array
 from kedge.evaluation.report.markup import Html, percent, render_template
+from kedge.evaluation.result import Curve
 from kedge.metrics import METRICS, ece
 
 MOST = 6  # curves or diagrams side by side
@@ -154,11 +154,12 @@ def roc_section(evaluation: Evaluation, leads: Sequence[str]) -> Html:
 def reliability_section(evaluation: Evaluation, leads: Sequence[str]) -> Html | None:
     """One diagram per classifier: detectors with equal probabilities share one. None without labels."""
     labels = evaluation.sets[evaluation.id_name].labels
-    if labels is None:
+    if labels is None or not bool((labels >= 0).any()):
         return None
+    labelled = labels >= 0
     groups: list[tuple[list[str], Tensor]] = []
     for name, result in evaluation.results.items():
-        probability = result.detections[evaluation.id_name].probability
+        probability = result.detections[evaluation.id_name].probability[labelled]
         same = next((members for members, p in groups if p.shape == probability.shape and p.equal(probability)), None)
         if same is None:
             groups.append(([name], probability))
@@ -167,10 +168,10 @@ def reliability_section(evaluation: Evaluation, leads: Sequence[str]) -> Html | 
     groups.sort(key=lambda group: not set(leads) & set(group[0]))  # leads first, otherwise in order
     drawings = []
     for i, (members, probability) in enumerate(groups[:MOST]):
-        right, sure = probability.argmax(dim=1) == labels, _array(probability.amax(dim=1))
+        right, sure = probability.argmax(dim=1) == labels[labelled], _array(probability.amax(dim=1))
         numbers = (
             f"mean confidence {percent(float(sure.mean()))} %, accuracy {percent(float(right.double().mean()))} %, "
-            f"ECE {percent(ece(probability, labels))} %"
+            f"ECE {percent(ece(probability, labels[labelled]))} %"
         )
         label = f"Reliability of {', '.join(members)}: {numbers}."
         picture = figures.reliability_diagram(f"reliability-{i}", sure, right.numpy(), label=label)
@@ -210,3 +211,12 @@ def _quantiles(name: str, values: Array) -> str:
 
 def _array(values: Tensor) -> Array:
     return values.double().numpy()
+
+
+# The figures of every report, in order: by identifier, the name in the links and the section; a new one is a row here.
+SECTIONS: dict[str, tuple[str, Callable[[Evaluation, Sequence[str]], Html | None]]] = {
+    "scores": ("Scores", score_section),
+    "roc": ("ROC curves", roc_section),
+    "tau": ("Tau", tau_section),
+    "reliability": ("Reliability", reliability_section),
+}

@@ -88,7 +88,7 @@ def roc(name: str, pairs: Sequence[tuple[Array, Array]], *, label: str) -> Html:
         axes.axvline(0.05, color=INK, linewidth=0.7, dashes=(1, 2))
         for i, (inside, outside) in enumerate(pairs):
             flagged_id, flagged_ood = roc_curve(inside, outside)
-            axes.plot(shares, flagged_ood[np.searchsorted(flagged_id, shares, side="right") - 1], **_look(i))
+            axes.plot(shares, flagged_ood[np.searchsorted(flagged_id, shares, side="right") - 1], **look(i))
         ticks = [t for t in (0.001, 0.01, 0.05, 0.1, 1) if t >= shares[0]]
         axes.set_xscale("log")
         axes.set_xticks(ticks, [f"{100 * t:g} %" for t in ticks])
@@ -105,7 +105,7 @@ def lines(name: str, series: Sequence[tuple[Array, Array]], *, axis: str, value:
 
     def draw(axes: Any) -> None:
         for i, (xs, ys) in enumerate(series):
-            axes.plot(xs, 100 * ys, marker="o", markersize=3.5, **_look(i))
+            axes.plot(xs, 100 * ys, marker="o", markersize=3.5, **look(i))
         if ticks[0] > 0 and ticks[-1] / ticks[0] >= 8:
             axes.set_xscale("log")
         axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
@@ -179,7 +179,7 @@ def render(
     return _tidy(target.getvalue(), label)
 
 
-def _look(i: int) -> dict[str, Any]:
+def look(i: int) -> dict[str, Any]:
     """Color and dashes of the i-th curve, as in the legend."""
     dashes = DASHES[i % len(DASHES)]
     style = (0, tuple(map(float, dashes.split(",")))) if dashes else "solid"

@@ -20,7 +20,7 @@ ALARMS, MISSES_PER_SET = 12, 4
 ANCHORS = 12  # shown at most: as many as fit side by side
 
 
-def png_address(image: Tensor) -> str:
+def png_address(image: Tensor, side: int = SIDE) -> str:
     """An image (D, H, W), uint8 or in [0, 1], as a data: address; unless D is 1 or 3, its mean over channels."""
     pixels = image.detach().cpu()
     if pixels.dtype != torch.uint8:
@@ -29,7 +29,7 @@ def png_address(image: Tensor) -> str:
         pixels = pixels.double().mean(dim=0, keepdim=True).round().to(torch.uint8)
     array = pixels.permute(1, 2, 0).contiguous().numpy()  # (H, W, D)
     drawn = Image.fromarray(array[..., 0] if array.shape[2] == 1 else array)
-    drawn.thumbnail((SIDE, SIDE), Image.Resampling.BOX)
+    drawn.thumbnail((side, side), Image.Resampling.BOX)
     target = io.BytesIO()
     drawn.save(target, format="png", optimize=True)
     return "data:image/png;base64," + base64.b64encode(target.getvalue()).decode()
@@ -42,8 +42,8 @@ def picture(image: Tensor, alt: str) -> Html:
 
 def per_anchor_probabilities(detector: AMP, one: ImageSet) -> Tensor:
     """Calibrated probabilities of one image under each anchor, (K, C)."""
-    if detector.preprocess is None or detector.calibration is None:
-        raise NotReadyError("the detector has no anchors to show: call fit(train_set) and calibrate(held_out) first")
+    assert detector.preprocess is not None
+    assert detector.calibration is not None
     x, _ = next(batches(one, detector.preprocess))
     with evaluating(detector.net), torch.no_grad():
         logits = detector.net.per_anchor_logits(detector.as_input(x), tta=detector.tta)[:, 0]  # (K, C)
@@ -52,21 +52,16 @@ def per_anchor_probabilities(detector: AMP, one: ImageSet) -> Tensor:
 
 def image_section(evaluation: Evaluation, lead: str, detector: AMP | None = None) -> Html:
     """The in-distribution images that score highest and the OOD images that score lowest."""
-    detections = evaluation.results[lead].detections
-    inside, oods = detections[evaluation.id_name], evaluation.ood_names
-    alarms = inside.score.argsort(descending=True, stable=True)[:ALARMS].tolist()
-    misses = {name: detections[name].score.argsort(stable=True)[:MISSES_PER_SET].tolist() for name in oods}
+    detections, id_name, oods = evaluation.results[lead].detections, evaluation.id_name, evaluation.ood_names
+    alarms = [(id_name, i) for i in detections[id_name].score.argsort(descending=True, stable=True)[:ALARMS].tolist()]
+    misses = [(ood, i) for ood in oods for i in detections[ood].score.argsort(stable=True)[:MISSES_PER_SET].tolist()]
+    cards = ([_card(evaluation, detections[name], name, i, detector) for name, i in each] for each in (alarms, misses))
+    outside = torch.cat([detections[name].is_ood for name in oods])
     return render_template(
-        "images.html",
-        lead=lead,
-        id_name=evaluation.id_name,
-        flagged=int(inside.is_ood.sum()),
-        images=len(inside),
-        alarms=[_card(evaluation, inside, evaluation.id_name, i, detector) for i in alarms],
-        missed=sum(int((~detections[name].is_ood).sum()) for name in oods),
-        total=sum(len(detections[name]) for name in oods),
-        misses=[_card(evaluation, detections[name], name, i, detector) for name in oods for i in misses[name]],
-    )
+        "images.html", lead=lead, id_name=id_name, flagged=int(detections[id_name].is_ood.sum()),
+        images=len(detections[id_name]), alarms=next(cards), missed=int((~outside).sum()), total=len(outside),
+        misses=next(cards),
+    )  # fmt: skip
 
 
 def anchor_section(detector: AMP, evaluation: Evaluation, lead: str) -> Html:
@@ -110,14 +105,8 @@ def _anchor_row(
     detection = detector(one)
     agreed = int(detection.label[0])
     probabilities = [*per_anchor_probabilities(detector, one)[:columns], detection.probability[0]]
-    votes = [
-        {
-            "name": _class_name(classes, int(p.argmax())),
-            "agrees": int(p.argmax()) == agreed,
-            "percent": f"{100 * float(p.max()):.0f}",
-        }
-        for p in probabilities
-    ]
+    pairs = [(int(p.argmax()), f"{100 * float(p.max()):.0f}") for p in probabilities]
+    votes = [{"name": _class_name(classes, i), "agrees": i == agreed, "percent": share} for i, share in pairs]
     return {
         "source": png_address(one.images[0]),
         "alt": f"Image {index} of {name}",
@@ -133,8 +122,8 @@ def _card(evaluation: Evaluation, detection: Detection, name: str, index: int, d
     images, classes = evaluation.sets[name], evaluation.sets[evaluation.id_name].classes
     predicted = f"predicted {_class_name(classes, int(detection.label[index]))}"
     alt = f"Image {index} of {name}, {predicted}"
-    if images.labels is not None and name == evaluation.id_name:  # an OOD set numbers its classes in its own way
-        truth = int(images.labels[index])
+    truth = -1 if images.labels is None else int(images.labels[index])
+    if truth >= 0 and name == evaluation.id_name:  # an OOD set numbers its classes in its own way
         predicted += ", correct" if truth == int(detection.label[index]) else f", true {_class_name(classes, truth)}"
     measured = f"score {number(float(detection.score[index]))}, p {number(float(detection.p_value[index]), 2)}"
     lines = [predicted, measured, _verdict(bool(detection.is_ood[index]))]

@@ -1,22 +1,23 @@
-"""The report: its sections, in order."""
+"""The report: its finding in one sentence, and its sections, in order."""
 
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
-from kedge.detectors import AMP
+from kedge.detectors import AMP, Detector
 from kedge.errors import InputError
-from kedge.evaluation import Evaluation
-from kedge.evaluation.curve import Curve
-from kedge.evaluation.paired import FEWEST, RESAMPLES, best_beyond_noise
+from kedge.evaluation import Evaluation, EvaluationResult
+from kedge.evaluation.paired import FEWEST, RESAMPLES, Best, best_beyond_noise
 from kedge.evaluation.report import charts, figures
 from kedge.evaluation.report.document import document, write_page
 from kedge.evaluation.report.gallery import anchor_section, image_section
-from kedge.evaluation.report.markup import render_template
-from kedge.evaluation.report.tables import evaluation_finding, guaranteed
+from kedge.evaluation.report.markup import percent, render_template
+from kedge.evaluation.result import Curve
 from kedge.evaluation.summary import SHOWN, STAR, passes_text, starred
 from kedge.metrics import METRICS
+
+HEADLINE = ("auroc", "fpr95")
 
 
 def write_report(
@@ -26,7 +27,7 @@ def write_report(
     title: str,
     intro: str = "",
     leads: Sequence[str] = (),
-    detector: AMP | None = None,
+    detector: Detector | None = None,
     curves: Sequence[Curve] = (),
     record: Mapping[str, Any] | None = None,
     resamples: int = RESAMPLES,
@@ -42,7 +43,7 @@ def write_report(
         intro: Text before the tables; a blank line starts a new paragraph.
         leads: Names of detectors whose scores are drawn, by default the first of the evaluation; the galleries show
             the errors of the first of them.
-        detector: The AMP detector of the first lead, to show its anchors and the prediction with each of them.
+        detector: The detector of the first lead; one with anchors is shown with them and the prediction under each.
         curves: To draw along a number, such as that of the anchors.
         record: How to repeat the run: configuration, seeds, versions, command; plain data.
         resamples: Number of bootstrap resamples that decide which leads are beyond noise.
@@ -63,14 +64,14 @@ def write_report(
     """
     if not evaluation.results or not evaluation.ood_names:
         raise InputError("evaluation must hold at least one detector and one OOD set; make one with kedge.evaluate")
-    if detector is not None and not isinstance(detector, AMP):
-        raise InputError(f"detector must be an AMP detector, which has anchors to show; got {type(detector).__name__}")
     figures.require()  # before the minutes that a large evaluation may take
     if unknown := [name for name in leads if name not in evaluation.results]:
         raise InputError(f"leads must name detectors of the evaluation; got {', '.join(map(repr, unknown))}")
     leads = leads or [next(iter(evaluation.results))]
-    lead = leads[0]
-    anchors = None if detector is None else anchor_section(detector, evaluation, lead)  # first: it fails if not fitted
+    lead, anchored = leads[0], None
+    if detector is not None and detector.reads == "per_anchor_logits":
+        anchored = cast(AMP, detector)
+    anchors = None if anchored is None else anchor_section(anchored, evaluation, lead)  # first: it fails if not fitted
     best = best_beyond_noise(evaluation, resamples=resamples)
     context = {
         "evaluation": evaluation,
@@ -89,14 +90,58 @@ def write_report(
         ("curves", "Curves", charts.curve_section(evaluation, curves)),
         ("sets", "Set by set", render_template("sets.html", **context)),
         ("shifted", "Shifted images", render_template("shifted.html", **context) if evaluation.shifted_names else None),
-        ("scores", "Scores", charts.score_section(evaluation, leads)),
-        ("roc", "ROC curves", charts.roc_section(evaluation, leads)),
-        ("tau", "Tau", charts.tau_section(evaluation, leads)),
-        ("reliability", "Reliability", charts.reliability_section(evaluation, leads)),
-        ("images", "Images", image_section(evaluation, lead, detector)),
+        *((identifier, name, draw(evaluation, leads)) for identifier, (name, draw) in charts.SECTIONS.items()),
+        ("images", "Images", image_section(evaluation, lead, anchored)),
         ("anchors", "Anchors", anchors),
         ("reading", "How to read this", render_template("reading.html", **context)),
         ("record", "Record", render_template("record.html", **context)),
     )
     paragraphs = [paragraph.strip() for paragraph in intro.split("\n\n") if paragraph.strip()]
     return write_page(path, document(title, evaluation_finding(evaluation, best), paragraphs, parts))
+
+
+def guaranteed(result: EvaluationResult) -> float | None:
+    """The share of ID images that the threshold may flag: the largest p-value flagged, or None if none was.
+
+    It is k / (n + 1) for n calibration images, the guarantee of split conformal prediction, which alpha bounds.
+    """
+    flagged = [float(d.p_value[d.is_ood].max()) for d in result.detections.values() if bool(d.is_ood.any())]
+    return max(flagged, default=None)
+
+
+def evaluation_finding(evaluation: Evaluation, best: Best) -> str:
+    """The result of an evaluation in a sentence."""
+    results, sets = evaluation.results, len(evaluation.averaged)
+    explained = evaluation.over.replace(" OOD sets", " out-of-distribution (OOD) sets", 1)
+    over = f"over {explained}" if sets > 1 else f"on {evaluation.over}"
+    if len(results) > 1:
+        leads = " and ".join(_leader(evaluation, best, metric) for metric in HEADLINE)
+        spans = " and ".join(_span(evaluation, metric) for metric in HEADLINE)
+        return f"Of {len(results)} detectors {over}, {leads}; {spans}."
+    (name, result), *_ = results.items()
+    values = " and an ".join(f"{METRICS[m].label} of {percent(result.mean(m))} %" for m in HEADLINE)
+    text = f"{name} reaches an {values} {over}"
+    if sets == 1:
+        return text + "."
+    order = sorted(result.metrics, key=lambda ood: result.metrics[ood]["auroc"].value)
+    low, high = (f"{percent(result.metrics[ood]['auroc'].value)} % ({ood})" for ood in (order[0], order[-1]))
+    return f"{text} in the mean; from set to set the AUROC ranges from {low} to {high}."
+
+
+def _leader(evaluation: Evaluation, best: Best, name: str) -> str:
+    metric = METRICS[name]
+    order = sorted(evaluation.results, key=lambda label: -metric.sign * evaluation.results[label].mean(name))
+    values = [evaluation.results[label].mean(name) for label in order]
+    mean = "mean " if len(evaluation.averaged) > 1 else ""
+    what = f"the {'highest' if metric.higher_is_better else 'lowest'} {mean}{metric.label}"
+    tied = [label for label, value in zip(order, values, strict=True) if value == values[0]]
+    if len(tied) > 1:
+        return f"{', '.join(tied[:-1])} and {tied[-1]} share {what} ({percent(values[0])} %)"
+    lead = "a lead beyond noise" if best.overall.get(name) else "a lead within noise"
+    lead = lead if best.enough else "too few images for a comparison"
+    return f"{order[0]} has {what} ({percent(values[0])} %; next {order[1]}, {percent(values[1])} %; {lead})"
+
+
+def _span(evaluation: Evaluation, metric: str) -> str:
+    values = [result.mean(metric) for result in evaluation.results.values()]
+    return f"{METRICS[metric].label} spans {percent(min(values))} to {percent(max(values))} %"

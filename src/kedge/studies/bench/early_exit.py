@@ -2,7 +2,6 @@
 
 import math
 import tempfile
-from abc import ABC, abstractmethod
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -55,80 +54,55 @@ def full_share(passes: float, all_passes: int) -> float:
     return round((passes - MIN_ANCHORS) / (all_passes - MIN_ANCHORS), 6) if all_passes > MIN_ANCHORS else 0.0
 
 
-class EarlyExitEngine(ABC):
-    """AMP with early exit, whose threshold can be set so that a given share of images takes all anchors."""
+class EarlyExitEngine:
+    """AMP with early exit; its threshold can be set so that a given share of images takes all anchors."""
 
-    @abstractmethod
+    def __init__(self, detector: Any) -> None:
+        self.detector = detector
+
     def __call__(self, images: Tensor) -> Any:
         """Label, score and decision of a batch of images."""
+        return self.detector(images, batch_size=len(images))
 
-    @abstractmethod
     def set_exit_threshold(self, threshold: float) -> None:
         """Set the score with few anchors up to which images exit early."""
+        self.detector.exit_threshold = threshold
 
-    @abstractmethod
-    def scores(self, images: Tensor) -> list[float]:
+    def scores(self, images: Tensor) -> Any:
         """The scores of images."""
+        return self(images).score
 
-    @abstractmethod
     def mean_passes(self, images: Tensor) -> float:
         """The mean number of passes for images."""
+        return float(self.detector.mean_passes(images))
 
     def set_full_share(self, images: Tensor, share: float) -> None:
         """Set the exit threshold by these images: for timing alone, since the decision threshold does not follow."""
         between("share", share, 0, 1)
         self.set_exit_threshold(math.inf)
-        edges, early = [-math.inf, *sorted(self.scores(images)), math.inf], round((1 - share) * len(images))
+        edges, early = [-math.inf, *sorted(self.scores(images).tolist()), math.inf], round((1 - share) * len(images))
         self.set_exit_threshold((edges[early] + edges[early + 1]) / 2)  # between two, so that rounding moves none
 
 
-def start_torch(detector: Detector) -> EarlyExitEngine:
-    """The engine of a detector of kedge."""
-    return _TorchEarlyExit(detector)
+class OnnxEarlyExit(EarlyExitEngine):
+    """The same by an exported file."""
 
-
-def start_onnx(path: Path, runtime: str, threads: int | None) -> EarlyExitEngine:
-    """The engine of an exported file."""
-    return _OnnxEarlyExit(path, runtime, threads)
-
-
-class _TorchEarlyExit(EarlyExitEngine):
-    def __init__(self, detector: Detector) -> None:
-        assert isinstance(detector, EarlyExit)
-        self.detector = detector
-
-    def __call__(self, images: Tensor) -> Any:
-        return self.detector(images, batch_size=len(images))
-
-    def set_exit_threshold(self, threshold: float) -> None:
-        self.detector.exit_threshold = threshold
-
-    def scores(self, images: Tensor) -> list[float]:
-        values: list[float] = self(images).score.tolist()
-        return values
-
-    def mean_passes(self, images: Tensor) -> float:
-        return self.detector.mean_passes(images)
-
-
-class _OnnxEarlyExit(EarlyExitEngine):
     def __init__(self, path: Path, runtime: str, threads: int | None) -> None:
         self.path, self.start = path, partial(OnnxDetector, engine=runtime, threads=threads)
-        self.detector = self.start(path)
-
-    def __call__(self, images: Tensor) -> Any:
-        return self.detector(images, batch_size=len(images))
+        super().__init__(self.start(path))
 
     def set_exit_threshold(self, threshold: float) -> None:
+        """Start a copy of the file with another threshold."""
         model = read_model(self.path)
         set_tensors(model, {EXIT_THRESHOLD: np.float32(threshold)})
         with tempfile.TemporaryDirectory(prefix="kedge-bench-") as folder:
             write_model(model, Path(folder) / "threshold.onnx")
             self.detector = self.start(Path(folder) / "threshold.onnx")
 
-    def scores(self, images: Tensor) -> list[float]:
-        values: list[float] = self(images)["score"].tolist()
-        return values
+    def scores(self, images: Tensor) -> Any:
+        """The scores of images."""
+        return self(images)["score"]
 
     def mean_passes(self, images: Tensor) -> float:
+        """The mean number of passes for images."""
         return float(self.detector(images)["passes"].mean())

@@ -18,14 +18,7 @@ from kedge.errors import InputError, KedgeError, KedgeWarning, NotReadyError
 from kedge.export import OnnxDetector, export_onnx, quantise
 from kedge.export.runtime import ENGINES, package
 from kedge.models import Spec
-from kedge.studies.bench.early_exit import (
-    start_onnx,
-    start_torch,
-    why_no_early_exit,
-    why_no_naive,
-    with_early_exit,
-    without_early_exit,
-)
+from kedge.studies.bench import early_exit
 from kedge.studies.bench.plain import Naive, channels_last, without_anchors
 from kedge.studies.bench.subjects import HELD_OUT, noise_images
 
@@ -78,10 +71,10 @@ class Prepared:
             early = kind.endswith(EARLY_EXIT)
             path = folder / (f"{name}.onnx" if kind.startswith("int8") else _exact_file(early))
             if early:
-                return start_onnx(path, runtime, threads)
+                return early_exit.OnnxEarlyExit(path, runtime, threads)
             return _at_once(OnnxDetector(path, engine=runtime, threads=threads))
         if name == EARLY_EXIT:
-            return start_torch(for_inference(load(folder / "early-exit.kedge")))
+            return early_exit.EarlyExitEngine(for_inference(load(folder / "early-exit.kedge")))
         detector = load(folder / "detector.kedge")
         if name == UNANCHORED:
             return _forward(detector)
@@ -133,16 +126,16 @@ def prepare_engines(
         if held_out is None:
             held_out = noise_images(HELD_OUT, shape, seed=3)
             warnings.simplefilter("ignore", KedgeWarning)  # they may be too few for alpha, which does not matter here
-        detector = without_early_exit(detector, held_out)
+        detector = early_exit.without_early_exit(detector, held_out)
         detector.save(folder / "detector.kedge")
-        if reason := why_no_naive(detector):
+        if reason := early_exit.why_no_naive(detector):
             left_out["naive"] = reason
-        if reason := why_no_early_exit(detector):
+        if reason := early_exit.why_no_early_exit(detector):
             left_out |= dict.fromkeys(early, reason)
         elif early:
             note("early exit")
             with _leaving_out(left_out, early):
-                with_early_exit(detector, held_out).save(folder / "early-exit.kedge")
+                early_exit.with_early_exit(detector, held_out).save(folder / "early-exit.kedge")
         exports = [name for name in wanted if name.partition("-")[0] in ENGINES and name not in left_out]
         for source, names in (
             ("detector.kedge", [name for name in exports if name not in early]),

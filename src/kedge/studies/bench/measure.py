@@ -3,7 +3,6 @@
 import math
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,15 +15,7 @@ from kedge.errors import FileFormatError
 from kedge.io.rebuild import describe
 from kedge.provenance import provenance
 from kedge.studies.bench.early_exit import EarlyExitEngine, full_share
-from kedge.studies.bench.engines import (
-    FULL_SHARE,
-    TITLES,
-    UNANCHORED,
-    BenchEngine,
-    Prepared,
-    check_engines,
-    prepare_engines,
-)
+from kedge.studies.bench.engines import FULL_SHARE, TITLES, UNANCHORED, Prepared, check_engines, prepare_engines
 from kedge.studies.bench.memory import check_memory, peak_memory
 from kedge.studies.bench.steps import training_steps
 from kedge.studies.bench.subjects import SIDE, batches_of, noise_images
@@ -60,7 +51,7 @@ def time_inference(
         if isinstance(run, EarlyExitEngine):
             run.set_full_share(torch.cat(parts), share)
             shares[name] = {"full_share": full_share(run.mean_passes(torch.cat(parts)), prepared.passes)}
-    calls = {name: partial(_through, run, parts) for name, run in runs.items()}
+    calls = {name: (lambda run=run: [run(images) for images in parts]) for name, run in runs.items()}
     note = None if report is None else (lambda name: report(TITLES[name]))
     times = in_turns(calls, repeats=repeats, least=least, report=note)
     rows = []
@@ -204,8 +195,3 @@ def training_words(steps: Mapping[str, Any]) -> str:
         f"An anchored training step takes {ratio['median']:.2f} times an unanchored one (quartiles {ratio['low']:.2f} "
         f"to {ratio['high']:.2f}), at a batch of {steps['batch']}."
     )
-
-
-def _through(run: BenchEngine, parts: Sequence[torch.Tensor]) -> None:
-    for images in parts:
-        run(images)

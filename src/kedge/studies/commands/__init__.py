@@ -1,10 +1,10 @@
 """The commands that run studies: ``kedge demo``, ``kedge reproduce`` and ``kedge bench``."""
 
-from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
 from kedge import training
+from kedge.cli.terminal import Console
 
 
 class Bars(Progress):

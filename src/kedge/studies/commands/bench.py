@@ -5,12 +5,12 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from kedge import models
+from kedge.cli.terminal import Console
 from kedge.detectors import Detector, load
 from kedge.errors import FileFormatError, InputError
 from kedge.evaluation.report.figures import require
@@ -89,7 +89,7 @@ def bench(
     else:
         _show(console, record, then)
     for name in ("bench.json", "bench.html"):
-        console.print(f"{name.split('.')[1]:<10}[bold]{escape(str(out / name))}[/]", highlight=False)
+        console.wrote(name.split(".")[1], out / name)
 
 
 def _subject(name: str, width: int | None) -> Detector:
@@ -125,6 +125,6 @@ def _show(console: Console, record: dict[str, Any], then: dict[str, Any] | None)
         table.add_row(*row)
     console.print(table)
     if record["training"] is not None:
-        console.print(f"training  {training_words(record['training'])}", highlight=False)
+        console.print(f"training  {training_words(record['training'])}")
     for name, reason in record["left_out"].items():
-        console.print(f"left out  {TITLES[name]}: {reason}", highlight=False, markup=False)
+        console.print(f"left out  {TITLES[name]}: {reason}", markup=False)

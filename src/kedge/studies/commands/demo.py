@@ -6,10 +6,9 @@ from typing import Annotated
 
 import typer
 from rich import box
-from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
 
+from kedge.cli.terminal import Console
 from kedge.evaluation import Evaluation
 from kedge.evaluation.report import write_report
 from kedge.evaluation.report.figures import require
@@ -52,29 +51,18 @@ def demo(
         def on_score(done: int, total: int) -> None:
             bars.move("scoring", done, total, f"{done:,} of {total:,} images")
 
-        result = run_demo(seed=seed, epochs=epochs, training_progress=bars.on_training, scoring_progress=on_score)
-    detector, evaluation = result.detector, result.evaluation
-    record = {
-        "command": command_line(),
-        "seed": seed,
-        "training": detector.net.record,
-        "made with": provenance(),
-    }
+        detector, evaluation = run_demo(
+            seed=seed, epochs=epochs, training_progress=bars.on_training, scoring_progress=on_score
+        )
+    record = {"command": command_line(), "seed": seed, "training": detector.net.record, "made with": provenance()}
     detector.save(out / "detector.kedge")
     with atomic(out / "metrics.json") as temporary:
         temporary.write_text(json.dumps({"record": record, **evaluation.as_dict()}, indent=1))
-    report = write_report(
-        out / "report.html",
-        evaluation,
-        title="kedge demo: digits and other images",
-        intro=INTRO,
-        detector=detector,
-        record=record,
-    )
+    title = "kedge demo: digits and other images"
+    report = write_report(out / "report.html", evaluation, title=title, intro=INTRO, detector=detector, record=record)
     console.print(results_table(evaluation))
-    words = f"detector  {out / 'detector.kedge'}\nmetrics   {out / 'metrics.json'}"
-    console.print(words, highlight=False, markup=False)
-    console.print(f"report    [bold]{escape(str(report))}[/]", highlight=False)
+    for what, path in {"detector": out / "detector.kedge", "metrics": out / "metrics.json", "report": report}.items():
+        console.wrote(what, path)
 
 
 def results_table(evaluation: Evaluation) -> Table:

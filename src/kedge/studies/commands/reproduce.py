@@ -5,10 +5,10 @@ from typing import Annotated, Any
 
 import torch
 import typer
-from rich.console import Console
 from rich.markup import escape
 
 from kedge.checks import one_of
+from kedge.cli.terminal import Console
 from kedge.data.sources import data_folder
 from kedge.errors import NotReadyError
 from kedge.evaluation.report.figures import require
@@ -74,11 +74,11 @@ def reproduce(
     require()  # before hours of training, not after
     if name == NTK:
         run_ntk(folder)
-        console.print(f"report    [bold]{escape(str(folder / 'report.html'))}[/]", highlight=False)
+        console.wrote("report", folder / "report.html")
         return
     check_target("--networks", networks, folder=True)
     study = STUDIES[name](Setting(one_of("--scale", scale, SCALES), tuple(range(seeds)), data_dir))
-    console.print(f"[bold]{escape(study.title)}[/]\n{escape(study.about)}", highlight=False)
+    console.print(f"[bold]{escape(study.title)}[/]\n{escape(study.about)}")
     if accelerator == "auto" and torch.cuda.is_available():
         accelerator = "gpu"
     how = {"accelerator": accelerator, "precision": precision, "workers": workers}
@@ -93,24 +93,19 @@ def run_suite(suite: Suite, folder: Path, networks: Path, how: dict[str, Any], c
     try:
         with Bars(console) as bars:
             run = SuiteRun(
-                suite,
-                folder,
-                networks=networks,
-                training=how,
-                on_training=bars.on_training,
-                on_scoring=bars.on_scoring,
+                suite, folder, networks=networks, training=how, on_training=bars.on_training, on_scoring=bars.on_scoring
             )
             missing = run.data(suite.seeds[0]).missing
             evaluations = run.run()
     except NotReadyError as error:
-        console.print(f"[yellow]{suite.name} left out:[/] {escape(str(error))}", highlight=False)
+        console.print(f"[yellow]{suite.name} left out:[/] {escape(str(error))}")
         return False
     published = publish(run, evaluations, command=command_line())
     for table in (*published.summary.tables(console.width), *published.tables):
         console.print(table.terminal())
     for name, hint in missing.items():
-        console.print(f"[yellow]missing {escape(name)}:[/] {escape(hint)}", highlight=False)
+        console.print(f"[yellow]missing {escape(name)}:[/] {escape(hint)}")
     for path in published.reports:
-        console.print(f"report    [bold]{escape(str(path))}[/]", highlight=False)
-    console.print(f"tables    {folder / 'tables.md'}, tables.tex, metrics.json", highlight=False, markup=False)
+        console.wrote("report", path)
+    console.wrote("tables", f"{folder / 'tables.md'}, tables.tex, metrics.json")
     return True

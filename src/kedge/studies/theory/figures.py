@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kedge.evaluation.report.figures import CURVES, ID, INK, OOD, render
-from kedge.evaluation.report.markup import DASHES, SERIES, Html, tag
+from kedge.evaluation.report.figures import CURVES, ID, INK, OOD, look, render
+from kedge.evaluation.report.markup import SERIES, Html, tag
 from kedge.studies.theory.approximation import Approximation
 from kedge.studies.theory.disagreement import Disagreement
 from kedge.studies.theory.study import NTKStudy, Spectra
@@ -147,9 +147,7 @@ def deviation_legend() -> Html:
 
 def _curves(axes: Any, x: Array, curves: Sequence[Any]) -> None:
     for i, y in enumerate(curves):
-        dashes = DASHES[i % len(DASHES)]
-        style = (0, tuple(map(float, dashes.split(",")))) if dashes else "solid"
-        axes.plot(x, y, color=CURVES[i % SERIES], linestyle=style)
+        axes.plot(x, y, **look(i))
 
 
 def _classes(axes: Any, study: NTKStudy, values: Array) -> None:

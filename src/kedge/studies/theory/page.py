@@ -155,13 +155,13 @@ def _decisions(study: NTKStudy) -> Html:
 
 
 def _distance(study: NTKStudy) -> Html:
-    found = study.disagreement
-    names = list(found.deviation)
+    result = study.disagreement
+    names = list(result.deviation)
     drawn = [
         figure(
-            own.draw_by_distance(found, "deviation", "deviation of f"), tag("strong", "Deviation of decision values")
+            own.draw_by_distance(result, "deviation", "deviation of f"), tag("strong", "Deviation of decision values")
         ),
-        figure(own.draw_by_distance(found, "tau", "tau"), tag("strong", "Tau, after the sigmoid")),
+        figure(own.draw_by_distance(result, "tau", "tau"), tag("strong", "Tau, after the sigmoid")),
     ]
     words = (
         f"Means over {study.repeats} draws of the problem, in units of the data's own radius. One network is a "
@@ -169,17 +169,17 @@ def _distance(study: NTKStudy) -> Html:
         "distance between them, however far the point. Its mean output keeps growing with the distance, so after a "
         "sigmoid the disagreement vanishes. Networks per anchor have different slopes and diverge without bound."
     )
-    bands = [f"{low:g} to {high:g}" for low, high in pairwise(found.edges)]
+    bands = [f"{low:g} to {high:g}" for low, high in pairwise(result.edges)]
     shown = [0, 2, 4, 6, 7]
     tables = []
     for what, caption in (("deviation", "Deviation of f"), ("tau", "Tau")):
-        values: dict[str, list[float]] = getattr(found, what)
+        values: dict[str, list[float]] = getattr(result, what)
         rows = [
             [
                 name,
-                f"{found.held_out[name][what]:.3f}",
+                f"{result.held_out[name][what]:.3f}",
                 *(f"{values[name][i]:.3f}" for i in shown),
-                tag("span", f"{100 * found.separates[name][what]:.1f}", tag("small", _span(found.spans[name][what]))),
+                tag("span", f"{100 * result.separates[name][what]:.1f}", tag("small", _span(result.spans[name][what]))),
             ]
             for name in names
         ]
@@ -189,7 +189,9 @@ def _distance(study: NTKStudy) -> Html:
         tables.append(
             _table(f"{caption} {note}", ["Predictor", "held out", *(bands[i] for i in shown), "AUROC, %"], rows)
         )
-    counts = [[name, f"{100 * found.accuracy[name]:.1f}", f"{found.grows[name]} of {study.repeats}"] for name in names]
+    counts = [
+        [name, f"{100 * result.accuracy[name]:.1f}", f"{result.grows[name]} of {study.repeats}"] for name in names
+    ]
     caption = (
         "Accuracy on held-out points, and draws of the problem in which the deviation is larger at a distance of 8 to "
         "16 than at 0.5 to 1."
@@ -206,7 +208,7 @@ def _distance(study: NTKStudy) -> Html:
 
 
 def _approximation(study: NTKStudy) -> Html:
-    found = study.approximation
+    result = study.approximation
     words = (
         "The paper writes the anchored kernel as K - Γ, with Γ of first order in the anchor c. Errors are the "
         f"largest over pairs of random points on the sphere in three dimensions with |x · z| up to {COSINE}, while "
@@ -220,16 +222,16 @@ def _approximation(study: NTKStudy) -> Html:
         "has a square root's singularity."
     )
     rows = [
-        [kind, EXPECTED[kind], f"{found.orders[kind]:.2f}", f"{values[0]:.2g}", f"{values[-1]:.2g}"]
-        for kind, values in found.largest.items()
+        [kind, EXPECTED[kind], f"{result.orders[kind]:.2f}", f"{values[0]:.2g}", f"{values[-1]:.2g}"]
+        for kind, values in result.largest.items()
     ]
-    heads = ["Comparison", "order expected", "order found", "error at 1/2", "error at 1/4096"]
+    heads = ["Comparison", "order expected", "order measured", "error at 1/2", "error at 1/4096"]
     signs = (
-        f"The exact kernel is positive definite: its smallest eigenvalue is {found.smallest['exact']:.2g}. The exact "
-        f"Γ = K - K_anc is not a kernel: it has the eigenvalue {found.smallest['exact gamma']:.2g}."
+        f"The exact kernel is positive definite: its smallest eigenvalue is {result.smallest['exact']:.2g}. The exact "
+        f"Γ = K - K_anc is not a kernel: it has the eigenvalue {result.smallest['exact gamma']:.2g}."
     )
-    title, legend = tag("strong", "Largest error by length of the anchor"), figures.legend(list(found.largest))
-    drawn = figure(own.draw_errors(found), title, legend)
+    title, legend = tag("strong", "Largest error by length of the anchor"), figures.legend(list(result.largest))
+    drawn = figure(own.draw_errors(result), title, legend)
     return section(
         "approximation",
         "Exact and approximate kernel",

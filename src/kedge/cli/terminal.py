@@ -1,0 +1,60 @@
+"""Where the commands print: names from files cannot control the terminal, and lines in a pipe are never broken."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import rich.console
+from rich.markup import escape
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.text import Text
+
+from kedge import training
+
+UNLIMITED = 1_000_000  # columns, where no terminal limits them
+_CONTROL = {code: f"\\x{code:02x}" for code in (*range(0x20), *range(0x7F, 0xA0))}
+_REORDERING = (0x200E, 0x200F, *range(0x2028, 0x202F), *range(0x2066, 0x206A))  # of lines and of text in two directions
+_ESCAPES = _CONTROL | {code: f"\\u{code:04x}" for code in (*_REORDERING, *range(0xD800, 0xE000))}  # and surrogates
+
+
+def printable(text: object) -> str:
+    r"""Text from a file, an archive or a detector, with everything that a terminal would obey as an escape.
+
+    Example:
+        >>> print(printable("cat\x1b[2J\n.png"))
+        cat\x1b[2J\x0a.png
+    """
+    return str(text).translate(_ESCAPES)
+
+
+class Console(rich.console.Console):
+    """Rich's console, made safe for names of any origin; it wraps and cuts nothing unless it is a terminal."""
+
+    def __init__(self, *, stderr: bool = False) -> None:
+        super().__init__(stderr=stderr, highlight=False, emoji=False)
+        if not self.is_terminal:
+            self.soft_wrap, self.width = True, UNLIMITED
+
+    def render_str(self, text: str, **options: Any) -> Text:
+        """The text of every string that is printed, cells of tables included."""
+        return super().render_str("\n".join(map(printable, text.split("\n"))), **options)
+
+    def wrote(self, what: str, path: object) -> None:
+        """Print what a file is and where it was written."""
+        self.print(f"{what:<10}[bold]{escape(printable(path))}[/]")
+
+
+@contextmanager
+def training_bar(console: Console, words: str) -> Iterator[Callable[[training.Progress], None]]:
+    """Show a bar inside the block; what it yields is the ``progress`` of `kedge.train`."""
+    with Progress(
+        TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn(), TextColumn("{task.fields[note]}"),
+        console=console,
+    ) as bars:  # fmt: skip
+        task = bars.add_task(words, total=None, note="")
+
+        def on_step(p: training.Progress) -> None:
+            note = f"epoch {p.epoch}/{p.epochs}  loss {p.loss:.3f}  accuracy {p.accuracy:.1%}"
+            bars.update(task, total=p.steps, completed=p.step, note=f"{note}  {p.images_per_second:,.0f} images/s")
+
+        yield on_step
