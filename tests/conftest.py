@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 
+import torchvision_ops  # noqa: F401 -- before timm and transformers look for torchvision
 from kedge.detectors import training_images
 
 

@@ -1255,7 +1255,7 @@ def test_a_state_or_a_network_that_does_not_fit_the_description_is_an_error():
     with pytest.raises(InputError, match="anchors must be finite"):
         again(net, state={"anchors": torch.full((3, 3, 8, 8), float("nan"))})
     other, unanchored = kedge.anchor(conv_net()), kedge.Classifier(compact())
-    with pytest.raises(InputError, match="holds a Sequential, which is not one of kedge's own networks; pass model="):
+    with pytest.raises(InputError, match="holds a Sequential without a graph of it; pass model="):
         again(other)
     with pytest.raises(InputError, match="model= is anchored"):
         again(unanchored, kedge.anchor(compact()))

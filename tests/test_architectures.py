@@ -9,7 +9,6 @@ import torch.nn.functional as F
 import kedge
 from kedge.models.graph import StoredGraph
 
-pytest.importorskip("torchvision_ops")
 pytest.importorskip("timm")
 
 FAST = """resnet18 tf_mobilenetv3_small_minimal_100 resnetv2_50x1_bit vit_tiny_patch16_224 swin_tiny_patch4_window7_224

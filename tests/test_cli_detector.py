@@ -91,7 +91,7 @@ def test_info_of_another_file_is_an_error_that_says_so(tmp_path):
     (tmp_path / "a.kedge").write_bytes(b"no detector")
     assert isinstance(run("info", tmp_path / "a.kedge").exception, FileFormatError)
     kedge.io.artifact.write(tmp_path / "b.kedge", {"something": "else"}, {})
-    with pytest.raises(FileFormatError, match="not of a detector"):
+    with pytest.raises(FileFormatError, match=r"header must have the keys .*detector"):
         raise run("info", tmp_path / "b.kedge").exception
 
 
@@ -140,9 +140,10 @@ def test_evaluate_refuses_classes_that_are_not_the_detector_s(folder, tmp_path, 
     labels[3] = label
     np.savez(tmp_path / "test.npz", x=greys(100, 3, 20), y=labels)
     sets = ["--test", f"npz:{tmp_path / 'test.npz'}", "--ood", f"npz:{folder / 'bright.npz'}"]
-    with pytest.raises(
-        InputError, match=f"^--test must show the classes of 'msp', .* ant, bee, cow; 'test' has {label}"
-    ):
+    words = (
+        "^--test must show the classes of 'msp', .* ant, bee, cow; 'test' has 1000" if label == 1000 else "^labels must"
+    )
+    with pytest.raises(InputError, match=words):
         raise run("evaluate", folder / "msp.kedge", *sets).exception
 
 

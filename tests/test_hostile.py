@@ -39,7 +39,7 @@ from kedge.serving.server import Server, Sparing
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # Pillow's, of what it finds in damaged files
 
-RULE = Preprocess((3, SIDE, SIDE), background=None)
+RULE = Preprocess((3, SIDE, SIDE))
 PIXELS = 50_000_000
 
 

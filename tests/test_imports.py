@@ -13,14 +13,14 @@ import kedge
 # From the bottom up. Modules of one layer are siblings and do not import each other. A new module must be placed here.
 LAYERS = [
     {"errors"},
-    {"checks", "files", "pixels", "provenance", "seeds"},
+    {"checks", "files", "pixels", "progress", "provenance", "seeds"},
     {"scores", "metrics", "calibration", "threads"},
     {"data", "models"},
     {"anchoring"},
     {"io"},
     {"training"},
     {"detectors"},
-    {"evaluation", "hub"},
+    {"evaluation", "hub", "protect"},
     {"experimental", "adapters"},
     {"drift"},
     {"export", "scoring", "serving"},

@@ -15,7 +15,6 @@ from kedge.data import Preprocess
 from kedge.errors import InputError, NotReadyError
 from kedge.models.named import find_head, load_weights, replace_head
 
-pytest.importorskip("torchvision_ops")
 timm = pytest.importorskip("timm")
 
 

@@ -2,10 +2,10 @@
 
 import pytest
 import torch
-from kedge.evaluation.curve import Curve
 
 from kedge import AMP, MSP, ImageSet, anchor, evaluate
 from kedge.evaluation.report import write_report
+from kedge.evaluation.result import Curve
 from kedge.models import build
 from kedge.studies import run_ntk
 

@@ -57,7 +57,7 @@ def score(
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace --out and its summary.")] = False,
     raw_cells: Annotated[
         bool,
-        typer.Option("--raw-cells", help="In CSV, leave text that a spreadsheet would take for a formula as it is."),
+        typer.Option("--raw-cells", help="Write text that a spreadsheet would take for a formula into CSV as it is."),
     ] = False,
     fail_on_ood: Annotated[
         bool,

@@ -1,5 +1,6 @@
 """Preprocess: from files, PIL images, arrays and tensors to the inputs of a network."""
 
+import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -22,6 +23,7 @@ FILTERS = {
     "lanczos": Image.Resampling.LANCZOS,
 }
 FITS = ("crop", "stretch")
+LARGEST_INPUT = 2**24  # numbers, such as 3 x 2300 x 2300
 _AT_A_TIME = 1 << 20  # pixels in floating point
 
 
@@ -53,6 +55,8 @@ class Preprocess:
         if between("crop", self.crop, 0, 1) == 0 or (self.crop < 1 and self.fit == "stretch"):
             raise InputError(f'crop must lie in (0, 1], and be 1 with fit="stretch"; got {self.crop}')
         object.__setattr__(self, "shape", tuple(int(n) for n in self.shape))
+        if min(self.shape, default=0) < 1 or math.prod(self.shape) > LARGEST_INPUT:
+            raise InputError(f"shape must be of at most {LARGEST_INPUT:,} numbers, and none below 1; got {self.shape}")
         try:
             _ = self.background is None or ImageColor.getrgb(self.background)
         except (ValueError, AttributeError, TypeError) as error:

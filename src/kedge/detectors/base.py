@@ -276,16 +276,15 @@ class Detector(ABC):
         parts = {"net": self.net.state_dict(), "detector": self.state(), "calibration": calibrated}
         parts["fit"] = {"prints": self.fitted_on}
         values = {f"{part}.{name}": value for part, each in parts.items() for name, value in each.items()}
-        if self.reads != "network":
-            stored, reasons = graphs(self.net, self.preprocess.shape)
-            values |= stored
-            for reason in reasons:
-                warnings.warn(
-                    f"the file holds no graph of the network, so that only those who have the network's code can open "
-                    f"it: {reason}",
-                    KedgeWarning,
-                    stacklevel=2,
-                )
+        stored, reasons = graphs(self.net, self.preprocess.shape, fixed=self.reads != "network")
+        values |= stored
+        for reason in reasons:
+            warnings.warn(
+                f"the file holds no graph of the network, so that only those who have the network's code can open it "
+                f"(kedge.load with model=): {reason}",
+                KedgeWarning,
+                stacklevel=2,
+            )
         artifact.write(path, header, {name: value for name, value in values.items() if isinstance(value, Tensor)})
 
     # Helpers for methods.

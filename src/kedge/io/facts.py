@@ -22,6 +22,7 @@ def facts(file: str | os.PathLike[str]) -> dict[str, Any]:
         network, calibration = header["network"], header["calibration"] or {}
         members = network.get("ensemble", [network])
         spec, record = members[0]["spec"], members[0]["record"]
+        options = {} if spec is None else {k: v for k, v in spec["arguments"].items() if k != "config"}
         data, teacher = record.get("data", {}), record.get("teacher")
         weights = artifact.part(tensors, "net.")
         anchors = [value for name, value in weights.items() if name.endswith("anchors")]
@@ -29,7 +30,7 @@ def facts(file: str | os.PathLike[str]) -> dict[str, Any]:
             "method": header["detector"]["name"],
             "options": ", ".join(f"{k} {v}" for k, v in header["detector"]["config"].items() if v is not None),
             "network": members[0]["type"] if spec is None else spec["name"],
-            "arguments": None if spec is None else ", ".join(f"{k} {_short(v)}" for k, v in spec["arguments"].items()),
+            "arguments": ", ".join(f"{k} {_short(v)}" for k, v in options.items()) or None,
             "networks": len(members),
             "numbers": sum(value.numel() for value in weights.values() if value.is_floating_point()),
             "anchors": len(anchors[0]) if anchors else None,

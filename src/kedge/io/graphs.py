@@ -21,12 +21,13 @@ from kedge.models.named import find_head
 TOLERANCE = 1e-4  # between a network and its graph, as a share of the largest logit
 
 
-def graphs(net: Classifier, shape: Sequence[int]) -> tuple[dict[str, Tensor], list[str]]:
+def graphs(net: Classifier, shape: Sequence[int], *, fixed: bool = True) -> tuple[dict[str, Tensor], list[str]]:
     """The graphs of the networks that are not kedge's own, as tensors for a file, and why others have none.
 
     Args:
         net: The detector's network, or an ensemble.
         shape: Shape of one input.
+        fixed: Whether the method leaves the network as it is, rather than running parts of it in training mode.
     """
     tensors: dict[str, Tensor] = {}
     reasons = []
@@ -36,6 +37,8 @@ def graphs(net: Classifier, shape: Sequence[int]) -> tuple[dict[str, Tensor], li
         if isinstance(spec, Spec) and ":" not in spec.name:
             continue
         try:
+            if not fixed:
+                raise ArchitectureError("the method changes how the network runs, which a graph does not record")
             document, constants = _captured(member, shape)
         except ArchitectureError as error:
             reasons.append(str(error))

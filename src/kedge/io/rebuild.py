@@ -26,8 +26,6 @@ from kedge.models.graph import CONSTANTS
 from kedge.models.named import rebuilt
 from kedge.seeds import seeded
 
-LARGEST_INPUT = 2**27  # numbers
-
 
 def describe(net: Classifier) -> dict[str, Any]:
     """What beside the weights is needed to build a network again, for a file's header.
@@ -133,10 +131,7 @@ def rebuild(
 
 def saved_preprocess(saved: Any) -> Preprocess:
     """The preprocessing that a file names."""
-    preprocess = Preprocess.from_record(arguments(Preprocess, saved, "preprocess"))
-    if min(preprocess.shape, default=0) < 1 or math.prod(preprocess.shape) > LARGEST_INPUT:
-        raise FileFormatError(f"preprocess.shape must be that of an input; got {preprocess.shape}")
-    return preprocess
+    return Preprocess.from_record(arguments(Preprocess, saved, "preprocess"))
 
 
 def _ensemble(

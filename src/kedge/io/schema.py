@@ -42,7 +42,7 @@ class NetworkPart(TypedDict):
 class EnsemblePart(TypedDict):
     """Several networks."""
 
-    ensemble: list[NetworkPart]
+    ensemble: list["EnsemblePart | NetworkPart"]
     record: dict[str, Any]
 
 
@@ -86,6 +86,9 @@ def check(value: Any, hint: Any, name: str) -> None:
     if typing.get_origin(hint) in (typing.Union, types.UnionType):
         hint = next((each for each in typing.get_args(hint) if _is(each, value)), hint)
     if not _is(hint, value):
+        if typing.is_typeddict(hint) and isinstance(value, dict):
+            missing = sorted(hint.__required_keys__ - value.keys())
+            raise FileFormatError(f"{name} must have the keys {', '.join(missing)} too")
         expected = hint.__name__ if isinstance(hint, type) and not typing.get_args(hint) else str(hint)
         raise FileFormatError(f"{name} must be {expected}, got {repr(value)[:80]}")
     origin, inner = typing.get_origin(hint), typing.get_args(hint)
