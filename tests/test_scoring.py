@@ -8,6 +8,7 @@ import json
 import math
 import os
 import re
+import resource
 import shutil
 import signal
 import socket
@@ -622,3 +623,28 @@ def test_a_thumbnail_of_16_bits_is_as_bright_as_the_image(tmp_path):
 def test_the_package_imports_on_systems_without_fcntl():
     code = "import sys; sys.modules['fcntl'] = None; import kedge.scoring, kedge.cli"
     subprocess.run([sys.executable, "-W", "ignore", "-c", code], check=True)
+
+
+def test_a_small_parquet_file_whose_rows_share_a_long_value_costs_little(home, tmp_path):
+    """A dictionary holds the value once; as plain values these rows would take 3 GB."""
+
+    def column(value, count):
+        zeros = pyarrow.array([0] * count, pyarrow.int32())
+        return pyarrow.DictionaryArray.from_arrays(zeros, pyarrow.array([value])) if value is not None else None
+
+    def write(columns):
+        table, file = pyarrow.table(columns), tmp_path / "a.parquet"
+        pyarrow.parquet.write_table(table, file, dictionary_pagesize_limit=10**9, store_schema=False)
+        assert file.stat().st_size < 1_000_000
+        return file
+
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    values = {"name": "a" * 2_000_000, "class": "cat", "label": 1, "is_ood": False}
+    columns = {name: column(values.get(name, 0.5), 1000) for name, of in job.COLUMNS.items() if of is not str}
+    columns |= {name: column(values.get(name, ""), 1000) for name, of in job.COLUMNS.items() if of is str}
+    columns["is_ood"] = pyarrow.array([False] * 1000)
+    assert sum(1 for _ in read_rows(write(columns))) == 1000
+    (shard,) = plan([write({"image": column(bytes(10_000_000), 100)})])
+    ((_, rows),) = job.score_shards(kedge.load(home / "detector.kedge"), [(0, shard)])
+    assert [row["error"] is None for row in rows] == [False] * 100
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 400_000  # kB

@@ -19,7 +19,7 @@ from kedge.data.decoding import MAX_FILE, open_image
 from kedge.data.sources.folders import endings
 from kedge.errors import FileFormatError, InputError
 from kedge.files import regular_file
-from kedge.scoring.rows import LAYOUTS, parquet_module
+from kedge.scoring.rows import LAYOUTS, parquet_module, shared_values
 
 Opener = Callable[[], Image.Image]  # reads one image, or raises an `InputError`
 LISTS = (".txt", ".lst")
@@ -62,13 +62,18 @@ def openers(shards: Iterable[Shard]) -> Iterator[Opener]:
                 value = next(values, StopIteration)
                 if value is StopIteration:
                     raise FileFormatError(f"{shard.source} cannot be read as a parquet file: it has too few rows")
-                if isinstance(value, dict):  # as Hugging Face's datasets store images
-                    value = value.get("bytes") or value.get("path")
-                if not isinstance(value, (str, bytes)):
-                    value = b""  # not an image, which becomes the row's error
-                file = value if isinstance(value, str) else io.BytesIO(value)
-                yield partial(open_image, file, name=f"{shard.source}#{row}")
+                yield partial(_open_cell, value, f"{shard.source}#{row}")
             position = (shard.source, shard.column, shard.items[-1] + 1)
+
+
+def _open_cell(cell: Any, name: str) -> Image.Image:
+    """Read the image in a cell of a parquet file; its bytes are copied only now, since many cells may share them."""
+    value = cell.as_py()
+    if isinstance(value, dict):  # as Hugging Face's datasets store images
+        value = value.get("bytes") or value.get("path")
+    if not isinstance(value, (str, bytes)):
+        value = b""  # not an image, which becomes the row's error
+    return open_image(value if isinstance(value, str) else io.BytesIO(value), name=name)
 
 
 def plan(
@@ -203,14 +208,16 @@ class ParquetImages:
         return chosen
 
     def values(self, column: str, first: int) -> Iterator[Any]:
-        """The values of a column from a row on, a few at a time; earlier groups of rows are not read."""
+        """The cells of a column from a row on, a few at a time; earlier groups of rows are not read."""
         sizes = [self.file.metadata.row_group(group).num_rows for group in range(self.file.num_row_groups)]
         ends = list(accumulate(sizes))
         group = bisect_right(ends, first)
         skipped = first - (ends[group] - sizes[group])  # rows of the group before the first
         try:
-            for batch in self.file.iter_batches(READ_AHEAD, [*range(group, len(sizes))], columns=[column]):
-                yield from batch.column(0)[skipped:].to_pylist()
+            for batch in shared_values(self.path, [column]).iter_batches(
+                READ_AHEAD, [*range(group, len(sizes))], columns=[column]
+            ):
+                yield from batch.column(0)[skipped:]
                 skipped = max(0, skipped - len(batch))
         except (OSError, ValueError) as error:
             raise FileFormatError(f"{self.path} cannot be read as a parquet file: {error}") from error

@@ -22,6 +22,7 @@ COLUMNS: dict[str, type] = {name: _TYPES.get(name, float) for name in (*ROW, "er
 OLD_COLUMNS = ("path", "label", "probability", "score", "temperature", "p_value", "is_ood", "error")
 LAYOUTS = (tuple(COLUMNS), tuple(COLUMNS)[:-1], OLD_COLUMNS)  # the second has no detector
 CHUNK = 4096  # rows in memory at a time
+LARGEST_ROW = 1_000_000  # bytes of a parquet file's rows on average; names have at most a few thousand
 # A spreadsheet takes text that begins like this for a formula; the last four are the wide forms of the first four.
 _FORMULAS = ("=", "+", "-", "@", "\t", "\r", "\n", "\uff1d", "\uff0b", "\uff0d", "\uff20")
 _QUOTED = tuple(f"'{start}" for start in (*_FORMULAS, "'"))
@@ -38,6 +39,15 @@ def format_of(path: Path, chosen: str | None = None) -> str:
 def parquet_module() -> Any:
     """The module pyarrow.parquet; if it is missing, an error that says how to install it."""
     return needs("pyarrow.parquet", "score", "a parquet file")
+
+
+def shared_values(path: str | Path, columns: Sequence[str]) -> Any:
+    """A parquet file whose texts and bytes are read as a dictionary: a value of many rows is in memory once."""
+    module = parquet_module()
+    schema = module.ParquetFile(path).schema
+    leaves = [schema.column(number) for number in range(len(schema))]
+    long = [leaf.path for leaf in leaves if leaf.path in columns and leaf.physical_type == "BYTE_ARRAY"]
+    return module.ParquetFile(path, read_dictionary=long)
 
 
 @contextmanager
@@ -88,8 +98,13 @@ def read_rows(path: str | Path, kind: str | None = None) -> Iterator[dict[str, A
 
 def _raw_rows(file: Path, kind: str) -> Iterator[dict[str, Any]]:
     if kind == "parquet":
-        for batch in parquet_module().ParquetFile(file).iter_batches(CHUNK):
-            yield from batch.to_pylist()
+        table = shared_values(file, [*COLUMNS, *OLD_COLUMNS])
+        groups = [table.metadata.row_group(number) for number in range(table.num_row_groups)]
+        if any(group.total_byte_size > LARGEST_ROW * group.num_rows for group in groups):
+            raise ValueError(f"its rows have more than {LARGEST_ROW:,} bytes each")
+        for batch in table.iter_batches(CHUNK):
+            for cells in zip(*batch.columns, strict=True):
+                yield {name: cell.as_py() for name, cell in zip(batch.schema.names, cells, strict=True)}
         return
     with file.open(encoding="utf-8", newline="") as lines:
         if kind == "csv" and not file.stat().st_size:
