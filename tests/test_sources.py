@@ -540,6 +540,7 @@ def test_pickles_of_other_things_are_refused():
         b"\x80\x04\x8c\x02os\x94\x8c\x06system\x94\x93\x94.",
         b"",
         b"garbage",
+        b"\x80\x02]r\xff\xff\xff\x7f.",  # of 8 bytes, for which Python would take 32 GB
         *map(pickle.dumps, ([1, 2], {"data": np.zeros(3, object)}, {"data": np.zeros(3)})),
     ):
         refused(FileFormatError, "batch is not a CIFAR pickle", cifar.unpickle, evil, "batch")

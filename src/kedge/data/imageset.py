@@ -84,7 +84,12 @@ class ImageSet(Splittable):
         if array.ndim == 3:
             array = array[..., None]
         tensor = torch.from_numpy(np.ascontiguousarray(array.transpose(0, 3, 1, 2)))  # (N, D, H, W)
-        return cls(tensor, None if labels is None else torch.as_tensor(np.asarray(labels)), name, tuple(classes))
+        numbers = None if labels is None else np.asarray(labels)
+        if numbers is not None and numbers.dtype.kind not in "biuf":
+            raise InputError(f"labels must be whole numbers; got {numbers.dtype} in the set {name!r}")
+        if numbers is not None:
+            numbers = numbers.astype(numbers.dtype.newbyteorder("="))  # torch has no other byte order
+        return cls(tensor, None if numbers is None else torch.as_tensor(numbers), name, tuple(classes))
 
     def __len__(self) -> int:
         return len(self.images)

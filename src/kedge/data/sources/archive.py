@@ -5,6 +5,7 @@ links through, and up to Python 3.11.12 and 3.13.3 these can lead out of the fol
 """
 
 import contextlib
+import lzma
 import os
 import re
 import shutil
@@ -25,7 +26,7 @@ from kedge.files import read_limited, regular_file
 
 DAMAGE = (
     tarfile.TarError, zipfile.BadZipFile, EOFError, zlib.error, NotImplementedError, RuntimeError, ValueError,
-    OverflowError, LookupError, FileExistsError, NotADirectoryError, IsADirectoryError,
+    OverflowError, LookupError, lzma.LZMAError, FileExistsError, NotADirectoryError, IsADirectoryError,
 )  # fmt: skip
 MAX_MEMBERS = 5_000_000  # ImageNet-C's largest archive has a million
 _BLOCK = 4096  # bytes of disk that any member takes, at least

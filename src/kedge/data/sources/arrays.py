@@ -58,10 +58,10 @@ def npz(path: str | os.PathLike[str], key: str | None = None, *, name: str | Non
             arrays = {short: archive[long] for short, long in wanted.items() if long in archive.files}
     except InputError:
         raise
-    except Exception as error:  # NumPy parses headers as Python literals, which fail in many ways
-        reason = getattr(error, "strerror", None) or error
+    except Exception as error:  # NumPy raises whatever a damaged file makes it trip over
+        reason = getattr(error, "strerror", None) or str(error).partition(": <")[0]  # without objects of Python
         raise FileFormatError(f"{file} cannot be read as a NumPy archive: {reason}") from error
-    if arrays["x"].ndim == 0 or not len(arrays["x"]):
+    if not arrays["x"].size:
         raise InputError(f"{file} must hold at least one image; its {prefix}x is empty")
     title = name or file.stem
     if note := str(arrays.get("note", "")):

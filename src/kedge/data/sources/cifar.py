@@ -5,6 +5,7 @@ Pickles are read by a restricted unpickler for plain values and uint8 arrays: no
 
 import io
 import pickle
+import pickletools
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -144,6 +145,9 @@ def unpickle(data: bytes, where: str) -> dict[str, Any]:
         kedge.errors.FileFormatError: batch is not a CIFAR pickle: it names _io.BytesIO, which no data file ...
     """
     try:
+        for code, argument, _ in pickletools.genops(data):  # Python makes room for all places before the named one
+            if code.name.endswith("PUT") and int(argument or 0) > len(data):
+                raise pickle.UnpicklingError(f"it stores a value in place {argument}")
         loaded = _Unpickler(io.BytesIO(data), encoding="latin-1").load()
     except Exception as error:  # a damaged pickle can raise anything
         raise FileFormatError(f"{where} is not a CIFAR pickle: {error}") from error

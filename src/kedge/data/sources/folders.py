@@ -218,7 +218,7 @@ def _check_listed(listed: Path, files: Sequence[str], root: Path) -> None:
             raise FileFormatError(
                 f"{listed} names {file} in line {number}, which is outside {root}: pass the root that all paths share"
             )
-    missing = [file for file in files if not (root / file).is_file()]
+    missing = [file for file in files if not os.path.isfile(root / file)]  # also False for a name that is too long
     if missing:
         more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
         raise InputError(f"{listed} names {missing[0]}{more}, which {root} does not hold; is the root right?")
@@ -231,9 +231,9 @@ def _rows(path: Path, key: str | None = None) -> list[tuple[str, int]]:
         text, _, value = line.strip().partition(" ") if key else line.strip().rpartition(" ")
         try:
             label = json.loads(value)[key] if key else int(value)
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError, RecursionError):
             label = None
-        if not text or type(label) is not int:
+        if not text or type(label) is not int or label >= 2**63:
             expected = f'{{"{key}": ...}}' if key else "a whole number"
             raise FileFormatError(f"{path} must hold a path and {expected} per line; line {number} is {line!r}")
         rows.append((text.strip(), max(label, -1)))

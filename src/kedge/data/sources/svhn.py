@@ -57,7 +57,7 @@ def read_mat(path: Path) -> dict[str, np.ndarray[Any, Any]]:
                     arrays[variable[0]] = variable[1]
     except FileFormatError:
         raise
-    except (OSError, ValueError, struct.error, zlib.error) as error:
+    except (OSError, ValueError, IndexError, struct.error, zlib.error) as error:
         raise FileFormatError(f"{path} is damaged: {error}; delete it and fetch it again") from error
     return arrays
 
