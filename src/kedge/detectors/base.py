@@ -347,7 +347,8 @@ class Detector(ABC):
                 bad = ~torch.isfinite(x).flatten(1).all(dim=1)  # (B,)
                 with torch.no_grad():
                     out = self.outputs(self.as_input(x.nan_to_num(0.0, 0.0, 0.0) if bool(bad.any()) else x))
-                finite("scores", out.score, "the network gives NaN or infinite logits here; check its weights")
+                for name, values in (("scores", out.score), ("logits", out.logits)):
+                    finite(name, values, "the network gives NaN or infinite logits here; check its weights")
                 outs.append(out.without(bad))
                 labels.append(torch.full((len(x),), UNKNOWN) if y is None else y)
                 if held_out:
