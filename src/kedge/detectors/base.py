@@ -86,6 +86,7 @@ class Detector(ABC):
             ``"gradients"``, ``"images"``, or ``"network"`` if something else.
         has_tau: Whether its outputs have a tau.
         needs_outliers: Whether the method is always trained with outliers.
+        changes_network: Whether it runs parts of the network otherwise than evaluation does, as dropout.
         learns_held_out: Whether the method learns from held-out images; `calibrate` then gives it half of them and
             sets the threshold on the other half, since a threshold holds for images that the method never saw.
         options: Constructor arguments that are attributes; ``"k:given"`` if the attribute of ``k`` is ``given``.
@@ -96,6 +97,7 @@ class Detector(ABC):
     reads: ClassVar[str] = "network"
     has_tau: ClassVar[bool] = False
     needs_outliers: ClassVar[bool] = False
+    changes_network: ClassVar[bool] = False
     learns_held_out: bool = False
     options: ClassVar[tuple[str, ...]] = ()
     learned: tuple[str, ...] = ()
@@ -276,7 +278,7 @@ class Detector(ABC):
         parts = {"net": self.net.state_dict(), "detector": self.state(), "calibration": calibrated}
         parts["fit"] = {"prints": self.fitted_on}
         values = {f"{part}.{name}": value for part, each in parts.items() for name, value in each.items()}
-        stored, reasons = graphs(self.net, self.preprocess.shape, fixed=self.reads != "network")
+        stored, reasons = graphs(self.net, self.preprocess.shape, fixed=not self.changes_network)
         values |= stored
         for reason in reasons:
             warnings.warn(

@@ -146,6 +146,7 @@ class MCDropout(DrawnDetector):
     """
 
     name = "mc_dropout"
+    changes_network = True
 
     def __init__(self, net: nn.Module, *, samples: int = 10, score: str = "msp", seed: int = 0) -> None:
         super().__init__(net, samples=samples, score=score, seed=seed)

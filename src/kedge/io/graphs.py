@@ -21,32 +21,36 @@ from kedge.models.named import find_head
 TOLERANCE = 1e-4  # between a network and its graph, as a share of the largest logit
 
 
-def graphs(net: Classifier, shape: Sequence[int], *, fixed: bool = True) -> tuple[dict[str, Tensor], list[str]]:
+def graphs(
+    net: Classifier, shape: Sequence[int], *, fixed: bool = True, prefix: str = ""
+) -> tuple[dict[str, Tensor], list[str]]:
     """The graphs of the networks that are not kedge's own, as tensors for a file, and why others have none.
 
     Args:
         net: The detector's network, or an ensemble.
         shape: Shape of one input.
         fixed: Whether the method leaves the network as it is, rather than running parts of it in training mode.
+        prefix: Of the network's names in the file.
     """
-    tensors: dict[str, Tensor] = {}
-    reasons = []
-    members = {f"network.{i}.": m for i, m in enumerate(net.members)} if isinstance(net, Ensemble) else {"": net}
-    for prefix, member in members.items():
-        spec = getattr(member.network, "spec", None)
-        if isinstance(spec, Spec) and ":" not in spec.name:
-            continue
-        try:
-            if not fixed:
-                raise ArchitectureError("the method changes how the network runs, which a graph does not record")
-            document, constants = _captured(member, shape)
-        except ArchitectureError as error:
-            reasons.append(str(error))
-            continue
-        content = json.dumps(document).encode()
-        tensors[f"graph.{prefix}document"] = torch.frombuffer(bytearray(content), dtype=torch.uint8)
-        tensors |= {f"net.{prefix}network.{name}": value for name, value in constants.items()}
-    return tensors, reasons
+    if isinstance(net, Ensemble):
+        tensors: dict[str, Tensor] = {}
+        reasons: list[str] = []
+        for number, member in enumerate(net.members):
+            more, why = graphs(member, shape, fixed=fixed, prefix=f"{prefix}network.{number}.")
+            tensors, reasons = tensors | more, reasons + why
+        return tensors, reasons
+    spec = getattr(net.network, "spec", None)
+    if isinstance(spec, Spec) and ":" not in spec.name:
+        return {}, []
+    try:
+        if not fixed:
+            raise ArchitectureError("the method changes how the network runs, which a graph does not record")
+        document, constants = _captured(net, shape)
+    except ArchitectureError as error:
+        return {}, [str(error)]
+    content = torch.frombuffer(bytearray(json.dumps(document).encode()), dtype=torch.uint8)
+    tensors = {f"net.{prefix}network.{name}": value for name, value in constants.items()}
+    return tensors | {f"graph.{prefix}document": content}, []
 
 
 def _captured(net: Classifier, shape: Sequence[int]) -> tuple[Mapping[str, Any], dict[str, Tensor]]:

@@ -58,7 +58,6 @@ def rebuild(
     weights: Mapping[str, Tensor],
     model: nn.Module | None,
     graphs: Mapping[str, Tensor] | None = None,
-    prefix: str = "",
 ) -> Classifier:
     """Build a network from its description and weights.
 
@@ -66,8 +65,7 @@ def rebuild(
         described: What `describe` returned.
         weights: Its state dict, with the constants of its graph.
         model: The network to use instead of the one that the file describes.
-        graphs: Graphs of the file, by ``prefix`` and ``"document"``.
-        prefix: Of this network, in an ensemble.
+        graphs: The ``"document"`` of its graph if there is one, or those of an ensemble's members by their names.
     """
     graphs = graphs or {}
     if "ensemble" in described:
@@ -75,7 +73,7 @@ def rebuild(
     anchored, spec = described["anchored"], described["spec"]
     if model is None:
         numbers = sum(tensor.numel() for tensor in weights.values())
-        document = graphs.get(f"{prefix}document")
+        document = graphs.get("document")
         if document is not None:
             model = stored_graph(document, numbers)
             model.stored_type = described["type"]
@@ -141,7 +139,7 @@ def _ensemble(
     for number, member in enumerate(described["ensemble"]):
         own = None if member.get("spec") else copy.deepcopy(model)  # kedge's own networks are built from their spec
         prefix = f"network.{number}."
-        members.append(rebuild(member, artifact.part(weights, prefix), own, graphs, prefix))
+        members.append(rebuild(member, artifact.part(weights, prefix), own, artifact.part(graphs, prefix)))
     net = Ensemble(members)
     net.record = dict(described["record"])
     return net.eval()
