@@ -11,8 +11,9 @@ import pytest
 from PIL import Image
 
 import kedge
-from helpers import run_cli
+from helpers import colors, run_cli
 from kedge.errors import InputError
+from kedge.models.graph import StoredGraph
 
 needs_fabric = pytest.mark.skipif(
     find_spec("lightning_fabric") is None, reason="lightning_fabric is missing: kedge[fabric]"
@@ -128,3 +129,25 @@ def test_images_on_disk_need_a_size_and_damaged_ones_are_skipped(tmp_path):
 def test_what_fabric_does_not_have_is_an_input_error(images, tmp_path, option, value, reason):
     with pytest.raises(InputError, match=f"must be available to Fabric on this machine; got .*{reason}"):
         raise run_cli(*arguments(images, tmp_path / "run", option, value)).exception
+
+
+def test_a_network_of_timm_is_trained_by_name_and_its_head_alone(tmp_path):
+    """Weights come from a file; the file of the detector opens without timm."""
+    timm = pytest.importorskip("timm")
+    from safetensors.torch import save_file
+
+    save_file(timm.create_model("resnet10t", num_classes=3).state_dict(), tmp_path / "a.safetensors")
+    data = colors(150, side=32)
+    np.savez(tmp_path / "colors.npz", x=data.images.permute(0, 2, 3, 1).numpy(), y=data.labels.numpy())
+    weights = ("--network", "timm:resnet10t", "--weights", tmp_path / "a.safetensors")
+    common = ["train", f"npz:{tmp_path / 'colors.npz'}", *weights]
+    frozen = run_cli(*common, "--no-anchor", "--freeze", "--hold-out", 0.4, "--out", tmp_path / "frozen")
+    assert frozen.exit_code == 0, frozen.exception
+    detector = kedge.load(tmp_path / "frozen" / "detector.kedge")
+    assert isinstance(detector.net.network, StoredGraph)
+    assert float((detector(data.images).label == data.labels).double().mean()) > 0.9
+    tuned = run_cli(*common, "--recipe", "demo", "--epochs", 1, "--hold-out", 0.4, "--out", tmp_path / "tuned")
+    assert tuned.exit_code == 0, tuned.exception
+    assert kedge.load(tmp_path / "tuned" / "detector.kedge").name == "amp"
+    wrong = run_cli(*common, "--freeze", "--out", tmp_path / "wrong")
+    assert "--no-anchor" in str(wrong.exception)

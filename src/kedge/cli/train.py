@@ -5,25 +5,40 @@ from typing import Annotated, Any
 
 import typer
 from rich.markup import escape
-from torch import nn
 
 from kedge import anchoring, metrics, training
 from kedge.anchoring.options import MASK_TARGETS
 from kedge.checks import between, one_of
 from kedge.cli.terminal import Console, training_bar
 from kedge.data import ImageSet, Preprocess, sources
-from kedge.detectors import AMP, Detector, KLUniform
+from kedge.detectors import AMP, KNN, Detector, KLUniform
 from kedge.detectors.amp import VARIANTS
 from kedge.errors import InputError
 from kedge.files import check_target
-from kedge.models import build
-from kedge.seeds import seeded
+from kedge.models.classifier import Classifier
+from kedge.models.named import network as named_network
+from kedge.progress import progress_bar
 from kedge.training.api import skipping
+from kedge.training.frozen import train_head
 
 
 def train(
     data: Annotated[str, typer.Argument(help="Data set by name (see kedge data list), folder:PATH or npz:PATH.")],
-    network: Annotated[str, typer.Option(help="Network by name: compact, wrn-40-2, resnet18-cifar, ...")] = "compact",
+    network: Annotated[
+        str,
+        typer.Option(
+            help="Network by name: compact, wrn-40-2, ..., timm:NAME, hf:NAME, torchvision:NAME, module:factory."
+        ),
+    ] = "compact",
+    pretrained: Annotated[
+        bool, typer.Option("--pretrained", help="Begin with the weights that the network's library publishes.")
+    ] = False,
+    weights: Annotated[
+        Path | None, typer.Option(help="Begin with the weights in a file: safetensors or a torch state dict.")
+    ] = None,
+    freeze: Annotated[
+        bool, typer.Option("--freeze", help="Train the last layer alone, on features that are extracted once.")
+    ] = False,
     recipe: Annotated[str, typer.Option(help=f"One of {', '.join(training.RECIPES)}.")] = "fast",
     out: Annotated[Path, typer.Option(help="Folder for checkpoints, history and the detector.")] = Path("runs/train"),
     anchor: Annotated[
@@ -76,6 +91,8 @@ def train(
 
         kedge train folder:photos/ --size 64 --epochs 30 --devices 2 --accelerator cpu
 
+        kedge train folder:photos/ --network timm:efficientnet_lite0 --pretrained --no-anchor --freeze
+
         kedge train imagenet --network resnet50 --recipe imagenet --size 224 --every 10 --accelerator gpu --devices 8
     """
     console = Console()
@@ -89,35 +106,49 @@ def train(
     stray = [f"--{name.replace('_', '-')}" for name, value in options.items() if value is not None]
     if stray and not anchor:
         raise InputError(f"{', '.join(stray)} must not come with --no-anchor; leave out one")
-    preprocess = None
-    if not isinstance(images, ImageSet):
-        if size is None:
+    if freeze and (anchor or synthetic_outliers):
+        raise InputError(
+            "--freeze must come with --no-anchor and without --synthetic-outliers: it trains the head alone"
+        )
+    count, channels = int(images.labels.max()) + 1, images.images.shape[1] if isinstance(images, ImageSet) else 3
+    base = named_network(
+        network, classes=count, channels=channels, pretrained=pretrained, weights=weights, size=size, seed=seed
+    )
+    if isinstance(images, ImageSet):
+        preprocess = Preprocess(tuple(images.images.shape[1:]))
+    else:
+        recorded = base.record.get("preprocess")
+        if recorded is None:
             raise InputError(f"{data} has images of different or large sizes; set the input size with --size")
-        preprocess = Preprocess((3, size, size))
-    channels = images.images.shape[1] if isinstance(images, ImageSet) else 3
+        preprocess = Preprocess.from_record(recorded)
     part, held_out = images.split(1 - hold_out, seed=seed)
     if not isinstance(held_out, ImageSet):
         part, held_out = skipping(part), held_out.readable()  # a damaged image must not stop the run at its end
     changes = {key: value for key, value in {"epochs": epochs, "batch": batch, "lr": lr}.items() if value is not None}
-    with seeded(seed):
-        net: nn.Module = build(network, classes=int(images.labels.max()) + 1, channels=channels)
+    net: Classifier = base
     loss = None
     if anchor:
         options |= {"init": init, "variant": variant, "synthetic_outliers": synthetic_outliers, "seed": seed}
         net = anchoring.anchor(net, **options)
     elif synthetic_outliers:
         loss = training.SyntheticOutliers(synthetic_outliers)
-    with training_bar(console, "training") as on_step:
-        trained = training.train(
-            net, part, training.recipe(recipe, **changes), seed=seed, loss=loss, directory=out, resume=resume,
-            preprocess=preprocess, workers=workers, devices=devices, nodes=nodes, accelerator=accelerator,
-            precision=precision, tensorboard=tensorboard, progress=on_step,
-        )  # fmt: skip
+    if freeze:
+        with progress_bar("features", len(part)) as on_images:
+            more = {} if epochs is None else {"epochs": epochs}
+            trained = train_head(net, part, seed=seed, preprocess=preprocess, progress=on_images, **more)
+    else:
+        with training_bar(console, "training") as on_step:
+            trained = training.train(
+                net, part, training.recipe(recipe, **changes), seed=seed, loss=loss, directory=out, resume=resume,
+                preprocess=preprocess, workers=workers, devices=devices, nodes=nodes, accelerator=accelerator,
+                precision=precision, tensorboard=tensorboard, progress=on_step,
+            )  # fmt: skip
     if not training.is_first_process():
         return
     if half:
         trained.round_weights()
-    detector: Detector = AMP(trained, variant=variant) if anchor else KLUniform(trained)
+    unanchored = KNN if pretrained or weights is not None else KLUniform
+    detector: Detector = AMP(trained, variant=variant) if anchor else unanchored(trained)
     detector.fit(part, preprocess=preprocess).calibrate(held_out)
     detector.save(out / "detector.kedge")
     assert held_out.labels is not None
