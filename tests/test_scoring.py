@@ -492,6 +492,7 @@ def score_and_die(given, out, step):
 def die_at_each_step(given, out, kind, steps):
     """Die at each of the steps and repeat the same call, which ends with every image once and leaves nothing else."""
     warnings.simplefilter("ignore")
+    torch.set_num_threads(1)  # a fork of a process with several would wait for those that it lacks
     whole = list(read_rows(score_files(*given, f"{out}whole.{kind}", shard=4)))
     assert len({row["name"] for row in whole}) == 11
     for step in steps:
