@@ -138,6 +138,19 @@ def test_a_graph_refuses_other_sizes_and_stays_in_evaluation_mode(foreign: nn.Mo
     assert not graph.train().training
 
 
+def test_a_graph_that_would_fill_the_memory_is_refused(foreign: nn.Module) -> None:
+    document, _ = capture(foreign, torch.rand(2, 3, 8, 8))
+    name = document["nodes"][-1][0]
+    many = ["many", "aten.repeat.default", [{"node": name}, [1 << 20, 1 << 20]], {}]
+    graph = StoredGraph({**document, "nodes": [*document["nodes"], many], "output": {"node": "many"}})
+    with pytest.raises(FileFormatError, match="many in the graph"):
+        graph.check_sizes()
+    wrong = ["wrong", "aten.view.default", [{"node": name}, [7, 7, 7]], {}]
+    with pytest.raises(FileFormatError, match="damaged"):
+        StoredGraph({**document, "nodes": [*document["nodes"], wrong], "output": {"node": "wrong"}}).check_sizes()
+    stored(foreign).check_sizes()
+
+
 # Files.
 
 

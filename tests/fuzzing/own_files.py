@@ -5,6 +5,7 @@ import json
 import math
 
 import torch
+from torch import nn
 
 import kedge
 from fuzzing.damage import altered, any_of, damaged
@@ -76,7 +77,11 @@ def damaged_own(rng, path, data, content) -> None:
         path.write_bytes(relabelled(rng, data))
     else:
         header = altered(rng, header) if kind < 6 else header
-        tensors = altered_tensors(rng, tensors) if kind >= 6 else tensors
+        if "graph.document" in tensors and kind % 2:
+            document = json.dumps(altered(rng, json.loads(tensors["graph.document"].numpy().tobytes()))).encode()
+            tensors = tensors | {"graph.document": torch.frombuffer(bytearray(document), dtype=torch.uint8)}
+        else:
+            tensors = altered_tensors(rng, tensors) if kind >= 6 else tensors
         if isinstance(header, dict):
             artifact.write(path, header, tensors)
         else:
@@ -89,6 +94,8 @@ def kedge_cases(home) -> Cases:
     net = network(classes=3)
     detectors = [kind(net) for kind in (kedge.MSP, kedge.KNN, kedge.Mahalanobis, kedge.ViM, kedge.ReAct, kedge.ODIN)]
     detectors.append(kedge.MSP(Ensemble([net, network(classes=3, seed=1)])))
+    foreign = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(400, 3))
+    detectors += [kedge.KNN(kedge.Classifier(foreign, mean=0.4, std=0.3)), kedge.Energy(kedge.anchor(foreign))]
     detectors = [detector.fit(data).calibrate(held_out, delta=0.1) for detector in detectors] + [small_amp(side=SIDE)]
     files = []
     for number, detector in enumerate(detectors):
@@ -115,7 +122,7 @@ def kedge_cases(home) -> Cases:
         assert bool(((detection.p_value > 0) & (detection.p_value <= 1)).all())
         assert bool((detection.probability >= 0).all())
         assert torch.allclose(detection.probability.sum(dim=1), torch.ones(4), atol=1e-4)
-        assert torch.equal(detection.is_ood, detection.score >= calibrated.threshold)
+        assert torch.equal(detection.is_ood, detection.score.double() > calibrated.threshold)
         json.dumps(detection.to_rows(detector.classes), allow_nan=False)
         return True
 

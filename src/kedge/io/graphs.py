@@ -90,4 +90,6 @@ def stored_graph(document: Tensor, numbers: int) -> StoredGraph:
         raise FileFormatError(f"the graph of the network is damaged: {error}") from error
     if needed > numbers:
         raise FileFormatError(f"the graph of the network needs {needed} numbers, and the file has only {numbers}")
-    return StoredGraph(parsed)
+    graph = StoredGraph(parsed)
+    graph.check_sizes()
+    return graph

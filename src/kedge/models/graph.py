@@ -11,11 +11,13 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, fx, nn
+from torch.func import functional_call
 
 from kedge.errors import ArchitectureError, FileFormatError, InputError
 from kedge.models.classifier import logits_of
 
 SCHEMA = 1
+LARGEST = 2**28  # numbers in one tensor of a graph from a file, for two images
 CONSTANTS = "kedge_constants"  # module with the tensors of a graph that are not in the network's state dict
 TORCH_LAYERS = {layer.__name__: layer for layer in (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)}
 _CONVOLUTION = (
@@ -117,9 +119,22 @@ class StoredGraph(nn.Module):
         for (name, function, args, kwargs), unused in zip(self._nodes, self._free, strict=True):
             call = self.get_submodule(function) if isinstance(function, str) else function
             values[name] = call(*map(decoded, args), **{key: decoded(value) for key, value in kwargs.items()})
+            if x.is_meta:
+                _check_size(name, values[name])
             for each in unused:
                 del values[each]
         return cast(Tensor, decoded(self._output))
+
+    def check_sizes(self) -> None:
+        """Raise a `FileFormatError` if running the graph on one image would take far more memory than networks do."""
+        x = torch.empty((2, *self._shape), device="meta")
+        tensors = {**dict(self.named_parameters()), **dict(self.named_buffers())}
+        try:
+            functional_call(self, {name: torch.empty_like(t, device="meta") for name, t in tensors.items()}, (x,))
+        except FileFormatError:
+            raise
+        except Exception as error:  # operations raise many kinds if their arguments do not fit
+            raise FileFormatError(f"the graph of the network is damaged: {error}") from error
 
     def _tensor(self, name: str) -> Tensor:
         module, _, own = name.rpartition(".")
@@ -318,6 +333,14 @@ def _torch(kind: str, name: str) -> Any:
     if kind not in ("dtype", "layout", "memory_format") or not isinstance(value, getattr(torch, kind)):
         raise FileFormatError(f"the graph of the network has {name!r} as a {kind}")
     return value
+
+
+def _check_size(name: str, value: Any) -> None:
+    for each in value if isinstance(value, (list, tuple)) else (value,):
+        if isinstance(each, Tensor) and each.numel() > LARGEST:
+            raise FileFormatError(
+                f"{name} in the graph of the network has {each.numel()} numbers; at most {LARGEST} may"
+            )
 
 
 def _last_uses(nodes: Sequence[Any], output: Any) -> list[list[str]]:
