@@ -198,6 +198,10 @@ class ParquetImages:
             raise FileFormatError(f"{path} cannot be read as a parquet file: {error}") from error
         self.rows: int = self.file.metadata.num_rows
         self.names: list[str] = list(self.file.schema_arrow.names)
+        groups = range(self.file.num_row_groups)
+        self.sizes = [self.file.metadata.row_group(group).num_rows for group in groups]
+        if sum(self.sizes) != self.rows or min(self.sizes, default=0) < 0:
+            raise FileFormatError(f"{path} cannot be read as a parquet file: its groups have other rows than it has")
 
     def image_column(self, wanted: str | None) -> str:
         """The column with the images."""
@@ -209,13 +213,14 @@ class ParquetImages:
 
     def values(self, column: str, first: int) -> Iterator[Any]:
         """The cells of a column from a row on, a few at a time; earlier groups of rows are not read."""
-        sizes = [self.file.metadata.row_group(group).num_rows for group in range(self.file.num_row_groups)]
-        ends = list(accumulate(sizes))
+        ends = list(accumulate(self.sizes))
         group = bisect_right(ends, first)
-        skipped = first - (ends[group] - sizes[group])  # rows of the group before the first
+        if group == len(ends):
+            raise FileFormatError(f"{self.path} cannot be read as a parquet file: it has too few rows")
+        skipped = first - (ends[group] - self.sizes[group])  # rows of the group before the first
         try:
             for batch in shared_values(self.path, [column]).iter_batches(
-                READ_AHEAD, [*range(group, len(sizes))], columns=[column]
+                READ_AHEAD, [*range(group, len(ends))], columns=[column]
             ):
                 yield from batch.column(0)[skipped:]
                 skipped = max(0, skipped - len(batch))
