@@ -4,10 +4,10 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.markup import escape
 
 from kedge.cli.options import DataDir, Threads
+from kedge.cli.terminal import Console, printable
 from kedge.data import sources
 from kedge.errors import InputError
 from kedge.files import check_target
@@ -79,16 +79,15 @@ def fit(
     )  # fmt: skip
     detector = protect(net, images, held, method=method, alpha=alpha, delta=delta, seed=seed)
     detector.save(out)
-    console, found = Console(), detector.net.record["held_out"]
-    if found["accuracy"] is not None:
-        console.print(f"held-out accuracy {found['accuracy']:.1%}", highlight=False)
-    words = f"flagged {found['flagged']:.1%} of {found['judged']:,} held-out images (at most {alpha:.0%} expected)"
-    console.print(words, highlight=False)
-    console.print(f"detector  [bold]{escape(str(out))}[/]", highlight=False)
+    console, result = Console(), detector.net.record["held_out"]
+    if result["accuracy"] is not None:
+        console.print(f"held-out accuracy {result['accuracy']:.1%}")
     console.print(
-        f"next      kedge score --detector {escape(str(out))} PHOTOS   or   kedge serve {escape(str(out))}",
-        highlight=False,
+        f"flagged {result['flagged']:.1%} of {result['judged']:,} held-out images (at most {alpha:.0%} expected)"
     )
+    console.wrote("detector", out)
+    name = escape(printable(out))
+    console.print(f"next      kedge score --detector {name} PHOTOS   or   kedge serve {name}")
 
 
 def _numbers(option: str, text: str | None) -> list[float] | None:
