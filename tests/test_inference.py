@@ -1,6 +1,10 @@
 """A detector at work does less for the same verdicts, with as many threads as there are cores for it."""
 
+import ctypes
+import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -12,7 +16,7 @@ from kedge.errors import InputError
 from kedge.models import build
 from kedge.scoring.job import Job, run_here
 from kedge.seeds import seeded
-from kedge.threads import cores, last_cache, use_threads
+from kedge.threads import cores, keep_freed_memory, last_cache, use_threads
 
 
 def pixels(n, seed=0):
@@ -149,6 +153,47 @@ def test_threads_are_no_more_than_cores_unless_set(monkeypatch):
     assert use_threads() == 6
     with pytest.raises(InputError, match="threads must be"):
         use_threads(0)
+
+
+@pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "gnu_get_libc_version"), reason="only for glibc")
+def test_freed_memory_is_kept_unless_the_environment_says_otherwise(monkeypatch):
+    calls = []
+    libc = SimpleNamespace(gnu_get_libc_version=None, mallopt=lambda *values: calls.append(values) or 1)
+    monkeypatch.setattr(ctypes, "CDLL", lambda name: libc)
+    assert keep_freed_memory()
+    assert calls == [(-3, 2**30), (-1, 2**31 - 1)]
+    libc.mallopt = lambda option, value: value <= 2**25  # an old glibc, which refuses the trim threshold here
+    assert not keep_freed_memory()
+    calls.clear()
+    for name, value in (("MALLOC_TRIM_THRESHOLD_", "0"), ("GLIBC_TUNABLES", "glibc.malloc.mmap_threshold=1")):
+        with monkeypatch.context() as changed:
+            changed.setenv(name, value)
+            assert not keep_freed_memory()
+    monkeypatch.setattr(ctypes, "CDLL", lambda name: object())  # musl
+    assert not keep_freed_memory()
+    assert calls == []
+
+
+@pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "gnu_get_libc_version"), reason="only for glibc")
+def test_memory_that_is_kept_needs_no_new_pages():
+    """In a process of its own, since the setting lasts as long as the process."""
+    program = """if True:
+        import resource, sys, torch
+        from kedge.threads import keep_freed_memory
+        if sys.argv[1] == "keep":
+            assert keep_freed_memory()
+        totals, faults = [], []
+        for _ in range(16):
+            totals.append(float(torch.ones(16 << 20).sum()))
+            faults.append(resource.getrusage(resource.RUSAGE_SELF).ru_minflt)
+        print(sum(totals), faults[-1] - faults[7])
+    """
+    lines = [
+        subprocess.run([sys.executable, "-c", program, how], capture_output=True, text=True, check=True).stdout.split()
+        for how in ("keep", "return")
+    ]
+    assert lines[0][0] == lines[1][0] == str(float(256 << 20))
+    assert int(lines[0][1]) < int(lines[1][1]) / 2
 
 
 @pytest.mark.parametrize("name", ["amp", "early exit", "energy"])

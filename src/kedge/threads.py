@@ -1,7 +1,9 @@
-"""Number of cores and threads, the size of the last-level cache, and hooks of one thread."""
+"""Number of cores and threads, the size of the last-level cache, freed memory, and hooks of one thread."""
 
+import ctypes
 import math
 import os
+import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -13,6 +15,7 @@ from kedge.checks import at_least
 
 CGROUP = Path("/sys/fs/cgroup")
 CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of glibc's malloc.h
 
 
 def cores(cgroup: Path = CGROUP) -> int:
@@ -43,6 +46,23 @@ def last_cache(caches: Path = CACHES) -> int | None:
         return max(int(size.removesuffix("K")) << 10 for size in sizes)
     except (OSError, ValueError):
         return None
+
+
+def keep_freed_memory() -> bool:
+    """Have glibc keep freed memory, up to 2 GiB, for the next layers; return whether it does.
+
+    By default it returns each freed activation to the kernel, which must then clear the pages of the next one. Nothing
+    is done off glibc, or if the environment sets a threshold of its allocator.
+    """
+    names = ("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_")
+    chosen = any(name in os.environ for name in names) or "glibc.malloc" in os.environ.get("GLIBC_TUNABLES", "")
+    libc = ctypes.CDLL(None) if sys.platform == "linux" else None
+    if chosen or not hasattr(libc, "gnu_get_libc_version"):
+        return False
+    mallopt = libc.mallopt  # type: ignore[union-attr]
+    # Before version 2.35, glibc accepts at most 32 MiB.
+    accepted = any(mallopt(M_MMAP_THRESHOLD, size) for size in (1 << 30, 32 << 20))
+    return bool(mallopt(M_TRIM_THRESHOLD, (1 << 31) - 1)) and accepted
 
 
 def own_thread(hook: Callable[..., Any]) -> Callable[..., Any]:

@@ -28,6 +28,7 @@ from kedge.cli.terminal import Console
 from kedge.cli.train import train
 from kedge.cli.watch import watch
 from kedge.errors import InputError, KedgeError, KedgeWarning
+from kedge.threads import keep_freed_memory
 
 
 class Commands(TyperGroup):
@@ -119,6 +120,7 @@ add_plugins(app)
 
 def main() -> None:
     """Run a command; an error that kedge raises on purpose is printed in one line, with exit code 2."""
+    keep_freed_memory()
     try:
         app()
     except KedgeError as error:
