@@ -7,12 +7,12 @@ from typing import Annotated
 
 import typer
 from rich.markup import escape
-from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from kedge.cli.terminal import Console
 from kedge.data import sources
 from kedge.files import atomic, check_target
+from kedge.progress import progress_bar
 
 data = typer.Typer(
     help="""List, download and inspect data sets: public ones by name, or your own images.
@@ -78,16 +78,12 @@ def get(name: Name, split: Part = None, data_dir: DataDir = None) -> None:
     """
     console = Console()
     start = time.monotonic()
-    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[note]}"), TimeRemainingColumn())
-    with Progress(*columns, console=console, transient=True) as bars:
-        tasks: dict[str, TaskID] = {}
+    with progress_bar("fetching") as update:
 
         def progress(what: str, done: int, total: int | None) -> None:
-            if what not in tasks:
-                tasks[what] = bars.add_task(escape(what), total=total, note="")
             unit, digits, scale = (" MB", 1, 1e6) if what.startswith(("fetching", "checking")) else ("", 0, 1)
             note = f"{done / scale:,.{digits}f}" + ("" if total is None else f" of {total / scale:,.{digits}f}") + unit
-            bars.update(tasks[what], completed=done, total=total, note=note)
+            update(done, total, label=what, note=note)
 
         arrival = sources.download_dataset(name, split, data_dir=data_dir, progress=progress)
     for reason in arrival.tried:

@@ -7,7 +7,7 @@ import typer
 
 from kedge import experimental, training
 from kedge.cli.options import DataDir
-from kedge.cli.terminal import Console, training_bar
+from kedge.cli.terminal import Console
 from kedge.data import sources
 from kedge.detectors import load
 from kedge.experimental.distillation import MIX
@@ -69,11 +69,10 @@ def distill(
     images = sources.load_dataset(train, train_split, data_dir=data_dir)
     changes = {key: value for key, value in {"epochs": epochs, "batch": batch, "lr": lr}.items() if value is not None}
     held_out = None if calibrate is None else sources.load_dataset(calibrate, calibrate_split, data_dir=data_dir)
-    with training_bar(console, "distilling") as on_step:
-        student = experimental.distill(
-            teacher, images, held_out=held_out, network=network, recipe=training.recipe(chosen, **changes), mix=mix,
-            half=half, seed=seed, directory=directory, resume=resume, workers=workers, progress=on_step,
-        )  # fmt: skip
+    student = experimental.distill(
+        teacher, images, held_out=held_out, network=network, recipe=training.recipe(chosen, **changes), mix=mix,
+        half=half, seed=seed, directory=directory, resume=resume, workers=workers,
+    )  # fmt: skip
     student.save(out)
     agreement = student.net.record["teacher"]["agreement"]
     if agreement is not None:

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from kedge.cli.options import AsJson, DataDir
 from kedge.cli.terminal import Console
@@ -57,12 +56,7 @@ def evaluate(
     if len(detectors) != len(files):
         raise InputError(f"files must be different detectors; got {', '.join(map(str, files))}")
     sets = _distinct([(name, sources.load_dataset(name, data_dir=data_dir)) for name in (test, *ood)])
-    with Progress(TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn(), console=console) as bars:
-        task = bars.add_task("scoring")
-        evaluation = evaluate_detectors(
-            detectors, sets[0], sets[1:], controls=controls, resamples=resamples, seed=seed,
-            progress=lambda done, total: bars.update(task, completed=done, total=total),
-        )  # fmt: skip
+    evaluation = evaluate_detectors(detectors, sets[0], sets[1:], controls=controls, resamples=resamples, seed=seed)
     if as_json:
         typer.echo(json.dumps(evaluation.as_dict(), indent=1))
     else:

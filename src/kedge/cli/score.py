@@ -3,13 +3,11 @@
 import json
 import sys
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext, redirect_stdout
+from contextlib import nullcontext, redirect_stdout
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from kedge.checks import one_of
 from kedge.cli.options import Threads
@@ -21,7 +19,7 @@ from kedge.files import check_target
 from kedge.io.artifact import read_tensor
 from kedge.scoring import FORMATS, RayEngine, read_rows, score_files, summarize_rows
 from kedge.scoring.inputs import SHARD
-from kedge.scoring.job import Report, is_begun
+from kedge.scoring.job import is_begun
 from kedge.scoring.page import score_page
 from kedge.scoring.ray_engine import ray_module
 from kedge.scoring.summary import class_of
@@ -98,10 +96,10 @@ def score(
     with tempfile.TemporaryDirectory(prefix="kedge-") if out is None else nullcontext("") as folder:
         target, form = (Path(folder) / "rows.jsonl", None) if out is None else (out, kind)
         quiet = redirect_stdout(sys.stderr) if runner else nullcontext()  # Ray prints when a worker dies
-        with _progress(console) as progress, quiet:
+        with quiet:
             score_files(
                 detector, inputs, target, kind=form, shard=shard, column=column, batch=batch, workers=workers,
-                overwrite=overwrite, raw_cells=raw_cells, engine=runner, progress=progress, finish=finish,
+                overwrite=overwrite, raw_cells=raw_cells, engine=runner, finish=finish,
             )  # fmt: skip
         for row in read_rows(target) if out is None else ():
             typer.echo(json.dumps(row) if as_json else printable(_line(row)))
@@ -130,23 +128,6 @@ def _engine(name: str, address: str | None, parallel: int | None, threads: int |
             raise InputError(f"{option} is for --engine ray; got --engine local: add --engine ray, or leave it out")
     use_threads(threads)
     return None
-
-
-@contextmanager
-def _progress(console: Console) -> Iterator[Report]:
-    """Show a bar inside the block; what it yields is called with the number of images done and that of all."""
-    columns = (
-        TextColumn("scoring"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[rate]}"),
-        TimeElapsedColumn(), TimeRemainingColumn(),
-    )  # fmt: skip
-    with Progress(*columns, console=console, transient=True) as bars:
-        task = bars.add_task("scoring", total=None, rate="")
-
-        def on_progress(done: int, total: int) -> None:
-            speed = bars.tasks[task].speed
-            bars.update(task, completed=done, total=total, rate="" if speed is None else f"{speed:,.0f} images/s")
-
-        yield on_progress
 
 
 def _page_of(out: Path, overwrite: bool) -> Path:

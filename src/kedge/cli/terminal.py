@@ -1,15 +1,10 @@
 """Where the commands print: names from files cannot control the terminal, and lines in a pipe are never broken."""
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import rich.console
 from rich.markup import escape
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.text import Text
-
-from kedge import training
 
 UNLIMITED = 1_000_000  # columns, where no terminal limits them
 _CONTROL = {code: f"\\x{code:02x}" for code in (*range(0x20), *range(0x7F, 0xA0))}
@@ -42,19 +37,3 @@ class Console(rich.console.Console):
     def wrote(self, what: str, path: object) -> None:
         """Print what a file is and where it was written."""
         self.print(f"{what:<10}[bold]{escape(printable(path))}[/]")
-
-
-@contextmanager
-def training_bar(console: Console, words: str) -> Iterator[Callable[[training.Progress], None]]:
-    """Show a bar inside the block; what it yields is the ``progress`` of `kedge.train`."""
-    with Progress(
-        TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn(), TextColumn("{task.fields[note]}"),
-        console=console,
-    ) as bars:  # fmt: skip
-        task = bars.add_task(words, total=None, note="")
-
-        def on_step(p: training.Progress) -> None:
-            note = f"epoch {p.epoch}/{p.epochs}  loss {p.loss:.3f}  accuracy {p.accuracy:.1%}"
-            bars.update(task, total=p.steps, completed=p.step, note=f"{note}  {p.images_per_second:,.0f} images/s")
-
-        yield on_step

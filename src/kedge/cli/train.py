@@ -9,7 +9,7 @@ from rich.markup import escape
 from kedge import anchoring, metrics, training
 from kedge.anchoring.options import MASK_TARGETS
 from kedge.checks import between, one_of
-from kedge.cli.terminal import Console, training_bar
+from kedge.cli.terminal import Console
 from kedge.data import ImageSet, Preprocess, sources
 from kedge.detectors import AMP, KNN, Detector, KLUniform
 from kedge.detectors.amp import VARIANTS
@@ -17,7 +17,6 @@ from kedge.errors import InputError
 from kedge.files import check_target
 from kedge.models.classifier import Classifier
 from kedge.models.named import network as named_network
-from kedge.progress import progress_bar
 from kedge.training.api import skipping
 from kedge.training.frozen import train_head
 
@@ -133,16 +132,14 @@ def train(
     elif synthetic_outliers:
         loss = training.SyntheticOutliers(synthetic_outliers)
     if freeze:
-        with progress_bar("features", len(part)) as on_images:
-            more = {} if epochs is None else {"epochs": epochs}
-            trained = train_head(net, part, seed=seed, preprocess=preprocess, progress=on_images, **more)
+        more = {} if epochs is None else {"epochs": epochs}
+        trained = train_head(net, part, seed=seed, preprocess=preprocess, **more)
     else:
-        with training_bar(console, "training") as on_step:
-            trained = training.train(
-                net, part, training.recipe(recipe, **changes), seed=seed, loss=loss, directory=out, resume=resume,
-                preprocess=preprocess, workers=workers, devices=devices, nodes=nodes, accelerator=accelerator,
-                precision=precision, tensorboard=tensorboard, progress=on_step,
-            )  # fmt: skip
+        trained = training.train(
+            net, part, training.recipe(recipe, **changes), seed=seed, loss=loss, directory=out, resume=resume,
+            preprocess=preprocess, workers=workers, devices=devices, nodes=nodes, accelerator=accelerator,
+            precision=precision, tensorboard=tensorboard,
+        )  # fmt: skip
     if not training.is_first_process():
         return
     if half:

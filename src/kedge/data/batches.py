@@ -18,6 +18,7 @@ from kedge.data.reading import in_order
 from kedge.data.streamed import Files, StreamedSet
 from kedge.errors import InputError
 from kedge.pixels import dense, to_unit
+from kedge.progress import progress_bar
 
 Batch = tuple[Tensor, Tensor | None]
 
@@ -25,7 +26,9 @@ _IMAGE_KEYS = ("pixel_values", "image", "images", "img", "x")
 _LABEL_KEYS = ("labels", "label", "targets", "target", "y")
 
 
-def batches(source: Any, preprocess: Preprocess, *, size: int = 256, nan: bool = False) -> Iterator[Batch]:
+def batches(
+    source: Any, preprocess: Preprocess, *, size: int = 256, nan: bool = False, label: str | None = None
+) -> Iterator[Batch]:
     """Yield (images, labels) batches; labels is None if the source has none.
 
     Image files are decoded by threads, up to a batch ahead.
@@ -36,12 +39,21 @@ def batches(source: Any, preprocess: Preprocess, *, size: int = 256, nan: bool =
         preprocess: How they become inputs.
         size: Images per batch; a data loader keeps its own batch size.
         nan: Whether images with NaN or infinite pixels pass; otherwise they are an error.
+        label: What is done with the batches, for a progress bar; None for no bar.
 
     Example:
         >>> sizes = [len(x) for x, _ in batches(torch.rand(5, 3, 8, 8), Preprocess((3, 8, 8)), size=2)]
         >>> sizes
         [2, 2, 1]
     """
+    if label is not None:
+        with progress_bar(label, _count(source)) as update:
+            done = 0
+            for x, y in batches(source, preprocess, size=size, nan=nan):
+                yield x, y
+                done += len(x)
+                update(done)
+        return
     empty, files = True, _is_files(source)
     parts: Iterator[tuple[Any, Any]] = _read_ahead(source, preprocess, size, nan) if files else _raw(source, size)
     for images, labels in parts:
@@ -59,7 +71,7 @@ def batches(source: Any, preprocess: Preprocess, *, size: int = 256, nan: bool =
 def gather(source: Any, preprocess: Preprocess, *, name: str | None = None) -> ImageSet:
     """Read a data set or a data loader into an `ImageSet`, as 8-bit images of the network's input size."""
     images, labels = [], []
-    for x, y in batches(source, preprocess):
+    for x, y in batches(source, preprocess, label="reading"):
         images.append(x if x.dtype == torch.uint8 else (x * 255).round().to(torch.uint8))
         labels.append(torch.full((len(x),), -1) if y is None else y)
     numbers = torch.cat(labels)
@@ -118,6 +130,16 @@ def _raw(source: Any, size: int) -> Iterator[tuple[Any, Any]]:
             "images must be an ImageSet, a tensor, an array, a PIL image, a path, a data set, a data loader or a "
             f"sequence of images; got {type(source).__name__}"
         )
+
+
+def _count(source: Any) -> int | None:
+    """The number of images of a source, if it is known."""
+    if isinstance(source, (Image.Image, str, os.PathLike)):
+        return 1
+    try:
+        return len(getattr(source, "dataset", source))
+    except TypeError:
+        return None
 
 
 def _is_files(source: Any) -> bool:

@@ -206,7 +206,7 @@ class Detector(ABC):
         Args:
             images: In any form that `kedge.data.batches` takes.
             batch_size: Images at a time; the scores do not depend on it.
-            progress: Called with the number of images done after each batch.
+            progress: Called with the number of images done after each batch, instead of a bar in a terminal.
         """
         return self._run(images, batch_size, progress)[0].score
 
@@ -302,7 +302,7 @@ class Detector(ABC):
 
     def inputs(self, images: Any, preprocess: Preprocess) -> Iterator[tuple[Tensor, Tensor | None]]:
         """Batches of images as the network takes them, with their labels, for `fit_method`."""
-        for x, y in batches(images, preprocess):
+        for x, y in batches(images, preprocess, label="fitting"):
             self._prints.append(fingerprints(x))
             yield self.as_input(x), None if y is None else y.to(self.net.mean.device)
 
@@ -344,8 +344,9 @@ class Detector(ABC):
         outs: list[Outputs] = []
         labels: list[Tensor] = []
         prints = [torch.empty(0, 16, dtype=torch.uint8)]
+        label = None if progress is not None else "calibrating" if held_out else "scoring"
         with evaluating(self.net):
-            for x, y in batches(images, preprocess, size=batch_size, nan=not held_out):
+            for x, y in batches(images, preprocess, size=batch_size, nan=not held_out, label=label):
                 bad = ~torch.isfinite(x).flatten(1).all(dim=1)  # (B,)
                 with torch.no_grad():
                     out = self.outputs(self.as_input(x.nan_to_num(0.0, 0.0, 0.0) if bool(bad.any()) else x))

@@ -15,6 +15,7 @@ from kedge.errors import InputError, NotReadyError
 from kedge.evaluation.leaks import refuse_leaks
 from kedge.evaluation.result import Evaluation, EvaluationResult, ShiftedResult, inside_scores
 from kedge.metrics import CLASSIFIER_METRICS, Predictions, aurc, detection_metrics
+from kedge.progress import progress_bar
 
 PERMUTED = ", tau permuted"  # follows the name of the detector that a control belongs to
 
@@ -50,7 +51,7 @@ def evaluate(
             gain that remains does not come from the tau of the single image.
         resamples: Number of bootstrap resamples for intervals; 0 for no intervals.
         seed: Random seed of the bootstrap and of the permutation.
-        progress: Called with the number of images done and the total.
+        progress: Called with the number of images done and the total, instead of a bar in a terminal.
 
     Example:
         >>> import torch
@@ -92,19 +93,19 @@ def evaluate(
     shifted_names, known_names = tuple(s.name for s in shifted), {ood: s.name for ood, s in known.items()}
     table = Evaluation({}, sets, id_test.name, resamples, shifted_names, known_names, tuple(apart))
     total, done = len(detectors) * sum(map(len, sets.values())), 0
-    for name, detector in detectors.items():
-        detections, started = {}, time.perf_counter()
-        version = versions[detector.preprocess]
-        for set_name, images in version.items():
-            before = done
-            report = None if progress is None else (lambda n, before=before: progress(before + n, total))
-            detections[set_name] = detector(images, progress=report)
-            done += len(images)
-        seconds = time.perf_counter() - started
-        table.results[name] = _result(name, detector, detections, table, version, seconds, seed)
-        if controls and isinstance(detector, RescoringDetector) and detector.rescores:  # the type that has with_tau
-            permuted = _permuted(detector, detections, seed)
-            table.results[name + PERMUTED] = _result(name, detector, permuted, table, version, seconds, seed)
+    with progress_bar("evaluating", total) as update:
+        report: Callable[[int, int], None] = progress or update
+        for name, detector in detectors.items():
+            detections, started = {}, time.perf_counter()
+            version = versions[detector.preprocess]
+            for set_name, images in version.items():
+                detections[set_name] = detector(images, progress=lambda n: report(done + n, total))  # noqa: B023
+                done += len(images)
+            seconds = time.perf_counter() - started
+            table.results[name] = _result(name, detector, detections, table, version, seconds, seed)
+            if controls and isinstance(detector, RescoringDetector) and detector.rescores:  # the type that has with_tau
+                permuted = _permuted(detector, detections, seed)
+                table.results[name + PERMUTED] = _result(name, detector, permuted, table, version, seconds, seed)
     return table
 
 

@@ -23,6 +23,7 @@ from kedge.detectors import Detector, for_inference, load
 from kedge.errors import InputError, KedgeError, KedgeWarning, NotReadyError
 from kedge.files import atomic, remove_leftovers
 from kedge.io.artifact import read_header
+from kedge.progress import progress_bar
 from kedge.scoring.inputs import SHARD, Opener, Shard, as_text, cut, openers, plan
 from kedge.scoring.rows import CHUNK, COLUMNS, format_of, parquet_module, read_rows, writing
 
@@ -130,7 +131,7 @@ def score_files(
         raw_cells: Whether text in CSV that a spreadsheet takes for a formula is left as it is; by default an apostrophe
             stands before it, which `read_rows` removes.
         engine: Runs the shards with the given numbers; by default this process, or a `kedge.scoring.RayEngine`.
-        progress: Called with the number of images done and the number in all.
+        progress: Called with the number of images done and the number in all, instead of a bar in a terminal.
         finish: Called with the path once the rows are written, as the last step of the job: if it fails or is killed,
             the same call repeats it.
 
@@ -151,9 +152,10 @@ def score_files(
             sizes = [len(shard.items) for shard in job.shards()]
             waiting = [number for number in range(len(sizes)) if not job.part(number).exists()]
             done = total - sum(sizes[number] for number in waiting)
-            report = progress or (lambda done, total: None)
-            report(done, total)
-            (engine or run_here)(job, waiting, lambda more, _: report(done + more, total))
+            with progress_bar("scoring") as update:
+                report = progress or update
+                report(done, total)
+                (engine or run_here)(job, waiting, lambda more, _: report(done + more, total))
             _assemble(job, len(sizes), raw_cells)
         elif _is_complete(job, identity["detector"]):
             warnings.warn(f"{job.out} is complete: nothing was scored; overwrite it to score again", KedgeWarning, 2)

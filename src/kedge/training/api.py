@@ -16,6 +16,7 @@ from kedge.errors import InputError
 from kedge.models.classifier import Classifier
 from kedge.models.ensemble import Ensemble
 from kedge.models.graph import StoredGraph
+from kedge.progress import progress_bar
 from kedge.seeds import mix_seed
 from kedge.training.engine import locked, make_engine
 from kedge.training.loader import OutlierLoader, TrainLoader, make_loader, sample, statistics
@@ -74,7 +75,7 @@ def train(
         accelerator: Fabric's name: "cpu", "gpu", ...; "auto" with one device keeps the network where it is.
         precision: Fabric's name: "bf16-mixed", "16-mixed", ...
         tensorboard: Whether to write the history for TensorBoard too, into ``directory``.
-        progress: Called after every step.
+        progress: Called after every step, instead of a bar in a terminal.
 
     Example:
         >>> from kedge import ImageSet
@@ -103,7 +104,9 @@ def train(
     ):  # dropout draws from torch's global generators, which are restored afterwards
         prepare(classifier, data, loader, outlier_loader, seed)
         trainer = Trainer(classifier, data, loader, outlier_loader, loss, chosen, seed, engine, folder, tensorboard)
-        trainer.run(resume, checkpoint_seconds, validation, progress)
+        with progress_bar("training") as update:
+            report = progress or (lambda p: update(p.step, p.steps, note=p.note))
+            trainer.run(resume, checkpoint_seconds, validation, report)
     classifier.eval()
     return classifier
 

@@ -2,7 +2,6 @@
 
 import math
 import time
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -28,7 +27,6 @@ def train_head(
     epochs: int = 40,
     seed: int = 0,
     preprocess: Preprocess | None = None,
-    progress: Callable[[int], None] | None = None,
 ) -> Classifier:
     """Train the last linear layer of a network in place; all other layers stay as they are.
 
@@ -41,7 +39,6 @@ def train_head(
         epochs: Passes over the features, more for few images: at least 1,000 steps are made.
         seed: Random seed of the first weights and the order.
         preprocess: How images become inputs; by default what the network's library gives.
-        progress: Called with the number of images done in the pass over the images.
 
     Example:
         >>> images = torch.randint(0, 256, (40, 3, 8, 8), dtype=torch.uint8)
@@ -57,7 +54,7 @@ def train_head(
             raise InputError("preprocess must be given: the network does not say what size its inputs have")
         preprocess = Preprocess.from_record(recorded)
     started = time.monotonic()
-    x, y, name = _features(net, data, preprocess, progress)
+    x, y, name = _features(net, data, preprocess)
     head = net.network.get_submodule(name)
     assert isinstance(head, nn.Linear)
     if not 0 <= int(y.min()) <= int(y.max()) < head.out_features or len(y.unique()) < 2:
@@ -85,22 +82,17 @@ def train_head(
 
 
 @torch.no_grad()
-def _features(
-    net: Classifier, data: Any, preprocess: Preprocess, progress: Callable[[int], None] | None
-) -> tuple[Tensor, Tensor, str]:
+def _features(net: Classifier, data: Any, preprocess: Preprocess) -> tuple[Tensor, Tensor, str]:
     """The head's inputs (N, d), the labels (N,) and the head's name."""
-    features, labels, name, done = [], [], None, 0
+    features, labels, name = [], [], None
     with evaluating(net):
-        for images, y in batches(data, preprocess, size=64):
+        for images, y in batches(data, preprocess, size=64, label="features"):
             if y is None or bool((y < 0).any()):
                 raise InputError("data must have a label for each image to train on")
             x = net.as_input(images)
             name = name or find_head(net, x)
             features.append(net.features(x, [f"{name}:in"])[1][f"{name}:in"].flatten(1).float())
             labels.append(y)
-            done += len(y)
-            if progress is not None:
-                progress(done)
     assert name is not None
     return torch.cat(features), torch.cat(labels).to(net.mean.device), name
 

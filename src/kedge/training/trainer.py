@@ -48,6 +48,12 @@ class Progress:
     accuracy: float
     images_per_second: float
 
+    @property
+    def note(self) -> str:
+        """The progress in words, for a bar."""
+        done = f"epoch {self.epoch}/{self.epochs}  loss {self.loss:.3f}  accuracy {self.accuracy:.1%}"
+        return f"{done}  {self.images_per_second:,.0f} images/s"
+
 
 class Trainer:
     """A training run and its state."""

@@ -1,12 +1,12 @@
 """``kedge bench``: the cost of a detection on this machine."""
 
+import itertools
 import json
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.markup import escape
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from kedge import models
@@ -16,6 +16,7 @@ from kedge.errors import FileFormatError, InputError
 from kedge.evaluation.report.figures import require
 from kedge.files import atomic, check_target
 from kedge.io.artifact import shipped
+from kedge.progress import progress_bar
 from kedge.studies.bench import FULL_SHARE, TITLES, check_engines, check_record, detector_of, measure, progress_steps
 from kedge.studies.bench.measure import subject_title, table_of, training_words
 from kedge.studies.bench.page import bench_page
@@ -66,10 +67,8 @@ def bench(
     check_engines(engine)
     use_threads(threads)
     detector, batches = _subject(subject, width), batch or [1, 32]
-    with Progress(
-        TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), console=console, transient=True
-    ) as bars:  # fmt: skip
-        task = bars.add_task("measuring", total=progress_steps(batches, repeats, memory=memory, training=training))
+    steps, count = progress_steps(batches, repeats, memory=memory, training=training), itertools.count(1)
+    with progress_bar("measuring", steps) as update:
         record = measure(
             detector,
             name=Path(subject).stem,
@@ -79,7 +78,7 @@ def bench(
             share=full_share,
             memory=memory,
             training=training,
-            report=lambda step: bars.update(task, advance=1, description=step),
+            report=lambda step: update(next(count), note=step),
         )
     for name, text in (("bench.json", json.dumps(record, indent=1)), ("bench.html", bench_page(record, then))):
         with atomic(out / name) as temporary:

@@ -13,8 +13,9 @@ from kedge.evaluation import Evaluation
 from kedge.evaluation.report import write_report
 from kedge.evaluation.report.figures import require
 from kedge.files import atomic, check_target
+from kedge.progress import progress_bar
 from kedge.provenance import provenance
-from kedge.studies.commands import Bars
+from kedge.studies.commands import StudyProgress
 from kedge.studies.demo import run_demo
 from kedge.studies.publish import command_line
 
@@ -46,14 +47,11 @@ def demo(
     console = Console()
     check_target("--out", out, folder=True)
     require()
-    with Bars(console) as bars:
-
-        def on_score(done: int, total: int) -> None:
-            bars.move("scoring", done, total, f"{done:,} of {total:,} images")
-
+    with progress_bar("training") as update:
         detector, evaluation = run_demo(
-            seed=seed, epochs=epochs, training_progress=bars.on_training, scoring_progress=on_score
-        )
+            seed=seed, epochs=epochs, training_progress=StudyProgress(update).on_training,
+            scoring_progress=lambda done, total: update(done, total, label="scoring"),
+        )  # fmt: skip
     record = {"command": command_line(), "seed": seed, "training": detector.net.record, "made with": provenance()}
     detector.save(out / "detector.kedge")
     with atomic(out / "metrics.json") as temporary:

@@ -13,8 +13,9 @@ from kedge.data.sources import data_folder
 from kedge.errors import NotReadyError
 from kedge.evaluation.report.figures import require
 from kedge.files import check_target
+from kedge.progress import progress_bar
 from kedge.studies import STUDIES, run_ntk
-from kedge.studies.commands import Bars
+from kedge.studies.commands import StudyProgress
 from kedge.studies.plan import Suite
 from kedge.studies.publish import command_line, publish
 from kedge.studies.run import SuiteRun
@@ -91,10 +92,12 @@ def reproduce(
 def run_suite(suite: Suite, folder: Path, networks: Path, how: dict[str, Any], console: Console) -> bool:
     """Run one suite of a study, print its tables and write its report; False if its data is missing."""
     try:
-        with Bars(console) as bars:
+        with progress_bar(suite.name) as update:
+            shown = StudyProgress(update)
             run = SuiteRun(
-                suite, folder, networks=networks, training=how, on_training=bars.on_training, on_scoring=bars.on_scoring
-            )
+                suite, folder, networks=networks, training=how, on_training=shown.on_training,
+                on_scoring=shown.on_scoring,
+            )  # fmt: skip
             missing = run.data(suite.seeds[0]).missing
             evaluations = run.run()
     except NotReadyError as error:
