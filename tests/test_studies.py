@@ -14,6 +14,7 @@ from kedge.errors import NotReadyError
 from kedge.evaluation import SeedSummary, evaluate
 from kedge.studies import STUDIES, MethodPlan, NetworkPlan, PaperTable, Protocol, Setting, Suite, sets
 from kedge.studies.ablation import ANCHORS, CUMULATIVE
+from kedge.studies.commands import StudyProgress
 from kedge.studies.paper import reported
 from kedge.studies.publish import beside_paper, command_line
 from kedge.studies.study import smoke_data
@@ -40,11 +41,13 @@ def test_every_study_runs_at_the_smoke_scale(name, tmp_path):
         assert r"\begin{tabular}" in (folder / "tables.tex").read_text()
 
 
-def test_a_finished_study_is_not_trained_again(tmp_path):
-    first, again = (reproduce("uncertainty", "--scale", "smoke", "--out", tmp_path) for _ in range(2))
-    assert "training unanchored" in first.output
-    assert again.exit_code == 0
-    assert "training" not in again.output
+def test_a_finished_study_is_not_trained_again(tmp_path, monkeypatch):
+    steps = []
+    monkeypatch.setattr(StudyProgress, "on_training", lambda self, network, p: steps.append(network))
+    for trains in (True, False):
+        assert reproduce("uncertainty", "--scale", "smoke", "--out", tmp_path).exit_code == 0
+        assert ("unanchored" in steps) == trains
+        steps.clear()
 
 
 def test_a_study_runs_some_of_its_rows(tmp_path):

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from typing import Protocol
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 MOMENT = 0.5  # seconds
 _shown = False  # whether a bar is open; only the main thread reads and sets it
@@ -83,7 +83,7 @@ class _Bar:
         self.silent = not console.is_terminal
         if not self.silent:
             label, note = (TextColumn(f"{{task.{name}}}", markup=False) for name in ("description", "fields[note]"))
-            columns = label, BarColumn(), note, TimeElapsedColumn(), TimeRemainingColumn()
+            columns = label, BarColumn(), note, TimeRemainingColumn(compact=True)
             both = sys.stdout.isatty()  # or what others print while the bar is shown would go to standard error
             self.bars = Progress(*columns, console=console, transient=True, redirect_stdout=both)
             self.bars.add_task(self.label, total=self.total, note="")
