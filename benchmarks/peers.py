@@ -43,7 +43,7 @@ from threadpoolctl import threadpool_limits
 import kedge
 from kedge import adapters
 from kedge.data.digits import digits
-from kedge.detectors.vim import KEPT_BYTES
+from kedge.detectors.features import KEPT_BYTES
 from kedge.files import atomic
 from kedge.metrics import auroc
 from kedge.models import build

@@ -12,8 +12,9 @@ from torch import nn
 
 import kedge
 from kedge.data import Preprocess
-from kedge.errors import InputError, NotReadyError
-from kedge.models.named import find_head, load_weights, replace_head
+from kedge.errors import ArchitectureError, InputError, NotReadyError
+from kedge.models.head import find_head
+from kedge.models.named import load_weights, replace_head
 
 timm = pytest.importorskip("timm")
 
@@ -179,7 +180,7 @@ def test_the_head_is_found_by_running() -> None:
     assert find_head(net, torch.rand(2, 3, 2, 2)) == "head"
     replace_head(net, 7, torch.rand(2, 3, 2, 2))
     assert net(torch.rand(2, 3, 2, 2)).shape == (2, 7)
-    with pytest.raises(InputError, match="not the output of one linear layer"):
+    with pytest.raises(ArchitectureError, match="not the output of one linear layer"):
         find_head(
             kedge.Classifier(nn.Sequential(nn.Flatten(), nn.Linear(12, 3), nn.Softmax(1))), torch.rand(2, 3, 2, 2)
         )

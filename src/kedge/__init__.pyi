@@ -9,6 +9,7 @@ from . import training as training
 from .adapters.pipeline import pipeline as pipeline
 from .anchoring import Anchored as Anchored
 from .anchoring import anchor as anchor
+from .data import Features as Features
 from .data import ImageSet as ImageSet
 from .data import Preprocess as Preprocess
 from .detectors import AMP as AMP
@@ -37,6 +38,7 @@ from .detectors import ReAct as ReAct
 from .detectors import SVIAvUC as SVIAvUC
 from .detectors import TemperatureScaling as TemperatureScaling
 from .detectors import ViM as ViM
+from .detectors import extract as extract
 from .detectors import load as load
 from .evaluation import evaluate as evaluate
 from .experimental import EarlyExit as EarlyExit

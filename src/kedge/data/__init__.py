@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 from kedge.data.batches import batches, gather, shape_of_inputs
 from kedge.data.decoding import open_image
+from kedge.data.features import Features
 from kedge.data.imageset import ImageSet
 from kedge.data.preprocess import Preprocess
 from kedge.data.streamed import StreamedSet
@@ -23,6 +24,6 @@ else:
 
 
 __all__ = [
-    "ImageSet", "Preprocess", "StreamedSet", "batches", "dataset_names", "download_dataset", "gather", "load_dataset",
-    "open_image", "shape_of_inputs", "sources",
+    "Features", "ImageSet", "Preprocess", "StreamedSet", "batches", "dataset_names", "download_dataset", "gather",
+    "load_dataset", "open_image", "shape_of_inputs", "sources",
 ]  # fmt: skip

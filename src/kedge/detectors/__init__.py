@@ -4,6 +4,7 @@ from kedge.detectors.amp import AMP
 from kedge.detectors.base import Calibration, Cost, Detector, Outputs
 from kedge.detectors.detection import Detection
 from kedge.detectors.deup import DEUP
+from kedge.detectors.extraction import extract
 from kedge.detectors.features import FeatureDetector
 from kedge.detectors.gram import Gram
 from kedge.detectors.inference import for_inference, thread_copies
@@ -31,6 +32,6 @@ __all__ = [
     "AMP", "DEUP", "DUQ", "KNN", "MSP", "ODIN", "SVI", "TTA", "UDG", "Calibration", "ClassifierDiscrepancy",
     "Cost", "DeepEnsemble", "Detection", "Detector", "Energy", "Entropy", "FeatureDetector", "Gram",
     "KLUniform", "LowLevelStatistics", "MCDropout", "Mahalanobis", "MaxLogit", "OutlierExposure", "Outputs",
-    "ReAct", "RescoringDetector", "SVIAvUC", "TemperatureScaling", "TrainedDetector", "ViM", "for_inference",
+    "ReAct", "RescoringDetector", "SVIAvUC", "TemperatureScaling", "TrainedDetector", "ViM", "extract", "for_inference",
     "load", "register", "registered", "thread_copies",
 ]  # fmt: skip

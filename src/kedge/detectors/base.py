@@ -17,6 +17,7 @@ from kedge.anchoring import DEFAULT_K, Anchored
 from kedge.anchoring.sampling import choose
 from kedge.checks import at_least, between, finite
 from kedge.data import Preprocess, batches, shape_of_inputs
+from kedge.data.features import Features
 from kedge.data.labels import UNKNOWN, class_names, renumbered
 from kedge.data.leakage import fingerprints, halves
 from kedge.detectors.detection import Detection
@@ -25,10 +26,11 @@ from kedge.errors import InputError, KedgeWarning, NormalisationWarning, NotRead
 from kedge.io import artifact
 from kedge.io.graphs import graphs
 from kedge.io.rebuild import describe
-from kedge.models.classifier import Classifier, as_classifier, evaluating
+from kedge.models.classifier import Classifier, as_classifier, checksum, evaluating
 from kedge.models.ensemble import Ensemble
 
 GRADIENT_ROWS = 128  # images times anchors per piece where gradients are taken, since they keep every activation
+_Part = tuple["Outputs", Tensor, Tensor | None, Tensor]  # outputs, which images are bad, labels, fingerprints
 OUTPUT_KINDS = ("logits", "per_anchor_logits", "output")  # `reads` of methods that need nothing inside the network
 UNNORMALISED = (
     "no normalisation is known for this network, so it takes pixels in [0, 1] as they are: if it was trained on "
@@ -157,6 +159,17 @@ class Detector(ABC):
                 raise KeyError(f"{name} of {type(self).__name__} is missing")
 
     @property
+    def takes_features(self) -> bool:
+        """Whether the method is a function of logits and last features, so that it takes `Features` for images."""
+        return False
+
+    def of_features(self, logits: Tensor, features: Tensor) -> Outputs:
+        """The outputs for logits (B, C) and last features (B, d), of a method that takes them."""
+        raise InputError(
+            f"{type(self).__name__} reads more of the network than logits and last features; pass the images themselves"
+        )
+
+    @property
     def cost(self) -> Cost:
         """Passes for one image: by default one, or one for each anchor."""
         return Cost(forward=passes(self.net))
@@ -181,9 +194,12 @@ class Detector(ABC):
         """Learn from the training images: their shape, and whatever the method needs. Undoes a calibration.
 
         Args:
-            train_set: Images in any form that `kedge.data.batches` takes.
+            train_set: Images in any form that `kedge.data.batches` takes, or their `Features`.
             preprocess: How images become inputs; by default they are resized to the training images' size.
         """
+        if isinstance(train_set, Features):
+            self._check_features(train_set)
+            preprocess = train_set.preprocess
         recorded = self.net.record.get("preprocess")  # of `kedge.train`
         trained = None if recorded is None else Preprocess.from_record(recorded)
         preprocess = preprocess or self.preprocess or trained or Preprocess(shape_of_inputs(train_set))
@@ -306,6 +322,10 @@ class Detector(ABC):
             self._prints.append(fingerprints(x))
             yield self.as_input(x), None if y is None else y.to(self.net.mean.device)
 
+    def add_prints(self, prints: Tensor) -> None:
+        """Record the fingerprints of training images that `fit_method` has read by other means than `inputs`."""
+        self._prints.append(prints)
+
     def pieces(self, x: Tensor) -> tuple[Tensor, ...]:
         """A batch in pieces that are small enough for taking gradients."""
         return tuple(x.split(max(1, GRADIENT_ROWS // passes(self.net))))
@@ -345,22 +365,48 @@ class Detector(ABC):
         labels: list[Tensor] = []
         prints = [torch.empty(0, 16, dtype=torch.uint8)]
         label = None if progress is not None else "calibrating" if held_out else "scoring"
-        with evaluating(self.net):
-            for x, y in batches(images, preprocess, size=batch_size, nan=not held_out, label=label):
-                bad = ~torch.isfinite(x).flatten(1).all(dim=1)  # (B,)
-                with torch.no_grad():
-                    out = self.outputs(self.as_input(x.nan_to_num(0.0, 0.0, 0.0) if bool(bad.any()) else x))
+        read = self._of_features if isinstance(images, Features) else self._of_images
+        with evaluating(self.net), torch.no_grad():
+            for out, bad, y, marks in read(images, preprocess, batch_size, held_out, label):
                 for name, values in (("scores", out.score), ("logits", out.logits)):
                     finite(name, values, "the network gives NaN or infinite logits here; check its weights")
                 outs.append(out.without(bad))
-                labels.append(torch.full((len(x),), UNKNOWN) if y is None else y)
-                if held_out:
-                    prints.append(fingerprints(x))
+                labels.append(torch.full((len(bad),), UNKNOWN) if y is None else y.cpu())
+                prints.append(marks)
                 if progress is not None:
                     progress(sum(map(len, labels)))
         columns = zip(*(vars(out).values() for out in outs), strict=True)
         whole: list[Any] = [None if values[0] is None else torch.cat(values) for values in columns]
         return Outputs(*whole), torch.cat(labels), torch.cat(prints)
+
+    def _of_images(
+        self, images: Any, preprocess: Preprocess, size: int, held_out: bool, label: str | None
+    ) -> Iterator[_Part]:
+        for x, y in batches(images, preprocess, size=size, nan=not held_out, label=label):
+            bad = ~torch.isfinite(x).flatten(1).all(dim=1)  # (B,)
+            out = self.outputs(self.as_input(x.nan_to_num(0.0, 0.0, 0.0) if bool(bad.any()) else x))
+            yield out, bad, y, fingerprints(x) if held_out else torch.empty(0, 16, dtype=torch.uint8)
+
+    def _of_features(self, features: Features, preprocess: Preprocess, size: int, *_: Any) -> Iterator[_Part]:
+        self._check_features(features)
+        if features.preprocess != preprocess:
+            raise InputError(
+                f"features must be of images preprocessed as the detector's are, by {preprocess}; {features.name!r} "
+                f"has {features.preprocess}"
+            )
+        for part, prints in features.batches(max(size, 1024), self.net.mean.device):
+            out = self.of_features(part.logits, part.features)
+            yield out, torch.zeros(len(prints), dtype=torch.bool), part.labels, prints
+
+    def _check_features(self, features: Features) -> None:
+        """Raise if the method does not take features, or these are of another network."""
+        if not self.takes_features:
+            Detector.of_features(self, features.logits, features.features)
+        if features.network != checksum(self.net):
+            raise InputError(
+                f"features must be those of the detector's network; {features.name!r} was extracted from another, or "
+                "from this one before its weights or anchors changed: extract them again"
+            )
 
     def _learn_from_half(self, held_out: Any, names: Sequence[str]) -> tuple[list[tuple[Tensor, int]], Tensor]:
         """Let the method learn from half of the held-out images; return the rest, and the half's fingerprints."""

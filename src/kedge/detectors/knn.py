@@ -8,9 +8,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from kedge.checks import at_least
-from kedge.data import Preprocess
 from kedge.detectors.base import Outputs
-from kedge.detectors.features import FeatureDetector
+from kedge.detectors.features import FeatureDetector, TrainingFeatures
 from kedge.detectors.registry import register
 from kedge.errors import InputError
 
@@ -34,6 +33,7 @@ class KNN(FeatureDetector):
             CIFAR-100 and 1000 for ImageNet. It should be well below the number of images that are kept of a class.
         layer: The layer whose output to compare, or its input as in ``"fc:in"``; by default the input of the last
             linear layer. Maps (B, d, H, W) are averaged over their positions.
+        head: See `FeatureDetector`.
         limit: Keep a random sample of this many training images instead of all.
         seed: Random seed of the sample.
 
@@ -47,15 +47,20 @@ class KNN(FeatureDetector):
     """
 
     name = "knn"
-    options = ("k:given", "layer:given_layer", "limit", "seed")
+    options = ("k:given", "layer:given_layer", "limit", "seed", "head")
     learned = ("bank",)
-    choose_by = "layer"
 
     def __init__(
-        self, net: nn.Module, *, k: int | None = None, layer: str | None = None, limit: int | None = None, seed: int = 0
+        self,
+        net: nn.Module,
+        *,
+        k: int | None = None,
+        layer: str | None = None,
+        limit: int | None = None,
+        seed: int = 0,
+        head: str | None = None,
     ) -> None:
-        super().__init__(net, layer=layer)
-        self.given_layer = layer
+        super().__init__(net, head=head, layer=layer)
         self.given = k if k is None else at_least("k", k, 1)
         self.limit = limit if limit is None else at_least("limit", limit, k or 1)
         self.seed = at_least("seed", seed, 0)
@@ -66,11 +71,9 @@ class KNN(FeatureDetector):
         """Which neighbour counts; None before `fit` if it was not given."""
         return self.given if self.given is not None or self.bank is None else min(DEFAULT_NEIGHBOUR, len(self.bank))
 
-    def fit_method(self, train_set: Any, preprocess: Preprocess) -> None:
+    def fit_features(self, batches: TrainingFeatures) -> None:
         """Keep the training images' features, or a sample of them."""
-        super().fit_method(train_set, preprocess)
-        parts = (directions(z) for _, z in self.training_features(train_set, preprocess))
-        bank = sample_rows(parts, self.limit, self.seed)
+        bank = sample_rows((directions(batch.features) for batch in batches), self.limit, self.seed)
         if (self.given or 0) > len(bank):
             raise InputError(
                 f"k must be at most the number of training images, {len(bank)}; got {self.given}: pass a smaller k, or "
@@ -78,10 +81,9 @@ class KNN(FeatureDetector):
             )
         self.bank = bank
 
-    def outputs(self, x: Tensor) -> Outputs:
-        """The network's logits and the distance to the k-th nearest neighbour."""
-        logits, z = self.features(x)
-        z, self.bank = directions(z), self.bank.to(z.device)
+    def of_features(self, logits: Tensor, features: Tensor) -> Outputs:
+        """The logits and the distance to the k-th nearest neighbour."""
+        z, self.bank = directions(features), self.bank.to(features.device)
         return Outputs(logits, kth_distance(z, self.bank, self.k).to(z.dtype))
 
 

@@ -29,6 +29,15 @@ class LogitDetector(Detector):
         """The network's logits and their score."""
         return self.of_logits(self.net(x))
 
+    @property
+    def takes_features(self) -> bool:
+        """Whether it does not learn from held-out images as well."""
+        return not self.learns_held_out
+
+    def of_features(self, logits: Tensor, features: Tensor) -> Outputs:
+        """The score of logits (B, C); features are not read."""
+        return self.of_logits(logits)
+
     def of_logits(self, logits: Tensor) -> Outputs:
         """The score of logits (B, C)."""
         return Outputs(logits, type(self).score_function(logits))

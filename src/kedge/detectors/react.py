@@ -1,16 +1,14 @@
 """ReAct, and quantiles of a stream of numbers in memory of a fixed size."""
 
 import math
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from kedge import scores
 from kedge.checks import between, finite, one_of
-from kedge.data import Preprocess
 from kedge.detectors.base import Outputs
-from kedge.detectors.features import FeatureDetector
+from kedge.detectors.features import FeatureDetector, TrainingFeatures
 from kedge.detectors.registry import register
 from kedge.errors import InputError, NotReadyError
 
@@ -31,7 +29,7 @@ class ReAct(FeatureDetector):
         net: A classifier, unanchored or anchored, that ends in a linear layer. With anchors the mean vector is clipped.
         percentile: The share of the training activations to leave as they are, in (0, 1].
         score: ``"energy"``, as in the paper, ``"msp"``, ``"max_logit"``, ``"entropy"`` or ``"kl_uniform"``.
-        head: The name of the last linear layer, if it is not the one registered last.
+        head: See `FeatureDetector`.
 
     Attributes:
         clip: The value that activations are clipped at, once fitted.
@@ -56,12 +54,11 @@ class ReAct(FeatureDetector):
         self.score_by = one_of("score", score, tuple(scores.SCORES))
         self.clip: float | None = None
 
-    def fit_method(self, train_set: Any, preprocess: Preprocess) -> None:
+    def fit_features(self, batches: TrainingFeatures) -> None:
         """Take the percentile of all activations of the training images."""
-        super().fit_method(train_set, preprocess)
         activations = StreamingQuantile()
-        for _, z in self.training_features(train_set, preprocess):
-            activations.add(z)
+        for batch in batches:
+            activations.add(batch.features)
         clip, smallest = activations.quantile(self.percentile), activations.smallest
         if self.percentile < 1 and clip - smallest <= 1e-5 * (activations.largest - smallest):
             raise InputError(
@@ -70,10 +67,9 @@ class ReAct(FeatureDetector):
             )
         self.clip = clip
 
-    def outputs(self, x: Tensor) -> Outputs:
+    def of_features(self, logits: Tensor, features: Tensor) -> Outputs:
         """The unclipped logits, and the score of the logits of clipped activations."""
-        logits, z = self.features(x)
-        clipped = self.net.network.get_submodule(str(self.head))(z.clamp(max=self.clip))  # (B, C)
+        clipped = self.last_layer(features.clamp(max=self.clip))  # (B, C)
         return Outputs(logits, scores.SCORES[self.score_by](clipped))
 
 

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from kedge.anchoring.sampling import choose, is_sized
 from kedge.data import ImageSet, Preprocess, batches
+from kedge.data.features import Features
 from kedge.data.leakage import fingerprints
 from kedge.errors import InputError
 
@@ -22,6 +23,8 @@ def training_prints(train_set: Any, preprocess: Preprocess, read: Sequence[Tenso
 
     The smallest are kept: a random sample that does not depend on the order of the images.
     """
+    if isinstance(train_set, Features):
+        read = [train_set.prints]
     if not read and isinstance(train_set, Iterator):  # it may be read only once
         return torch.empty(0, dtype=torch.int64)
     if not read and not is_sized(train_set):

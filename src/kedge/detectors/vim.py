@@ -7,13 +7,10 @@ from torch import Tensor, nn
 
 from kedge import scores
 from kedge.checks import at_least
-from kedge.data import Preprocess
 from kedge.detectors.base import Outputs
-from kedge.detectors.features import FeatureDetector
+from kedge.detectors.features import FeatureDetector, TrainingFeatures
 from kedge.detectors.registry import register
 from kedge.errors import InputError
-
-KEPT_BYTES = 2**26  # features up to this size are kept in memory; beyond it they are computed twice
 
 
 @register
@@ -32,7 +29,7 @@ class ViM(FeatureDetector):
             means.
         dim: Dimensions of the principal space; by default, as in the paper's code, 1000 of at least 2048 features, 512
             of at least 768, otherwise half of them.
-        head: The name of the last linear layer, if it is not the one registered last.
+        head: See `FeatureDetector`.
 
     Attributes:
         alpha: The factor of the residual's norm, once fitted.
@@ -45,39 +42,40 @@ class ViM(FeatureDetector):
     """
 
     name = "vim"
-    options = ("dim", "head")
+    options = ("dim:given", "head")
     learned = ("origin", "residual", "alpha")
+    reads_twice = True
 
     def __init__(self, net: nn.Module, *, dim: int | None = None, head: str | None = None) -> None:
         super().__init__(net, head=head)
-        features = self._head_layer.in_features
-        self.dim = default_dim(features) if dim is None else at_least("dim", dim, 0)
-        if self.dim >= features:
-            raise InputError(f"dim must be less than the {features} features, so that a residual is left; got {dim}")
+        self.given = dim if dim is None else at_least("dim", dim, 0)
         self.origin: Any = None  # (d,)
         self.residual: Any = None  # (d, d - dim), orthonormal columns
         self.alpha: Any = None
 
-    def fit_method(self, train_set: Any, preprocess: Preprocess) -> None:
-        """Find the principal space, then alpha: in a second pass if the features do not fit in memory."""
-        super().fit_method(train_set, preprocess)
-        origin = origin_of(self._head_layer)
-        moment = torch.zeros(len(origin), len(origin), dtype=torch.float64, device=origin.device)
-        kept: list[Tensor] | None = []
-        size, largest = 0, 0.0
-        for logits, z in self.training_features(train_set, preprocess):
+    @property
+    def dim(self) -> int:
+        """Dimensions of the principal space."""
+        return default_dim(self.last_layer.in_features) if self.given is None else self.given
+
+    def fit_features(self, batches: TrainingFeatures) -> None:
+        """Find the principal space, then alpha."""
+        origin: Any = None
+        moment: Any = 0.0
+        largest = 0.0
+        for logits, z, _ in batches:
+            if origin is None:
+                origin = origin_of(self.last_layer)
             centred = z.double() - origin
             moment += centred.T @ centred
             largest += float(logits.double().amax(dim=1).sum())
-            size += z.numel() * z.element_size()
-            if size > KEPT_BYTES:
-                kept = None
-            elif kept is not None:
-                kept.append(z)
+        if self.dim >= len(origin):
+            raise InputError(
+                f"dim must be less than the {len(origin)} features, so that a residual is left; got {self.dim}"
+            )
         residual = torch.linalg.eigh(moment).eigenvectors[:, : len(origin) - self.dim]  # of ascending eigenvalues
         norms = lengths = 0.0
-        again = (z for _, z in self.training_features(train_set, preprocess))
-        for z in again if kept is None else kept:
+        for _, z, _ in batches:
             norms += float(residual_norm(z, origin, residual).sum())
             lengths += float((z.double() - origin).norm(dim=1).sum())
         if norms <= 1e-6 * lengths:
@@ -92,16 +90,11 @@ class ViM(FeatureDetector):
             )
         self.origin, self.residual, self.alpha = origin, residual, largest / norms
 
-    def outputs(self, x: Tensor) -> Outputs:
-        """The network's logits, and the virtual logit minus their logsumexp."""
-        logits, z = self.features(x)
-        self.origin, self.residual = self.origin.to(z.device), self.residual.to(z.device)
-        virtual = self.alpha * residual_norm(z, self.origin, self.residual)  # (B,)
+    def of_features(self, logits: Tensor, features: Tensor) -> Outputs:
+        """The logits, and the virtual logit minus their logsumexp."""
+        self.origin, self.residual = self.origin.to(features.device), self.residual.to(features.device)
+        virtual = self.alpha * residual_norm(features, self.origin, self.residual)  # (B,)
         return Outputs(logits, (virtual + scores.energy(logits.double())).to(logits.dtype))
-
-    @property
-    def _head_layer(self) -> nn.Linear:
-        return cast(nn.Linear, self.net.network.get_submodule(str(self.head)))
 
 
 def default_dim(features: int) -> int:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kedge.data import ImageSet, Preprocess, gather
+from kedge.data import Features, ImageSet, Preprocess, gather
 from kedge.data.labels import renumbered
 from kedge.detectors import Detection, Detector, RescoringDetector
 from kedge.errors import InputError, NotReadyError
@@ -40,7 +40,7 @@ def evaluate(
         id_test: In-distribution images that were neither trained nor calibrated on; anchors and calibration images
             among them, or in an OOD set, are an error.
         ood_sets: Sets of out-of-distribution images. Each is an `ImageSet`, or a data set or loader, shown under its
-            ``name`` or else its type.
+            ``name`` or else its type; or `Features`, for detectors that take them.
         shifted: Labelled images of known classes in other conditions: how accurate is the classifier there, and does
             the detector accept the correct predictions?
         known_in: By the name of an OOD set, images from the same source that show known classes. They count as in
@@ -161,9 +161,9 @@ def _permuted(detector: RescoringDetector, detections: Mapping[str, Detection], 
     return {name: detector.with_tau(d, part) for (name, d), part in zip(detections.items(), parts, strict=True)}
 
 
-def _in_memory(images: Any, preprocess: Preprocess | None) -> ImageSet:
-    """A set as an `ImageSet`; data sets and loaders are read at the size that a detector takes."""
-    if isinstance(images, ImageSet):
+def _in_memory(images: Any, preprocess: Preprocess | None) -> Any:
+    """A set as an `ImageSet`, or `Features`; data sets and loaders are read at the size that a detector takes."""
+    if isinstance(images, (ImageSet, Features)):
         return images
     if preprocess is None:
         raise NotReadyError("the detectors are not fitted: call fit(train_set) and calibrate(held_out) first")

@@ -5,14 +5,14 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from kedge.data import ImageSet, Preprocess
+from kedge.data import Features, ImageSet, Preprocess
 from kedge.data.leakage import fingerprints, shared
 from kedge.detectors import Detector
 from kedge.errors import InputError, NotReadyError
 from kedge.models.classifier import Classifier
 
 
-def refuse_leaks(detectors: Mapping[str, Detector], sets: Mapping[str, ImageSet]) -> None:
+def refuse_leaks(detectors: Mapping[str, Detector], sets: Mapping[str, ImageSet | Features]) -> None:
     """Raise if a set holds anchors, calibration images, outliers or the training set of a detector."""
     prints: dict[tuple[Preprocess, str], Tensor] = {}  # of the images of a set as a detector takes them
     for name, detector in detectors.items():
@@ -39,10 +39,14 @@ def refuse_leaks(detectors: Mapping[str, Detector], sets: Mapping[str, ImageSet]
             for what, own in used.items():
                 key = (detector.preprocess, set_name)
                 if key not in prints:
-                    prints[key] = fingerprints(detector.preprocess.batch(images.images))
+                    prints[key] = _prints(images, detector.preprocess)
                 places = shared(own, prints[key])
                 if len(places):
                     raise InputError(
                         f"{len(places)} of the images in {set_name!r} are among the {what}s of {name!r} (the first is "
                         f"number {int(places[0])}); leave them out of one or the other: set.subset(...)"
                     )
+
+
+def _prints(images: ImageSet | Features, preprocess: Preprocess) -> Tensor:
+    return images.prints if isinstance(images, Features) else fingerprints(preprocess.batch(images.images))

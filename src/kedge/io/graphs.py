@@ -11,12 +11,12 @@ import torch
 from torch import Tensor, nn
 
 from kedge.anchoring import Anchored
-from kedge.errors import ArchitectureError, FileFormatError, InputError
+from kedge.errors import ArchitectureError, FileFormatError
 from kedge.models import Spec
 from kedge.models.classifier import Classifier, logits_of
 from kedge.models.ensemble import Ensemble
 from kedge.models.graph import StoredGraph, capture
-from kedge.models.named import find_head
+from kedge.models.head import find_head
 
 TOLERANCE = 1e-4  # between a network and its graph, as a share of the largest logit
 
@@ -66,7 +66,7 @@ def _captured(net: Classifier, shape: Sequence[int]) -> tuple[Mapping[str, Any],
         keep.append(net.layer)
     images = torch.rand((3, *shape), generator=torch.Generator().manual_seed(0), dtype=net.mean.dtype)
     reader = Classifier(network, mean=net.mean.cpu(), std=net.std.cpu())
-    with contextlib.suppress(InputError):  # methods that need the head say so themselves
+    with contextlib.suppress(ArchitectureError):  # methods that need the head say so themselves
         keep.append(find_head(reader, images))
     x = reader.normalise(images)
     document, constants = capture(network, x, keep=list(dict.fromkeys(keep)))

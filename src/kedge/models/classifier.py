@@ -1,6 +1,7 @@
 """Classifier: a network that takes images in [0, 1] and normalises them itself."""
 
 import contextlib
+import hashlib
 import threading
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -140,6 +141,16 @@ def as_classifier(net: nn.Module) -> Classifier:
     own = isinstance(leaves[0], _BatchNorm) or any("Normali" in type(module).__name__ for module in leaves)
     wrapped.bare = not (own or isinstance(net, Network))
     return wrapped
+
+
+def checksum(net: Classifier) -> str:
+    """The sha256 of a network's weights, buffers and normalisation."""
+    digest = hashlib.sha256()
+    for name, value in sorted(net.state_dict().items()):
+        if isinstance(value, Tensor):
+            digest.update(name.encode())
+            digest.update(value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
 
 
 def logits_of(output: Any) -> Tensor:

@@ -1,5 +1,6 @@
 """The head of a network: the linear layer that turns the penultimate vector into the logits, or what replaced it."""
 
+import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeVar
@@ -7,8 +8,9 @@ from typing import TypeVar
 import torch
 from torch import Tensor, nn
 
+from kedge.checks import finite
 from kedge.errors import ArchitectureError, InputError
-from kedge.models.classifier import Classifier
+from kedge.models.classifier import Classifier, evaluating
 from kedge.models.ensemble import Ensemble
 from kedge.models.features import INPUT
 
@@ -30,8 +32,7 @@ def in_anchored_layer(name: str) -> bool:
 
 def head_name(network: nn.Module, head: str | None = None) -> str:
     """The name of a network's last linear layer, or ``head`` where it is given, checked."""
-    modules = [name for name, module in network.named_modules() if isinstance(module, nn.Linear)]
-    linear = [name for name in modules if name and not in_anchored_layer(name)]
+    linear = _linear_layers(network)
     if head is None and not linear:
         raise ArchitectureError(
             f"{type(network).__name__} has no linear layer inside it to be its head; pass a module that ends in one"
@@ -39,6 +40,28 @@ def head_name(network: nn.Module, head: str | None = None) -> str:
     if head is not None and head not in linear:
         raise InputError(f"head must name a linear layer, one of {linear[-5:]}; got {head!r}")
     return linear[-1] if head is None else head
+
+
+def find_head(net: Classifier, example: Tensor) -> str:
+    """The name of the linear layer whose output is the network's logits, found by running the network.
+
+    Args:
+        net: The network; with anchors, their means are compared.
+        example: A batch of images.
+    """
+    with evaluating(net), torch.no_grad():
+        logits = finite("logits", net(example), "check the network's weights")
+        for name in reversed(_linear_layers(net.network)):
+            layer = net.network.get_submodule(name)
+            if layer.out_features != logits.shape[1]:
+                continue
+            with contextlib.suppress(InputError):  # of a layer that does not run, or runs more than once
+                if _gives(layer, net.features(example, [name + INPUT])[1][name + INPUT], logits):
+                    return name
+    raise ArchitectureError(
+        f"the logits of {type(net.network).__name__} are not the output of one linear layer inside it; wrap the "
+        "network in a module that ends in a linear layer"
+    )
 
 
 def prepared_head(net: nn.Module, kind: type[H], method: str) -> tuple[str, H]:
@@ -69,13 +92,7 @@ def head_to_prepare(net: nn.Module, kind: type[nn.Module], head: str | None) -> 
 
 def check_head(network: nn.Module, head: str, logits: Tensor, features: Tensor, option: str = "head") -> None:
     """Raise if the logits are not the head's output for its input; ``option`` is the argument that names the layer."""
-    with torch.no_grad():
-        again = network.get_submodule(head)(features)
-    again, logits = again.logits if isinstance(again, HeadOutput) else again, logits.detach()
-    # A mean over anchors of the head's outputs differs by rounding from its output for the mean of their features.
-    close = max(1e-3, 10 * torch.finfo(logits.dtype).eps)
-    largest = float(logits.abs().max())
-    if again.shape != logits.shape or not torch.allclose(again, logits, rtol=close, atol=close * largest):
+    if not _gives(network.get_submodule(head), features, logits):
         raise ArchitectureError(
             f"the logits are not the output of {head!r}, the network's last linear layer, whose input is read; "
             f"pass {option}= with the name of the right layer"
@@ -92,3 +109,20 @@ def chosen_layers(network: nn.Module, layers: Sequence[str] | None) -> tuple[str
     if not layers or len(set(layers)) < len(layers):
         raise InputError(f"layers must be at least one name, and each once; got {list(layers)}")
     return tuple(layers)
+
+
+def _linear_layers(network: nn.Module) -> list[str]:
+    """The names of the linear layers inside a network that are no part of an anchored layer."""
+    names = [name for name, module in network.named_modules() if isinstance(module, nn.Linear)]
+    return [name for name in names if name and not in_anchored_layer(name)]
+
+
+@torch.no_grad()
+def _gives(layer: nn.Module, features: Tensor, logits: Tensor) -> bool:
+    """Whether a layer gives the logits for these features, up to rounding."""
+    again = layer(features)
+    again, logits = again.logits if isinstance(again, HeadOutput) else again, logits.detach()
+    # A mean over anchors of the head's outputs differs by rounding from its output for the mean of their features.
+    close = max(1e-3, 10 * torch.finfo(logits.dtype).eps)
+    largest = float(logits.abs().max())
+    return again.shape == logits.shape and torch.allclose(again, logits, rtol=close, atol=close * largest)

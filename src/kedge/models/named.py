@@ -18,7 +18,8 @@ from kedge.checks import at_least, needs
 from kedge.errors import InputError
 from kedge.models import build, model_names
 from kedge.models.base import Spec
-from kedge.models.classifier import Classifier, evaluating, logits_of
+from kedge.models.classifier import Classifier
+from kedge.models.head import find_head
 from kedge.seeds import seeded
 
 FILTERS = {0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic"}  # Pillow's numbers, which transformers stores
@@ -142,29 +143,6 @@ def replace_head(net: Classifier, classes: int, example: Tensor, *, seed: int = 
     with seeded(seed):
         fresh = nn.Linear(old.in_features, classes, bias=old.bias is not None).to(old.weight)
     net.network.set_submodule(name, fresh)
-
-
-def find_head(net: Classifier, example: Tensor) -> str:
-    """The name of the linear layer whose output is the network's logits, found by running it."""
-    outputs: dict[str, Tensor] = {}
-    layers = {name: module for name, module in net.network.named_modules() if isinstance(module, nn.Linear) and name}
-    hooks = [
-        layer.register_forward_hook(lambda _, inputs, output, name=name: outputs.update({name: output}))
-        for name, layer in layers.items()
-    ]
-    try:
-        with evaluating(net), torch.no_grad():
-            logits = logits_of(net(example, raw=True))
-    finally:
-        for hook in hooks:
-            hook.remove()
-    for name, output in reversed(outputs.items()):
-        if output.shape == logits.shape and torch.equal(output, logits):
-            return name
-    raise InputError(
-        f"the logits of {type(net.network).__name__} are not the output of one linear layer, so that its head cannot "
-        "be replaced; build the network with the right number of classes yourself, in a package.module:factory"
-    )
 
 
 def _own(name: str, classes: int | None, pretrained: bool, channels: int | None) -> _Loaded:

@@ -12,7 +12,7 @@ from kedge.checks import at_least
 from kedge.data import Preprocess, batches
 from kedge.errors import InputError
 from kedge.models.classifier import Classifier, evaluating
-from kedge.models.named import find_head
+from kedge.models.head import find_head
 from kedge.provenance import provenance
 from kedge.seeds import seeded
 
