@@ -1,7 +1,7 @@
 """`extract`: one pass of a network over a set of images, for any number of detectors."""
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,6 @@ from kedge.errors import InputError
 from kedge.models.classifier import Classifier, as_classifier, checksum, evaluating
 from kedge.models.features import INPUT
 from kedge.models.head import find_head
-from kedge.progress import progress_bar
 
 SAVE_SECONDS = 15.0  # between two records of how far an extraction has come
 
@@ -76,10 +75,10 @@ def extract(
         "preprocess": {key: list(v) if isinstance(v, tuple) else v for key, v in asdict(preprocess).items()},
         "half": half,
     }
-    with progress_bar(f"extracting {identity['name']}", len(data) if hasattr(data, "__len__") else None) as progress:
-        if folder is not None:
-            return _on_disk(Extraction(classifier, preprocess, head, batch_size, progress), data, folder, identity)
-        return _in_memory(Extraction(classifier, preprocess, head, batch_size, progress), data, identity)
+    extraction = Extraction(classifier, preprocess, head, batch_size, f"extracting {identity['name']}")
+    if folder is None:
+        return _in_memory(extraction, data, identity)
+    return _on_disk(extraction, data, folder, identity)
 
 
 @dataclass
@@ -90,12 +89,12 @@ class Extraction:
     preprocess: Preprocess
     head: str | None
     batch_size: int
-    progress: Callable[[int], None]
+    label: str
 
-    def rows(self, data: Any, done: int = 0) -> Iterator[dict[str, Tensor]]:
+    def rows(self, data: Any) -> Iterator[dict[str, Tensor]]:
         """Columns of `Features` batch by batch, on the CPU."""
         with evaluating(self.net), torch.no_grad():
-            for images, labels in batches(data, self.preprocess, size=self.batch_size):
+            for images, labels in batches(data, self.preprocess, size=self.batch_size, label=self.label):
                 x = self.net.as_input(images)
                 self.head = self.head or find_head(self.net, x[:2])
                 logits, features = self.net.features(x, [self.head + INPUT])
@@ -105,8 +104,6 @@ class Extraction:
                     "labels": torch.full((len(x),), UNKNOWN) if labels is None else labels,
                     "prints": fingerprints(images),
                 }
-                done += len(x)
-                self.progress(done)
 
 
 def _in_memory(extraction: Extraction, data: Any, identity: dict[str, Any]) -> Features:
@@ -135,7 +132,7 @@ def _on_disk(extraction: Extraction, data: Any, folder: Path, identity: dict[str
     done = 0 if manifest is None else manifest["done"]
     saved = time.monotonic()
     rest = data if done == 0 else data.subset(range(done, len(data)))
-    for part in extraction.rows(rest, done) if done < len(data) else ():
+    for part in extraction.rows(rest) if done < len(data) else ():
         if manifest is None:
             folder.mkdir(parents=True, exist_ok=True)
             sizes = {"outputs": part["logits"].shape[1], "width": part["features"].shape[1]}
