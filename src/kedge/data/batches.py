@@ -138,7 +138,7 @@ def _count(source: Any) -> int | None:
         return 1
     try:
         return len(getattr(source, "dataset", source))
-    except TypeError:
+    except (TypeError, RuntimeError):  # a single number, a nested tensor: refused when they are read
         return None
 
 
