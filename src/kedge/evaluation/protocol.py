@@ -1,8 +1,9 @@
-"""The protocol of the Energy paper: OOD sets cut down to a share of the ID test set, drawn repeatedly."""
+"""Protocols of papers: OOD sets cut down to a share of the ID test set (Energy), and the full spectrum (OpenOOD)."""
 
 from dataclasses import replace
 
 import numpy as np
+import torch
 
 from kedge.checks import at_least, between
 from kedge.evaluation.result import Evaluation, EvaluationResult
@@ -38,3 +39,21 @@ def redrawn(evaluation: Evaluation, *, ood_ratio: float, draws: int = 10, seed: 
         return replace(result, metrics=metrics)
 
     return replace(evaluation, results={label: again(label, result) for label, result in evaluation.results.items()})
+
+
+def full_spectrum(evaluation: Evaluation) -> Evaluation:
+    """The evaluation with its shifted sets counted as in distribution, as full-spectrum OOD detection defines it.
+
+    Accuracy is that on all of these images; other metrics of the classifier are left out.
+    """
+    names = (evaluation.id_name, *evaluation.shifted_names)
+    sizes = [len(evaluation.sets[name]) for name in names]
+
+    def again(result: EvaluationResult) -> EvaluationResult:
+        inside = torch.cat([result.detections[name].score for name in names])
+        metrics = {ood: detection_metrics(inside, result.detections[ood].score) for ood in evaluation.ood_names}
+        shifted = [result.shifted[name].accuracy for name in evaluation.shifted_names]
+        right = None if result.accuracy is None else float(np.average([result.accuracy, *shifted], weights=sizes))
+        return replace(result, metrics=metrics, classifier={} if right is None else {"accuracy": right})
+
+    return replace(evaluation, results={label: again(result) for label, result in evaluation.results.items()})

@@ -4,7 +4,7 @@ import importlib
 import math
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from pathlib import Path
@@ -24,6 +24,10 @@ from kedge.seeds import seeded
 
 FILTERS = {0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic"}  # Pillow's numbers, which transformers stores
 WRAPPERS = ("state_dict", "model", "model_state_dict", "state_dict_ema")  # under which checkpoints keep the weights
+SHORTCUT, DOWNSAMPLE = (
+    ".shortcut.",
+    ".downsample.",
+)  # of a block in OpenOOD's ResNets, and in kedge's
 
 
 @dataclass(frozen=True)
@@ -99,7 +103,8 @@ def load_weights(net: nn.Module, path: str | os.PathLike[str], *, skip_head: boo
 
     Args:
         net: The network.
-        path: The file; weights under ``"state_dict"`` or ``"model"`` and names that begin with ``"module."`` are found.
+        path: The file; weights under ``"state_dict"`` or ``"model"`` and names that begin with ``"module."`` are found,
+            and so are the names of OpenOOD's ResNets.
         skip_head: Whether weights of another shape are left out, for a head that is replaced.
     """
     file = Path(path)
@@ -117,8 +122,8 @@ def load_weights(net: nn.Module, path: str | os.PathLike[str], *, skip_head: boo
     )
     if not isinstance(state, dict) or not all(isinstance(value, Tensor) for value in state.values()):
         raise InputError(f"weights must be a state dict, names and tensors; {file} holds a {type(state).__name__}")
-    state = {key.removeprefix("module."): value for key, value in state.items()}
     own = net.state_dict()
+    state = {_own_name(key.removeprefix("module."), own): value for key, value in state.items()}
     other = [key for key in own if key in state and state[key].shape != own[key].shape]
     missing, extra = [key for key in own if key not in state], [key for key in state if key not in own]
     if missing or extra or (other and not skip_head):
@@ -126,6 +131,12 @@ def load_weights(net: nn.Module, path: str | os.PathLike[str], *, skip_head: boo
         listed = "; ".join(f"{len(keys)} {what}: {', '.join(keys[:5])}" for what, keys in parts.items() if keys)
         raise InputError(f"weights must be those of a {type(net).__name__}; {file} does not fit it: {listed}")
     net.load_state_dict({**state, **{key: own[key] for key in other}})
+
+
+def _own_name(key: str, own: Mapping[str, Tensor]) -> str:
+    """A name in a file as the network has it."""
+    renamed = key.replace(SHORTCUT, DOWNSAMPLE)
+    return renamed if key not in own and renamed in own else key
 
 
 def replace_head(net: Classifier, classes: int, example: Tensor, *, seed: int = 0) -> None:

@@ -2,10 +2,12 @@
 
 `plan` declares a suite, `run` trains and scores it, `publish` writes its tables and report; `paper` holds the paper's
 numbers. The suites of the paper are in `cifar`, `ablation`, `imagenet_c`, `scood` and `resizing`; kedge's own in
-`methods`, `cifar10_fast`, `cifar10_longer` and `insight`.
+`methods`, `cifar10_fast`, `cifar10_longer` and `insight`; OpenOOD's in `openood`, with its leaderboard in
+`leaderboard`.
 """
 
 from collections.abc import Callable
+from functools import partial
 
 from kedge.studies.ablation import ablation
 from kedge.studies.cifar import cifar_resnet34, cifar_wrn, near_ood, uncertainty
@@ -14,6 +16,7 @@ from kedge.studies.cifar10_longer import cifar10_longer
 from kedge.studies.imagenet_c import imagenet_c
 from kedge.studies.insight import insight
 from kedge.studies.methods import methods
+from kedge.studies.openood import BENCHMARKS, openood
 from kedge.studies.plan import MethodPlan, NetworkPlan, PaperTable, Protocol, Suite, SuiteData
 from kedge.studies.publish import Published, publish
 from kedge.studies.resizing import resizing
@@ -51,4 +54,5 @@ STUDIES: dict[str, Callable[[Setting], Study]] = {
     "cifar10-fast": cifar10_fast,
     "cifar10-longer": cifar10_longer,
     "insight": insight,
+    **{f"openood-{known}": partial(openood, known) for known in BENCHMARKS},
 }

@@ -4,21 +4,44 @@ import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from fnmatch import fnmatchcase
+from pathlib import Path
 from typing import Any
 
 from torch import nn
 
 from kedge.anchoring.corruption import describe_corruption
 from kedge.checks import between
-from kedge.data import ImageSet, StreamedSet
+from kedge.data import ImageSet, Preprocess, StreamedSet
 from kedge.detectors import Detector, TrainedDetector
 from kedge.errors import InputError
 from kedge.evaluation.paired import RESAMPLES
 from kedge.evaluation.result import Curve
 from kedge.models import build
+from kedge.models.classifier import Classifier
+from kedge.models.named import load_weights
 from kedge.seeds import seeded
 from kedge.training import Recipe
 from kedge.training.losses import Loss
+
+
+@dataclass(frozen=True)
+class Weights:
+    """Weights that a network is loaded with instead of being trained.
+
+    Args:
+        files: For each seed, a file as `kedge.models.named.load_weights` takes it.
+        mean: The normalisation of images in [0, 1] that they were trained with, by channel.
+        std: The same for the deviation.
+    """
+
+    files: tuple[Path, ...]
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+
+    def described(self) -> dict[str, Any]:
+        """As plain data, with the sha256 of each file in place of its path."""
+        digests = [hashlib.sha256(Path(file).read_bytes()).hexdigest() for file in self.files]
+        return {"files": digests, "mean": self.mean, "std": self.std}
 
 
 @dataclass(frozen=True)
@@ -38,6 +61,7 @@ class NetworkPlan:
         share: Share of the training images to train on, for a training shorter than an epoch.
         seed: A fixed seed for all runs, for members that the runs share.
         start: The name of a network of the suite whose trained weights it starts from.
+        weights: Weights to load; the network is then not trained.
 
     Example:
         >>> NetworkPlan("compact", Recipe(epochs=1), arguments={"width": 8}).build().spec.arguments["width"]
@@ -56,6 +80,7 @@ class NetworkPlan:
     share: float = 1.0
     seed: int | None = None
     start: str | None = None
+    weights: Weights | None = None
 
     def __post_init__(self) -> None:
         if self.start is not None and self.member:
@@ -86,9 +111,18 @@ class NetworkPlan:
                 else self.network(**self.arguments)
             )
 
+    def loaded(self, seed: int) -> Classifier:
+        """The network with the weights of a seed."""
+        assert self.weights is not None
+        net = Classifier(self.build(), mean=self.weights.mean, std=self.weights.std)
+        load_weights(net.network, self.weights.files[seed])
+        return net.eval()
+
     def described(self) -> dict[str, Any]:
         """The plan as plain data; a function is its name and a digest of its layers, since names may coincide."""
-        plain = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "seed"}
+        plain = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("seed", "weights")}
+        if self.weights is not None:
+            plain["weights"] = self.weights.described()
         plain["recipe"] = asdict(self.recipe)
         if not isinstance(self.network, str):
             digest = hashlib.sha256(repr(self.build()).encode()).hexdigest()[:8]
@@ -111,7 +145,7 @@ class MethodPlan:
         options: Arguments of the detector, plain data.
         outliers: Whether the detector itself takes the suite's outliers, as its argument ``outliers``.
         permuted: The control: the same detector with its tau permuted across all images.
-        paper: The row's name in the paper, as `kedge.studies.paper` has it.
+        paper: The row's name in the paper, as `kedge.studies.paper` has it, or in a leaderboard.
 
     Example:
         >>> from kedge import MSP
@@ -155,6 +189,7 @@ class SuiteData:
         shifted: Labelled images of the known classes in other conditions.
         known_in: By OOD set, images from its source that show known classes; see `kedge.evaluate`.
         missing: Sets that are not on this machine, with how to get them.
+        preprocess: How streamed images become inputs; by default they are scaled to the test images' size.
     """
 
     train: ImageSet | StreamedSet
@@ -165,6 +200,7 @@ class SuiteData:
     shifted: tuple[ImageSet, ...] = ()
     known_in: Mapping[str, ImageSet] = field(default_factory=dict)
     missing: Mapping[str, str] = field(default_factory=dict)
+    preprocess: Preprocess | None = None
 
     @property
     def tested(self) -> dict[str, ImageSet]:
@@ -198,6 +234,14 @@ class PaperTable:
 
 
 @dataclass(frozen=True)
+class Board:
+    """The leaderboard of OpenOOD with the same numbers, and the network whose rows compare."""
+
+    name: str
+    network: str
+
+
+@dataclass(frozen=True)
 class Suite:
     """A comparison of methods, each on its network, on the same sets.
 
@@ -216,6 +260,8 @@ class Suite:
         draws: By label, the labels of the same method with other anchors, for a table of noise.
         curves: Curves for the report.
         apart: OOD sets that are shown separately and left out of the means.
+        groups: By title, OOD sets whose means are shown apart, such as near and far ones.
+        board: The leaderboard that has means over the same groups.
     """
 
     name: str
@@ -232,6 +278,8 @@ class Suite:
     draws: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     curves: tuple[Curve, ...] = ()
     apart: tuple[str, ...] = ()
+    groups: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    board: Board | None = None
 
     @property
     def shown(self) -> tuple[str, ...]:

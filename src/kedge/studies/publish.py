@@ -14,6 +14,7 @@ from kedge.evaluation.summary import starred
 from kedge.files import atomic
 from kedge.metrics import METRICS
 from kedge.provenance import provenance
+from kedge.studies.leaderboard import group_tables
 from kedge.studies.paper import AVERAGE, Reported, reported
 from kedge.studies.plan import Suite
 from kedge.studies.run import SuiteRun
@@ -25,7 +26,8 @@ class Published:
 
     Attributes:
         summary: Over the seeds.
-        tables: By metric beside the paper's numbers, and the noise where the suite has other draws of anchors.
+        tables: Means over groups beside the leaderboard's; by metric beside the paper's numbers; and the noise where
+            the suite has other draws of anchors.
         reports: The HTML files, by seed.
     """
 
@@ -56,7 +58,7 @@ def publish(run: SuiteRun, evaluations: Mapping[int, Evaluation], *, command: st
         "training hours": round(sum(each["seconds"] or 0.0 for each in trainings.values()) / 3600, 2),
         "trainings": trainings,
     }
-    tables = [beside_paper(summary, suite, metric) for metric in protocol.metrics]
+    tables = [*group_tables(summary, suite), *(beside_paper(summary, suite, metric) for metric in protocol.metrics)]
     if suite.draws:
         tables.append(noise_table(summary, suite.draws))
     files = {

@@ -111,6 +111,9 @@ class SuiteRun:
         """A network of the suite, trained, or read where it has been trained already."""
         if (name, seed) not in self._trained:
             plan, data = self.suite.networks[name], self.data(seed)
+            if plan.weights is not None:
+                self._trained[name, seed] = plan.loaded(seed)
+                return self._trained[name, seed]
             number, loss = plan.training_seed(seed), plan.training_loss()
             net: Any = plan.build(number) if plan.start is None else copy.deepcopy(self.network(plan.start, seed))
             if plan.anchored:
@@ -264,7 +267,7 @@ def _detection(tensors: Mapping[str, Tensor]) -> Detection:
 
 
 def _preprocess(data: SuiteData) -> Preprocess:
-    return Preprocess(tuple(data.test.images.shape[1:]))
+    return data.preprocess or Preprocess(tuple(data.test.images.shape[1:]))
 
 
 def _file_name(label: str) -> str:

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -15,6 +15,8 @@ from kedge.studies import sets
 from kedge.studies.corruptions import corrupt
 from kedge.studies.plan import MethodPlan, NetworkPlan, Suite, SuiteData
 from kedge.training import Recipe, recipe
+
+S = TypeVar("S", ImageSet, StreamedSet)
 
 SCALES = ("full", "small", "smoke")
 SMOKE_IMAGES = 96
@@ -40,6 +42,7 @@ class Setting:
             data at hand. ``"smoke"``: tiny generated images and networks, in seconds.
         seeds: One training of everything each.
         data_dir: The folder of all data sets.
+        weights: Files of trained weights, one by seed, for studies that can do without training.
 
     Example:
         >>> Setting("smoke").recipe().epochs
@@ -49,6 +52,7 @@ class Setting:
     scale: str = "small"
     seeds: tuple[int, ...] = (0,)
     data_dir: Path | None = None
+    weights: tuple[Path, ...] = ()
 
     def __post_init__(self) -> None:
         one_of("scale", self.scale, SCALES)
@@ -100,7 +104,7 @@ class Setting:
         """
 
         def shifted(data: SuiteData) -> SuiteData:
-            clean = _some(data.test, most[1]) if self.scale == "small" else data.test
+            clean = some(data.test, most[1]) if self.scale == "small" else data.test
             return replace(data, shifted=tuple(corrupt(clean, name, severity) for name, severity in shifts))
 
         def load(seed: int) -> SuiteData:
@@ -119,15 +123,15 @@ class Setting:
             outside = learned.sets[0] if learned.sets else None
             data = SuiteData(part, held_out, test, others.sets, outside, missing={**others.missing, **learned.missing})
             if self.scale == "small":
-                few = tuple(_some(images, most[1]) for images in data.ood)
-                kept = _some(held_out, most[0]) if isinstance(held_out, ImageSet) else held_out
-                data = replace(data, held_out=kept, test=_some(test, most[0]), ood=few)
+                few = tuple(some(images, most[1]) for images in data.ood)
+                kept = some(held_out, most[0]) if isinstance(held_out, ImageSet) else held_out
+                data = replace(data, held_out=kept, test=some(test, most[0]), ood=few)
             return shifted(data)
 
         return load
 
 
-def _some(images: ImageSet, n: int) -> ImageSet:
+def some(images: S, n: int) -> S:
     """At most n images of a set, the same ones each time."""
     order = torch.randperm(len(images), generator=torch.Generator().manual_seed(0))
     return images if len(images) <= n else images.subset(order[:n])

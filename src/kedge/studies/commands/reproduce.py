@@ -10,7 +10,7 @@ from rich.markup import escape
 from kedge.checks import one_of
 from kedge.cli.terminal import Console
 from kedge.data.sources import data_folder
-from kedge.errors import NotReadyError
+from kedge.errors import InputError, NotReadyError
 from kedge.evaluation.report.figures import require
 from kedge.files import check_target
 from kedge.progress import progress_bar
@@ -46,6 +46,13 @@ def reproduce(
         Path | None,
         typer.Option(help="Folder of trained networks, which studies share; runs/networks, or OUT/networks."),
     ] = None,
+    weights: Annotated[
+        list[Path] | None,
+        typer.Option(
+            help="For an openood study: a file of its network's weights, in place of training; repeated, one for each "
+            "seed, in place of --seeds."
+        ),
+    ] = None,
     accelerator: Annotated[
         str, typer.Option(help="cpu, gpu, ... as Fabric names it; auto: a GPU if there is one.")
     ] = "auto",
@@ -65,6 +72,8 @@ def reproduce(
 
         kedge reproduce insight --rows "*narrow*"
 
+        kedge reproduce openood-cifar10 --scale full --weights s0/best.ckpt --data-dir OpenOOD/data
+
         kedge reproduce ntk
     """
     console = Console()
@@ -78,7 +87,11 @@ def reproduce(
         console.wrote("report", folder / "report.html")
         return
     check_target("--networks", networks, folder=True)
-    study = STUDIES[name](Setting(one_of("--scale", scale, SCALES), tuple(range(seeds)), data_dir))
+    files = tuple(weights or ())
+    numbers = tuple(range(len(files) or seeds))
+    study = STUDIES[name](Setting(one_of("--scale", scale, SCALES), numbers, data_dir, files))
+    if files and not any(plan.weights for suite in study.suites for plan in suite.networks.values()):
+        raise InputError(f"--weights is for the openood studies; {name} trains its networks itself: leave it out")
     console.print(f"[bold]{escape(study.title)}[/]\n{escape(study.about)}")
     if accelerator == "auto" and torch.cuda.is_available():
         accelerator = "gpu"

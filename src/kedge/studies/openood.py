@@ -1,0 +1,237 @@
+"""OpenOOD v1.5: post-hoc methods on its four benchmarks, read by its image lists, beside its leaderboard."""
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import torch
+
+from kedge.data import ImageSet, Preprocess, StreamedSet, gather, sources
+from kedge.data.leakage import fingerprints, shared
+from kedge.detectors import AMP, DeepEnsemble, Detector, Energy, registered
+from kedge.errors import InputError, NotReadyError
+from kedge.studies import sets
+from kedge.studies.leaderboard import leaderboard_methods
+from kedge.studies.plan import Board, MethodPlan, NetworkPlan, Protocol, SuiteData, Weights
+from kedge.studies.study import SMALL_OOD, SMALL_TEST, SMOKE_IMAGES, SMOKE_SIDE, Setting, Study, smoke_data, some
+from kedge.training import Recipe, recipe
+
+LISTS = "benchmark_imglist"
+CLASSIC, LARGE = "images_classic", "images_largescale"
+SMALL_TRAIN, SMALL_SIDE = 50_000, 32  # at the small scale, where the network is kedge's compact one
+AS_THEY_ARE = ("imagenet_c",)  # shifted sets whose images have the network's size already
+IMAGENET_STATISTICS = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+CIFAR_RECIPE = Recipe(epochs=100, nesterov=True, schedule="linear")
+
+
+@dataclass(frozen=True)
+class Benchmark:
+    """One in-distribution set of OpenOOD, with its image lists and its network.
+
+    Args:
+        classes: Number of classes.
+        network: A name for `kedge.models.build`.
+        board: The network's name on the leaderboard.
+        recipe: Its training, where no weights are given.
+        statistics: Mean and deviation of the images that its weights expect.
+        near: Names of the near OOD sets; the list of each is ``test_NAME.txt``.
+        far: Names of the far OOD sets.
+        validation: The name of the OOD validation set; its list is ``val_NAME.txt``.
+        shifted: By name, the lists of the sets of known classes in other conditions.
+        side: Height and width of the inputs.
+        crop: Share of the scaled image that the central crop keeps.
+        images: The folder of the images.
+    """
+
+    classes: int
+    network: str
+    board: str
+    recipe: Recipe
+    statistics: tuple[tuple[float, ...], tuple[float, ...]]
+    near: tuple[str, ...]
+    far: tuple[str, ...]
+    validation: str
+    shifted: dict[str, str]
+    side: int = 32
+    crop: float = 1.0
+    images: str = CLASSIC
+
+
+_CIFAR = partial(
+    Benchmark, network="resnet18-cifar", board="ResNet18", recipe=CIFAR_RECIPE, validation="tin",
+    far=("mnist", "svhn", "texture", "places365"),
+)  # fmt: skip
+_IMAGENET = partial(
+    Benchmark, statistics=IMAGENET_STATISTICS, near=("ssb_hard", "ninco"), validation="openimage_o",
+    far=("inaturalist", "textures", "openimage_o"), side=224, crop=224 / 256, images=LARGE,
+)  # fmt: skip
+BENCHMARKS = {
+    "cifar10": _CIFAR(
+        10,
+        statistics=((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)),
+        near=("cifar100", "tin"),
+        shifted={"cifar10c": "test_cifar10c"},
+    ),
+    "cifar100": _CIFAR(
+        100, statistics=((0.5071, 0.4867, 0.4408), (0.2675, 0.2565, 0.2761)), near=("cifar10", "tin"), shifted={}
+    ),
+    "imagenet200": _IMAGENET(
+        200,
+        network="resnet18",
+        board="ResNet18",
+        recipe=Recipe(epochs=90, batch=256, nesterov=True, schedule="linear", crop=0, resized_crop=True),
+        shifted={f"imagenet_{kind}": f"test_imagenet200_{kind}" for kind in ("v2", "c", "r")},
+    ),
+    "imagenet": _IMAGENET(
+        1000,
+        network="resnet50",
+        board="ResNet50",
+        recipe=recipe("imagenet", epochs=90, batch=256, milestones=(30, 60)),
+        shifted={f"imagenet_{kind}": f"test_imagenet_{kind}" for kind in ("v2", "c", "r")},
+    ),
+}
+
+
+def openood(known: str, setting: Setting) -> Study:
+    """A benchmark of OpenOOD v1.5 with every post-hoc method of kedge; AMP too where networks are trained."""
+    benchmark, classes = BENCHMARKS[known], BENCHMARKS[known].classes
+    smoke = setting.scale == "smoke"
+    if setting.weights:
+        weights = Weights(setting.weights, *benchmark.statistics)
+        plan = NetworkPlan(benchmark.network, benchmark.recipe, {"classes": classes}, weights=weights)
+        networks = {"unanchored": plan}
+    elif setting.scale == "full":
+        networks = {
+            name: NetworkPlan(benchmark.network, benchmark.recipe, {"classes": classes}, anchored=name == "anchored")
+            for name in ("unanchored", "anchored")
+        }
+    else:
+        networks = setting.networks(benchmark.network, classes)
+    methods = _rows()
+    if "anchored" in networks:
+        methods |= {f"{kind.__name__} (anchored)": MethodPlan(kind, ("anchored",)) for kind in (AMP, Energy)}
+    suite = setting.suite(
+        known,
+        f"OpenOOD v1.5, {known}",
+        networks=networks,
+        methods=methods,
+        data=_smoke if smoke else _data(setting, known),
+        protocol=Protocol(("auroc", "fpr95_ood", "aupr_in", "aupr_out")),
+        groups={"near": ("toy noise",), "far": ("toy clouds",)} if smoke else _groups(benchmark),
+        board=None if smoke else Board(known, benchmark.board),
+    )
+    about = "Near OOD sets show other classes of the same kind of images, far OOD sets other kinds of images."
+    return Study(f"openood-{known}", f"OpenOOD v1.5, {known}", about, (suite,))
+
+
+def post_hoc() -> list[type[Detector]]:
+    """The registered methods that read one unanchored network as it is."""
+    return [
+        kind
+        for kind in registered().values()
+        if not (hasattr(kind, "prepare") or kind.changes_network or kind is DeepEnsemble)
+        and kind.reads != "per_anchor_logits"
+    ]
+
+
+def _rows() -> dict[str, MethodPlan]:
+    """A row for each post-hoc method, and for each variant of one that has a row of its own on the leaderboard."""
+    names = {kind: name for name, (kind, options) in leaderboard_methods().items() if not options}
+    rows = {kind.__name__: MethodPlan(kind, ("unanchored",), paper=names.get(kind.name)) for kind in post_hoc()}
+    for name, (method, options) in leaderboard_methods().items():
+        kind = registered().get(method)
+        if options and kind is not None and set(options) <= set(inspect.signature(kind).parameters):
+            rows[f"{kind.__name__}, as {name}"] = MethodPlan(kind, ("unanchored",), options, paper=name)
+    return rows
+
+
+def _groups(benchmark: Benchmark) -> dict[str, tuple[str, ...]]:
+    return {"near": benchmark.near, "far": benchmark.far}
+
+
+def _smoke(seed: int) -> SuiteData:
+    data = smoke_data(seed)
+    shifted = sets.toy_images(SMOKE_IMAGES, "toy shifted", side=SMOKE_SIDE, seed=seed)
+    return SuiteData(data.train, data.held_out, data.test, data.ood, shifted=(shifted,))
+
+
+def _data(setting: Setting, known: str) -> Callable[[int], SuiteData]:
+    """OpenOOD's lists, the same for every seed: training, validation and test images, OOD sets and shifted sets."""
+    benchmark, small = BENCHMARKS[known], setting.scale == "small"
+    compact = small and not setting.weights
+    shape = (3, SMALL_SIDE, SMALL_SIDE) if compact else (3, benchmark.side, benchmark.side)
+    whole = Preprocess(shape, resize="bilinear", background=None)
+    cropped = Preprocess(shape, resize="bilinear", background=None, crop=benchmark.crop)
+
+    def load(seed: int) -> SuiteData:
+        home = openood_folder(setting.data_dir)
+        missing: dict[str, str] = {}
+
+        def listed(stem: str, most: int) -> StreamedSet:
+            images = openood_list(home, known, stem)
+            return some(images, most) if small else images
+
+        def read(stem: str, most: int, name: str) -> ImageSet:
+            return gather(listed(stem, most), whole if name in AS_THEY_ARE else cropped, name=name)
+
+        def found(lists: dict[str, str]) -> tuple[ImageSet, ...]:
+            loaded = []
+            for name, stem in lists.items():
+                try:
+                    loaded.append(read(stem, SMALL_OOD, name))
+                except NotReadyError as error:
+                    missing[name] = str(error)
+            return tuple(loaded)
+
+        streamed = listed(f"train_{known}", SMALL_TRAIN)
+        train = gather(streamed, cropped, name=streamed.name) if shape[1] <= SMALL_SIDE else streamed
+        test = read(f"test_{known}", SMALL_TEST, known)
+        ood = found({name: f"test_{name}" for name in (*benchmark.near, *benchmark.far)})
+        shifted = found(benchmark.shifted)
+        outliers = found({f"{benchmark.validation} validation": f"val_{benchmark.validation}"})
+        held_out = _without(read(f"val_{known}", SMALL_TEST, f"{known} validation"), (test, *ood, *shifted))
+        return SuiteData(
+            train, held_out, test, ood, next(iter(outliers), None), shifted, missing=missing, preprocess=cropped
+        )
+
+    return load
+
+
+def _without(images: ImageSet, others: tuple[ImageSet, ...]) -> ImageSet:
+    """A set without the images that are in another set too: an image that is tested must not be calibrated on."""
+    kept = torch.ones(len(images), dtype=torch.bool)
+    for other in others:
+        kept[shared(fingerprints(other.images), fingerprints(images.images))] = False
+    return images.subset(kept)
+
+
+def openood_folder(data_dir: Path | None) -> Path:
+    """The folder with OpenOOD's lists and images: the data folder, or ``openood`` in it."""
+    folder = sources.data_folder(data_dir)
+    home = next((at for at in (folder / "openood", folder) if (at / LISTS).is_dir()), None)
+    if home is None:
+        raise NotReadyError(
+            f"OpenOOD's lists are not in {folder}: put the folders {LISTS}, {CLASSIC} and {LARGE} there, as its "
+            "scripts/download/download.py writes them, or pass --data-dir with its data folder"
+        )
+    return home
+
+
+def openood_list(home: Path, benchmark: str, stem: str) -> StreamedSet:
+    """The images of one of OpenOOD's lists, on disk.
+
+    Args:
+        home: OpenOOD's data folder, with ``benchmark_imglist``, ``images_classic`` and ``images_largescale``.
+        benchmark: One of `BENCHMARKS`.
+        stem: The list's name without its ending, such as ``"test_tin"``.
+    """
+    path = home / LISTS / benchmark / f"{stem}.txt"
+    root = home / (CLASSIC if stem == "test_textures" else BENCHMARKS[benchmark].images)
+    if not path.is_file():
+        raise NotReadyError(f"OpenOOD's list {path} is not here: download {LISTS} again")
+    try:
+        return sources.image_list(path, root, name=f"{benchmark} {stem}")
+    except InputError as error:
+        raise NotReadyError(f"OpenOOD's images are not complete: {error}") from error
