@@ -2,7 +2,7 @@
 
 import inspect
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -137,13 +137,17 @@ def post_hoc() -> list[type[Detector]]:
 
 
 def _rows() -> dict[str, MethodPlan]:
-    """A row for each post-hoc method, and for each variant of one that has a row of its own on the leaderboard."""
+    """A row for each post-hoc method, for each variant of one on the leaderboard, and for each that takes outliers."""
     names = {kind: name for name, (kind, options) in leaderboard_methods().items() if not options}
-    rows = {kind.__name__: MethodPlan(kind, ("unanchored",), paper=names.get(kind.name)) for kind in post_hoc()}
-    for name, (method, options) in leaderboard_methods().items():
-        kind = registered().get(method)
-        if options and kind is not None and set(options) <= set(inspect.signature(kind).parameters):
-            rows[f"{kind.__name__}, as {name}"] = MethodPlan(kind, ("unanchored",), options, paper=name)
+    rows = {}
+    for kind in post_hoc():
+        accepted = set(inspect.signature(kind).parameters)
+        rows[kind.__name__] = MethodPlan(kind, ("unanchored",), paper=names.get(kind.name))
+        for name, (method, options) in leaderboard_methods().items():
+            if method == kind.name and options and set(options) <= accepted:
+                rows[f"{kind.__name__}, as {name}"] = MethodPlan(kind, ("unanchored",), options, paper=name)
+        if "outliers" in accepted:
+            rows[f"{kind.__name__}*"] = MethodPlan(kind, ("unanchored",), outliers=True)
     return rows
 
 
@@ -152,9 +156,8 @@ def _groups(benchmark: Benchmark) -> dict[str, tuple[str, ...]]:
 
 
 def _smoke(seed: int) -> SuiteData:
-    data = smoke_data(seed)
     shifted = sets.toy_images(SMOKE_IMAGES, "toy shifted", side=SMOKE_SIDE, seed=seed)
-    return SuiteData(data.train, data.held_out, data.test, data.ood, shifted=(shifted,))
+    return replace(smoke_data(seed, outliers=True), shifted=(shifted,))
 
 
 def _data(setting: Setting, known: str) -> Callable[[int], SuiteData]:
