@@ -28,6 +28,17 @@ def whole():
 
 def wide():
     return kedge.Classifier(build(5), mean=0.5, std=0.25)
+
+class Branching(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body = build()
+
+    def forward(self, x):
+        return self.body(x) * (2 if x.mean() > 0.5 else 1)
+
+def branching():
+    return kedge.Classifier(Branching(), mean=0.5, std=0.25)
 """
 
 
@@ -71,6 +82,47 @@ def test_a_fitted_file_works_with_every_command_without_the_networks_code(folder
     for command in commands:
         result = run_cli(*command)
         assert result.exit_code == 0, (command, result.output, result.exception)
+
+
+def test_a_file_without_a_graph_opens_with_the_networks_own_code(folder: Path) -> None:
+    fitted = run_cli(
+        "fit", "photo_net:branching", "--train", "folder:train", "--held-out", "folder:held", "--size", 12,
+        "-o", "a.kedge",
+    )  # fmt: skip
+    assert fitted.exit_code == 0
+    assert "opens only with the network's own code (--model package.module:factory" in fitted.stderr
+    commands: list[tuple[object, ...]] = [
+        ("score", "--detector", "a.kedge", "held", "-o", "rows.csv", "--no-summary"),
+        ("calibrate", "a.kedge", "folder:held", "--alpha", "0.2", "--out", "b.kedge"),
+        ("evaluate", "a.kedge", "--test", "folder:fresh", "--ood", "folder:train", "--resamples", 0),
+        ("export", "a.kedge", "-o", "a.onnx"),
+        ("serve", "a.kedge", "--port", 0),
+    ]
+    for command in commands:
+        result = run_cli(*command)
+        assert str(result.exception).startswith("--model must be given for this file"), command
+        result = run_cli(*command, "--model", "photo_net:nothing")
+        assert str(result.exception).startswith("--model must be package.module:factory"), command
+    for command in commands[:3]:
+        result = run_cli(*command, "--model", "photo_net:branching")
+        assert result.exit_code == 0, (command, result.output, result.exception)
+    for command in (("watch", "rows.csv", "--detector", "a.kedge"), ("info", "a.kedge")):  # they run no network
+        assert run_cli(*command).exit_code == 0, command
+    assert kedge.load("a.kedge", model="photo_net:branching").classes == ("blue", "green", "red")
+
+
+def test_a_factory_replaces_the_graph_only_where_it_is_named(folder: Path) -> None:
+    base = ("--train", "folder:train", "--held-out", "folder:held", "--size", 12, "-o", "a.kedge")
+    assert run_cli("fit", "photo_net:whole", *base).exit_code == 0
+    del sys.modules["photo_net"]
+    assert isinstance(kedge.load("a.kedge").net.network, StoredGraph)
+    assert "photo_net" not in sys.modules
+    own = kedge.load("a.kedge", model="photo_net:build")
+    assert isinstance(own.net.network, nn.Sequential)
+    images = torch.rand(5, 3, 12, 12)
+    torch.testing.assert_close(own.score(images), kedge.load("a.kedge").score(images))
+    with pytest.raises(InputError, match="model must be the Sequential that was saved"):
+        kedge.load("a.kedge", model="photo_net:wide")
 
 
 def test_an_existing_file_is_kept(folder: Path) -> None:

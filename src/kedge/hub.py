@@ -86,7 +86,7 @@ def from_pretrained(
     *,
     revision: str | None = None,
     token: str | None = None,
-    model: nn.Module | None = None,
+    model: nn.Module | str | None = None,
 ) -> Detector:
     """Load a detector from the hub, from a folder, or as `kedge.load` does. No code from it is run.
 
@@ -95,7 +95,7 @@ def from_pretrained(
             detector's file; or the name of a detector that comes with kedge. Files and folders take precedence.
         revision: A branch, tag or commit on the hub.
         token: Access token of the hub for a private repository; by default the one that huggingface_hub has stored.
-        model: For networks that are not kedge's own: the network, freshly built, as it was before anchoring.
+        model: See `kedge.load`.
 
     Example:
         >>> from_pretrained("hf://me/cifar10-anchored", revision="main")  # doctest: +SKIP

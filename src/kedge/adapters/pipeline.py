@@ -65,7 +65,11 @@ class Pipeline:
 
 
 def pipeline(
-    detector: str | os.PathLike[str] | Detector, *, top_k: int = 5, batch_size: int = 64, model: nn.Module | None = None
+    detector: str | os.PathLike[str] | Detector,
+    *,
+    top_k: int = 5,
+    batch_size: int = 64,
+    model: nn.Module | str | None = None,
 ) -> Pipeline:
     """A detector as a call that takes images and returns plain data, as transformers' pipelines do.
 
@@ -74,7 +78,7 @@ def pipeline(
             kedge, a file, a folder, or a repository on the hub.
         top_k: Number of classes per image, the likeliest first; fewer if there are fewer.
         batch_size: Images at a time.
-        model: For networks that are not kedge's own: the network, freshly built, as it was before anchoring.
+        model: See `kedge.load`.
 
     Example:
         >>> import torch

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 from rich.markup import escape
 
-from kedge.cli.options import AsJson, DataDir, DetectorFile
+from kedge.cli.options import AsJson, DataDir, DetectorFile, Model
 from kedge.cli.terminal import Console
 from kedge.data import sources
 from kedge.detectors import load
@@ -27,6 +27,7 @@ def calibrate(
         typer.Option(help="Probability, over draws of the calibration images, that more than ALPHA is flagged."),
     ] = None,
     out: Annotated[Path | None, typer.Option(help="The file to write; by default the same file.")] = None,
+    model: Model = None,
     data_dir: DataDir = None,
     as_json: AsJson = False,
 ) -> None:
@@ -44,7 +45,7 @@ def calibrate(
         raise InputError(f"--out must name a file to write: {file} comes with kedge and is not changed")
     target = out or file
     check_target("--out", target)
-    detector = load(file)
+    detector = load(file, model=model)
     detector.calibrate(sources.load_dataset(images, split, data_dir=data_dir), alpha=alpha, delta=delta)
     detector.save(target)
     calibration = detector.calibration

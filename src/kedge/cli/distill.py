@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from kedge import experimental, training
-from kedge.cli.options import DataDir
+from kedge.cli.options import DataDir, Model
 from kedge.cli.terminal import Console
 from kedge.data import sources
 from kedge.detectors import load
@@ -44,6 +44,7 @@ def distill(
     resume: Annotated[bool, typer.Option(help="Resume from the last checkpoint in the folder.")] = True,
     workers: Annotated[int, typer.Option(min=0, help="Processes that read images from disk.")] = 2,
     half: Annotated[bool, typer.Option("--half", help="Round the weights to half precision; halves the file.")] = False,
+    model: Model = None,
     data_dir: DataDir = None,
 ) -> None:
     """Train an unanchored network to predict in one forward pass what an AMP detector computes in K.
@@ -64,7 +65,7 @@ def distill(
     directory = directory or out.with_name(f"{out.name}.run")
     check_target("--out", out)
     check_target("--directory", directory, folder=True)
-    console, teacher = Console(), load(file)
+    console, teacher = Console(), load(file, model=model)
     chosen = experimental.distillation_recipe(teacher, recipe, fresh=network is not None)
     images = sources.load_dataset(train, train_split, data_dir=data_dir)
     changes = {key: value for key, value in {"epochs": epochs, "batch": batch, "lr": lr}.items() if value is not None}

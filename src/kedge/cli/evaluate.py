@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from kedge.cli.options import AsJson, DataDir
+from kedge.cli.options import AsJson, DataDir, Model
 from kedge.cli.terminal import Console
 from kedge.data import sources
 from kedge.data.sources.entry import Images
@@ -35,6 +35,7 @@ def evaluate(
     resamples: Annotated[int, typer.Option(min=0, help="Bootstrap resamples for intervals; 0 for none.")] = 1000,
     seed: Annotated[int, typer.Option(help="Random seed of the bootstrap and the permutation.")] = 0,
     report: Annotated[Path | None, typer.Option(help="Write an HTML report here.")] = None,
+    model: Model = None,
     as_json: AsJson = False,
     data_dir: DataDir = None,
 ) -> None:
@@ -52,7 +53,10 @@ def evaluate(
     if report is not None:  # before minutes of scoring, not after
         check_target("--report", report)
         require()
-    detectors = {file.stem if len({f.stem for f in files}) == len(files) else str(file): load(file) for file in files}
+    detectors = {
+        file.stem if len({f.stem for f in files}) == len(files) else str(file): load(file, model=model)
+        for file in files
+    }
     if len(detectors) != len(files):
         raise InputError(f"files must be different detectors; got {', '.join(map(str, files))}")
     sets = _distinct([(name, sources.load_dataset(name, data_dir=data_dir)) for name in (test, *ood)])

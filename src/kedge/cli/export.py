@@ -11,7 +11,7 @@ import torch
 import typer
 from rich.markup import escape
 
-from kedge.cli.options import AsJson, DataDir, DetectorFile
+from kedge.cli.options import AsJson, DataDir, DetectorFile, Model
 from kedge.cli.terminal import Console
 from kedge.data import batches, sources
 from kedge.detectors import AMP, Detector, load
@@ -46,6 +46,7 @@ def export(
     engine: Annotated[
         str | None, typer.Option(help=f"With --int8: the engine that will run it, {' (default) or '.join(ENGINES)}.")
     ] = None,
+    model: Model = None,
     data_dir: DataDir = None,
     as_json: AsJson = False,
 ) -> None:
@@ -62,7 +63,7 @@ def export(
     """
     _check_options(int8, int8_split, early_exit, calibrate, calibrate_split, engine)
     check_target("--out", out)
-    console, detector = Console(stderr=as_json), load(file)
+    console, detector = Console(stderr=as_json), load(file, model=model)
     result: dict[str, Any] = {"file": str(out)}
     engine, training, held_out = engine or ENGINES[0], None, None
     if int8 is not None:  # what can fail, before minutes of work

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from kedge.checks import one_of
-from kedge.cli.options import Threads
+from kedge.cli.options import Model, Threads
 from kedge.cli.terminal import Console, printable
 from kedge.errors import InputError
 from kedge.evaluation.report.document import write_page
@@ -39,6 +39,7 @@ def score(
     kind: Annotated[str | None, typer.Option("--format", help="Format of --out; by default its ending.")] = None,
     column: Annotated[str | None, typer.Option(help="Column of parquet inputs with the images.")] = None,
     batch: Annotated[int, typer.Option(min=1, help="Images in a batch of the network.")] = 256,
+    model: Model = None,
     workers: Annotated[
         int | None, typer.Option(min=1, help="Threads that read images; by default one per core, and two with Ray.")
     ] = None,
@@ -99,7 +100,7 @@ def score(
         with quiet:
             score_files(
                 detector, inputs, target, kind=form, shard=shard, column=column, batch=batch, workers=workers,
-                overwrite=overwrite, raw_cells=raw_cells, engine=runner, finish=finish,
+                model=model, overwrite=overwrite, raw_cells=raw_cells, engine=runner, finish=finish,
             )  # fmt: skip
         for row in read_rows(target) if out is None else ():
             typer.echo(json.dumps(row) if as_json else printable(_line(row)))

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 from rich.markup import escape
 
-from kedge.cli.options import DetectorFile, Threads
+from kedge.cli.options import DetectorFile, Model, Threads
 from kedge.cli.terminal import Console
 from kedge.detectors import load
 from kedge.errors import InputError, NotReadyError
@@ -36,6 +36,7 @@ def serve(
     max_connections: Annotated[int, typer.Option(min=1, help="Open connections; idle ones give way.")] = 1000,
     timeout: Annotated[float, typer.Option(help="Seconds until a request is given up.")] = 30.0,
     readers: Annotated[int, typer.Option(min=1, help="Threads that decode images.")] = 2,
+    model: Model = None,
     threads: Threads = None,
 ) -> None:
     """Serve a detector over HTTP; /openapi.json describes the API. SIGTERM ends it once what it accepted is answered.
@@ -62,7 +63,7 @@ def serve(
     )  # fmt: skip
     use_threads(threads)
     with _listening(host, port) as listener:  # before the detector is loaded, which may take long
-        server = Server(create_app(load(file), settings), settings)
+        server = Server(create_app(load(file, model=model), settings), settings)
         shown = f"[{host}]" if ":" in host else host
         words = f"serving   [bold]{escape(f'http://{shown}:{listener.getsockname()[1]}')}[/]"
         Console(stderr=True).print(words, highlight=False)

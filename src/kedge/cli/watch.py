@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from kedge.cli.terminal import Console
-from kedge.detectors import load
+from kedge.detectors.load import load_calibration
 from kedge.drift import history, scores_of
 from kedge.drift.page import drift_finding, drift_page
 from kedge.errors import InputError, NotReadyError
@@ -53,7 +53,7 @@ def watch(
     console = Console(stderr=as_json)
     target = out or rows[-1].with_name(f"{rows[-1].stem}-drift.html")
     check_target("--out", target)
-    calibration = load(detector).calibration
+    calibration = load_calibration(detector)
     if calibration is None:
         raise NotReadyError(f"--detector must be calibrated; {detector} is not: run kedge calibrate first")
     every = (row for file in rows for row in read_rows(file, kind))

@@ -297,12 +297,7 @@ class Detector(ABC):
         stored, reasons = graphs(self.net, self.preprocess.shape, fixed=not self.changes_network)
         values |= stored
         for reason in reasons:
-            warnings.warn(
-                f"the file holds no graph of the network, so that only those who have the network's code can open it "
-                f"(kedge.load with model=): {reason}",
-                KedgeWarning,
-                stacklevel=2,
-            )
+            warnings.warn(reason, KedgeWarning, stacklevel=2)
         artifact.write(path, header, {name: value for name, value in values.items() if isinstance(value, Tensor)})
 
     # Helpers for methods.

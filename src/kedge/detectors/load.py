@@ -25,7 +25,7 @@ MOST_PASSES = 4096  # per image; a file that needs more is damaged, and would se
 def load(
     path: str | os.PathLike[str],
     *,
-    model: nn.Module | None = None,
+    model: nn.Module | str | None = None,
     score: Score | None = None,
     expected_sha256: str | None = None,
 ) -> Detector:
@@ -37,7 +37,9 @@ def load(
 
     Args:
         path: The file, or the name of a detector that comes with kedge: ``"cifar10"``.
-        model: For networks that are not kedge's own: the network, freshly built, as it was before anchoring.
+        model: The network to load the weights into, instead of the graph in the file: freshly built, as it was before
+            anchoring; or its name: ``"package.module:factory"``, a function that returns it, or the name by which
+            `kedge.network` built it.
         score: For detectors that were saved with a custom score function: that function.
         expected_sha256: SHA-256 of the whole file, as ``sha256sum`` prints it; another file is refused.
 
@@ -78,6 +80,17 @@ def load(
             detector.calibration = _calibration(header["calibration"], **artifact.part(tensors, "calibration."))
         _try_out(detector)
     return detector
+
+
+def load_calibration(path: str | os.PathLike[str]) -> Calibration | None:
+    """The threshold of a saved detector and the scores it was set on; None before `Detector.calibrate`."""
+    saved, stored = artifact.read(path)
+    with readable(path, "a detector"):
+        header: Any = migrate(saved)
+        check(header, Header, "header")
+        if header["calibration"] is None:
+            return None
+        return _calibration(header["calibration"], **artifact.part(migrate_tensors(saved, stored), "calibration."))
 
 
 def _calibration(saved: CalibrationPart, scores: Tensor, fingerprints: Tensor) -> Calibration:

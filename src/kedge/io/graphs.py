@@ -24,7 +24,7 @@ TOLERANCE = 1e-4  # between a network and its graph, as a share of the largest l
 def graphs(
     net: Classifier, shape: Sequence[int], *, fixed: bool = True, prefix: str = ""
 ) -> tuple[dict[str, Tensor], list[str]]:
-    """The graphs of the networks that are not kedge's own, as tensors for a file, and why others have none.
+    """The graphs of the networks that are not kedge's own, as tensors for a file, and warnings where there is none.
 
     Args:
         net: The detector's network, or an ensemble.
@@ -47,10 +47,17 @@ def graphs(
             raise ArchitectureError("the method changes how the network runs, which a graph does not record")
         document, constants = _captured(net, shape)
     except ArchitectureError as error:
-        return {}, [str(error)]
+        return {}, [f"the file holds no graph of the network, so that it opens only with {_needed(spec)}: {error}"]
     content = torch.frombuffer(bytearray(json.dumps(document).encode()), dtype=torch.uint8)
     tensors = {f"net.{prefix}network.{name}": value for name, value in constants.items()}
     return tensors | {f"graph.{prefix}document": content}, []
+
+
+def _needed(spec: object) -> str:
+    """What opens a file that has no graph."""
+    if isinstance(spec, Spec):
+        return f"the package of {spec.name} installed"
+    return "the network's own code (--model package.module:factory, or kedge.load with model=)"
 
 
 def _captured(net: Classifier, shape: Sequence[int]) -> tuple[Mapping[str, Any], dict[str, Tensor]]:

@@ -23,7 +23,7 @@ from kedge.models.classifier import Classifier
 from kedge.models.conversion import CONVERSIONS, apply
 from kedge.models.ensemble import Ensemble
 from kedge.models.graph import CONSTANTS
-from kedge.models.named import rebuilt
+from kedge.models.named import from_factory, rebuilt
 from kedge.seeds import seeded
 
 
@@ -56,7 +56,7 @@ def describe(net: Classifier) -> dict[str, Any]:
 def rebuild(
     described: Mapping[str, Any],
     weights: Mapping[str, Tensor],
-    model: nn.Module | None,
+    model: nn.Module | str | None,
     graphs: Mapping[str, Tensor] | None = None,
 ) -> Classifier:
     """Build a network from its description and weights.
@@ -64,15 +64,15 @@ def rebuild(
     Args:
         described: What `describe` returned.
         weights: Its state dict, with the constants of its graph.
-        model: The network to use instead of the one that the file describes.
+        model: The network to use instead of a graph; or its name: ``"package.module:factory"``, or that of the spec.
         graphs: The ``"document"`` of its graph if there is one, or those of an ensemble's members by their names.
     """
     graphs = graphs or {}
     if "ensemble" in described:
         return _ensemble(described, weights, model, graphs)
     anchored, spec = described["anchored"], described["spec"]
+    numbers = sum(tensor.numel() for tensor in weights.values())
     if model is None:
-        numbers = sum(tensor.numel() for tensor in weights.values())
         document = graphs.get("document")
         if document is not None:
             model = stored_graph(document, numbers)
@@ -83,11 +83,14 @@ def rebuild(
             model = _built_in(spec, numbers)
         else:
             raise InputError(
-                f"this file holds a {described['type']} without a graph of it; pass model= with a freshly built one "
-                "(its weights come from the file), or --model package.module:factory on the command line"
+                f"model must be given for this file, which holds the weights of a {described['type']} and no graph of "
+                "its forward pass: name a function that returns the network freshly built, as package.module:factory"
             )
     elif graphs:
         weights = {name: value for name, value in weights.items() if f"network.{CONSTANTS}." not in name}
+    if isinstance(model, str):
+        own = spec is not None and spec["name"] == model
+        model = _built_in(spec, numbers) if own else from_factory(model, "model")
     if not isinstance(model, nn.Module):
         raise InputError(f"model must be a torch.nn.Module, got {type(model).__name__}")
     if anchored is not None and not isinstance(model, Anchored):
@@ -105,9 +108,7 @@ def rebuild(
             function = CONVERSIONS[one_of("conversion", step["name"], tuple(CONVERSIONS))]
             net.network = apply(net.network, step["name"], **arguments(function, step["arguments"], step["name"]))
     if anchored is None and isinstance(net, Anchored):
-        raise InputError(
-            "this file holds an unanchored network and model= is anchored; pass the network that was saved"
-        )
+        raise InputError("model must be the unanchored network that was saved; it is anchored")
     for name, tensor in itertools.chain(net.named_parameters(), net.named_buffers()):
         saved = weights.get(name, tensor)
         if tensor.is_floating_point() and saved.is_floating_point():
@@ -133,7 +134,10 @@ def saved_preprocess(saved: Any) -> Preprocess:
 
 
 def _ensemble(
-    described: Mapping[str, Any], weights: Mapping[str, Tensor], model: nn.Module | None, graphs: Mapping[str, Tensor]
+    described: Mapping[str, Any],
+    weights: Mapping[str, Tensor],
+    model: nn.Module | str | None,
+    graphs: Mapping[str, Tensor],
 ) -> Ensemble:
     members = []
     for number, member in enumerate(described["ensemble"]):

@@ -258,6 +258,15 @@ def _torchvision(name: str, classes: int | None, pretrained: bool, channels: int
 
 
 def _factory(name: str, classes: int | None, pretrained: bool, channels: int | None) -> _Loaded:
+    net = from_factory(name)
+    if isinstance(net, Classifier):
+        mean, std = (net.mean.tolist(), net.std.tolist()) if net.has_statistics else (None, None)
+        return _Loaded(net.network, mean, std, net.record.get("preprocess"), tuple(net.record.get("classes", ())))
+    return _Loaded(net)
+
+
+def from_factory(name: str, argument: str = "network") -> nn.Module:
+    """The network that a function of the user's own code returns, by its name ``"package.module:factory"``."""
     module, _, function = name.partition(":")
     if str(Path.cwd()) not in sys.path:  # a file of one's own, next to which the command is run
         sys.path.append(str(Path.cwd()))
@@ -265,15 +274,12 @@ def _factory(name: str, classes: int | None, pretrained: bool, channels: int | N
         made = getattr(importlib.import_module(module), function)
     except (ImportError, AttributeError, ValueError) as error:
         raise InputError(
-            f"network must be package.module:factory, a function to import; {name!r} is not: {error}"
+            f"{argument} must be package.module:factory, a function to import; {name!r} is not: {error}"
         ) from error
     net = made() if callable(made) and not isinstance(made, nn.Module) else made
-    if isinstance(net, Classifier):
-        mean, std = (net.mean.tolist(), net.std.tolist()) if net.has_statistics else (None, None)
-        return _Loaded(net.network, mean, std, net.record.get("preprocess"), tuple(net.record.get("classes", ())))
     if not isinstance(net, nn.Module):
         raise InputError(f"{name} must return a torch.nn.Module; it returned a {type(net).__name__}")
-    return _Loaded(net)
+    return net
 
 
 _LOADERS: dict[str, Callable[[str, int | None, bool, int | None], _Loaded]] = {

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 from filelock import FileLock, Timeout
-from torch import Tensor
+from torch import Tensor, nn
 
 from kedge.checks import at_least
 from kedge.data import Preprocess
@@ -45,6 +45,7 @@ class Job:
     column: str | None = None
     batch: int = BATCH
     workers: int = 2
+    model: nn.Module | str | None = None
 
     def __post_init__(self) -> None:
         for name in ("shard", "batch", "workers"):
@@ -105,6 +106,7 @@ def score_files(
     column: str | None = None,
     batch: int = BATCH,
     workers: int | None = None,
+    model: nn.Module | str | None = None,
     overwrite: bool = False,
     raw_cells: bool = False,
     engine: Callable[[Job, list[int], Report], None] | None = None,
@@ -127,6 +129,7 @@ def score_files(
         batch: Images in a batch of the network.
         workers: Threads that read images in each process; by default two with an ``engine``, and otherwise one per
             core, at most eight.
+        model: See `kedge.load`; for workers of Ray, best a name.
         overwrite: Whether to replace ``out``, and an unfinished job for it with other arguments.
         raw_cells: Whether text in CSV that a spreadsheet takes for a formula is left as it is; by default an apostrophe
             stands before it, which `read_rows` removes.
@@ -140,7 +143,7 @@ def score_files(
     """
     workers = workers if workers is not None else readers() if engine is None else 2
     inputs = tuple(map(str, sources))
-    job = Job(Path(detector), inputs, Path(out), format_of(Path(out), kind), shard, column, batch, workers)
+    job = Job(Path(detector), inputs, Path(out), format_of(Path(out), kind), shard, column, batch, workers, model)
     if job.kind == "parquet":
         parquet_module()  # fails before anything is begun
     if job.out.is_dir():
@@ -171,7 +174,7 @@ def run_here(job: Job, waiting: Sequence[int], report: Report) -> None:
     """Run shards one after the other in this process."""
     wanted, done = set(waiting), 0
     numbered = ((number, shard) for number, shard in enumerate(job.shards()) if number in wanted)
-    with closing(score_parts(job, for_inference(load(job.detector)), numbered)) as scored:
+    with closing(score_parts(job, for_inference(load(job.detector, model=job.model)), numbered)) as scored:
         for images in scored:
             done += images
             report(done, 0)

@@ -107,7 +107,7 @@ class Worker:
                 raise NotReadyError(f"{path} must be visible to all machines of the cluster; {host} lacks it: share it")
         if job.identity() != job.begun()["identity"]:
             raise NotReadyError(f"detector must be the same file on all machines; {job.detector} on {host} is another")
-        return for_inference(load(job.detector))
+        return for_inference(load(job.detector, model=job.model))
 
     def _score(self, detector: Detector, number: int, offset: int) -> int:
         """Score one shard, unless a worker did so before it was killed; return the number of its images."""
