@@ -119,7 +119,7 @@ def test_a_worker_that_lacks_files_or_fails_returns_the_error(home, job, monkeyp
     killed = rf"{TRIES} workers were killed while they scored the images from .*photos/20\.png to "
     assert re.match(killed, run(job, 4)["error"][0])
     with monkeypatch.context() as patch:
-        patch.setattr(ray_engine, "load", lambda path: 1 / 0)
+        patch.setattr(ray_engine, "load", lambda path, model: 1 / 0)
         result = run(job, 2)
     assert result["error"][0].startswith("ZeroDivisionError: division by zero; on ")
     assert "in _begin" in result["trace"][0]
