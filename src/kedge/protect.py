@@ -11,7 +11,7 @@ from kedge import metrics
 from kedge.checks import one_of
 from kedge.data import ImageSet, StreamedSet, batches, gather
 from kedge.detectors import Detector
-from kedge.detectors.registry import registered
+from kedge.detectors.registry import make, named_methods
 from kedge.errors import InputError, KedgeWarning
 from kedge.models.classifier import evaluating
 from kedge.models.named import network
@@ -41,7 +41,7 @@ def protect(
             whose published weights are then loaded.
         train_set: The images that it was trained on, or others of the same kind.
         held_out: In-distribution images that it was not trained on; by default a fifth of ``train_set`` is split off.
-        method: Name of a detector, as in `kedge.detectors.registered`.
+        method: Name of a detector, as in docs/methods.md.
         alpha: See `Detector.calibrate`.
         delta: See `Detector.calibrate`.
         seed: Random seed of the splits.
@@ -55,10 +55,10 @@ def protect(
         >>> protect(net, *images.split(0.5), k=5)(torch.rand(3, 3, 2, 2)).is_ood.shape
         torch.Size([3])
     """
-    kind = registered()[one_of("method", method, tuple(registered()))]
+    one_of("method", method, tuple(named_methods()))
     if isinstance(net, str):
         net = network(net, pretrained=True)
-    detector = kind(net, **options)
+    detector = make(method, net, **options)
     if held_out is None:
         if not isinstance(train_set, (ImageSet, StreamedSet)):
             raise InputError("held_out must be given, unless train_set is an ImageSet or a StreamedSet")

@@ -91,6 +91,7 @@ class Detector(ABC):
         changes_network: Whether it runs parts of the network otherwise than evaluation does, as dropout.
         learns_held_out: Whether the method learns from held-out images; `calibrate` then gives it half of them and
             sets the threshold on the other half, since a threshold holds for images that the method never saw.
+        variants: Names of further methods that are this detector with other options, with those options.
         options: Constructor arguments that are attributes; ``"k:given"`` if the attribute of ``k`` is ``given``.
         learned: Attributes, tensors or numbers, that `fit` or `calibrate` set; see `state`.
     """
@@ -101,6 +102,7 @@ class Detector(ABC):
     needs_outliers: ClassVar[bool] = False
     changes_network: ClassVar[bool] = False
     learns_held_out: bool = False
+    variants: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
     options: ClassVar[tuple[str, ...]] = ()
     learned: tuple[str, ...] = ()
 

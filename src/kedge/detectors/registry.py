@@ -3,8 +3,10 @@
 import functools
 import importlib
 import pkgutil
-from typing import TYPE_CHECKING, TypeVar
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, TypeVar
 
+from kedge.checks import one_of
 from kedge.errors import InputError
 
 if TYPE_CHECKING:
@@ -27,6 +29,19 @@ def registered() -> dict[str, type["Detector"]]:
     """All detectors, sorted by name."""
     _import_all()
     return dict(sorted(DETECTORS.items()))
+
+
+def named_methods() -> dict[str, tuple[type["Detector"], Mapping[str, Any]]]:
+    """Every method by name: a detector and its options, none for the detector's own name; see ``Detector.variants``."""
+    kinds = registered().items()
+    named: dict[str, tuple[type[Detector], Mapping[str, Any]]] = {name: (kind, {}) for name, kind in kinds}
+    return named | {name: (kind, options) for _, kind in kinds for name, options in kind.variants.items()}
+
+
+def make(method: str, net: Any, **options: Any) -> "Detector":
+    """A detector by the name of its method, before `fit`."""
+    kind, given = named_methods()[one_of("method", method, tuple(named_methods()))]
+    return kind(net, **{**given, **options})
 
 
 @functools.cache
