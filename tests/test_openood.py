@@ -22,6 +22,7 @@ from kedge.studies import STUDIES, Setting
 from kedge.studies.leaderboard import STANDARD_TRAINING, group_tables, leaderboard, leaderboard_methods
 from kedge.studies.openood import BENCHMARKS, post_hoc
 from kedge.studies.plan import Board
+from kedge.studies.run import SuiteRun
 from kedge.studies.study import smoke_data
 
 reproduce = partial(run_cli, "reproduce", columns=400)
@@ -225,7 +226,9 @@ def test_weights_take_the_place_of_training_and_cells_belong_to_them(cifar, tmp_
     assert numbers["seeds"]["0"]["results"]["MSP"]["accuracy"] == pytest.approx(accuracy)
     other = reproduce(*run, "--weights", files[1])
     assert "msp.cell was made with other networks" in str(other.exception)
-    (suite,) = STUDIES["openood-cifar10"](Setting("full", (0, 1), weights=tuple(files))).suites
+    (suite,) = STUDIES["openood-cifar10"](Setting("full", (0, 1), cifar, tuple(files))).suites
+    elsewhere = SuiteRun(suite, tmp_path / "meta", training={"accelerator": "meta"})
+    assert elsewhere.network("unanchored", 0).network.fc.weight.is_meta
     last = [suite.networks["unanchored"].loaded(seed).network.fc.weight for seed in suite.seeds]
     assert [torch.equal(weight, openood_checkpoint(10, 1)["fc.weight"]) for weight in last] == [False, True]
 

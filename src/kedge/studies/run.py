@@ -112,7 +112,9 @@ class SuiteRun:
         if (name, seed) not in self._trained:
             plan, data = self.suite.networks[name], self.data(seed)
             if plan.weights is not None:
-                self._trained[name, seed] = plan.loaded(seed)
+                accelerator = self.training.get("accelerator", "auto")
+                device = {"auto": "cpu", "gpu": "cuda"}.get(accelerator, accelerator)  # Fabric's names, and torch's
+                self._trained[name, seed] = plan.loaded(seed).to(device)
                 return self._trained[name, seed]
             number, loss = plan.training_seed(seed), plan.training_loss()
             net: Any = plan.build(number) if plan.start is None else copy.deepcopy(self.network(plan.start, seed))
