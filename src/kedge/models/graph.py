@@ -165,15 +165,6 @@ class _Traced(nn.Module):
         return output if isinstance(output, Tensor) else logits_of(output)
 
 
-class _Kept(nn.Module):
-    def __init__(self, layer: nn.Module, name: str) -> None:
-        super().__init__()
-        self.layer, self.name = layer, name
-
-    def forward(self, x: Tensor) -> Tensor:
-        return cast(Tensor, torch.ops.kedge.keep(x, self.layer(x), self.name))
-
-
 def capture(
     network: nn.Module, example: Tensor, *, keep: Sequence[str] = ()
 ) -> tuple[dict[str, Any], dict[str, Tensor]]:
@@ -201,10 +192,10 @@ def capture(
     """
     traced = copy.deepcopy(network).eval()
     layers = {name: _describe_layer(traced, name, example) for name in keep}
-    for name in keep:
-        traced.set_submodule(name, _Kept(traced.get_submodule(name), name))
     for name, module in traced.named_modules():
-        if name and not any(f"{name}.".startswith(f"{kept}.") for kept in keep):
+        if name in keep:
+            module.register_forward_hook(_keeping(name))
+        elif name and not any(f"{name}.".startswith(f"{kept}.") for kept in keep):
             module.register_forward_hook(_marking(name))
     try:
         with torch.no_grad():
@@ -220,6 +211,10 @@ def capture(
 
 def _marking(name: str) -> Callable[[nn.Module, Any, Any], Any]:
     return lambda _, inputs, output: torch.ops.kedge.mark(output, name) if isinstance(output, Tensor) else None
+
+
+def _keeping(name: str) -> Callable[[nn.Module, Any, Any], Any]:
+    return lambda _, inputs, output: torch.ops.kedge.keep(inputs[0], output, name)
 
 
 def _describe_layer(network: nn.Module, name: str, example: Tensor) -> dict[str, Any]:

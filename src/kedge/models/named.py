@@ -5,7 +5,7 @@ import math
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from kedge.checks import at_least, needs
 from kedge.errors import InputError
 from kedge.models import build, model_names
 from kedge.models.base import Spec
-from kedge.models.classifier import Classifier
+from kedge.models.classifier import Classifier, as_classifier
 from kedge.models.head import find_head
 from kedge.seeds import seeded
 
@@ -28,6 +28,16 @@ SHORTCUT, DOWNSAMPLE = (
     ".shortcut.",
     ".downsample.",
 )  # of a block in OpenOOD's ResNets, and in kedge's
+
+
+@dataclass(frozen=True)
+class _Wanted:
+    """What the caller of `network` wants of a library's network."""
+
+    classes: int | None
+    pretrained: bool
+    channels: int | None
+    size: tuple[int, int] | None
 
 
 @dataclass(frozen=True)
@@ -77,14 +87,20 @@ def network(
         at_least("classes", classes, 2)
     kind, separator, rest = str(name).partition(":")
     loader = _LOADERS.get(kind, _factory) if separator else _own
+    sides = (size, size) if isinstance(size, int) else size
+    for side in sides or ():
+        at_least("size", side, 1)
+    wanted = _Wanted(classes, pretrained, channels, sides)
     with seeded(seed):
-        loaded = loader(rest if kind in _LOADERS and separator else str(name), classes, pretrained, channels)
+        loaded = loader(rest if kind in _LOADERS and separator else str(name), wanted)
     if loaded.arguments:
         loaded.network.spec = Spec(name, loaded.arguments)  # type: ignore[assignment]
-    shape = _shape(loaded, size, channels)
+    shape = _shape(loaded, wanted)
+    if mean is None and std is None:
+        mean, std = (_for_channels(values, channels) for values in (loaded.mean, loaded.std))
+    net = as_classifier(loaded.network)
     if mean is not None or std is not None:
-        loaded = replace(loaded, mean=mean, std=std)  # type: ignore[arg-type]
-    net = Classifier(loaded.network, mean=loaded.mean, std=loaded.std)
+        net.set_statistics(0.0 if mean is None else mean, 1.0 if std is None else std)
     if weights is not None:
         load_weights(net.network, weights, skip_head=classes is not None and not loaded.has_classes)
     if classes is not None and not loaded.has_classes:
@@ -156,7 +172,7 @@ def replace_head(net: Classifier, classes: int, example: Tensor, *, seed: int = 
     net.network.set_submodule(name, fresh)
 
 
-def _own(name: str, classes: int | None, pretrained: bool, channels: int | None) -> _Loaded:
+def _own(name: str, wanted: _Wanted) -> _Loaded:
     if name not in model_names():
         near = get_close_matches(name, model_names(), n=3)
         hint = f"did you mean {' or '.join(near)}?" if near else f"kedge's own are {', '.join(model_names())}"
@@ -164,22 +180,30 @@ def _own(name: str, classes: int | None, pretrained: bool, channels: int | None)
             f"network must be timm:NAME, hf:NAME, torchvision:NAME, package.module:factory or one of kedge's own; "
             f"got {name!r}: {hint}"
         )
-    if pretrained:
+    if wanted.pretrained:
         raise InputError(
             f"{name} has no published weights; leave out pretrained, or use a timm:, hf: or torchvision: network"
         )
-    given = {"classes": classes, "channels": channels}
+    given = {"classes": wanted.classes, "channels": wanted.channels}
     return _Loaded(build(name, **{key: value for key, value in given.items() if value is not None}), has_classes=True)
 
 
-def _timm(name: str, classes: int | None, pretrained: bool, channels: int | None) -> _Loaded:
+def _timm(name: str, wanted: _Wanted) -> _Loaded:
     timm = needs("timm", "timm", f"timm:{name}")
-    arguments: dict[str, Any] = {} if channels is None else {"in_chans": channels}
-    if classes is not None:
-        arguments["num_classes"] = classes
+    given = {"in_chans": wanted.channels, "num_classes": wanted.classes, "img_size": wanted.size}
+    arguments = {key: value for key, value in given.items() if value is not None}
     if ":" not in name and not timm.is_model(name.split(".")[0]):
         raise _unknown(f"timm:{name}", get_close_matches(name, timm.list_models(), n=3))
-    model = _downloaded(f"timm:{name}", lambda: timm.create_model(name, pretrained=pretrained, **arguments))
+
+    def create() -> Any:
+        return timm.create_model(name, pretrained=wanted.pretrained, **arguments)
+
+    try:
+        model = _downloaded(f"timm:{name}", create)
+    except TypeError:  # most networks are built the same for every size, and take no img_size
+        if arguments.pop("img_size", None) is None:
+            raise
+        model = _downloaded(f"timm:{name}", create)
     expected = timm.data.resolve_model_data_config(model)
     side = min(expected["input_size"][1:])
     preprocess = {
@@ -188,33 +212,38 @@ def _timm(name: str, classes: int | None, pretrained: bool, channels: int | None
         "crop": side / math.floor(side / expected["crop_pct"]),  # timm rounds the scaled side down
     }
     labels = (model.pretrained_cfg or {}).get("label_names") or ()
-    spec = {"num_classes": model.num_classes, **({} if channels is None else {"in_chans": channels})}
+    spec = {"num_classes": model.num_classes, **arguments}
     return _Loaded(model, expected["mean"], expected["std"], preprocess, tuple(labels), True, spec)
 
 
-def _hf(name: str, classes: int | None, pretrained: bool, channels: int | None) -> _Loaded:
+def _hf(name: str, wanted: _Wanted) -> _Loaded:
     transformers = needs("transformers", "transformers", f"hf:{name}")
-    arguments: dict[str, Any] = {} if channels is None else {"num_channels": channels}
-    if classes is not None:
-        arguments["num_labels"] = classes
+    given = {"num_channels": wanted.channels, "num_labels": wanted.classes, "image_size": wanted.size}
+    arguments = {key: value for key, value in given.items() if value is not None}
     auto = transformers.AutoModelForImageClassification
     config = _downloaded(f"hf:{name}", lambda: transformers.AutoConfig.from_pretrained(name, **arguments))
-    if pretrained:
-        model = _downloaded(
-            f"hf:{name}", lambda: auto.from_pretrained(name, config=config, ignore_mismatched_sizes=classes is not None)
-        )
+    if wanted.pretrained:
+        options = {"config": config, "ignore_mismatched_sizes": True, "output_loading_info": True}
+        model, info = _downloaded(f"hf:{name}", lambda: auto.from_pretrained(name, **options))
+        fresh = [key for key, _, shape in info["mismatched_keys"] if shape[0] != wanted.classes]
+        if fresh:
+            raise InputError(
+                f"the weights of hf:{name} are for other channels or another size than was asked for: "
+                f"{', '.join(sorted(fresh)[:5])} do not fit; leave out channels and size"
+            )
     else:
         model = auto.from_config(config)
+    names = () if wanted.classes is not None else tuple(config.id2label[i] for i in range(config.num_labels))
+    rest: dict[str, Any] = {"classes": names, "has_classes": True, "arguments": {"config": config.to_dict()}}
     mixin = importlib.import_module("transformers.image_processing_base").ImageProcessingMixin
     try:
         processor = mixin.get_image_processor_dict(name)[0]
     except OSError:  # a folder without one
-        return _Loaded(model, has_classes=True, arguments={"config": config.to_dict()})
-    names = tuple(config.id2label[i] for i in range(config.num_labels))
+        return _Loaded(model, **rest)
     normalised = processor.get("do_normalize", True)
     mean, std = (processor.get(key) if normalised else None for key in ("image_mean", "image_std"))
-    described = _of_processor(processor, channels or int(getattr(config, "num_channels", 3)))
-    return _Loaded(model, mean, std, described, names if classes is None else (), True, {"config": config.to_dict()})
+    described = _of_processor(processor, int(getattr(config, "num_channels", 3)))
+    return _Loaded(model, mean, std, described, **rest)
 
 
 def _of_processor(processor: dict[str, Any], channels: int) -> dict[str, Any]:
@@ -236,16 +265,16 @@ def _of_processor(processor: dict[str, Any], channels: int) -> dict[str, Any]:
     return described
 
 
-def _torchvision(name: str, classes: int | None, pretrained: bool, channels: int | None) -> _Loaded:
+def _torchvision(name: str, wanted: _Wanted) -> _Loaded:
     models = needs("torchvision", "torchvision", f"torchvision:{name}").models
-    if channels not in (None, 3):
-        raise InputError(f"channels must be 3 for torchvision:{name}; got {channels}")
+    if wanted.channels not in (None, 3):
+        raise InputError(f"channels must be 3 for torchvision:{name}; got {wanted.channels}")
     if name not in models.list_models(module=models):
         raise _unknown(f"torchvision:{name}", get_close_matches(name, models.list_models(module=models), n=3))
     published = models.get_model_weights(name).DEFAULT
     transform = published.transforms()
     model = _downloaded(
-        f"torchvision:{name}", lambda: models.get_model(name, weights=published if pretrained else None)
+        f"torchvision:{name}", lambda: models.get_model(name, weights=published if wanted.pretrained else None)
     )
     side, resized = transform.crop_size[0], transform.resize_size[0]
     preprocess = {
@@ -257,7 +286,7 @@ def _torchvision(name: str, classes: int | None, pretrained: bool, channels: int
     return _Loaded(model, transform.mean, transform.std, preprocess, names, arguments={"num_classes": len(names)})
 
 
-def _factory(name: str, classes: int | None, pretrained: bool, channels: int | None) -> _Loaded:
+def _factory(name: str, wanted: _Wanted) -> _Loaded:
     net = from_factory(name)
     if isinstance(net, Classifier):
         mean, std = (net.mean.tolist(), net.std.tolist()) if net.has_statistics else (None, None)
@@ -282,11 +311,7 @@ def from_factory(name: str, argument: str = "network") -> nn.Module:
     return net
 
 
-_LOADERS: dict[str, Callable[[str, int | None, bool, int | None], _Loaded]] = {
-    "timm": _timm,
-    "hf": _hf,
-    "torchvision": _torchvision,
-}
+_LOADERS: dict[str, Callable[[str, _Wanted], _Loaded]] = {"timm": _timm, "hf": _hf, "torchvision": _torchvision}
 
 
 def rebuilt(name: str, arguments: dict[str, Any]) -> nn.Module:
@@ -305,12 +330,18 @@ def rebuilt(name: str, arguments: dict[str, Any]) -> nn.Module:
     return build(name, **arguments)
 
 
-def _shape(loaded: _Loaded, size: int | tuple[int, int] | None, channels: int | None) -> tuple[int, ...] | None:
+def _shape(loaded: _Loaded, wanted: _Wanted) -> tuple[int, ...] | None:
+    """The shape of one input, as far as it is known."""
     known = (loaded.preprocess or {}).get("shape")
-    if size is None:
-        return known
-    sides = (size, size) if isinstance(size, int) else tuple(size)
-    return (channels or (known[0] if known else 3), *(at_least("size", side, 1) for side in sides))
+    sides = wanted.size or (known[1:] if known else None)
+    return None if sides is None else (wanted.channels or (known[0] if known else 3), *sides)
+
+
+def _for_channels(values: Sequence[float] | None, channels: int | None) -> Sequence[float] | None:
+    """A library's mean or deviation for another number of channels: one value for grey images, else unknown."""
+    if values is None or channels is None or len(values) in (1, channels):
+        return values
+    return [sum(values) / len(values)] if channels == 1 else None
 
 
 def _downloaded(name: str, load: Callable[[], Any]) -> Any:
