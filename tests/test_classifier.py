@@ -104,6 +104,16 @@ def test_statistics_that_make_no_sense_or_do_not_match_the_images_are_an_error()
             Classifier(nn.Flatten(), mean=MEAN, std=STD)(torch.rand(shape))
 
 
+def test_a_classifier_says_what_its_network_expects():
+    rule = kedge.Preprocess((3, 8, 8), resize="bilinear", crop=0.5)
+    net = kedge.Classifier(
+        nn.Sequential(nn.Flatten(), nn.Linear(192, 2)), mean=0.5, preprocess=rule, classes=["a", "b"]
+    )
+    detector = kedge.Energy(net).fit(helpers.images(4, side=20))
+    assert detector.preprocess == rule
+    assert net.record["classes"] == ["a", "b"]
+
+
 def test_logits_are_a_matrix_or_in_an_output_object():
     logits = torch.rand(4, 2)
     assert logits_of(logits) is logits

@@ -94,6 +94,23 @@ def test_an_output_object_gives_its_logits() -> None:
     assert torch.equal(stored(net)(x), net(x).logits)
 
 
+class Careful(Foreign):
+    """Looks at the layers that are kept, and switches autocast and gradients off for some of its operations."""
+
+    def forward(self, x: Tensor) -> object:
+        x = x.to(self.stem.weight.dtype)
+        with torch.autocast("cpu", enabled=False), torch.no_grad():
+            low, high = x.amin(dim=1, keepdim=True), x.amax(dim=1, keepdim=True)
+        return super().forward((x - low) / (high - low + 1))
+
+
+def test_a_network_may_look_at_its_layers_and_switch_autocast_and_gradients_off() -> None:
+    net, x = Careful().eval(), torch.rand(5, 3, 8, 8)
+    graph = stored(net, keep=["stem", "head"])
+    assert isinstance(graph.head, nn.Linear)
+    torch.testing.assert_close(graph(x), net(x))
+
+
 def test_a_forward_that_depends_on_the_images_is_refused() -> None:
     class Branching(nn.Module):
         def __init__(self) -> None:

@@ -50,6 +50,25 @@ def test_timm_brings_its_size_normalisation_and_crop() -> None:
     assert kedge.network("timm:resnet18", channels=1, size=(32, 48)).record["preprocess"]["shape"] == (1, 32, 48)
 
 
+@pytest.mark.parametrize("channels", [1, 5])
+def test_timm_networks_take_gray_and_multispectral_images(channels: int) -> None:
+    net = kedge.network("timm:resnet10t", classes=3, channels=channels)
+    assert net.record["preprocess"]["shape"] == (channels, 176, 176)
+    assert net(torch.rand(2, channels, 64, 48)).shape == (2, 3)
+    if channels == 1:  # a gray image has the same value in three channels
+        assert net.mean.tolist() == pytest.approx([(0.485 + 0.456 + 0.406) / 3])
+    else:
+        assert not net.has_statistics
+        assert net.bare  # so that a detector warns
+
+
+@pytest.mark.parametrize("name", ["vit_tiny_patch16_224", "mixer_s32_224", "resnet10t"])
+def test_timm_networks_are_built_for_the_size_that_is_wanted(name: str) -> None:
+    net = kedge.network(f"timm:{name}", classes=3, size=(64, 96))
+    assert net.record["preprocess"]["shape"] == (3, 64, 96)
+    assert net(torch.rand(2, 3, 64, 96)).shape == (2, 3)
+
+
 def test_the_same_seed_gives_the_same_fresh_weights() -> None:
     one, other = (kedge.network("timm:resnet10t", classes=3, seed=seed).network.fc.weight for seed in (4, 4))
     assert torch.equal(one, other)
@@ -81,6 +100,15 @@ def test_transformers_bring_processor_classes_and_weights(hf_folder: Path) -> No
     }
     assert net.record["classes"] == ["ant", "bee", "cow"]
     assert kedge.network(f"hf:{hf_folder}", pretrained=True, classes=6)(x).shape == (2, 6)
+
+
+def test_transformers_networks_take_other_channels_and_sizes(hf_folder: Path) -> None:
+    net = kedge.network(f"hf:{hf_folder}", classes=4, channels=5, size=(16, 40))
+    assert net.record["preprocess"]["shape"] == (5, 16, 40)
+    assert net(torch.rand(2, 5, 16, 40)).shape == (2, 4)
+    for wanted, layer in {"channels": "projection", "size": "position_embeddings"}.items():
+        with pytest.raises(InputError, match=layer):  # rather than fresh weights beside the published ones
+            kedge.network(f"hf:{hf_folder}", pretrained=True, classes=4, **{wanted: 16})
 
 
 def test_torchvision_brings_its_transform_and_gets_a_new_head() -> None:

@@ -5,6 +5,7 @@ import hashlib
 import threading
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 from typing import Any, Self
 
 import torch
@@ -24,7 +25,7 @@ _MODES_LOCK = threading.Lock()
 
 
 class Classifier(nn.Module):
-    """Wraps any network: images in [0, 1] (or uint8) go in, logits (B, C) come out.
+    """Any network, with what it expects: images in [0, 1] (or uint8) go in, logits (B, C) come out.
 
     The normalisation lives here, as buffers, so that it is saved with the weights and no image can be normalised
     differently from another. Without ``mean`` and ``std`` the network sees the images as they are.
@@ -33,6 +34,9 @@ class Classifier(nn.Module):
         network: Takes (B, D, ...) and returns logits (B, C) or an object with ``.logits``.
         mean: One value, or one per channel, of images in [0, 1].
         std: The same for the standard deviation.
+        preprocess: The `kedge.Preprocess` of its evaluation: size, filter and crop. By default detectors take the size
+            of the images that they are fitted on.
+        classes: Names of the classes, in the order of the logits.
 
     Example:
         >>> net = Classifier(nn.Sequential(nn.Flatten(), nn.Linear(12, 2)), mean=0.5, std=0.25)
@@ -47,7 +51,15 @@ class Classifier(nn.Module):
     flexible_buffers: tuple[str, ...] = ("mean", "std", "outliers")
     bare = False  # whether kedge wrapped a network of which no normalisation is known; see `as_classifier`
 
-    def __init__(self, network: nn.Module, *, mean: Any = None, std: Any = None) -> None:
+    def __init__(
+        self,
+        network: nn.Module,
+        *,
+        mean: Any = None,
+        std: Any = None,
+        preprocess: Any = None,
+        classes: Sequence[str] = (),
+    ) -> None:
         super().__init__()
         self.network = network
         like = next((p for p in network.parameters() if p.is_floating_point()), torch.empty(0))
@@ -56,6 +68,10 @@ class Classifier(nn.Module):
         self.register_buffer("outliers", None)  # fingerprints of the outliers that it was trained with
         self.has_statistics = False
         self.record: dict[str, Any] = {}  # how the network was trained, as plain data
+        if preprocess is not None:
+            self.record["preprocess"] = asdict(preprocess)
+        if classes:
+            self.record["classes"] = [str(name) for name in classes]
         if mean is not None or std is not None:
             self.set_statistics(0.0 if mean is None else mean, 1.0 if std is None else std)
 

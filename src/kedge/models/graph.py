@@ -45,6 +45,7 @@ _ATEN = frozenset(
     upsample_bilinear2d upsample_nearest2d var var_mean view view_as where zeros zeros_like
     """.split()  # noqa: SIM905
 )
+_BLOCKS = ("wrap_with_autocast", "wrap_with_set_grad_enabled")  # what the exporter makes of `with` statements
 _WITHOUT_EFFECT = ("_assert", "sym_constrain")  # checks of the exporter, by the beginning of their names
 _PLAIN = (bool, int, float, str, type(None))
 
@@ -238,6 +239,7 @@ def _document(
     program: torch.export.ExportedProgram, network: nn.Module, layers: Mapping[str, Any], example: Tensor
 ) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """An exported program as plain data, and the tensors that are not in the network's state dict."""
+    _inline(program.graph_module)
     for node in program.graph.nodes:
         if node.target == torch.ops.kedge.keep.default:
             node.args = (node.args[0], None, node.args[2])  # so that the layer's own operations are dead code
@@ -276,6 +278,22 @@ def _document(
         "layers": dict(layers),
         "tensors": described,
     }, constants
+
+
+def _inline(module: fx.GraphModule) -> None:
+    """Put the operations of blocks without autocast or gradients into the graph around them."""
+    graph = module.graph
+    for block in [node for node in graph.nodes if getattr(node.target, "__name__", "") in _BLOCKS]:
+        first = next(i for i, value in enumerate(block.args) if isinstance(value, fx.Node) and value.op == "get_attr")
+        inner = getattr(module, block.args[first].target)
+        _inline(inner)
+        inputs = (node for node in inner.graph.nodes if node.op == "placeholder")
+        with graph.inserting_before(block):
+            outputs = graph.graph_copy(inner.graph, dict(zip(inputs, block.args[first + 1 :], strict=True)))
+        for user in list(block.users):  # each takes one of the outputs
+            user.replace_all_uses_with(outputs[user.args[1]])
+            graph.erase_node(user)
+        graph.erase_node(block)
 
 
 def _target(node: fx.Node) -> tuple[str, Sequence[Any]]:

@@ -108,7 +108,7 @@ def network(
             raise InputError(f"size must be given to replace the head of {name}, whose input size is unknown")
         replace_head(net, classes, torch.zeros(2, *shape), seed=seed)
     if shape is not None:
-        net.record["preprocess"] = {**(loaded.preprocess or {}), "shape": shape, "background": "white"}
+        net.record["preprocess"] = {"background": "white", **(loaded.preprocess or {}), "shape": shape}
     if loaded.classes and classes in (None, len(loaded.classes)):
         net.record["classes"] = list(loaded.classes)
     return net.eval()
@@ -338,7 +338,7 @@ def _shape(loaded: _Loaded, wanted: _Wanted) -> tuple[int, ...] | None:
 
 
 def _for_channels(values: Sequence[float] | None, channels: int | None) -> Sequence[float] | None:
-    """A library's mean or deviation for another number of channels: one value for grey images, else unknown."""
+    """A library's mean or deviation for another number of channels: one value for gray images, else unknown."""
     if values is None or channels is None or len(values) in (1, channels):
         return values
     return [sum(values) / len(values)] if channels == 1 else None
