@@ -1,6 +1,6 @@
-"""An anchored network in a Lightning module: only `kedge.anchor` is new. Needs ``pip install lightning``.
+"""A pretrained network, anchored and fine-tuned in a Lightning module: only `kedge.anchor` and the callback are new.
 
-python examples/lightning_module.py
+Needs ``pip install lightning``; run it with ``python examples/lightning_module.py``.
 """
 
 from typing import Any
@@ -11,15 +11,18 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 import kedge
-from kedge.data.digits import digits
+from kedge.adapters.lightning import AnchorCallback
+from pretrained import images
+
+SIZE = 48  # pixels; the network was trained at 224
 
 
-class Digits(lightning.LightningModule):
-    """A classifier of digits."""
+class Classification(lightning.LightningModule):
+    """Fine-tunes a network."""
 
-    def __init__(self) -> None:
+    def __init__(self, net: torch.nn.Module) -> None:
         super().__init__()
-        self.net = kedge.anchor(kedge.models.build("compact", width=8, channels=1))
+        self.net = net
 
     def training_step(self, batch: tuple[Tensor, Tensor], _: int) -> Tensor:
         """Loss of one batch, whose images are each other's anchors in training mode."""
@@ -27,17 +30,22 @@ class Digits(lightning.LightningModule):
         return torch.nn.functional.cross_entropy(self.net(x), y)
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
-        """Plain SGD."""
-        return torch.optim.SGD(self.parameters(), lr=0.05, momentum=0.9)
+        """AdamW at a low rate."""
+        return torch.optim.AdamW(self.parameters(), lr=1e-3)
 
 
-def main(steps: int = 300, **options: Any) -> kedge.Detector:
-    """Train with Lightning's Trainer and calibrate a detector."""
-    train_set, held_out = digits().split(0.9)
-    module = Digits()
-    trainer = lightning.Trainer(max_steps=steps, logger=False, enable_checkpointing=False, **options)
-    trainer.fit(module, DataLoader(train_set, batch_size=64, shuffle=True, drop_last=True))
-    return kedge.AMP(module.net).fit(train_set).calibrate(held_out)
+def main(steps: int = 200, **options: Any) -> kedge.Detector:
+    """Anchor the network and train with Lightning's Trainer, whose callback calibrates a detector at the end."""
+    train_set, held_out = images(SIZE)
+    # Or "timm:resnet50" with pretrained=True, or kedge.Classifier(my_network, mean=..., std=...).
+    net = kedge.anchor(kedge.network("pretrained:lite0", classes=10, size=SIZE)).train()
+    callback = AnchorCallback(train_set, held_out)
+    trainer = lightning.Trainer(
+        max_steps=steps, callbacks=[callback], logger=False, enable_checkpointing=False, **options
+    )
+    trainer.fit(Classification(net), DataLoader(train_set, batch_size=32, shuffle=True, drop_last=True))
+    assert callback.detector is not None
+    return callback.detector
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""An anchored network in a your own training loop: only `kedge.anchor` is new.
+"""A pretrained network, anchored and fine-tuned in your own training loop: only `kedge.anchor` is new.
 
 python examples/own_loop.py
 """
@@ -7,18 +7,21 @@ import torch
 from torch.utils.data import DataLoader
 
 import kedge
-from kedge.data.digits import digits
+from pretrained import images
+
+SIZE = 48  # pixels; the network was trained at 224
 
 
-def main(steps: int = 300) -> kedge.Detector:
-    """Train on batches of digits and calibrate a detector."""
-    train_set, held_out = digits().split(0.9)
-    net = kedge.anchor(kedge.models.build("compact", width=8, channels=1))
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.05, momentum=0.9)
-    loader = DataLoader(train_set, batch_size=64, shuffle=True, drop_last=True)
+def main(steps: int = 200) -> kedge.Detector:
+    """Anchor the network, fine-tune it on batches of images and calibrate a detector."""
+    train_set, held_out = images(SIZE)
+    # Or "timm:resnet50" with pretrained=True, or kedge.Classifier(my_network, mean=..., std=...).
+    net = kedge.anchor(kedge.network("pretrained:lite0", classes=10, size=SIZE)).train()
+    optimizer = torch.optim.AdamW(net.parameters(), lr=1e-3)
+    loader = DataLoader(train_set, batch_size=32, shuffle=True, drop_last=True)
     done = 0
     while done < steps:
-        for x, y in loader:
+        for x, y in loader:  # images in [0, 1] or uint8: the network normalises them itself
             loss = torch.nn.functional.cross_entropy(net(x), y)
             optimizer.zero_grad()
             loss.backward()

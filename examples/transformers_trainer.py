@@ -1,17 +1,33 @@
-"""An anchored network in the Trainer of transformers. Needs ``pip install transformers accelerate``.
+"""A network of transformers, anchored and fine-tuned by its Trainer. Needs ``pip install 'kedge[transformers]'``.
 
 python examples/transformers_trainer.py
+
+``hf:NAME`` names a network on the Hugging Face hub, such as ``hf:microsoft/resnet-18``, or a folder that
+`save_pretrained` wrote. It brings the normalisation, size and crop of its image processor along.
 """
 
 import tempfile
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import ResNetConfig, ResNetForImageClassification, Trainer, TrainingArguments
+from transformers import (
+    ConvNextImageProcessor, ResNetConfig, ResNetForImageClassification, Trainer, TrainingArguments
+)  # fmt: skip
 
 import kedge
-from kedge.data.digits import digits
+from pretrained import images
+
+SIZE = 48  # pixels
+
+
+def write_network(folder: Path) -> None:
+    """Save a small untrained ResNet and its image processor, in place of a network from the hub."""
+    config = ResNetConfig(embedding_size=16, hidden_sizes=[16, 32], depths=[1, 1], layer_type="basic")
+    ResNetForImageClassification(config).save_pretrained(folder)
+    statistics = {"image_mean": [0.485, 0.456, 0.406], "image_std": [0.229, 0.224, 0.225]}
+    ConvNextImageProcessor(size={"shortest_edge": SIZE}, crop_pct=0.875, **statistics).save_pretrained(folder)
 
 
 def collate(items: list[tuple[Tensor, int]]) -> dict[str, Tensor]:
@@ -24,16 +40,16 @@ def loss(logits: Tensor, labels: Tensor, **_: Any) -> Tensor:
     return torch.nn.functional.cross_entropy(logits, labels)
 
 
-def main(steps: int = 300, **options: Any) -> kedge.Detector:
-    """Anchor a ResNet from transformers, train it with the Trainer and calibrate a detector."""
-    train_set, held_out = digits().split(0.9)
-    config = ResNetConfig(
-        num_channels=1, embedding_size=16, hidden_sizes=[16, 32], depths=[1, 1], layer_type="basic", num_labels=10
-    )
-    net = kedge.anchor(ResNetForImageClassification(config), mean=0.13, std=0.31)
+def main(steps: int = 200, network: str | None = None, **options: Any) -> kedge.Detector:
+    """Anchor a pretrained network, train it with the Trainer and calibrate a detector."""
+    train_set, held_out = images(SIZE)
     with tempfile.TemporaryDirectory() as folder:
+        if network is None:
+            write_network(Path(folder))
+            network = f"hf:{folder}"
+        net = kedge.anchor(kedge.network(network, pretrained=True, classes=10, size=SIZE)).train()
         arguments = TrainingArguments(
-            output_dir=folder, max_steps=steps, per_device_train_batch_size=64, learning_rate=3e-3, save_strategy="no",
+            output_dir=folder, max_steps=steps, per_device_train_batch_size=32, learning_rate=3e-3, save_strategy="no",
             report_to=[], **options,
         )  # fmt: skip
         Trainer(
