@@ -289,7 +289,7 @@ def _inline(module: fx.GraphModule) -> None:
         _inline(inner)
         inputs = (node for node in inner.graph.nodes if node.op == "placeholder")
         with graph.inserting_before(block):
-            outputs = graph.graph_copy(inner.graph, dict(zip(inputs, block.args[first + 1 :], strict=True)))
+            outputs: Any = graph.graph_copy(inner.graph, dict(zip(inputs, block.args[first + 1 :], strict=True)))
         for user in list(block.users):  # each takes one of the outputs
             user.replace_all_uses_with(outputs[user.args[1]])
             graph.erase_node(user)
