@@ -1,6 +1,6 @@
 """A pretrained network, anchored and fine-tuned in a Lightning module: only `kedge.anchor` and the callback are new.
 
-Needs ``pip install lightning``; run it with ``python examples/lightning_module.py``.
+Needs ``pip install 'kedge[demo,lightning,pretrained]'``; run it with ``python examples/lightning_module.py``.
 """
 
 from typing import Any

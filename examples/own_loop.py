@@ -1,6 +1,6 @@
 """A pretrained network, anchored and fine-tuned in your own training loop: only `kedge.anchor` is new.
 
-python examples/own_loop.py
+Needs ``pip install 'kedge[demo,pretrained]'``; run it with ``python examples/own_loop.py``.
 """
 
 import torch

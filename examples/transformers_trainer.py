@@ -1,6 +1,7 @@
-"""A network of transformers, anchored and fine-tuned by its Trainer. Needs ``pip install 'kedge[transformers]'``.
+"""A network of transformers, anchored and fine-tuned by its Trainer.
 
-python examples/transformers_trainer.py
+Needs ``pip install 'kedge[demo,pretrained,torchvision,transformers]'``; run it with
+``python examples/transformers_trainer.py``.
 
 ``hf:NAME`` names a network on the Hugging Face hub, such as ``hf:microsoft/resnet-18``, or a folder that
 `save_pretrained` wrote. It brings the normalisation, size and crop of its image processor along.
@@ -11,10 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import transformers
 from torch import Tensor
-from transformers import (
-    ConvNextImageProcessor, ResNetConfig, ResNetForImageClassification, Trainer, TrainingArguments
-)  # fmt: skip
 
 import kedge
 from pretrained import images
@@ -24,10 +23,11 @@ SIZE = 48  # pixels
 
 def write_network(folder: Path) -> None:
     """Save a small untrained ResNet and its image processor, in place of a network from the hub."""
-    config = ResNetConfig(embedding_size=16, hidden_sizes=[16, 32], depths=[1, 1], layer_type="basic")
-    ResNetForImageClassification(config).save_pretrained(folder)
+    config = transformers.ResNetConfig(embedding_size=16, hidden_sizes=[16, 32], depths=[1, 1], layer_type="basic")
+    transformers.ResNetForImageClassification(config).save_pretrained(folder)
     statistics = {"image_mean": [0.485, 0.456, 0.406], "image_std": [0.229, 0.224, 0.225]}
-    ConvNextImageProcessor(size={"shortest_edge": SIZE}, crop_pct=0.875, **statistics).save_pretrained(folder)
+    processor = transformers.ConvNextImageProcessor(size={"shortest_edge": SIZE}, crop_pct=0.875, **statistics)
+    processor.save_pretrained(folder)
 
 
 def collate(items: list[tuple[Tensor, int]]) -> dict[str, Tensor]:
@@ -48,11 +48,11 @@ def main(steps: int = 200, network: str | None = None, **options: Any) -> kedge.
             write_network(Path(folder))
             network = f"hf:{folder}"
         net = kedge.anchor(kedge.network(network, pretrained=True, classes=10, size=SIZE)).train()
-        arguments = TrainingArguments(
+        arguments = transformers.TrainingArguments(
             output_dir=folder, max_steps=steps, per_device_train_batch_size=32, learning_rate=3e-3, save_strategy="no",
             report_to=[], **options,
         )  # fmt: skip
-        Trainer(
+        transformers.Trainer(
             model=net, args=arguments, train_dataset=train_set, data_collator=collate, compute_loss_func=loss
         ).train()
     return kedge.AMP(net).fit(train_set).calibrate(held_out)
