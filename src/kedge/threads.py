@@ -1,5 +1,6 @@
-"""Number of cores and threads, the size of the last-level cache, freed memory, and hooks of one thread."""
+"""Cores, threads, memory and the last-level cache that this process may use, and hooks of one thread."""
 
+import contextlib
 import ctypes
 import math
 import os
@@ -37,6 +38,15 @@ def use_threads(count: int | None = None) -> int:
     elif "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(min(torch.get_num_threads(), cores()))
     return torch.get_num_threads()
+
+
+def memory(cgroup: Path = CGROUP) -> int:
+    """Bytes of main memory that this process may use: those of the machine, or fewer by its container's limit."""
+    sizes = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")] if hasattr(os, "sysconf") else [8 << 30]
+    for path in (cgroup / "memory.max", cgroup / "memory" / "memory.limit_in_bytes"):
+        with contextlib.suppress(OSError, ValueError):  # "max" means no limit
+            sizes.append(int(path.read_text()))
+    return min(sizes)
 
 
 def last_cache(caches: Path = CACHES) -> int | None:

@@ -72,7 +72,8 @@ def train(
         workers: Processes that read a data set.
         devices: Devices on this machine; above 1, and under torchrun, training is parallel through Lightning Fabric.
         nodes: Number of machines.
-        accelerator: Fabric's name: "cpu", "gpu", ...; "auto" with one device keeps the network where it is.
+        accelerator: Fabric's name: "cpu", "gpu", ...; "auto" is a GPU of CUDA or ROCm if there is one, to which the
+            network is moved; otherwise, and with a network that is not on the CPU, the network's device.
         precision: Fabric's name: "bf16-mixed", "16-mixed", ...
         tensorboard: Whether to write the history for TensorBoard too, into ``directory``.
         progress: Called after every step, instead of a bar in a terminal.
@@ -91,8 +92,9 @@ def train(
     engine = make_engine(devices, nodes, accelerator, precision)
     data, outliers = skipping(data), skipping(outliers)
     where = {"rank": engine.rank, "world": engine.world, "workers": workers}
-    loader = make_loader(data, chosen, seed, preprocess=preprocess, **where)
     classifier = net if isinstance(net, Classifier) else Classifier(net)
+    engine.place(classifier)
+    loader = make_loader(data, chosen, seed, preprocess=preprocess, net=classifier, **where)
     loss = loss or default_loss(classifier)
     count = loss.outliers_per_image * loader.batch
     _check(classifier, loss, outliers)

@@ -10,8 +10,10 @@ from PIL import Image
 from torch import Tensor
 
 from kedge.data import Preprocess
-from kedge.data.preprocess import FILTERS
+from kedge.data.preprocess import FILTERS, in_mode
 from kedge.training.recipes import Recipe
+
+CROP_DRAWS = 40  # uniform numbers of a resized crop: ten attempts
 
 
 def uniforms(seed: int, epoch: int, indices: Tensor, n: int) -> Tensor:
@@ -45,7 +47,11 @@ def crop_and_flip(images: Tensor, draws: Tensor, *, padding: int, flip: bool, pa
 
 def augment(images: Tensor, recipe: Recipe, seed: int, epoch: int, index: Tensor) -> Tensor:
     """Crop and flip a batch by a recipe; ``index`` are the images' indices in the set."""
-    if not (recipe.crop or recipe.flip) or images.ndim != 4:
+    if images.ndim != 4:
+        return images
+    if recipe.resized_crop:
+        images = resized_crops(images, uniforms(seed, epoch, index, CROP_DRAWS), recipe.smallest_crop)
+    if not (recipe.crop or recipe.flip):
         return images
     draws = uniforms(seed, epoch, index, 3)
     if recipe.alternate:
@@ -54,18 +60,34 @@ def augment(images: Tensor, recipe: Recipe, seed: int, epoch: int, index: Tensor
     return crop_and_flip(images, draws, padding=recipe.crop, flip=recipe.flip, pad=recipe.pad)
 
 
-def random_resized_crop(image: Image.Image, preprocess: Preprocess, draws: Tensor) -> Image.Image:
-    """Crop a random part, 8 to 100 % of the area with aspect ratio 3:4 to 4:3, and resize it to the network's input.
+def random_resized_crop(image: Image.Image, preprocess: Preprocess, draws: Tensor, smallest: float) -> Image.Image:
+    """Crop a random part of at least a share of the area, and resize it to the network's input; see `_box`."""
+    image = in_mode(image, "L" if preprocess.shape[0] == 1 else "RGB", preprocess.background)
+    target = (preprocess.shape[2], preprocess.shape[1])
+    return image.resize(target, FILTERS[preprocess.resize], box=_box(image.width, image.height, draws, smallest))
+
+
+def resized_crops(images: Tensor, draws: Tensor, smallest: float) -> Tensor:
+    """Such crops of a batch (B, D, H, W), bilinear, of the images' own size; ``draws`` (B, 4 per attempt)."""
+    height, width = images.shape[2:]
+    boxes = torch.tensor([_box(width, height, each, smallest) for each in draws], device=images.device)
+    left, top, right, bottom = boxes.T
+    zero = torch.zeros_like(left)
+    columns = torch.stack([(right - left) / width, zero, (left + right) / width - 1], dim=1)
+    rows = torch.stack([zero, (bottom - top) / height, (top + bottom) / height - 1], dim=1)
+    pixels = images if images.is_floating_point() else images.float()
+    grid = F.affine_grid(torch.stack([columns, rows], dim=1).to(pixels), list(images.shape), align_corners=False)
+    crops = F.grid_sample(pixels, grid, padding_mode="border", align_corners=False)
+    return crops if images.is_floating_point() else crops.round_().to(images.dtype)
+
+
+def _box(width: int, height: int, draws: Tensor, smallest: float) -> tuple[float, float, float, float]:
+    """Left, top, right and bottom of a random part with aspect ratio 3:4 to 4:3.
 
     ``draws`` are uniform numbers, four for each attempt to fit such a part into the image.
     """
-    target = (preprocess.shape[2], preprocess.shape[1])
-    return image.resize(target, FILTERS[preprocess.resize], box=_box(image.width, image.height, draws))
-
-
-def _box(width: int, height: int, draws: Tensor) -> tuple[float, float, float, float]:
     for scale, shape, left, top in draws.view(-1, 4).tolist():
-        area = (0.08 + 0.92 * scale) * width * height
+        area = (smallest + (1 - smallest) * scale) * width * height
         ratio = math.exp(math.log(3 / 4) + shape * math.log(16 / 9))
         w, h = math.sqrt(area * ratio), math.sqrt(area / ratio)
         if w <= width and h <= height:

@@ -7,7 +7,7 @@ depend on the seed and the step alone, so no state of a generator is saved.
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
 from typing import Any, TypedDict
 
@@ -19,6 +19,7 @@ from kedge.errors import FileFormatError, InputError
 from kedge.files import atomic
 from kedge.io import artifact
 from kedge.io.schema import arguments, check, readable
+from kedge.training.recipes import Recipe
 
 # Words of checkpoints before version 3, as keys or values.
 RENAMED = {
@@ -106,7 +107,9 @@ def restore(
 
 
 def _check_run(path: str | os.PathLike[str], saved: Mapping[str, Any], run: Mapping[str, Any], old: bool) -> None:
-    before, now = _flat(saved), _flat(run)
+    # A recipe of before has the defaults of the fields that were added later.
+    defaults = {field.name: field.default for field in fields(Recipe) if field.default is not MISSING}
+    before, now = _flat({**saved, "recipe": {**defaults, **saved["recipe"]}}), _flat(run)
     keys = before if old else {**now, **before}  # an older version does not have the settings that came later
     different = [
         f"{key} was {before.get(key)!r} and is {now.get(key)!r}" for key in keys if before.get(key) != now.get(key)

@@ -17,11 +17,18 @@ from kedge.errors import InputError
 
 
 class Engine:
-    """One process, on the device of the network; with a Fabric, its devices and precision."""
+    """One process, on one device; with a Fabric, its devices and precision."""
 
+    device: str | None = None  # None leaves the network where it is
     rank = 0
     world = 1
     fabric: Any = None
+
+    def place(self, net: nn.Module) -> None:
+        """Move a network to the device; the best one, if it is to be chosen, takes networks from the CPU alone."""
+        values = (*net.parameters(), *net.buffers())
+        if self.device == "cpu" or (self.device and all(value.device.type == "cpu" for value in values)):
+            net.to(self.device)
 
     def setup(self, net: nn.Module, optimizer: torch.optim.Optimizer) -> tuple[nn.Module, torch.optim.Optimizer]:
         """Return the module to call and the optimizer to step."""
@@ -50,7 +57,9 @@ def make_engine(devices: int, nodes: int, accelerator: str, precision: str | Non
     if devices < 1 or nodes < 1:
         raise InputError(f"devices and nodes must be at least 1, got {devices} and {nodes}")
     engine = Engine()
-    if devices == nodes == 1 and precision is None and accelerator == "auto":
+    if devices == nodes == 1 and precision is None and accelerator in ("auto", "cpu"):
+        best = "cuda" if torch.cuda.is_available() else None
+        engine.device = best if accelerator == "auto" else "cpu"
         return engine
     package = needs("lightning_fabric", "fabric", "training on several devices or in another precision")
     from lightning_fabric.utilities.exceptions import MisconfigurationException

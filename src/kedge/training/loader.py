@@ -1,9 +1,10 @@
 """Training data as batches in a fixed order: the same for any number of processes and after any restart; statistics."""
 
+import math
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -11,19 +12,19 @@ from PIL import Image
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
-from kedge.checks import shape_of
 from kedge.data import ImageSet, Preprocess, batches, shape_of_inputs
 from kedge.data.batches import image_and_label
 from kedge.data.decoding import open_image
 from kedge.errors import InputError
+from kedge.models.classifier import Classifier
 from kedge.pixels import to_unit
 from kedge.seeds import mix_seed, seeded
-from kedge.training.augment import augment, random_resized_crop, uniforms
+from kedge.training.augment import CROP_DRAWS, augment, random_resized_crop, uniforms
+from kedge.training.probe import auto_batch
 from kedge.training.recipes import Recipe
 
 SAMPLE = 5000  # images of a data set or loader that the statistics are computed on
 CONSTANT = 1e-10  # a variance below this is rounding error: dividing by it would magnify any later difference
-NEEDS_PICTURES = "resized_crop cuts from large images: pass a data set of PIL images or paths, or switch it off"
 
 
 @dataclass(frozen=True)
@@ -47,7 +48,7 @@ class TrainLoader(ABC):
     checksum: str | None
     images: int
     steps: int
-    batch: int  # images per step, over all processes
+    batch: int  # images per step, over all processes; of an automatic batch, the largest
     preprocess: Preprocess
 
     @abstractmethod
@@ -63,25 +64,31 @@ class SetLoader(TrainLoader):
     """
 
     def __init__(
-        self, data: Any, recipe: Recipe, seed: int, rank: int, world: int, workers: int, preprocess: Preprocess
-    ) -> None:
+        self, data: Any, recipe: Recipe, seed: int, rank: int, world: int, workers: int, preprocess: Preprocess,
+        batch: int,
+    ) -> None:  # fmt: skip
         self.preprocess, self.seed, self.rank, self.world = preprocess, seed, rank, world
         self.workers, self.in_memory = workers, isinstance(data, ImageSet)
         self.name, self.checksum, self.images = name_of(data), getattr(data, "checksum", None), len(data)
-        self.steps, self.batch = self.images // recipe.batch, recipe.batch
+        if recipe.batch == "auto":  # batches that differ by an image at most, and none is dropped
+            self.steps, self.used = math.ceil(self.images / batch), self.images
+            self.batch = math.ceil(self.images / self.steps)
+        else:
+            self.steps, self.batch = self.images // batch, batch
+            self.used = self.steps * batch
         self.source = AugmentedDataset(data, preprocess, recipe, seed)
 
     def epoch(self, epoch: int, start: int) -> Iterator[TrainBatch]:
         """Yield the batches of an epoch from step ``start`` on."""
-        order = epoch_order(self.images, self.seed, epoch)[: self.steps * self.batch].view(self.steps, -1)[start:]
-        share = self.batch // self.world
-        rows = slice(self.rank * share, (self.rank + 1) * share)  # of this process
-        if not self.in_memory:
-            order, rows = order[:, rows], slice(0, share)
-        keys = ([(epoch, index) for index in batch] for batch in order.tolist())
+        order = epoch_order(self.images, self.seed, epoch)[: self.used]
+        whole = order.tensor_split(self.steps)[start:]
+        own = [batch.tensor_split(self.world)[self.rank] for batch in whole]  # of this process
+        keys = ([(epoch, index) for index in batch.tolist()] for batch in (whole if self.in_memory else own))
         loader = self.source.loader(keys, self.workers, mix_seed(self.seed, epoch))
-        for index, (x, y) in zip(order, loader, strict=True):
-            yield TrainBatch(x[rows], y[rows], x, rows.start, index[rows])
+        for batch, index, (x, y) in zip(whole, own, loader, strict=True):
+            first = sum(map(len, batch.tensor_split(self.world)[: self.rank])) if self.in_memory else 0
+            rows = slice(first, first + len(index))
+            yield TrainBatch(x[rows], y[rows], x, first, index)
 
 
 class WrappedLoader(TrainLoader):
@@ -123,6 +130,7 @@ class AugmentedDataset(Dataset[tuple[Tensor, int]]):
 
     def __init__(self, data: Any, preprocess: Preprocess, recipe: Recipe, seed: int, labelled: bool = True) -> None:
         self.data, self.preprocess, self.recipe, self.seed, self.labelled = data, preprocess, recipe, seed, labelled
+        self.cropped = replace(preprocess, crop=1.0), replace(recipe, resized_crop=False)  # after a crop of a picture
 
     def __getitem__(self, key: tuple[int, int]) -> tuple[Tensor, int]:
         epoch, index = key
@@ -130,15 +138,15 @@ class AugmentedDataset(Dataset[tuple[Tensor, int]]):
             image, label = image_and_label(self.data[index])
         if label is None and self.labelled:
             raise InputError(f"data must give labels to train on: (image, label) pairs; number {index} has none")
-        number = torch.tensor([index])
-        if self.recipe.resized_crop:
-            image = open_image(image) if isinstance(image, (str, os.PathLike)) else image
-            if not isinstance(image, Image.Image):
-                raise InputError(f"{NEEDS_PICTURES}; number {index} is {shape_of(image)}")
-            image = random_resized_crop(image, self.preprocess, uniforms(self.seed, epoch, number, 40)[0])
-        x = self.preprocess(image)
-        if self.preprocess.is_image:
-            x = augment(x[None], self.recipe, self.seed, epoch, number)[0]
+        number, preprocess, recipe = torch.tensor([index]), self.preprocess, self.recipe
+        image = open_image(image) if isinstance(image, (str, os.PathLike)) else image
+        if recipe.resized_crop and isinstance(image, Image.Image):  # from all of its pixels
+            draws = uniforms(self.seed, epoch, number, CROP_DRAWS)[0]
+            image = random_resized_crop(image, preprocess, draws, recipe.smallest_crop)
+            preprocess, recipe = self.cropped
+        x = preprocess(image)
+        if preprocess.is_image:
+            x = augment(x[None], recipe, self.seed, epoch, number)[0]
         return x, int(label) if self.labelled else -1
 
     def __getitems__(self, keys: list[tuple[int, int]]) -> tuple[Tensor, Tensor]:
@@ -206,23 +214,29 @@ class OutlierLoader:
 
 
 def make_loader(
-    data: Any, recipe: Recipe, seed: int, *, rank: int, world: int, workers: int, preprocess: Preprocess | None
-) -> TrainLoader:
-    """The loader for an `ImageSet`, a data set or a data loader."""
-    if recipe.batch % world:
+    data: Any, recipe: Recipe, seed: int, *, rank: int, world: int, workers: int, preprocess: Preprocess | None,
+    net: Classifier | None = None,
+) -> TrainLoader:  # fmt: skip
+    """The loader for an `ImageSet`, a data set or a data loader; an automatic batch depends on ``net``."""
+    if isinstance(recipe.batch, int) and recipe.batch % world:
         raise InputError(f"batch must divide among {world} processes; got {recipe.batch}")
     if not isinstance(data, DataLoader) and not (hasattr(data, "__getitem__") and hasattr(data, "__len__")):
         kind = type(data).__name__
         raise InputError(f"data must be an ImageSet (ImageSet.from_arrays), a data set or a data loader, got {kind}")
     if isinstance(data, ImageSet):
-        _check_set(data, recipe, preprocess)
+        _check_set(data, preprocess)
     preprocess = preprocess or Preprocess(shape_of_inputs(data))
     if isinstance(data, DataLoader):
         if world > 1:
             raise InputError("data must be a data set, not a data loader, to train in several processes")
         loader: TrainLoader = WrappedLoader(data, preprocess, seed)
     else:
-        loader = SetLoader(data, recipe, seed, rank, world, workers, preprocess)
+        if isinstance(recipe.batch, int):
+            batch = recipe.batch
+        else:
+            assert net is not None
+            batch = auto_batch(len(data), net, preprocess.shape, world)
+        loader = SetLoader(data, recipe, seed, rank, world, workers, preprocess, batch)
     if loader.steps == 0:
         raise InputError(f"data must hold a batch of at least {recipe.batch} images, got {loader.images}; lower batch")
     return loader
@@ -270,15 +284,13 @@ def name_of(data: Any) -> str:
     return str(getattr(data, "name", type(data).__name__))
 
 
-def _check_set(data: ImageSet, recipe: Recipe, preprocess: Preprocess | None) -> None:
+def _check_set(data: ImageSet, preprocess: Preprocess | None) -> None:
     """Raise an error if an `ImageSet` cannot be trained on."""
     if data.labels is None:
         raise InputError(f"data must have labels to train on; the set {data.name!r} has none")
     classes, shape = data.labels.unique().tolist(), tuple(data.images.shape[1:])
     if classes[0] < 0 or len(classes) < 2:
         raise InputError(f"labels must be 0, 1, ... with at least two classes, got {classes[:5]} in {data.name!r}")
-    if recipe.resized_crop:
-        raise InputError(NEEDS_PICTURES)
     if preprocess is not None and preprocess.shape != shape:
         raise InputError(f"preprocess must have the shape of the images, {shape}; got {preprocess.shape}")
 

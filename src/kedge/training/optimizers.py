@@ -9,6 +9,7 @@ from torch.optim.swa_utils import get_ema_multi_avg_fn
 
 from kedge.anchoring import Anchored
 from kedge.models.classifier import Classifier
+from kedge.training.probe import layer_depths
 from kedge.training.recipes import Recipe
 
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # of a quintic that pulls singular values into about [0.7, 1.2]
@@ -18,8 +19,10 @@ REST = 1 / 12  # Adam's learning rate for parameters that are not matrices, as a
 HEAD = 10.0  # factor for the last layer, which starts far from where it ends
 
 
-def make_optimizer(net: Classifier, recipe: Recipe) -> torch.optim.Optimizer:
+def make_optimizer(net: Classifier, recipe: Recipe, shape: tuple[int, ...] = ()) -> torch.optim.Optimizer:
     """Build the optimizer of a recipe. Each group's learning rate is its ``scale`` times the recipe's rate.
+
+    ``shape`` is that of one input, for ``layer_rates``.
 
     Muon takes the weights of convolutions and linear layers except the first and the last. All other parameters use
     Adam, with rates that fall with the square root of a layer's inputs, as the size of its weights does.
@@ -29,7 +32,8 @@ def make_optimizer(net: Classifier, recipe: Recipe) -> torch.optim.Optimizer:
         options: dict[str, Any] = {"momentum": recipe.momentum, "nesterov": recipe.nesterov}
         return torch.optim.SGD(everything, lr=recipe.lr, weight_decay=recipe.weight_decay, **options)
     if recipe.optimizer == "adam":
-        return torch.optim.AdamW(everything, lr=recipe.lr, weight_decay=recipe.weight_decay)
+        groups = everything if recipe.layer_rates is None else _by_layer(net, recipe, shape)
+        return torch.optim.AdamW(groups, lr=recipe.lr, weight_decay=recipe.weight_decay)
     kinds = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Linear)
     # Only weights that are parameters: a weight drawn from a distribution (SVI) has other parameters behind it.
     layers = [m for m in net.modules() if isinstance(m, kinds) and "weight" in m._parameters]
@@ -40,11 +44,27 @@ def make_optimizer(net: Classifier, recipe: Recipe) -> torch.optim.Optimizer:
     head = next((layer for layer in reversed(layers) if isinstance(layer, nn.Linear) and layer not in first), None)
     inner = [layer.weight for layer in layers if layer not in first and layer is not head]
     own = {id(weight) for weight in inner}
-    groups: list[dict[str, Any]] = [{"params": inner, "scale": 1.0, "muon": True}]
+    groups = [{"params": inner, "scale": 1.0, "muon": True}]
     for weight in (p for p in net.parameters() if id(p) not in own):
         scale = REST if weight.ndim < 2 else REST / inputs.get(id(weight), weight[0].numel()) ** 0.5
         groups.append({"params": [weight], "scale": HEAD * scale if head and weight is head.weight else scale})
     return Muon([group for group in groups if group["params"]], lr=recipe.lr, momentum=recipe.momentum)
+
+
+def _by_layer(net: Classifier, recipe: Recipe, shape: tuple[int, ...]) -> list[dict[str, Any]]:
+    """Groups of one layer's weights each, with a learning rate by its depth; biases and norms apart, without decay."""
+    assert recipe.layer_rates is not None
+    first, last = recipe.layer_rates
+    depths = layer_depths(net, shape)
+    head = max(depths.values())
+    groups: dict[tuple[int, bool], list[nn.Parameter]] = {}
+    for name, weight in net.named_parameters():
+        groups.setdefault((depths[name], weight.ndim > 1), []).append(weight)
+    scales = [first * (last / first) ** (depth / max(1, head - 1)) for depth in range(head)] + [1.0]
+    return [
+        {"params": weights, "scale": scales[depth], "weight_decay": recipe.weight_decay if decays else 0.0}
+        for (depth, decays), weights in groups.items()
+    ]
 
 
 def orthogonalized(matrix: Tensor, iterations: int = ITERATIONS) -> Tensor:
@@ -114,12 +134,13 @@ class WeightAverage:
     """
 
     def __init__(self, net: nn.Module, decay: float) -> None:
-        self._average = get_ema_multi_avg_fn(decay)
+        self.decay = decay
         self.values = {name: value.detach().clone() for name, value in _floats(net).items()}
 
-    def update(self, net: nn.Module) -> None:
-        """Move the average towards the current values."""
-        self._average(list(self.values.values()), list(_floats(net).values()), 0)
+    def update(self, net: nn.Module, step: int) -> None:
+        """Move the average towards the values after a step; in the first steps faster."""
+        average = get_ema_multi_avg_fn(min(self.decay, (1 + step) / (10 + step)))
+        average(list(self.values.values()), list(_floats(net).values()), 0)
 
     @torch.no_grad()
     def apply(self, net: nn.Module) -> None:

@@ -1,12 +1,13 @@
 """Recipes: the hyperparameters of a training, as a frozen dataclass."""
 
+import math
 from dataclasses import dataclass, replace
 from typing import Any
 
 from kedge.checks import at_least, between, one_of
 from kedge.errors import InputError
 
-SCHEDULES = ("steps", "one-cycle", "linear")
+SCHEDULES = ("steps", "one-cycle", "linear", "cosine")
 OPTIMIZERS = ("sgd", "muon", "adam")
 PADDINGS = ("zeros", "reflect")
 
@@ -17,7 +18,8 @@ class Recipe:
 
     Args:
         epochs: Passes over the data.
-        batch: Images per step.
+        batch: Images per step; an incomplete last batch is dropped. ``"auto"`` chooses 16 to 64 by the number of images
+            and the memory, takes sets of any size, and makes batches of equal size without dropping an image.
         lr: Highest learning rate.
         optimizer: ``"sgd"``; ``"adam"`` (AdamW), for networks that are already trained; or ``"muon"``, for networks
             with a norm after each convolution, with Adam for the first and last layers, biases and norms.
@@ -25,17 +27,24 @@ class Recipe:
         nesterov: Whether SGD uses Nesterov momentum; Muon always does.
         weight_decay: Of SGD (on all parameters, as in the paper) or AdamW; Muon keeps the norm of its weights instead.
         schedule: ``"steps"`` multiplies the rate by ``gamma`` at each of ``milestones``; ``"one-cycle"`` warms up
-            linearly over the first fifth and falls linearly to zero; ``"linear"`` falls linearly from the start.
+            linearly over the first fifth and falls linearly to zero; ``"linear"`` falls linearly from the start;
+            ``"cosine"`` warms up linearly over the first tenth and falls to zero as half a cosine.
         milestones: Epochs.
         gamma: Factor at each milestone.
+        layer_rates: Factors of the learning rate for the first layer and for the last but one, for AdamW; those between
+            follow geometrically in the order in which a pass calls the layers, and the last layer has factor 1. Biases
+            and norms then have no weight decay. None for one rate.
+        freeze_norms: Whether batch norms keep their running statistics, and normalise by them, during the training.
         label_smoothing: Of the cross entropy.
         crop: Pixels of padding for random crops; 0 for none.
         pad: Padding of random crops: ``"zeros"`` or ``"reflect"``.
         flip: Whether to flip images horizontally at random.
         alternate: Whether to flip each image in every other epoch instead of at random.
-        resized_crop: Whether to train on random resized crops of large images (ImageNet).
+        resized_crop: Whether to train on random parts of the images, resized to the network's input.
+        smallest_crop: Share of the image's area that such a part has at least.
         clean_final_fraction: Fraction of the steps, at the end, without corruption of the anchors.
         ema: Decay of an exponential moving average of the weights, which training then returns; None for no average.
+            In step t (1, 2, ...) it is at most (1 + t) / (10 + t), so that short trainings forget their start too.
 
     Example:
         >>> recipe("demo", epochs=2).epochs
@@ -43,7 +52,7 @@ class Recipe:
     """
 
     epochs: int
-    batch: int = 128
+    batch: int | str = 128
     lr: float = 0.1
     optimizer: str = "sgd"
     momentum: float = 0.9
@@ -52,18 +61,24 @@ class Recipe:
     schedule: str = "steps"
     milestones: tuple[int, ...] = ()
     gamma: float = 0.2
+    layer_rates: tuple[float, float] | None = None
+    freeze_norms: bool = False
     label_smoothing: float = 0.0
     crop: int = 4
     pad: str = "zeros"
     flip: bool = True
     alternate: bool = False
     resized_crop: bool = False
+    smallest_crop: float = 0.08
     clean_final_fraction: float = 0.0
     ema: float | None = None
 
     def __post_init__(self) -> None:
         at_least("epochs", self.epochs, 1)
-        at_least("batch", self.batch, 2)
+        if isinstance(self.batch, str):
+            one_of("batch", self.batch, ("auto",))
+        else:
+            at_least("batch", self.batch, 2)
         at_least("crop", self.crop, 0)
         one_of("schedule", self.schedule, SCHEDULES)
         one_of("optimizer", self.optimizer, OPTIMIZERS)
@@ -74,6 +89,14 @@ class Recipe:
             raise InputError(f"nesterov needs a momentum above 0; got momentum={self.momentum}")
         if self.alternate and not self.flip:
             raise InputError("alternate needs flip=True; got flip=False")
+        if self.layer_rates is not None:
+            if self.optimizer != "adam" or len(self.layer_rates) != 2 or min(self.layer_rates) <= 0:
+                raise InputError(
+                    f"layer_rates must be two positive factors, with the optimizer 'adam'; got {self.layer_rates} with "
+                    f"{self.optimizer!r}"
+                )
+            object.__setattr__(self, "layer_rates", tuple(self.layer_rates))
+        between("smallest_crop", self.smallest_crop, 0, 1)
         between("weight_decay", self.weight_decay, 0, float("inf"))
         between("label_smoothing", self.label_smoothing, 0, 1)
         between("clean_final_fraction", self.clean_final_fraction, 0, 1)
@@ -85,6 +108,9 @@ class Recipe:
         """Learning rate at a point of training, counted in epochs."""
         if self.schedule == "steps":
             return float(self.lr * self.gamma ** sum(epoch >= milestone for milestone in self.milestones))
+        if self.schedule == "cosine":
+            done = (epoch / self.epochs - 0.1) / 0.9
+            return self.lr * (epoch / self.epochs / 0.1 if done < 0 else 0.5 * (1 + math.cos(math.pi * done)))
         peak = 0.0 if self.schedule == "linear" else self.epochs / 5
         return self.lr * (epoch / peak if epoch < peak else (self.epochs - epoch) / (self.epochs - peak))
 
@@ -108,8 +134,22 @@ RECIPES = {
         alternate=True,
         clean_final_fraction=0.4,
     ),
-    # For a trained network anchored with init="preserve".
-    "finetune": Recipe(epochs=5, lr=0.02, nesterov=True, schedule="one-cycle"),
+    # For a pretrained network on photographs, from a few hundred of them on.
+    "finetune": Recipe(
+        epochs=10,
+        batch="auto",
+        lr=3e-3,
+        optimizer="adam",
+        weight_decay=0.05,
+        schedule="cosine",
+        layer_rates=(0.03, 0.3),
+        freeze_norms=True,
+        label_smoothing=0.05,
+        crop=0,
+        resized_crop=True,
+        smallest_crop=0.35,
+        ema=0.999,
+    ),
     # For a student that starts from its teacher's network.
     "distill": Recipe(epochs=2, lr=1e-4, optimizer="adam", weight_decay=0.0, schedule="one-cycle"),
     # For 28 x 28 digits, which must not be flipped.

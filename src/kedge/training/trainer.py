@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from kedge.anchoring import Anchored
 from kedge.data import batches
@@ -73,7 +74,7 @@ class Trainer:
     ) -> None:
         self.net, self.loader, self.recipe, self.seed, self.engine = net, loader, recipe, seed, engine
         self.data, self.outliers, self.loss = data, outliers, loss
-        self.optimizer = make_optimizer(net, recipe)
+        self.optimizer = make_optimizer(net, recipe, loader.preprocess.shape)
         if loader.preprocess.is_image:
             net.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self.module, self.stepper = engine.setup(net, self.optimizer)
@@ -96,6 +97,7 @@ class Trainer:
             "network": {key: described[key] for key in ("spec", "type", "anchored", "conversions")},
             "preprocess": json.loads(json.dumps(asdict(loader.preprocess))),
             "processes": engine.world,
+            **({"batch": loader.batch} if recipe.batch == "auto" else {}),
         }
 
     def run(
@@ -111,7 +113,7 @@ class Trainer:
             if start == 0:  # a checkpoint in mid-epoch restores what the loss computed then
                 outlier_set = None if self.outliers is None else self.outliers.data
                 self.loss.begin_epoch(self.net, self.data, outlier_set, self.loader.preprocess, epoch)
-            self.net.train()
+            self._training_mode()
             outlier_batches = itertools.repeat(None) if self.outliers is None else self.outliers.batches(position.step)
             for batch, outliers in zip(self.loader.epoch(epoch, start), outlier_batches, strict=False):
                 self.step(batch, outliers, epoch)
@@ -171,13 +173,19 @@ class Trainer:
             raise KedgeError(self._diverged("the loss", epoch))
         self.stepper.step()
         self.loss.after_step(step)
-        if self.average is not None:
-            self.average.update(net)
         position.step += 1
+        if self.average is not None:
+            self.average.update(net, position.step)
         position.loss_sum += loss_sum
         position.right += int(right_sum)
         position.seen += int(seen)
         self.seen += int(seen)
+
+    def _training_mode(self) -> None:
+        self.net.train()
+        for module in self.net.modules() if self.recipe.freeze_norms else ():
+            if isinstance(module, _BatchNorm):
+                module.eval()
 
     def _diverged(self, what: str, epoch: int) -> str:
         exists = self.directory and (self.directory / CHECKPOINT).exists()
