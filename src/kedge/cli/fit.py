@@ -9,6 +9,7 @@ from rich.markup import escape
 from kedge.cli.options import DataDir, Threads
 from kedge.cli.terminal import Console, printable
 from kedge.data import sources
+from kedge.detectors import Detector
 from kedge.errors import InputError
 from kedge.files import check_target
 from kedge.models.named import network as named_network
@@ -79,14 +80,21 @@ def fit(
     )  # fmt: skip
     detector = protect(net, images, held, method=method, alpha=alpha, delta=delta, seed=seed)
     detector.save(out)
+    print_result(detector, out)
+
+
+def print_result(detector: Detector, path: Path) -> None:
+    """Print what `protect` measured on held-out images, where the detector is, and what to type next."""
     console, result = Console(), detector.net.record["held_out"]
+    assert detector.calibration is not None
     if result["accuracy"] is not None:
         console.print(f"held-out accuracy {result['accuracy']:.1%}")
     console.print(
-        f"flagged {result['flagged']:.1%} of {result['judged']:,} held-out images (at most {alpha:.0%} expected)"
+        f"flagged {result['flagged']:.1%} of {result['judged']:,} held-out images "
+        f"(at most {detector.calibration.alpha:.0%} expected)"
     )
-    console.wrote("detector", out)
-    name = escape(printable(out))
+    console.wrote("detector", path)
+    name = escape(printable(path))
     console.print(f"next      kedge score --detector {name} PHOTOS   or   kedge serve {name}")
 
 

@@ -4,19 +4,19 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.markup import escape
 
-from kedge import anchoring, metrics, training
+from kedge import anchoring, training
 from kedge.anchoring.options import MASK_TARGETS
 from kedge.checks import between, one_of
-from kedge.cli.terminal import Console
+from kedge.cli.fit import print_result
 from kedge.data import ImageSet, Preprocess, sources
-from kedge.detectors import AMP, KNN, Detector, KLUniform
 from kedge.detectors.amp import VARIANTS
 from kedge.errors import InputError
 from kedge.files import check_target
 from kedge.models.classifier import Classifier
 from kedge.models.named import network as named_network
+from kedge.protect import DEFAULT_METHOD, protect
+from kedge.threads import cores
 from kedge.training.api import skipping
 from kedge.training.frozen import train_head
 
@@ -30,7 +30,10 @@ def train(
         ),
     ] = "compact",
     pretrained: Annotated[
-        bool, typer.Option("--pretrained", help="Begin with the weights that the network's library publishes.")
+        bool,
+        typer.Option(
+            "--pretrained", help="Begin with the weights that the network's library publishes, or a factory loads."
+        ),
     ] = False,
     weights: Annotated[
         Path | None, typer.Option(help="Begin with the weights in a file: safetensors or a torch state dict.")
@@ -38,11 +41,19 @@ def train(
     freeze: Annotated[
         bool, typer.Option("--freeze", help="Train the last layer alone, on features that are extracted once.")
     ] = False,
-    recipe: Annotated[str, typer.Option(help=f"One of {', '.join(training.RECIPES)}.")] = "fast",
+    recipe: Annotated[
+        str | None,
+        typer.Option(
+            help=f"One of {', '.join(training.RECIPES)}; by default finetune with --pretrained or --weights, else fast."
+        ),
+    ] = None,
     out: Annotated[Path, typer.Option(help="Folder for checkpoints, history and the detector.")] = Path("runs/train"),
     anchor: Annotated[
-        bool, typer.Option(help="Anchor the network, for an AMP detector; otherwise the detector is KL to uniform.")
-    ] = True,
+        bool | None,
+        typer.Option(
+            help="Anchor the network, for an AMP detector; the default without --pretrained, --weights and --freeze."
+        ),
+    ] = None,
     variant: Annotated[
         str, typer.Option(help="Variant of anchored training and of AMP: paper, authors or recommended.")
     ] = "paper",
@@ -64,12 +75,17 @@ def train(
         float | None, typer.Option(min=0, max=1, help="Synthetic outliers per training image, trained to uniform.")
     ] = None,
     size: Annotated[int | None, typer.Option(min=8, help="Input size in pixels, for images on disk.")] = None,
-    workers: Annotated[int, typer.Option(min=0, help="Processes that read images from disk.")] = 2,
-    hold_out: Annotated[float, typer.Option(help="Share of the training images to calibrate on.")] = 0.1,
+    workers: Annotated[
+        int | None, typer.Option(min=0, help="Processes that read images from disk; by default one per core, up to 8.")
+    ] = None,
+    hold_out: Annotated[
+        float | None,
+        typer.Option(help="Share of the images to calibrate on: a tenth, or a fifth with --pretrained or --weights."),
+    ] = None,
     seed: Annotated[int, typer.Option(help="Random seed.")] = 0,
     devices: Annotated[int, typer.Option(min=1, help="Processes or GPUs on this machine.")] = 1,
     nodes: Annotated[int, typer.Option(min=1, help="Number of machines.")] = 1,
-    accelerator: Annotated[str, typer.Option(help="Fabric's name: cpu, gpu, ...; auto is the CPU.")] = "auto",
+    accelerator: Annotated[str, typer.Option(help="cpu, gpu, ...; auto is a GPU if there is one.")] = "auto",
     precision: Annotated[str | None, typer.Option(help="Fabric's name: bf16-mixed, 16-mixed, ...")] = None,
     resume: Annotated[bool, typer.Option(help="Resume from the last checkpoint in the folder.")] = True,
     half: Annotated[bool, typer.Option("--half", help="Round the weights to half precision; halves the file.")] = False,
@@ -90,11 +106,16 @@ def train(
 
         kedge train folder:photos/ --size 64 --epochs 30 --devices 2 --accelerator cpu
 
-        kedge train folder:photos/ --network timm:efficientnet_lite0 --pretrained --no-anchor --freeze
+        kedge train folder:photos/ --network timm:efficientnet_lite0 --pretrained
+
+        kedge train folder:photos/ --network timm:efficientnet_lite0 --pretrained --freeze
 
         kedge train imagenet --network resnet50 --recipe imagenet --size 224 --every 10 --accelerator gpu --devices 8
     """
-    console = Console()
+    tuned = pretrained or weights is not None
+    anchor = not (tuned or freeze) if anchor is None else anchor
+    recipe = recipe or ("finetune" if tuned else "fast")
+    hold_out = (0.2 if tuned else 0.1) if hold_out is None else hold_out
     between("--hold-out", hold_out, 0, 1, open_ends=True)
     check_target("--out", out, folder=True)
     images = sources.load_dataset(data, "train", data_dir=data_dir)
@@ -104,11 +125,9 @@ def train(
     options: dict[str, Any] = {"every": every, "per_sample": per_sample, "mask": mask, "mask_target": mask_target}
     stray = [f"--{name.replace('_', '-')}" for name, value in options.items() if value is not None]
     if stray and not anchor:
-        raise InputError(f"{', '.join(stray)} must not come with --no-anchor; leave out one")
+        raise InputError(f"{', '.join(stray)} must come with --anchor: an unanchored network has no anchors")
     if freeze and (anchor or synthetic_outliers):
-        raise InputError(
-            "--freeze must come with --no-anchor and without --synthetic-outliers: it trains the head alone"
-        )
+        raise InputError("--freeze must come without --anchor and --synthetic-outliers: it trains the head alone")
     count, channels = int(images.labels.max()) + 1, images.images.shape[1] if isinstance(images, ImageSet) else 3
     base = named_network(
         network, classes=count, channels=channels, pretrained=pretrained, weights=weights, size=size, seed=seed
@@ -137,18 +156,16 @@ def train(
     else:
         trained = training.train(
             net, part, training.recipe(recipe, **changes), seed=seed, loss=loss, directory=out, resume=resume,
-            preprocess=preprocess, workers=workers, devices=devices, nodes=nodes, accelerator=accelerator,
-            precision=precision, tensorboard=tensorboard,
+            preprocess=preprocess, workers=min(8, cores()) if workers is None else workers, devices=devices,
+            nodes=nodes, accelerator=accelerator, precision=precision, tensorboard=tensorboard,
         )  # fmt: skip
     if not training.is_first_process():
         return
     if half:
         trained.round_weights()
-    unanchored = KNN if pretrained or weights is not None else KLUniform
-    detector: Detector = AMP(trained, variant=variant) if anchor else unanchored(trained)
-    detector.fit(part, preprocess=preprocess).calibrate(held_out)
+    if anchor:
+        detector = protect(trained, part, held_out, method="amp", seed=seed, variant=variant)
+    else:
+        detector = protect(trained, part, held_out, method=DEFAULT_METHOD if tuned else "kl_uniform", seed=seed)
     detector.save(out / "detector.kedge")
-    assert held_out.labels is not None
-    accuracy = metrics.accuracy(detector(held_out).label, held_out.labels)
-    console.print(f"held-out accuracy {accuracy:.1%} on {len(held_out):,} images", highlight=False)
-    console.print(f"detector  [bold]{escape(str(out / 'detector.kedge'))}[/]", highlight=False)
+    print_result(detector, out / "detector.kedge")

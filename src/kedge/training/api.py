@@ -1,5 +1,6 @@
 """`train`: one training loop for unanchored and anchored networks, so that comparisons between them are fair."""
 
+import contextlib
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -12,18 +13,19 @@ from kedge.anchoring import DEFAULT_K, Anchored
 from kedge.anchoring.sampling import choose
 from kedge.data import Preprocess, batches
 from kedge.data.leakage import fingerprints
-from kedge.errors import InputError
+from kedge.errors import ArchitectureError, InputError
 from kedge.models.classifier import Classifier
 from kedge.models.ensemble import Ensemble
 from kedge.models.graph import StoredGraph
 from kedge.progress import progress_bar
 from kedge.seeds import mix_seed
 from kedge.training.engine import locked, make_engine
+from kedge.training.frozen import fit_head
 from kedge.training.loader import OutlierLoader, TrainLoader, make_loader, sample, statistics
 from kedge.training.losses import Loss, default_loss
 from kedge.training.recipes import Recipe
 from kedge.training.recipes import recipe as named_recipe
-from kedge.training.trainer import Progress, Trainer
+from kedge.training.trainer import CHECKPOINT, Progress, Trainer
 
 
 def train(
@@ -105,6 +107,10 @@ def train(
         torch.random.fork_rng(),
     ):  # dropout draws from torch's global generators, which are restored afterwards
         prepare(classifier, data, loader, outlier_loader, seed)
+        begun = resume and folder is not None and (folder / CHECKPOINT).exists()
+        if chosen.head_first and not begun:
+            with contextlib.suppress(ArchitectureError):  # of a network that does not end in a linear layer
+                fit_head(classifier, data, loader.preprocess, seed=seed)
         trainer = Trainer(classifier, data, loader, outlier_loader, loss, chosen, seed, engine, folder, tensorboard)
         with progress_bar("training") as update:
             report = progress or (lambda p: update(p.step, p.steps, note=p.note))

@@ -1,7 +1,9 @@
 """`train_head`: the last layer alone, on features that are extracted once; seconds after one pass over the images."""
 
+import json
 import math
 import time
+from dataclasses import asdict
 from typing import Any
 
 import torch
@@ -15,8 +17,9 @@ from kedge.models.classifier import Classifier, evaluating
 from kedge.models.head import find_head
 from kedge.provenance import provenance
 from kedge.seeds import seeded
+from kedge.training.trainer import warn_skipped
 
-LR, WEIGHT_DECAY, BATCH = 1e-3, 1e-2, 64
+EPOCHS, LR, WEIGHT_DECAY, BATCH = 40, 1e-3, 1e-2, 64
 FEWEST_STEPS = 1000  # few images take more epochs
 
 
@@ -24,7 +27,7 @@ def train_head(
     net: Classifier,
     data: Any,
     *,
-    epochs: int = 40,
+    epochs: int = EPOCHS,
     seed: int = 0,
     preprocess: Preprocess | None = None,
 ) -> Classifier:
@@ -54,6 +57,24 @@ def train_head(
             raise InputError("preprocess must be given: the network does not say what size its inputs have")
         preprocess = Preprocess.from_record(recorded)
     started = time.monotonic()
+    images = fit_head(net, data, preprocess, epochs=epochs, seed=seed)
+    skipped = list(getattr(data, "skipped", ()))
+    warn_skipped(skipped)
+    net.record |= {
+        "preprocess": json.loads(json.dumps(asdict(preprocess))),
+        "recipe": {"freeze": True, "epochs": epochs, "lr": LR, "weight_decay": WEIGHT_DECAY, "batch": BATCH},
+        "data": {"name": str(getattr(data, "name", type(data).__name__)), "images": images},
+        "epochs": epochs,
+        "seed": seed,
+        "seconds": round(time.monotonic() - started, 1),
+        "skipped": skipped,
+        "made with": provenance(),
+    }
+    return net.eval()
+
+
+def fit_head(net: Classifier, data: Any, preprocess: Preprocess, *, epochs: int = EPOCHS, seed: int = 0) -> int:
+    """Train the last linear layer in place, as `train_head` does, without a record; return the number of images."""
     x, y, name = _features(net, data, preprocess)
     head = net.network.get_submodule(name)
     assert isinstance(head, nn.Linear)
@@ -70,15 +91,7 @@ def train_head(
         head.weight.copy_(fresh.weight / std)  # W (h - mean) / std + b
         if head.bias is not None:
             head.bias.copy_(fresh.bias - fresh.weight @ (mean / std))
-    net.record |= {
-        "recipe": {"freeze": True, "epochs": epochs, "lr": LR, "weight_decay": WEIGHT_DECAY, "batch": BATCH},
-        "data": {"name": str(getattr(data, "name", type(data).__name__)), "images": len(y)},
-        "epochs": epochs,
-        "seed": seed,
-        "seconds": round(time.monotonic() - started, 1),
-        "made with": provenance(),
-    }
-    return net.eval()
+    return len(y)
 
 
 @torch.no_grad()

@@ -29,7 +29,7 @@ def layer_depths(net: Classifier, shape: tuple[int, ...]) -> dict[str, int]:
 
     def watch(probe: nn.Module) -> None:
         for name, module in probe.named_modules():
-            module.register_forward_pre_hook(lambda *_, name=name: called.setdefault(name, len(called)) and None)
+            module.register_forward_pre_hook(lambda *_, name=name: called.update({name: called.get(name, len(called))}))
 
     _pass(net, shape, watch)
     order = {}

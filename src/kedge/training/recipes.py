@@ -34,6 +34,8 @@ class Recipe:
         layer_rates: Factors of the learning rate for the first layer and for the last but one, for AdamW; those between
             follow geometrically in the order in which a pass calls the layers, and the last layer has factor 1. Biases
             and norms then have no weight decay. None for one rate.
+        head_first: Whether to train the last linear layer alone first, if the network ends in one, as `kedge train
+            --freeze` does: other layers then do not follow the gradients of a fresh one (Kumar et al., ICLR 2022).
         freeze_norms: Whether batch norms keep their running statistics, and normalise by them, during the training.
         label_smoothing: Of the cross entropy.
         crop: Pixels of padding for random crops; 0 for none.
@@ -62,6 +64,7 @@ class Recipe:
     milestones: tuple[int, ...] = ()
     gamma: float = 0.2
     layer_rates: tuple[float, float] | None = None
+    head_first: bool = False
     freeze_norms: bool = False
     label_smoothing: float = 0.0
     crop: int = 4
@@ -138,11 +141,12 @@ RECIPES = {
     "finetune": Recipe(
         epochs=10,
         batch="auto",
-        lr=3e-3,
+        lr=3e-4,
         optimizer="adam",
         weight_decay=0.05,
         schedule="cosine",
-        layer_rates=(0.03, 0.3),
+        layer_rates=(0.1, 1.0),
+        head_first=True,
         freeze_norms=True,
         label_smoothing=0.05,
         crop=0,

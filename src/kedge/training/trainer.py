@@ -6,7 +6,7 @@ import json
 import math
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -287,9 +287,14 @@ class Trainer:
             "skipped": self.skipped,
             "made with": provenance(),
         }
-        if self.skipped:
-            listed = "; ".join(self.skipped[:LISTED]) + ("; ..." if len(self.skipped) > LISTED else "")
-            warnings.warn(f"{len(self.skipped)} images were skipped in training: {listed}", KedgeWarning, stacklevel=4)
+        warn_skipped(self.skipped)
         if self.directory is not None and self.engine.rank == 0:
             with atomic(self.directory / "record.json") as temporary:
                 temporary.write_text(json.dumps(self.net.record, indent=1))
+
+
+def warn_skipped(reasons: Sequence[str]) -> None:
+    """List images that a training could not decode in a warning, if there are any."""
+    if reasons:
+        listed = "; ".join(reasons[:LISTED]) + ("; ..." if len(reasons) > LISTED else "")
+        warnings.warn(f"{len(reasons)} images were skipped in training: {listed}", KedgeWarning, stacklevel=5)
