@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 import kedge
 from helpers import picture, run_cli
-from kedge.detectors.registry import registered
+from kedge.detectors.registry import named_methods
 from kedge.errors import InputError, NotReadyError
 from kedge.evaluation import SeedSummary, evaluate
 from kedge.evaluation.protocol import full_spectrum
@@ -336,6 +336,6 @@ def test_every_post_hoc_method_of_the_leaderboard_is_mapped_or_not_in_kedge():
     listed = {r.method for board in BOARDS for r in leaderboard(board) if r.training == STANDARD_TRAINING}
     assert listed - set(leaderboard_methods()) == {"CombOOD", "MDSEns", "OTOD", "OpenGAN", "Relation", "i-ODIN"}
     assert set(leaderboard_methods()) <= listed
-    for kind, options in leaderboard_methods().values():
-        if kind in registered() and not options:
-            assert registered()[kind] in post_hoc()
+    for method, _ in leaderboard_methods().values():
+        if method in named_methods():
+            assert named_methods()[method][0] in post_hoc()

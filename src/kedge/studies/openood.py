@@ -11,6 +11,7 @@ import torch
 from kedge.data import ImageSet, Preprocess, StreamedSet, gather, sources
 from kedge.data.leakage import fingerprints, shared
 from kedge.detectors import AMP, DeepEnsemble, Detector, Energy, registered
+from kedge.detectors.registry import named_methods
 from kedge.errors import InputError, NotReadyError
 from kedge.studies import sets
 from kedge.studies.leaderboard import leaderboard_methods
@@ -137,16 +138,20 @@ def post_hoc() -> list[type[Detector]]:
 
 
 def _rows() -> dict[str, MethodPlan]:
-    """A row for each post-hoc method, for each variant of one on the leaderboard, and for each that takes outliers."""
-    names = {kind: name for name, (kind, options) in leaderboard_methods().items() if not options}
-    rows = {}
-    for kind in post_hoc():
-        accepted = set(inspect.signature(kind).parameters)
-        rows[kind.__name__] = MethodPlan(kind, ("unanchored",), paper=names.get(kind.name))
-        for name, (method, options) in leaderboard_methods().items():
-            if method == kind.name and options and set(options) <= accepted:
-                rows[f"{kind.__name__}, as {name}"] = MethodPlan(kind, ("unanchored",), options, paper=name)
-        if "outliers" in accepted:
+    """A row for each post-hoc method and its variants, for other forms on the leaderboard, and with outliers."""
+    methods, kinds = named_methods(), post_hoc()
+    names = {method: name for name, (method, more) in leaderboard_methods().items() if not more}
+    rows = {
+        kind.__name__ if name == kind.name else name: MethodPlan(kind, ("unanchored",), options, paper=names.get(name))
+        for name, (kind, options) in methods.items()
+        if kind in kinds
+    }
+    for name, (method, more) in leaderboard_methods().items():
+        if more and method in methods:
+            kind, options = methods[method]
+            rows[f"{kind.__name__}, as {name}"] = MethodPlan(kind, ("unanchored",), {**options, **more}, paper=name)
+    for kind in kinds:
+        if "outliers" in inspect.signature(kind).parameters:
             rows[f"{kind.__name__}*"] = MethodPlan(kind, ("unanchored",), outliers=True)
     return rows
 
