@@ -45,7 +45,17 @@ CASES = [(name, "unanchored") for name in METHODS if name not in NEED_ANCHORS]
 CASES += [(name, "anchored") for name in METHODS if name not in PREPARED]
 CASES += [(case, "anchored" if name in NEED_ANCHORS else "unanchored") for case, (name, _) in OPTIONS.items()]
 SVI = ("svi", "svi_avuc")  # a draw of their weights is in the network that they share
-LOGITS_AS_THEY_ARE = ("mahalanobis", "mahalanobis, moved", "odin", "react", "vim", "knn", "gram", "temperature_scaling")
+LOGITS_AS_THEY_ARE = (
+    "rankfeat",
+    "mahalanobis",
+    "mahalanobis, moved",
+    "odin",
+    "react",
+    "vim",
+    "knn",
+    "gram",
+    "temperature_scaling",
+)
 every_detector = pytest.mark.parametrize(("name", "kind"), CASES)
 
 
@@ -369,6 +379,8 @@ OUT_OF_RANGE = [  # the first option is at fault; found when the detector is bui
     *(("react", wrong) for wrong in ({"percentile": 0}, {"percentile": 90}, {"score": "mps"}, {"head": "stage1"})),
     *(("vim", wrong) for wrong in ({"dim": -1}, {"dim": 2.0}, {"dim": 32}, {"head": "stage1"})),
     *(("gram", {"layers": wrong}) for wrong in ("stage1", [], ["stage9"])),
+    *(("rankfeat", {"layer": wrong}) for wrong in ("stage9", "fc", "stage3")),  # unknown, a vector, a single position
+    ("gradnorm", {"head": "stage1"}),
     *(("gram", {"powers": wrong}) for wrong in ([], 3, [0], [1.5])),
     *(("mahalanobis", {"layers": wrong}) for wrong in ("stage1", [1], [], ["fc", "fc"], ["stage9"])),
     *(
@@ -435,7 +447,7 @@ def test_what_a_method_learned_follows_its_network_to_another_device(name):
     assert outputs.score.device == outputs.logits.device == torch.device("meta")
 
 
-@pytest.mark.parametrize("name", ["odin", "mahalanobis", "gram", "knn", "vim", "react", "deup", "ensemble"])
+@pytest.mark.parametrize("name", ["odin", "mahalanobis", "gram", "rankfeat", "knn", "vim", "react", "deup", "ensemble"])
 def test_networks_of_the_user_s_own_work_without_more_arguments(name, tmp_path):
     def user_network():
         with seeded(3):

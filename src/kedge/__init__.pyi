@@ -27,6 +27,7 @@ from .detectors import Detection as Detection
 from .detectors import Detector as Detector
 from .detectors import Energy as Energy
 from .detectors import Entropy as Entropy
+from .detectors import GradNorm as GradNorm
 from .detectors import Gram as Gram
 from .detectors import KLUniform as KLUniform
 from .detectors import LowLevelStatistics as LowLevelStatistics
@@ -34,6 +35,7 @@ from .detectors import Mahalanobis as Mahalanobis
 from .detectors import MaxLogit as MaxLogit
 from .detectors import MCDropout as MCDropout
 from .detectors import OutlierExposure as OutlierExposure
+from .detectors import RankFeat as RankFeat
 from .detectors import ReAct as ReAct
 from .detectors import SVIAvUC as SVIAvUC
 from .detectors import TemperatureScaling as TemperatureScaling

@@ -6,6 +6,7 @@ from kedge.detectors.detection import Detection
 from kedge.detectors.deup import DEUP
 from kedge.detectors.extraction import extract
 from kedge.detectors.features import FeatureDetector
+from kedge.detectors.gradnorm import GradNorm
 from kedge.detectors.gram import Gram
 from kedge.detectors.inference import for_inference, thread_copies
 from kedge.detectors.knn import KNN
@@ -14,6 +15,7 @@ from kedge.detectors.logits import MSP, Energy, Entropy, KLUniform, MaxLogit, Re
 from kedge.detectors.low_level_statistics import LowLevelStatistics
 from kedge.detectors.mahalanobis import Mahalanobis
 from kedge.detectors.odin import ODIN
+from kedge.detectors.rankfeat import RankFeat
 from kedge.detectors.react import ReAct
 from kedge.detectors.registry import register, registered
 from kedge.detectors.sampled import DeepEnsemble, MCDropout
@@ -30,8 +32,8 @@ from kedge.detectors.vim import ViM
 
 __all__ = [
     "AMP", "DEUP", "DUQ", "KNN", "MSP", "ODIN", "SVI", "TTA", "UDG", "Calibration", "ClassifierDiscrepancy",
-    "Cost", "DeepEnsemble", "Detection", "Detector", "Energy", "Entropy", "FeatureDetector", "Gram",
+    "Cost", "DeepEnsemble", "Detection", "Detector", "Energy", "Entropy", "FeatureDetector", "GradNorm", "Gram",
     "KLUniform", "LowLevelStatistics", "MCDropout", "Mahalanobis", "MaxLogit", "OutlierExposure", "Outputs",
-    "ReAct", "RescoringDetector", "SVIAvUC", "TemperatureScaling", "TrainedDetector", "ViM", "extract", "for_inference",
-    "load", "register", "registered", "thread_copies",
+    "RankFeat", "ReAct", "RescoringDetector", "SVIAvUC", "TemperatureScaling", "TrainedDetector", "ViM", "extract",
+    "for_inference", "load", "register", "registered", "thread_copies",
 ]  # fmt: skip
