@@ -15,7 +15,7 @@ from kedge.errors import InputError
 from kedge.models import Spec, build, model_names, read_features
 
 SIZE = {"wrn": {"depth": 10, "width": 2}, "compact": {"width": 4}, "airbench": {"width": 4}}  # the smallest
-SMALL = ("wrn", "resnet18-cifar", "resnet18", "compact", "airbench")  # every class and stem
+SMALL = ("wrn", "resnet18-cifar", "resnet18", "resnet8", "compact", "airbench")  # every class and stem
 
 
 def built(name: str, **arguments: int | float) -> models.Network:
@@ -47,7 +47,7 @@ def settle(net: nn.Module, seed: int = 0) -> nn.Module:
 def test_parameter_counts_are_the_published_ones():
     published = {"wrn-40-2": 2_243_546, "wrn-16-2": 691_674, "resnet18": 11_689_512, "resnet34": 21_797_672}
     published |= {"resnet18-cifar": 11_173_962, "resnet34-cifar": 21_282_122, "resnet50-cifar": 23_520_842}
-    published |= {"resnet50": 25_557_032}
+    published |= {"resnet50": 25_557_032, "resnet20": 269_722, "resnet56": 853_018}
     with torch.device("meta"):
         assert {name: parameters(build(name)) for name in published} == published
         assert parameters(build("wrn", depth=28, width=10)) == 36_479_194
@@ -79,6 +79,33 @@ def test_wrn_forward_is_that_of_the_definition():
     torch.testing.assert_close(net(x), naive_wrn(net.state_dict(), x, 16))
     narrow = build("wrn", depth=10, width=1).state_dict()  # its first group needs no shortcut
     assert [key for key in narrow if "shortcut" in key] == ["group2.0.shortcut.weight", "group3.0.shortcut.weight"]
+
+
+def test_small_resnet_forward_is_that_of_the_definition(tmp_path):
+    net = settle(build("resnet20")).double()
+    state = net.state_dict()
+
+    def norm(x: Tensor, at: str) -> Tensor:
+        return F.batch_norm(x, *(state[f"{at}.{key}"] for key in ("running_mean", "running_var", "weight", "bias")))
+
+    images = torch.randn(3, 3, 32, 28, dtype=torch.float64)
+    x = norm(F.conv2d(images, state["conv1.weight"], padding=1), "bn1").relu()
+    for stage in (1, 2, 3):
+        for block in range(3):
+            at, stride = f"layer{stage}.{block}", 2 if stage > 1 and block == 0 else 1
+            out = norm(F.conv2d(x, state[f"{at}.conv1.weight"], stride=stride, padding=1), f"{at}.bn1").relu()
+            out = norm(F.conv2d(out, state[f"{at}.conv2.weight"], padding=1), f"{at}.bn2")
+            if stride == 2:
+                zeros = torch.zeros_like(x)[:, : x.shape[1] // 2, ::2, ::2]
+                x = torch.cat([zeros, x[:, :, ::2, ::2], zeros], dim=1)
+            x = (x + out).relu()
+    torch.testing.assert_close(net(images), x.mean(dim=(2, 3)) @ state["fc.weight"].T + state["fc.bias"])
+    public = {key.replace("fc.", "linear."): value for key, value in state.items() if "num_batches" not in key}
+    torch.save(public, tmp_path / "public.pt")
+    loaded = kedge.network("resnet20", weights=tmp_path / "public.pt").network
+    assert all(torch.equal(value, state[key].float()) for key, value in loaded.state_dict().items() if key in public)
+    with pytest.raises(InputError, match="depth must be one of 8, 20"):
+        models.SmallResNet(10)
 
 
 def test_compact_forward_is_that_of_the_definition():

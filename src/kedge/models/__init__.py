@@ -12,9 +12,21 @@ from kedge.models.base import Network, Spec
 from kedge.models.compact import Compact
 from kedge.models.features import read_features
 from kedge.models.resnet import ResNet
+from kedge.models.small_resnet import DEPTHS, SmallResNet
 from kedge.models.wrn import WideResNet
 
-__all__ = ["Airbench", "Compact", "Network", "ResNet", "Spec", "WideResNet", "build", "model_names", "read_features"]
+__all__ = [
+    "Airbench",
+    "Compact",
+    "Network",
+    "ResNet",
+    "SmallResNet",
+    "Spec",
+    "WideResNet",
+    "build",
+    "model_names",
+    "read_features",
+]
 
 # An argument that is given here by position cannot be given again: build("wrn-40-2", depth=28) is an error.
 _BUILDERS: dict[str, Callable[..., Network]] = {
@@ -23,6 +35,7 @@ _BUILDERS: dict[str, Callable[..., Network]] = {
     "wrn-16-2": partial(WideResNet, 16, 2),
     **{f"resnet{depth}-cifar": partial(ResNet, depth, "cifar") for depth in (18, 34, 50)},
     **{f"resnet{depth}": partial(ResNet, depth, "imagenet") for depth in (18, 34, 50)},
+    **{f"resnet{depth}": partial(SmallResNet, depth) for depth in DEPTHS},
     "compact": Compact,
     "airbench": Airbench,
 }

@@ -24,10 +24,7 @@ from kedge.seeds import seeded
 
 FILTERS = {0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic"}  # Pillow's numbers, which transformers stores
 WRAPPERS = ("state_dict", "model", "model_state_dict", "state_dict_ema")  # under which checkpoints keep the weights
-SHORTCUT, DOWNSAMPLE = (
-    ".shortcut.",
-    ".downsample.",
-)  # of a block in OpenOOD's ResNets, and in kedge's
+RENAMED = ((".shortcut.", ".downsample."), ("linear.", "fc."))  # from the names of other ResNets to those of kedge's
 
 
 @dataclass(frozen=True)
@@ -141,18 +138,19 @@ def load_weights(net: nn.Module, path: str | os.PathLike[str], *, skip_head: boo
     own = net.state_dict()
     state = {_own_name(key.removeprefix("module."), own): value for key, value in state.items()}
     other = [key for key in own if key in state and state[key].shape != own[key].shape]
-    missing, extra = [key for key in own if key not in state], [key for key in state if key not in own]
+    missing = [key for key in own if key not in state and not key.endswith("num_batches_tracked")]  # old files lack it
+    extra = [key for key in state if key not in own]
     if missing or extra or (other and not skip_head):
         parts = {"missing": missing, "not in the network": extra, "of another shape": other}
         listed = "; ".join(f"{len(keys)} {what}: {', '.join(keys[:5])}" for what, keys in parts.items() if keys)
         raise InputError(f"weights must be those of a {type(net).__name__}; {file} does not fit it: {listed}")
-    net.load_state_dict({**state, **{key: own[key] for key in other}})
+    net.load_state_dict({**own, **state, **{key: own[key] for key in other}})
 
 
 def _own_name(key: str, own: Mapping[str, Tensor]) -> str:
     """A name in a file as the network has it."""
-    renamed = key.replace(SHORTCUT, DOWNSAMPLE)
-    return renamed if key not in own and renamed in own else key
+    names = [key, *(key.replace(theirs, ours) for theirs, ours in RENAMED)]
+    return next((name for name in names if name in own), key)
 
 
 def replace_head(net: Classifier, classes: int, example: Tensor, *, seed: int = 0) -> None:
