@@ -21,7 +21,7 @@ from kedge.models.named import load_weights
 from kedge.studies import STUDIES, Setting
 from kedge.studies.leaderboard import STANDARD_TRAINING, group_tables, leaderboard, leaderboard_methods
 from kedge.studies.openood import BENCHMARKS, post_hoc
-from kedge.studies.plan import Board
+from kedge.studies.plan import Board, MethodPlan, NetworkPlan, Suite
 from kedge.studies.run import SuiteRun
 from kedge.studies.study import smoke_data
 
@@ -256,8 +256,15 @@ def test_rows_have_their_names_on_the_leaderboard():
     (suite,) = STUDIES["openood-cifar10"](Setting("full")).suites
     named = {label: plan.paper for label, plan in suite.methods.items()}
     assert (named["MSP"], named["Energy"], named["MaxLogit"], named["ViM"]) == ("MSP", "EBO", "MLS", "VIM")
-    assert (named["Mahalanobis"], named["Mahalanobis, as MDS"]) == (None, "MDS")
-    assert named["AMP (anchored)"] is None
+    assert named["Mahalanobis"] is named["AMP (anchored)"] is None
+
+
+def test_variants_that_differ_by_a_plus_have_cells_of_their_own(tmp_path):
+    data = smoke_data(0)
+    rows = {label: MethodPlan(kind, ("base",)) for label, kind in (("mds", kedge.MSP), ("mds++", kedge.Energy))}
+    base = {"base": NetworkPlan("compact", Setting("smoke").recipe(), {"width": 4, "classes": 4})}
+    SuiteRun(Suite("variants", "Variants", base, rows, lambda seed: data), tmp_path).run()
+    assert len(list(tmp_path.rglob("*.cell"))) == 2
 
 
 # The full spectrum and groups.
@@ -336,6 +343,6 @@ def test_every_post_hoc_method_of_the_leaderboard_is_mapped_or_not_in_kedge():
     listed = {r.method for board in BOARDS for r in leaderboard(board) if r.training == STANDARD_TRAINING}
     assert listed - set(leaderboard_methods()) == {"CombOOD", "MDSEns", "OTOD", "OpenGAN", "Relation", "i-ODIN"}
     assert set(leaderboard_methods()) <= listed
-    for method, _ in leaderboard_methods().values():
+    for method in leaderboard_methods().values():
         if method in named_methods():
             assert named_methods()[method][0] in post_hoc()

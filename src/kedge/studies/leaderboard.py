@@ -53,9 +53,10 @@ def leaderboard(board: str) -> list[Entry]:
     return [Entry(*row[:4], *(cell and tuple(cell) for cell in row[4:])) for row in rows]
 
 
-def leaderboard_methods() -> dict[str, tuple[str, dict[str, Any]]]:
-    """By the leaderboard's name of a method, kedge's name of it and the options that it takes."""
-    return {name: (kind, *(options or [{}])) for name, (kind, *options) in _file()["methods"].items()}
+def leaderboard_methods() -> dict[str, str]:
+    """By the leaderboard's name of a method, kedge's."""
+    names: dict[str, str] = _file()["methods"]
+    return names
 
 
 @functools.cache

@@ -138,22 +138,17 @@ def post_hoc() -> list[type[Detector]]:
 
 
 def _rows() -> dict[str, MethodPlan]:
-    """A row for each post-hoc method and its variants, for other forms on the leaderboard, and with outliers."""
-    methods, kinds = named_methods(), post_hoc()
-    names = {method: name for name, (method, more) in leaderboard_methods().items() if not more}
+    """A row for each post-hoc method and its variants, and one more with outliers for those that take some."""
+    kinds, on_board = post_hoc(), {method: name for name, method in leaderboard_methods().items()}
     rows = {
-        kind.__name__ if name == kind.name else name: MethodPlan(kind, ("unanchored",), options, paper=names.get(name))
-        for name, (kind, options) in methods.items()
+        kind.__name__ if name == kind.name else name: MethodPlan(
+            kind, ("unanchored",), options, paper=on_board.get(name)
+        )
+        for name, (kind, options) in named_methods().items()
         if kind in kinds
     }
-    for name, (method, more) in leaderboard_methods().items():
-        if more and method in methods:
-            kind, options = methods[method]
-            rows[f"{kind.__name__}, as {name}"] = MethodPlan(kind, ("unanchored",), {**options, **more}, paper=name)
-    for kind in kinds:
-        if "outliers" in inspect.signature(kind).parameters:
-            rows[f"{kind.__name__}*"] = MethodPlan(kind, ("unanchored",), outliers=True)
-    return rows
+    taking = [kind for kind in kinds if "outliers" in inspect.signature(kind).parameters]
+    return rows | {f"{kind.__name__}*": MethodPlan(kind, ("unanchored",), outliers=True) for kind in taking}
 
 
 def _groups(benchmark: Benchmark) -> dict[str, tuple[str, ...]]:

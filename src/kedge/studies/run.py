@@ -273,5 +273,5 @@ def _preprocess(data: SuiteData) -> Preprocess:
 
 
 def _file_name(label: str) -> str:
-    """A label as a file name: letters, digits, and a hyphen for anything else; a star becomes a word."""
-    return re.sub(r"[^a-z0-9]+", "-", label.lower().replace("*", " starred")).strip("-")
+    """A label as a file name: letters, digits, and a hyphen for anything else; a star and a plus become words."""
+    return re.sub(r"[^a-z0-9]+", "-", label.lower().replace("*", " starred").replace("+", " plus")).strip("-")
