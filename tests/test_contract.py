@@ -19,6 +19,7 @@ from torch.utils.data import DataLoader
 import kedge
 from helpers import same_weights
 from kedge.detectors import Detector, registered
+from kedge.detectors.registry import named_methods
 from kedge.errors import FileFormatError, InputError, NotReadyError
 from kedge.io import artifact
 from kedge.models import build
@@ -38,6 +39,7 @@ OPTIONS = {  # further cases: options that change how a method computes, learns 
     "gram, normalised": ("gram", {"layers": ["stage1", "fc:in"], "powers": (1, 3), "normalise": True}),
     "mahalanobis, moved": ("mahalanobis", {"epsilon": 0.01, "layers": ["stage2", "fc:in"]}),
     "temperature scaling, given": ("temperature_scaling", {"temperature": 3.0}),
+    **{name: (kind.name, options) for name, (kind, options) in named_methods().items() if name in kind.variants},
 }
 NEED_ANCHORS = {name for name, method in METHODS.items() if method.reads == "per_anchor_logits"}
 PREPARED = [name for name, method in METHODS.items() if hasattr(method, "prepare")]  # they change the network
@@ -387,6 +389,8 @@ OUT_OF_RANGE = [  # the first option is at fault; found when the detector is bui
         ("mahalanobis", wrong)
         for wrong in ({"epsilon": -0.1}, {"combine": "mean"}, {"outliers": [], "combine": "equal"})
     ),
+    *(("mahalanobis", {"shrinkage": wrong}) for wrong in (-0.1, 1.1, math.nan, "oak")),
+    *(("gen", wrong) for wrong in ({"gamma": 0}, {"gamma": 1.0}, {"gamma": math.nan}, {"m": 1}, {"m": 2.5})),
     *(("temperature_scaling", {"temperature": wrong}) for wrong in (0, -1.0, math.inf, math.nan)),
     *(("tta", wrong) for wrong in ({"k": 0}, {"shift": -1}, {"score": "mps"}, {"k": 7, "same_as_amp": True})),
     *(

@@ -19,7 +19,7 @@ from kedge.errors import InputError, NotReadyError
 from kedge.models import build
 
 DETECTORS = registered()
-LOGITS = ["msp", "max_logit", "entropy", "energy", "kl_uniform"]
+LOGITS = ["msp", "max_logit", "entropy", "energy", "gen", "kl_uniform"]
 EVERY = [(name, "unanchored") for name in LOGITS] + [(name, "anchored") for name in ["amp", *LOGITS]]
 
 

@@ -17,7 +17,7 @@ import kedge
 from kedge.detectors import Cost
 from kedge.detectors.deup import DEUP, log_density
 from kedge.detectors.error_predictor import derivatives, fit_predictor, misfit, newton, perceptron
-from kedge.detectors.mahalanobis import ClassStatistics
+from kedge.detectors.gaussians import ClassStatistics
 from kedge.errors import ArchitectureError, FileFormatError, InputError, NotReadyError
 from kedge.models.ensemble import Ensemble
 from kedge.pixels import to_unit

@@ -9,7 +9,7 @@ from torch import nn
 
 import kedge
 from helpers import StopError, labelled, network
-from kedge.detectors import registered
+from kedge.detectors.registry import make, named_methods
 from kedge.errors import FileFormatError, InputError, NotReadyError
 
 SIDE = 12
@@ -24,11 +24,11 @@ def ready(kind: str) -> kedge.Classifier:
 
 
 def takers(net: kedge.Classifier) -> dict[str, kedge.Detector]:
-    """One of each registered detector that takes features of this network."""
+    """One of each method that takes features of this network."""
     made = {}
-    for name, method in registered().items():
+    for name in named_methods():
         try:
-            detector = method(net)
+            detector = make(name, net)
         except (InputError, TypeError):  # made of several networks, or of one prepared or anchored for it
             continue
         if detector.takes_features:
@@ -42,10 +42,10 @@ def test_every_detector_that_takes_features_gives_what_it_gives_for_images(kind)
     train, held_out, test = (labelled(n, side=SIDE, seed=seed) for n, seed in ((60, 0), (50, 1), (20, 2)))
     stored = [kedge.extract(net, each) for each in (train, held_out, test)]
     detectors = takers(net)
-    assert {"msp", "energy", "knn", "vim", "react"} <= set(detectors)
+    assert {"msp", "energy", "gen", "knn", "vim", "react", "mds", "rmds++"} <= set(detectors)
     for name, detector in detectors.items():
         expected = detector.fit(train).calibrate(held_out)(test)
-        result = type(detector)(net).fit(stored[0]).calibrate(stored[1])(stored[2])
+        result = make(name, net).fit(stored[0]).calibrate(stored[1])(stored[2])
         for key in ("score", "p_value", "label", "is_ood", "probability"):
             torch.testing.assert_close(getattr(result, key), getattr(expected, key), rtol=2e-4, atol=2e-4, msg=name)
 

@@ -1,10 +1,12 @@
 """Mahalanobis: squared distances to the closest class mean, against scipy, scikit-learn and naive autograd."""
 
+import functools
+
 import numpy as np
 import pytest
 import torch
 from scipy.spatial.distance import mahalanobis
-from sklearn.covariance import EmpiricalCovariance
+from sklearn.covariance import OAS, EmpiricalCovariance, ShrunkCovariance
 from sklearn.linear_model import LogisticRegression
 from sklearn.preprocessing import StandardScaler
 from torch import nn
@@ -14,8 +16,10 @@ import kedge
 from helpers import images, labelled, layer_maps, vector_network
 from kedge.anchoring.sampling import choose_per_image
 from kedge.data.leakage import fingerprints
+from kedge.detectors.gaussians import oas, squared_distances
 from kedge.detectors.logistic import logistic_regression
-from kedge.detectors.mahalanobis import Mahalanobis, squared_distances
+from kedge.detectors.mahalanobis import Mahalanobis
+from kedge.detectors.registry import make
 from kedge.errors import InputError, NotReadyError
 from kedge.models import build
 from kedge.models.ensemble import Ensemble
@@ -120,6 +124,104 @@ def test_the_precision_is_scikit_learn_s_also_of_a_singular_covariance(width):
     assert detector.score(tests).numpy() == pytest.approx(closest(tests.numpy(), means, precision), rel=1e-6)
     constant = vector_network(torch.zeros(3, width), torch.ones(3))  # a layer that never changes counts nothing
     assert not Mahalanobis(constant, layers=["1"]).fit(TensorDataset(x, y)).score(x).any()
+
+
+# Of the last layer: MDS, RMDS, MDS++ and RMDS++.
+
+
+def relative_scores(train, labels, test, *, normalize=False, relative=True, covariance=EmpiricalCovariance):
+    """The definition, a class at a time, with scikit-learn's estimates of the covariances."""
+    if normalize:
+        train, test = (z / np.linalg.norm(z, axis=1, keepdims=True) for z in (train, test))
+    means = [train[labels == c].mean(axis=0) for c in np.unique(labels)]
+    residuals = np.concatenate([train[labels == c] - mean for c, mean in zip(np.unique(labels), means, strict=True)])
+    precision = covariance(assume_centered=True).fit(residuals).precision_
+    centre = train.mean(axis=0)
+    background = covariance(assume_centered=True).fit(train - centre).precision_
+    near = [min((z - m) @ precision @ (z - m) for m in means) for z in test]
+    return np.array(near) - (np.array([(z - centre) @ background @ (z - centre) for z in test]) if relative else 0)
+
+
+@pytest.mark.parametrize("n", [40, 12])
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("mds", {"relative": False}),
+        ("rmds", {}),
+        ("mds++", {"relative": False, "normalize": True}),
+        ("rmds++", {"normalize": True}),
+    ],
+)
+def test_variants_are_their_definitions_with_scikit_learn_s_oas_also_for_fewer_images_than_features(name, options, n):
+    train, labels = vectors(n, width=20)
+    test = 2 * vectors(9, width=20, seed=1)[0]
+    expected = relative_scores(train.numpy(), labels.numpy(), test.numpy(), covariance=OAS, **options)
+    detector = make(name, flat(20)).fit(TensorDataset(train, labels))
+    assert detector.score(test).numpy() == pytest.approx(expected, rel=1e-8)
+
+
+@pytest.mark.parametrize("share", [0.0, 0.3, 1.0])
+def test_shrinkage_is_the_share_of_the_mean_variance(share):
+    train, labels = vectors(60)
+    test = vectors(9, seed=1)[0]
+    kind = functools.partial(ShrunkCovariance, shrinkage=share) if share else EmpiricalCovariance
+    expected = relative_scores(train.numpy(), labels.numpy(), test.numpy(), covariance=kind)
+    detector = Mahalanobis(flat(), layers="last", relative=True, shrinkage=share).fit(TensorDataset(train, labels))
+    assert detector.score(test).numpy() == pytest.approx(expected, rel=1e-8)
+
+
+def test_a_relative_distance_by_hand():
+    """Means 1 and 11 with variance 1; all of them have mean 6 and variance 26."""
+    data = TensorDataset(line(0, 2, 10, 12), torch.tensor([0, 0, 1, 1]))
+    detector = Mahalanobis(flat(1), relative=True, shrinkage=0).fit(data)
+    assert detector.score(line(1, 6, 14)).tolist() == pytest.approx([-25 / 26, 25, 9 - 64 / 26])
+
+
+def test_the_shrinkage_falls_with_the_number_of_images():
+    variances = torch.linspace(0.1, 2, 50).double()
+    shares = [oas(variances, n) for n in (5, 50, 500, 5000)]
+    assert shares == sorted(shares, reverse=True)
+    assert shares[0] == 1
+    assert shares[-1] < 0.05
+    assert oas(torch.ones(4).double(), 100) == 1  # the same in all directions: nothing changes
+    assert oas(torch.zeros(4).double(), 100) == 1
+
+
+def test_scaled_features_do_not_depend_on_their_length():
+    train, labels = vectors(60)
+    detector = make("rmds++", flat()).fit(TensorDataset(train, labels))
+    assert detector.score(7 * train[:5]).numpy() == pytest.approx(detector.score(train[:5]).numpy())
+
+
+@pytest.mark.parametrize(
+    ("options", "takes"),
+    [
+        ({}, False),  # all stages
+        ({"layers": "last"}, True),
+        ({"layers": "last", "epsilon": 0.01}, False),
+        ({"layers": "last", "combine": "logistic", "outliers": []}, False),
+        ({"layers": ["fc:in"]}, False),  # a name that is given is read as it is
+    ],
+)
+def test_the_last_layer_alone_is_what_extracted_features_are(options, takes):
+    assert Mahalanobis(network(), **options).takes_features == takes
+
+
+def test_the_last_layer_is_found_by_running_the_network():
+    """The linear layer that is registered last is not the head here."""
+
+    class Swapped(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.head, self.first = nn.Linear(8, 3), nn.Linear(3, 8)
+
+        def forward(self, x):
+            return self.head(self.first(x))
+
+    x, y = vectors()
+    detector = Mahalanobis(Swapped().double()).fit(TensorDataset(x, y))
+    assert detector.layers == ("head:in",)
+    assert detector.config()["head"] == "head"
 
 
 # Learning in one pass.

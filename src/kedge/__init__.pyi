@@ -15,6 +15,7 @@ from .data import Preprocess as Preprocess
 from .detectors import AMP as AMP
 from .detectors import DEUP as DEUP
 from .detectors import DUQ as DUQ
+from .detectors import GEN as GEN
 from .detectors import KNN as KNN
 from .detectors import MSP as MSP
 from .detectors import ODIN as ODIN

@@ -86,6 +86,20 @@ def energy(logits: Tensor) -> Tensor:
     return -logits.logsumexp(dim=-1)
 
 
+def gen(logits: Tensor, gamma: float = 0.1, m: int = 100) -> Tensor:
+    """Generalised entropy of the softmax: ``sum p^gamma (1 - p)^gamma`` over the m largest probabilities p.
+
+    Example:
+        >>> gen(torch.zeros(1, 2), gamma=0.5)
+        tensor([1.])
+    """
+    log_p = logits.log_softmax(dim=-1).sort(dim=-1, descending=True).values  # (B, C)
+    # 1 - p of the largest probability is the sum of the others: as a difference it would be 0 where p rounds to 1.
+    first = log_p[..., 1:].logsumexp(dim=-1, keepdim=True)
+    log_rest = torch.cat([first, torch.log1p(-log_p[..., 1:m].exp())], dim=-1)  # log(1 - p), (B, m)
+    return (gamma * (log_p[..., :m] + log_rest)).exp().sum(dim=-1)
+
+
 def mutual_information(per_anchor: Tensor) -> Tensor:
     """What the choice of anchor tells about the label: entropy of the mean softmax minus the mean entropy.
 
@@ -105,4 +119,5 @@ SCORES: dict[str, Score] = {
     "max_logit": max_logit,
     "entropy": entropy,
     "energy": energy,
+    "gen": gen,
 }

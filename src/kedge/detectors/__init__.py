@@ -11,7 +11,7 @@ from kedge.detectors.gram import Gram
 from kedge.detectors.inference import for_inference, thread_copies
 from kedge.detectors.knn import KNN
 from kedge.detectors.load import load
-from kedge.detectors.logits import MSP, Energy, Entropy, KLUniform, MaxLogit, RescoringDetector
+from kedge.detectors.logits import GEN, MSP, Energy, Entropy, KLUniform, MaxLogit, RescoringDetector
 from kedge.detectors.low_level_statistics import LowLevelStatistics
 from kedge.detectors.mahalanobis import Mahalanobis
 from kedge.detectors.odin import ODIN
@@ -31,7 +31,7 @@ from kedge.detectors.tta import TTA
 from kedge.detectors.vim import ViM
 
 __all__ = [
-    "AMP", "DEUP", "DUQ", "KNN", "MSP", "ODIN", "SVI", "TTA", "UDG", "Calibration", "ClassifierDiscrepancy",
+    "AMP", "DEUP", "DUQ", "GEN", "KNN", "MSP", "ODIN", "SVI", "TTA", "UDG", "Calibration", "ClassifierDiscrepancy",
     "Cost", "DeepEnsemble", "Detection", "Detector", "Energy", "Entropy", "FeatureDetector", "GradNorm", "Gram",
     "KLUniform", "LowLevelStatistics", "MCDropout", "Mahalanobis", "MaxLogit", "OutlierExposure", "Outputs",
     "RankFeat", "ReAct", "RescoringDetector", "SVIAvUC", "TemperatureScaling", "TrainedDetector", "ViM", "extract",

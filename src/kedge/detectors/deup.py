@@ -14,7 +14,7 @@ from kedge.checks import at_least, finite, shape_of
 from kedge.data import Preprocess
 from kedge.detectors.base import Detector, Outputs
 from kedge.detectors.error_predictor import ErrorPredictor, fit_predictor
-from kedge.detectors.mahalanobis import ROUNDING, ClassStatistics, Gaussians
+from kedge.detectors.gaussians import ROUNDING, ClassStatistics, Gaussians
 from kedge.detectors.registry import register
 from kedge.errors import FileFormatError, InputError, NotReadyError
 from kedge.models.classifier import evaluating

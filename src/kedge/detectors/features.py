@@ -110,7 +110,7 @@ class TrainingFeatures:
                 check_head(detector.net.network, detector.head, batch.logits, batch.features)
             first = False
             if detector.needs_labels:
-                _check_labels(detector, batch)
+                check_class_labels(detector, batch.labels, batch.logits.shape[1])
             yield batch
 
     def _batches(self) -> Iterator[FeatureBatch]:
@@ -128,9 +128,9 @@ class TrainingFeatures:
             yield FeatureBatch(*detector.features(x), y)
 
 
-def _check_labels(detector: Detector, batch: FeatureBatch) -> None:
-    """Raise unless each training image has one of the network's classes as its label."""
-    name, labels, classes = type(detector).__name__, batch.labels, batch.logits.shape[1]
+def check_class_labels(detector: Detector, labels: Tensor | None, classes: int) -> Tensor:
+    """The labels of a batch of training images, if each image has one of the network's classes."""
+    name = type(detector).__name__
     if labels is None or bool((labels < 0).any()):
         raise InputError(
             f"train_set must have a label for each image, since {name} learns from each class; pass an ImageSet with "
@@ -142,3 +142,4 @@ def _check_labels(detector: Detector, batch: FeatureBatch) -> None:
             f"labels must lie in 0..{classes - 1}, the classes of the network; got {low}..{high}: number them as the "
             "network's outputs are"
         )
+    return labels

@@ -1,4 +1,4 @@
-"""Scores of the logits alone: MSP, MaxLogit, Entropy, Energy and KLUniform; the base of those that divide by tau.
+"""Scores of the logits alone: MSP, MaxLogit, Entropy, Energy, GEN and KLUniform; the base of those that divide by tau.
 
 They need one forward pass and nothing to fit. On an anchored network they score the mean logits over its anchors.
 """
@@ -10,7 +10,7 @@ from typing import ClassVar
 from torch import Tensor, nn
 
 from kedge import scores
-from kedge.checks import one_of, resolve, shape_of
+from kedge.checks import at_least, between, one_of, resolve, shape_of
 from kedge.detectors.base import Detector, Outputs
 from kedge.detectors.detection import Detection
 from kedge.detectors.registry import register
@@ -99,6 +99,33 @@ class KLUniform(LogitDetector):
 
     name = "kl_uniform"
     score_function = scores.kl_uniform
+
+
+@register
+class GEN(LogitDetector):
+    """Generalised entropy (Liu et al., CVPR 2023): ``sum p^gamma (1 - p)^gamma`` over the m largest probabilities p.
+
+    With its small gamma, small probabilities count far more than in `Entropy`, and ``m`` leaves out the many tiny ones
+    of hundreds of classes. A safe choice among the scores of the logits, the more so with many classes.
+    https://openaccess.thecvf.com/content/CVPR2023/html/Liu_GEN_Pushing_the_Limits_of_Softmax-Based_Out-of-Distribution_Detection_CVPR_2023_paper.html
+
+    Args:
+        net: A classifier, unanchored or anchored.
+        gamma: The exponent, in (0, 1).
+        m: How many of the largest probabilities are summed; all of them if there are fewer.
+    """
+
+    name = "gen"
+    options = ("gamma", "m")
+
+    def __init__(self, net: nn.Module, *, gamma: float = 0.1, m: int = 100) -> None:
+        super().__init__(net)
+        self.gamma = between("gamma", gamma, 0, 1, open_ends=True)
+        self.m = at_least("m", m, 2)
+
+    def of_logits(self, logits: Tensor) -> Outputs:
+        """The generalised entropy of logits (B, C)."""
+        return Outputs(logits, scores.gen(logits, self.gamma, self.m))
 
 
 class RescoringDetector(Detector):

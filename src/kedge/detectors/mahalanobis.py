@@ -1,27 +1,32 @@
-"""Mahalanobis distances in the feature space of one or several layers, and the class Gaussians that they need."""
+"""Mahalanobis distances in the feature space of one or several layers: Mahalanobis, MDS, RMDS, MDS++ and RMDS++."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, ClassVar
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from kedge.checks import between, finite, one_of, shape_of
 from kedge.data import Preprocess, batches
 from kedge.data.leakage import fingerprints
 from kedge.detectors.base import Cost, Detector, Outputs, passes
+from kedge.detectors.features import FeatureDetector, TrainingFeatures, check_class_labels
+from kedge.detectors.gaussians import ROUNDING, ClassStatistics, Gaussians, squared_distances
 from kedge.detectors.logistic import logistic_regression
 from kedge.detectors.registry import register
 from kedge.errors import InputError, NotReadyError
+from kedge.models.classifier import Classifier
 from kedge.models.head import chosen_layers
 
-ROUNDING = 10.0  # a generous bound on the rounding error of a whole network, in units in the last place
 COMBINATIONS = ("equal", "logistic")
+LAST = "last"
+OAS = "oas"
+BACKGROUND = "background"  # in the names of saved tensors
 
 
 @register
-class Mahalanobis(Detector):
+class Mahalanobis(FeatureDetector):
     """Mahalanobis distance (Lee et al., NeurIPS 2018): the distance of the features to the closest class mean.
 
     Each class is a Gaussian in the feature space of each layer, all with one covariance S, learned in one pass over the
@@ -32,15 +37,27 @@ class Mahalanobis(Detector):
     regression against them weighs the layers, as in the paper's tables; the detector is then marked as having used
     outliers. https://arxiv.org/abs/1807.03888
 
+    Variants by name, all of the last layer: ``"mds"``, its distance alone; ``"rmds"`` (Ren et al., 2021), ``relative``,
+    better on new classes that resemble known ones, https://arxiv.org/abs/2106.09022; ``"mds++"`` and ``"rmds++"``
+    (Mueller and Hein, ICML 2025), of features scaled to length 1, which suit pretrained transformers,
+    https://arxiv.org/abs/2505.18032. They shrink the covariance, so that fewer images than features will do.
+
     Args:
         net: Any classifier, unanchored or anchored.
-        layers: Names of layers inside the network, ``"fc:in"`` for the input of one. Maps (B, channels, ...) are
-            averaged over space. By default all stages of kedge's networks, and the input of the head of others.
+        layers: Names of layers inside the network, ``"fc:in"`` for the input of one; or ``"last"``, the input of the
+            last linear layer, which `fit` finds and `kedge.extract` stores. Maps (B, channels, ...) are averaged over
+            space. By default all stages of kedge's networks, and ``"last"`` of others.
         epsilon: The step of each pixel, in units of [0, 1]; the published code chooses among 0, 0.0005, 0.001, 0.0014,
             0.002, 0.005 and 0.01 by its outliers.
         combine: ``"equal"`` sums the layers; ``"logistic"``, the default with ``outliers``, learns a weight for each
             from them and from half of the images given to `calibrate`.
         outliers: Images of anything else, in any form that `kedge.data.batches` takes.
+        normalize: Whether to divide features by their L2 norm.
+        relative: Whether to subtract the distance to one Gaussian of all training images.
+        shrinkage: The share s in ``(1 - s) S + s trace(S)/d I``, which replaces S; 0 takes the pseudo-inverse of S.
+            ``"oas"`` chooses s by the number of images and by S (Chen et al., 2010): 5 images a class need much and 500
+            little. By default 0 as in the first paper, and ``"oas"`` with ``normalize`` or ``relative``.
+        head: See `FeatureDetector`; for ``layers="last"``.
 
     Example:
         >>> net = nn.Sequential(nn.Flatten(), nn.Linear(12, 2))
@@ -51,29 +68,60 @@ class Mahalanobis(Detector):
     """
 
     name = "mahalanobis"
-    reads = "features"
-    options = ("layers", "epsilon", "combine")  # the outliers themselves are not kept
+    # the outliers themselves are not kept
+    options = ("layers:given_layers", "epsilon", "combine", "normalize", "relative", "shrinkage", "head")
+    variants: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        "mds": {"layers": LAST, "shrinkage": OAS},
+        "rmds": {"layers": LAST, "relative": True},
+        "mds++": {"layers": LAST, "normalize": True},
+        "rmds++": {"layers": LAST, "normalize": True, "relative": True},
+    }
+    needs_labels = True
 
     def __init__(
         self,
         net: nn.Module,
         *,
-        layers: Sequence[str] | None = None,
+        layers: Sequence[str] | str | None = None,
         epsilon: float = 0.0,
         combine: str | None = None,
         outliers: Any = None,
+        normalize: bool = False,
+        relative: bool = False,
+        shrinkage: float | str | None = None,
+        head: str | None = None,
     ) -> None:
-        super().__init__(net)
-        self.layers = chosen_layers(self.net.network, layers)
+        inside = net.network if isinstance(net, Classifier) else net
+        if layers is None:
+            layers = getattr(inside, "feature_layers", LAST)
+        self.given_layers = layers if layers == LAST else chosen_layers(inside, layers)
+        super().__init__(net, head=head, layer=None if layers == LAST else self.given_layers[0])
         self.epsilon = between("epsilon", epsilon, 0, 1)
         self.combine = one_of("combine", combine or ("equal" if outliers is None else "logistic"), COMBINATIONS)
+        self.normalize, self.relative = normalize, relative
+        if shrinkage is None:
+            shrinkage = OAS if normalize or relative else 0.0
+        self.shrinkage = one_of("shrinkage", shrinkage, [OAS]) if isinstance(shrinkage, str) else shrinkage
+        if not isinstance(shrinkage, str):
+            between("shrinkage", shrinkage, 0, 1)
         self.learns_held_out = self.combine == "logistic"
         if outliers is not None and not self.learns_held_out:
             raise InputError('outliers are of no use to combine="equal"; pass combine="logistic", or no outliers')
-        self.gaussians: dict[str, Gaussians] = {}
+        self.gaussians: dict[str, Gaussians] = {}  # of each layer
+        self.background: dict[str, Gaussians] = {}  # one Gaussian of all classes, of each layer, if relative
         self.weights: Tensor | None = None  # one for each layer, and the bias, (L + 1,)
         self._outlier_images = outliers
         self._outlier_prints: Tensor | None = None
+
+    @property
+    def layers(self) -> tuple[str, ...]:
+        """The layers that are read."""
+        return (self.layer,) if self.given_layers == LAST else tuple(self.given_layers)
+
+    @property
+    def takes_features(self) -> bool:
+        """Whether it reads only the input of the last linear layer, of images as they are."""
+        return super().takes_features and self.epsilon == 0 and not self.learns_held_out
 
     @property
     def cost(self) -> Cost:
@@ -91,16 +139,13 @@ class Mahalanobis(Detector):
         """Learn the class means and the shared covariance of each layer."""
         if self.combine == "logistic" and self._outlier_images is None:
             raise InputError('combine="logistic" needs outliers to weigh the layers: pass outliers= with images')
-        super().fit_method(train_set, preprocess)
+        Detector.fit_method(self, train_set, preprocess)
         statistics: dict[str, ClassStatistics] = {}
-        for x, y in self.inputs(train_set, preprocess):
-            logits, features = self._features(x)
-            labels = _class_labels(y, logits.shape[1])
+        for classes, features, labels in self._training_features(train_set, preprocess):
             for name, value in features.items():
                 if name not in statistics:
-                    statistics[name] = ClassStatistics(logits.shape[1], value.shape[1], value.device)
-                finite(f"the features of layer {name!r}", value, "check the network's weights")
-                statistics[name].add(value, labels)
+                    statistics[name] = ClassStatistics(classes, value.shape[1], value.device)
+                statistics[name].add(self._scaled(value), labels)
         counts = statistics[self.layers[0]].counts
         if float(counts.max()) < 2:
             raise InputError(
@@ -108,7 +153,10 @@ class Mahalanobis(Detector):
                 f"{int(counts.sum())} of {int((counts > 0).sum())} classes"
             )
         rounding = ROUNDING * torch.finfo(self.net.mean.dtype).eps
-        self.gaussians = {name: each.gaussians(rounding) for name, each in statistics.items()}
+        self.gaussians = {name: each.gaussians(rounding, self.shrinkage) for name, each in statistics.items()}
+        if self.relative:
+            every = {name: each.merged() for name, each in statistics.items()}
+            self.background = {name: each.gaussians(rounding, self.shrinkage) for name, each in every.items()}
         self.weights = self._outlier_prints = None
 
     def fit_held_out(self, images: Tensor, labels: Tensor) -> None:
@@ -139,9 +187,14 @@ class Mahalanobis(Detector):
         weights = self.weights.to(distances)
         return Outputs(logits, distances @ weights[:-1] + weights[-1])
 
+    def of_features(self, logits: Tensor, features: Tensor) -> Outputs:
+        """The logits and the distance of last features (B, d)."""
+        return Outputs(logits, self._distance(self.layers[0], features))
+
     def state(self) -> dict[str, Tensor]:
         """The Gaussians, and the weights of the layers with the fingerprints of their outliers."""
-        state = {f"{name}.{key}": value for name, each in self.gaussians.items() for key, value in vars(each).items()}
+        parts = {**self.gaussians, **{f"{name}.{BACKGROUND}": each for name, each in self.background.items()}}
+        state = {f"{name}.{key}": value for name, each in parts.items() for key, value in vars(each).items()}
         if self.weights is not None and self._outlier_prints is not None:
             state |= {"weights": self.weights, "outliers": self._outlier_prints}
         return state
@@ -149,8 +202,37 @@ class Mahalanobis(Detector):
     def load_state(self, state: Mapping[str, Tensor]) -> None:
         """Restore the Gaussians and the weights."""
         keys = ("centre", "whitening", "means")
-        self.gaussians = {name: Gaussians(*(state[f"{name}.{key}"] for key in keys)) for name in self.layers}
+
+        def read(name: str) -> Gaussians:
+            return Gaussians(*(state[f"{name}.{key}"] for key in keys))
+
+        self.gaussians = {name: read(name) for name in self.layers}
+        self.background = {name: read(f"{name}.{BACKGROUND}") for name in self.layers if self.relative}
         self.weights, self._outlier_prints = state.get("weights"), state.get("outliers")
+
+    def _training_features(
+        self, train_set: Any, preprocess: Preprocess
+    ) -> Iterator[tuple[int, dict[str, Tensor], Tensor]]:
+        """The number of classes, the features of each layer and the labels, batch by batch, checked."""
+        if self.given_layers == LAST:
+            for batch in TrainingFeatures(self, train_set, preprocess):
+                assert batch.labels is not None
+                yield batch.logits.shape[1], {self.layer: batch.features}, batch.labels
+            return
+        for x, y in self.inputs(train_set, preprocess):
+            logits, features = self._features(x)
+            for name, value in features.items():
+                finite(f"the features of layer {name!r}", value, "check the network's weights")
+            yield logits.shape[1], features, check_class_labels(self, y, logits.shape[1])
+
+    def _scaled(self, features: Tensor) -> Tensor:
+        return F.normalize(features.double(), dim=1) if self.normalize else features
+
+    def _distance(self, layer: str, features: Tensor) -> Tensor:
+        """The squared distance (B,) of a layer's features (B, D) to the closest class, in float64."""
+        z = self._scaled(features)
+        distance = squared_distances(z, self.gaussians[layer])
+        return distance - squared_distances(z, self.background[layer]) if self.relative else distance
 
     def _features(self, x: Tensor, like: Tensor | None = None) -> tuple[Tensor, dict[str, Tensor]]:
         """Logits (B, C) and the features (B, D) of each layer, averaged over space."""
@@ -171,92 +253,12 @@ class Mahalanobis(Detector):
             start = x.clone().requires_grad_(self.epsilon > 0)
             # A clone goes in: a layer that works in place must not write into the images or into a leaf.
             logits, features = self._features(start.clone(), like=x)
-            distances = [squared_distances(features[name], self.gaussians[name]) for name in self.layers]  # L of (B,)
+            distances = [self._distance(name, features[name]) for name in self.layers]  # L of (B,)
             if self.epsilon > 0:
                 gradients = [torch.autograd.grad(d.sum(), start, retain_graph=True)[0] for d in distances]
         if self.epsilon > 0:
             with torch.no_grad():
                 for i, (name, gradient) in enumerate(zip(self.layers, gradients, strict=True)):
                     _, features = self._features(x - self.epsilon * gradient.sign(), like=x)
-                    distances[i] = squared_distances(features[name], self.gaussians[name])
+                    distances[i] = self._distance(name, features[name])
         return logits.detach(), torch.stack(distances, dim=1).detach()
-
-
-@dataclass(frozen=True)
-class Gaussians:
-    """Class Gaussians with one covariance, whitened, so that distances between whitened vectors are Euclidean."""
-
-    centre: Tensor  # the mean of all training features, (D,)
-    whitening: Tensor  # W with W W^T the precision, one column for each direction in which features vary, (D, R)
-    means: Tensor  # (mean of the class - centre) W, for each class that has images, (C, R)
-
-
-class ClassStatistics:
-    """Counts and means of classes and the scatter around them, of features that come in batches, in float64.
-
-    Batches are merged by Chan's formula: the sums are of products of differences, never of the features themselves, so
-    a large mean costs no digits.
-    """
-
-    def __init__(self, classes: int, width: int, device: torch.device | None = None) -> None:
-        self.counts = torch.zeros(classes, dtype=torch.float64, device=device)
-        self.means = torch.zeros(classes, width, dtype=torch.float64, device=device)
-        self.scatter = torch.zeros(width, width, dtype=torch.float64, device=device)
-
-    def add(self, features: Tensor, labels: Tensor) -> None:
-        """Add a batch of features (B, D) and their classes (B,)."""
-        present, index = labels.unique(return_inverse=True)  # (P,), (B,)
-        features = features.double()
-        new = index.bincount(minlength=len(present)).double()  # (P,)
-        sums = features.new_zeros(len(present), features.shape[1]).index_add_(0, index, features)  # (P, D)
-        means = sums / new[:, None]
-        centred = features - means[index]  # (B, D)
-        old = self.counts[present]
-        moved = means - self.means[present]  # (P, D)
-        self.scatter += centred.T @ centred + moved.T @ ((old * new / (old + new))[:, None] * moved)
-        self.means[present] += moved * (new / (old + new))[:, None]
-        self.counts[present] += new
-
-    def gaussians(self, rounding: float) -> Gaussians:
-        """The Gaussians of the classes that have images; ``rounding`` is the relative error of a feature.
-
-        The precision is the pseudo-inverse of the covariance, without the directions that vary less than features are
-        exact: dividing by that variance would make a score of the noise.
-        """
-        seen = self.counts > 0
-        share = self.counts[seen] / self.counts.sum()  # (C,)
-        centre = share @ self.means[seen]  # (D,)
-        covariance = self.scatter / self.counts.sum()
-        variances, directions = torch.linalg.eigh(covariance)  # (D,), (D, D)
-        squares = covariance.diagonal() + share @ self.means[seen] ** 2  # the mean square of each feature, (D,)
-        noise = rounding**2 * squares @ directions**2  # (D,)
-        floor = len(variances) * torch.finfo(torch.float64).eps * variances[-1]  # as scipy.linalg.pinvh
-        kept = variances > noise.clamp(min=floor)
-        whitening = directions[:, kept] / variances[kept].sqrt()  # (D, R)
-        return Gaussians(centre, whitening, (self.means[seen] - centre) @ whitening)
-
-
-def squared_distances(features: Tensor, gaussians: Gaussians) -> Tensor:
-    """The squared Mahalanobis distance to the closest class mean, (B, D) -> (B,), in float64."""
-    kept = (gaussians.centre, gaussians.whitening, gaussians.means)
-    centre, whitening, means = (value.to(features.device, torch.float64) for value in kept)
-    white = (features.double() - centre) @ whitening  # (B, R)
-    # |w - m|^2 without a (B, C, R) tensor; in float64, and centred, the difference of squares loses nothing that counts
-    squared = white.square().sum(dim=1, keepdim=True) - 2 * white @ means.T + means.square().sum(dim=1)  # (B, C)
-    return squared.clamp(min=0).amin(dim=1)
-
-
-def _class_labels(labels: Tensor | None, classes: int) -> Tensor:
-    """The labels of a batch, if each image has one of the network's classes."""
-    if labels is None or bool((labels < 0).any()):
-        raise InputError(
-            "train_set must have a label for each image, since Mahalanobis learns the mean of each class; pass an "
-            "ImageSet with labels or (image, label) pairs"
-        )
-    low, high = int(labels.min()), int(labels.max())
-    if high >= classes:
-        raise InputError(
-            f"labels must lie in 0..{classes - 1}, the classes of the network; got {low}..{high}: number them as the "
-            "network's outputs are"
-        )
-    return labels

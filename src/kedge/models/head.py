@@ -50,7 +50,7 @@ def find_head(net: Classifier, example: Tensor) -> str:
         example: A batch of images.
     """
     with evaluating(net), torch.no_grad():
-        logits = finite("logits", net(example), "check the network's weights")
+        logits = finite("logits", net.features(example)[0], "check the network's weights")
         for name in reversed(_linear_layers(net.network)):
             layer = net.network.get_submodule(name)
             if layer.out_features != logits.shape[1]:
