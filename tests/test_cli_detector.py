@@ -170,6 +170,17 @@ def test_evaluate_shows_all_metrics_in_a_narrow_terminal_too(folder, columns, ta
     assert all(re.search(rf"\b{head} [↑↓]", shown) for head in ("Accuracy", "AUROC", "FPR95", "ECE", "AURC"))
 
 
+def test_evaluate_shows_the_metrics_that_are_named(folder):
+    sets = ["--test", f"npz:{folder / 'test.npz'}", "--ood", f"npz:{folder / 'bright.npz'}", "--resamples", "0"]
+    done = run("evaluate", folder / "msp.kedge", *sets, "--metric", "oscr", "--metric", "nll")
+    assert done.exit_code == 0, done.output
+    shown = click.unstyle(done.output)
+    assert re.search(r"method +OSCR ↑ +NLL ↓ +passes +ms", shown)
+    assert "AUROC" not in shown
+    with pytest.raises(InputError, match=r"--metric must be one of 'accuracy', .*'oscr'.*; got 'oscar'"):
+        raise run("evaluate", folder / "msp.kedge", *sets, "--metric", "oscar").exception
+
+
 def test_warnings_are_told_in_a_line(folder, tmp_path):
     np.savez(tmp_path / "few.npz", x=greys(100, 2, 5))
     done = run("calibrate", folder / "msp.kedge", f"npz:{tmp_path / 'few.npz'}", "--out", tmp_path / "a.kedge")

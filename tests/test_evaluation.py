@@ -65,6 +65,9 @@ def test_every_number_is_that_of_the_direct_call():
             result.mean("unheard of")
         assert result.accuracy == metrics.accuracy(outputs.logits, INSIDE.labels)
         assert result.value("ece") == metrics.ece(outputs.probability, INSIDE.labels)
+        right = outputs.label == INSIDE.labels
+        for metric in ("oscr", "scod_aurc"):
+            assert result.value(metric, "near") == getattr(metrics, metric)(outputs.score, detector.score(NEAR), right)
         assert 0 < result.accuracy < 1
         assert result.milliseconds > 0
         assert list(result.flagged) == ["inside", "near", "far"]
@@ -80,18 +83,30 @@ def test_every_number_is_that_of_the_direct_call():
 def test_intervals_come_from_the_bootstrap_s_seed():
     tables = [evaluate({"up": calibrated()}, INSIDE, [NEAR], resamples=50, seed=s) for s in (3, 3, 4)]
     estimates = [table.results["up"].metrics["near"] for table in tables]
-    direct = metrics.detection_metrics(calibrated().score(INSIDE), calibrated().score(NEAR), resamples=50, seed=3)
+    inside, right = calibrated().score(INSIDE), calibrated()(INSIDE).label == INSIDE.labels
+    direct = metrics.detection_metrics(inside, calibrated().score(NEAR), right, resamples=50, seed=3)
     assert estimates[0] == estimates[1] == direct
     assert estimates[0] != estimates[2]
     assert estimates[0]["auroc"].low < estimates[0]["auroc"].value < estimates[0]["auroc"].high
     assert tables[0].resamples == 50
 
 
+def test_the_best_and_the_difference_hold_metrics_of_classifier_and_detector_together():
+    table = evaluate({"up": calibrated(), "down": calibrated(-1.0)}, INSIDE, [NEAR, FAR])
+    best = kedge.evaluation.best_beyond_noise(table, resamples=50)
+    assert {best.overall[name] for name in ("oscr", "scod_aurc", "auroc")} == {"up"}
+    gap = kedge.evaluation.difference(table, "up", "down", resamples=50)["far"]["oscr"]
+    assert gap.value == table.results["up"].value("oscr", "far") - table.results["down"].value("oscr", "far")
+    assert 0 < gap.low < gap.value < gap.high
+
+
 def test_without_labels_there_is_no_accuracy():
     unlabelled = kedge.ImageSet(INSIDE.images, name="inside")
     result = evaluate({"up": calibrated()}, unlabelled, [NEAR]).results["up"]
     assert (result.accuracy, result.classifier) == (None, {})
-    assert result.metrics == evaluate({"up": calibrated()}, INSIDE, [NEAR]).results["up"].metrics
+    labelled = evaluate({"up": calibrated()}, INSIDE, [NEAR]).results["up"].metrics["near"]
+    assert result.metrics["near"] == {name: labelled[name] for name in METRICS}
+    assert (result.value("oscr"), result.value("nll")) == (None, None)
 
 
 def test_as_dict_is_data_for_json_with_everything_but_the_images():
@@ -102,7 +117,9 @@ def test_as_dict_is_data_for_json_with_everything_but_the_images():
     assert data["sets"]["near"] == {"images": 40, "sha256": NEAR.checksum}
     up = data["results"]["up"]
     assert (up["accuracy"], up["mean"]["auroc"]) == (result.accuracy, result.mean("auroc"))
-    assert up["metrics"]["far"] == {metric: vars(result.metrics["far"][metric]) for metric in METRICS}
+    assert up["metrics"]["far"] == {metric: vars(estimate) for metric, estimate in result.metrics["far"].items()}
+    assert set(up["mean"]) == set(up["metrics"]["far"]) == set(metrics.COUNTED)
+    assert set(metrics.CLASSIFIER_METRICS) <= set(up)
     assert up["flagged"] == result.flagged
     json.dumps(evaluate({"up": calibrated()}, kedge.ImageSet(INSIDE.images), [NEAR]).as_dict(), allow_nan=False)
 

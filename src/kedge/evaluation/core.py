@@ -13,7 +13,7 @@ from kedge.data.labels import renumbered
 from kedge.detectors import Detection, Detector, RescoringDetector
 from kedge.errors import InputError, NotReadyError
 from kedge.evaluation.leaks import refuse_leaks
-from kedge.evaluation.result import Evaluation, EvaluationResult, ShiftedResult, inside_scores
+from kedge.evaluation.result import Evaluation, EvaluationResult, ShiftedResult, inside_right, inside_scores
 from kedge.metrics import CLASSIFIER_METRICS, Predictions, aurc, detection_metrics
 from kedge.progress import progress_bar
 
@@ -179,14 +179,15 @@ def _result(
     seconds: float,
     seed: int,
 ) -> EvaluationResult:
-    metrics = {}
-    for ood in table.ood_names:
-        inside = inside_scores(detections, table.id_name, table.known_in.get(ood))
-        metrics[ood] = detection_metrics(inside, detections[ood].score, resamples=table.resamples, seed=seed)
     test = sets[table.id_name]
     if test.labels is not None:  # as many classes as the network has, where the detector has no names for them
         classes = detections[test.name].probability.shape[1]
         _refuse_other_classes(name, detector.classes, classes, test, test.labels)
+    metrics = {}
+    for ood in table.ood_names:
+        known = table.known_in.get(ood)
+        inside, right = inside_scores(detections, test.name, known), inside_right(detections, test, known)
+        metrics[ood] = detection_metrics(inside, detections[ood].score, right, resamples=table.resamples, seed=seed)
     predictions = _predictions(detector, detections[test.name], test)[0]
     return EvaluationResult(
         metrics=metrics,

@@ -10,7 +10,7 @@ from kedge.errors import InputError
 from kedge.evaluation.paired import redrawn_results
 from kedge.evaluation.result import Evaluation
 from kedge.evaluation.summary import SeedSummary, TextTable
-from kedge.metrics import DETECTION_METRICS, METRICS
+from kedge.metrics import METRICS
 
 RESAMPLES = 200
 
@@ -41,7 +41,7 @@ def noise_parts(
         summary: Of one or more trainings.
         label: The method.
         draws: Labels of the same method on the same networks with other anchors.
-        metric: A detection metric.
+        metric: Of ID against OOD images.
         resamples: Number of bootstrap resamples of the images.
     """
     labels = [label, *draws]
@@ -83,5 +83,5 @@ def noise_table(summary: SeedSummary, draws: Mapping[str, Sequence[str]], *, res
 
 
 def _over_images(evaluation: Evaluation, label: str, metric: str, resamples: int) -> float:
-    drawn = redrawn_results(evaluation, [label], resamples, seed=0)[:, 0, :, list(DETECTION_METRICS).index(metric)]
+    drawn = redrawn_results(evaluation, [label], [metric], resamples, seed=0)[:, 0, :, 0]
     return float(np.std(drawn[:, evaluation.averaged].mean(axis=1), ddof=1))

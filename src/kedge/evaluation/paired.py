@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from kedge.checks import one_of
 from kedge.evaluation.result import Evaluation
-from kedge.metrics import DETECTION_METRICS, METRICS, Estimate, Repeated
+from kedge.metrics import COUNTED, DETECTION_METRICS, METRICS, Estimate, Repeated
 
 RESAMPLES = 500
 LEVEL = 0.95
@@ -43,8 +43,10 @@ def redraw(
     resamples: int,
     seed: int = 0,
     pairs: Sequence[tuple[tuple[int, ...], int]] = (),
+    right: Sequence[Sequence[Any]] | None = None,
+    metrics: Sequence[str] = tuple(DETECTION_METRICS),
 ) -> NDArray[np.float64]:
-    """The detection metrics of every detector on the same redrawn images.
+    """Metrics of ID against OOD images, for every detector on the same redrawn images.
 
     Args:
         scores: By detector, then by set, one score per image (N,).
@@ -52,17 +54,24 @@ def redraw(
         seed: The same seed draws the same images.
         pairs: For each OOD set the places of the sets that are in distribution against it, and its own; by default
             the first set is in distribution and all others are not.
+        right: By detector, then by pair, whether the images in distribution were classified correctly, as in
+            `kedge.metrics.detection_metrics`; only for metrics that need it.
+        metrics: The names of those to compute.
 
     Returns:
-        (resamples, detectors, OOD sets, metrics), in the order of `kedge.metrics.DETECTION_METRICS`.
+        (resamples, detectors, OOD sets, metrics).
     """
     rng = np.random.default_rng(seed)
     pairs = pairs or [((0,), place) for place in range(1, len(scores[0]))]
     samples = [
-        [Repeated(np.concatenate([sets[place] for place in inside]), sets[outside]) for inside, outside in pairs]
-        for sets in scores
+        [
+            Repeated(np.concatenate([sets[place] for place in inside]), sets[outside], right and right[detector][pair])
+            for pair, (inside, outside) in enumerate(pairs)
+        ]
+        for detector, sets in enumerate(scores)
     ]
-    drawn = np.empty((resamples, len(scores), len(pairs), len(DETECTION_METRICS)))
+    functions = [COUNTED[name] for name in metrics]
+    drawn = np.empty((resamples, len(scores), len(pairs), len(functions)))
     for values in drawn:
         sizes = [len(images) for images in scores[0]]
         times = [np.bincount(rng.integers(size, size=size), minlength=size) for size in sizes]  # how often each image
@@ -70,15 +79,19 @@ def redraw(
             repeats = np.concatenate([times[each] for each in inside]), times[outside]
             for detector, by_pair in enumerate(samples):
                 counts = by_pair[place](*repeats)
-                values[detector, place] = [metric(counts) for metric in DETECTION_METRICS.values()]
+                values[detector, place] = [metric(counts) for metric in functions]
     return drawn
 
 
-def redrawn_results(evaluation: Evaluation, labels: Sequence[str], resamples: int, seed: int) -> NDArray[np.float64]:
+def redrawn_results(
+    evaluation: Evaluation, labels: Sequence[str], metrics: Sequence[str], resamples: int, seed: int
+) -> NDArray[np.float64]:
     """`redraw` for detectors of an evaluation."""
     detections = [evaluation.results[label].detections for label in labels]
     scores = [[by_set[name].score.double().numpy() for name in evaluation.sets] for by_set in detections]
-    return redraw(scores, resamples=resamples, seed=seed, pairs=evaluation.pairs())
+    joint = any(METRICS[name].joint for name in metrics)
+    right = [[evaluation.right(label, ood) for ood in evaluation.ood_names] for label in labels] if joint else None
+    return redraw(scores, resamples=resamples, seed=seed, pairs=evaluation.pairs(), right=right, metrics=metrics)
 
 
 def winner(values: Sequence[float], drawn: NDArray[np.float64], sign: int) -> int | None:
@@ -110,10 +123,11 @@ def best_beyond_noise(evaluation: Evaluation, *, resamples: int = RESAMPLES, see
         place = winner(values, drawn, METRICS[metric].sign)
         return None if place is None else names[place]
 
-    drawn = redrawn_results(evaluation, names, resamples, seed)
+    metrics = results[0].measured
+    drawn = redrawn_results(evaluation, names, metrics, resamples, seed)
     overall: dict[str, str | None] = {}
     by_set: dict[tuple[str, str], str | None] = {}
-    for m, metric in enumerate(DETECTION_METRICS):
+    for m, metric in enumerate(metrics):
         means = drawn[:, :, evaluation.averaged, m].mean(axis=2)
         overall[metric] = named([r.mean(metric) for r in results], means, metric)
         for j, ood in enumerate(oods):
@@ -145,13 +159,13 @@ def difference(
     """
     labels = [one_of("label", label, tuple(evaluation.results)) for label in (one, other)]
     first, second = (evaluation.results[label] for label in labels)
-    drawn = redrawn_results(evaluation, labels, resamples, seed)
+    drawn = redrawn_results(evaluation, labels, first.measured, resamples, seed)
     gaps = drawn[:, 0] - drawn[:, 1]  # (resamples, OOD sets, metrics)
     differences = {}
     for ood, places in ((None, evaluation.averaged), *((s, (j,)) for j, s in enumerate(evaluation.ood_names))):
         lows, highs = np.quantile(gaps[:, places].mean(axis=1), [(1 - LEVEL) / 2, (1 + LEVEL) / 2], axis=0)
         differences[ood or "mean"] = {
             metric: Estimate(first.detection_value(metric, ood) - second.detection_value(metric, ood), low, high)
-            for metric, low, high in zip(DETECTION_METRICS, lows.tolist(), highs.tolist(), strict=True)
+            for metric, low, high in zip(first.measured, lows.tolist(), highs.tolist(), strict=True)
         }
     return differences

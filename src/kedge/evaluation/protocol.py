@@ -7,7 +7,7 @@ import torch
 
 from kedge.checks import at_least, between
 from kedge.evaluation.result import Evaluation, EvaluationResult
-from kedge.metrics import DETECTION_METRICS, Estimate, detection_metrics
+from kedge.metrics import Estimate, detection_metrics
 
 
 def redrawn(evaluation: Evaluation, *, ood_ratio: float, draws: int = 10, seed: int = 0) -> Evaluation:
@@ -34,8 +34,8 @@ def redrawn(evaluation: Evaluation, *, ood_ratio: float, draws: int = 10, seed: 
         metrics = {}
         for ood, each in picks.items():
             inside, outside = evaluation.inside(label, ood), result.detections[ood].score
-            drawn = [detection_metrics(inside, outside[pick]) for pick in each]
-            metrics[ood] = {m: Estimate(float(np.mean([d[m].value for d in drawn]))) for m in DETECTION_METRICS}
+            drawn = [detection_metrics(inside, outside[pick], evaluation.right(label, ood)) for pick in each]
+            metrics[ood] = {m: Estimate(float(np.mean([d[m].value for d in drawn]))) for m in drawn[0]}
         return replace(result, metrics=metrics)
 
     return replace(evaluation, results={label: again(label, result) for label, result in evaluation.results.items()})

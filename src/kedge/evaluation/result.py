@@ -9,7 +9,7 @@ from torch import Tensor
 
 from kedge.data import ImageSet
 from kedge.detectors import Cost, Detection
-from kedge.metrics import CLASSIFIER_METRICS, DETECTION_METRICS, Estimate
+from kedge.metrics import CLASSIFIER_METRICS, METRICS, Estimate
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class EvaluationResult:
     """One detector's results.
 
     Attributes:
-        metrics: By OOD set, then by detection metric.
+        metrics: By OOD set, then by metric of ID against OOD images; without labels those of detection alone.
         classifier: By metric of the classifier, on the in-distribution test set; empty without labels.
         flagged: Share of each set that the threshold flags, the in-distribution set among them.
         milliseconds: Wall time per image.
@@ -54,17 +54,24 @@ class EvaluationResult:
     apart: tuple[str, ...] = ()
 
     def value(self, metric: str, ood: str | None = None) -> float | None:
-        """Any metric, see `detection_value`; None for one that needs labels if there are none."""
-        return self.classifier.get(metric) if metric in CLASSIFIER_METRICS else self.detection_value(metric, ood)
+        """Any metric of `kedge.metrics.METRICS`, see `detection_value`; None for one that was not measured."""
+        if METRICS[metric].of_counts is None:
+            return self.classifier.get(metric)
+        return self.detection_value(metric, ood) if metric in self.measured else None
 
     def detection_value(self, metric: str, ood: str | None = None) -> float:
-        """A detection metric on one OOD set, or its mean over all."""
+        """A metric of ID against OOD images on one OOD set, or its mean over all."""
         return self.mean(metric) if ood is None else self.metrics[ood][metric].value
 
     def mean(self, metric: str) -> float:
-        """The mean of a detection metric over the OOD sets, without those apart."""
+        """The mean of a metric of ID against OOD images over the OOD sets, without those apart."""
         values = [by_metric[metric].value for ood, by_metric in self.metrics.items() if ood not in self.apart]
         return sum(values) / len(values)
+
+    @property
+    def measured(self) -> tuple[str, ...]:
+        """The metrics of ID against OOD images: those of detection and, with labels, of detector and classifier."""
+        return tuple(next(iter(self.metrics.values()), ()))
 
     @property
     def accuracy(self) -> float | None:
@@ -122,6 +129,10 @@ class Evaluation:
         """The scores of the in-distribution images that an OOD set is held against, (N,)."""
         return inside_scores(self.results[label].detections, self.id_name, self.known_in.get(ood))
 
+    def right(self, label: str, ood: str) -> Tensor | None:
+        """Whether each of the images of `inside` was classified correctly, see `inside_right`."""
+        return inside_right(self.results[label].detections, self.sets[self.id_name], self.known_in.get(ood))
+
     def as_dict(self) -> dict[str, Any]:
         """Everything but the images and single scores, as plain data for JSON."""
         return {
@@ -139,7 +150,7 @@ class Evaluation:
                     "uses_outliers": result.uses_outliers,
                     "flagged": result.flagged,
                     "shifted": {name: vars(shifted) for name, shifted in result.shifted.items()},
-                    "mean": {metric: result.mean(metric) for metric in DETECTION_METRICS},
+                    "mean": {metric: result.mean(metric) for metric in result.measured},
                     "metrics": {
                         ood: {metric: vars(estimate) for metric, estimate in by_metric.items()}
                         for ood, by_metric in result.metrics.items()
@@ -154,6 +165,17 @@ def inside_scores(detections: Mapping[str, Detection], id_name: str, known: str 
     """The scores of the in-distribution set, and of the known images from an OOD set's source."""
     scores = detections[id_name].score
     return scores if known is None else torch.cat([scores, detections[known].score])
+
+
+def inside_right(detections: Mapping[str, Detection], test: ImageSet, known: str | None) -> Tensor | None:
+    """Whether each image of `inside_scores` was classified correctly: 1, 0, or -1 for one without a label, (N,).
+
+    The known images from an OOD set's source count as unlabelled. None if no image has a label.
+    """
+    if test.labels is None or not bool((test.labels >= 0).any()):
+        return None
+    right = torch.where(test.labels >= 0, (detections[test.name].label == test.labels).long(), -1)
+    return right if known is None else torch.cat([right, torch.full((len(detections[known]),), -1)])
 
 
 @dataclass(frozen=True)

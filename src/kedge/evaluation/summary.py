@@ -15,6 +15,7 @@ from kedge.metrics import METRICS
 
 SHOWN = tuple(name for name, metric in METRICS.items() if metric.shown)
 WIDE = 130  # columns of a terminal that shows all of them side by side
+NARROW = 4  # metrics side by side in a narrower one
 STAR = "* learned from outliers."
 _LATEX = {
     "\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_", "{": r"\{", "}": r"\}",
@@ -125,15 +126,17 @@ class SeedSummary:
             cells = [self.words(label, metric) for metric in metrics]
             ms = statistics.fmean(e.results[label].milliseconds for e in self.evaluations.values())
             rows.append((starred(label, result), *cells, passes_text(result), f"{ms:.2f}"))
-        caption = self._caption(f"In distribution: {self.first.id_name}. In %, means over {self.first.over}")
+        plain = ", ".join(METRICS[metric].label for metric in metrics if not METRICS[metric].percent)
+        units = f"In %{plain and f' ({plain} apart)'}"
+        caption = self._caption(f"In distribution: {self.first.id_name}. {units}, means over {self.first.over}")
         caption += "passes: through the network for one image, forward + backward; ms: for one image, on this machine."
         heads = ("method", *(METRICS[metric].head for metric in metrics), "passes", "ms")
         return TextTable(caption, heads, tuple(rows))
 
-    def tables(self, columns: int) -> tuple[TextTable, ...]:
-        """`table` for a terminal of that many columns: in two parts if it is too narrow for all metrics."""
-        halves = (SHOWN,) if columns >= WIDE else (SHOWN[:4], SHOWN[4:])
-        return tuple(map(self.table, halves))
+    def tables(self, columns: int, metrics: Sequence[str] = SHOWN) -> tuple[TextTable, ...]:
+        """`table` for a terminal of that many columns: in parts if it is too narrow for all metrics."""
+        size = len(metrics) if columns >= WIDE else NARROW
+        return tuple(self.table(metrics[i : i + size]) for i in range(0, len(metrics), size))
 
     def by_set(self, metric: str) -> TextTable:
         """One row per method, one column per OOD set, and their mean."""

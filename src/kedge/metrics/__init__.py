@@ -1,7 +1,7 @@
-"""Metrics: how well scores separate ID from OOD images, and how good the classifier is on ID images.
+"""Metrics: how well scores separate ID from OOD images, how good the classifier is on ID images, and both together.
 
-A larger score means further out of distribution. To add a metric, write its function here and a row of `METRICS`;
-evaluations, tables and reports iterate over that table.
+A larger score means further out of distribution. To add a metric, write its function in a module of this package and a
+row of `METRICS`; evaluations, tables and reports iterate over that table.
 """
 
 from collections.abc import Callable
@@ -10,12 +10,20 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from kedge.checks import at_least, between, shape_of
-from kedge.errors import InputError
-from kedge.metrics.arrays import Numbers as Numbers
-from kedge.metrics.arrays import as_array, class_per_image, labels_of, no_nan, score_per_image
-from kedge.metrics.counts import Counts, count
-from kedge.metrics.counts import Repeated as Repeated
+from kedge.checks import at_least, between
+from kedge.metrics.arrays import Numbers, as_array
+from kedge.metrics.classification import accuracy, brier, ece, nll, smooth_ece
+from kedge.metrics.counts import Counts, Repeated, count
+from kedge.metrics.detection import aupr_in, aupr_out, auroc, autc, dtacc, fpr95, fpr95_ood, roc_curve
+
+from kedge.metrics.detection import aupr_in_of, auroc_of, autc_of, dtacc_of, fpr95_of  # isort: skip
+from kedge.metrics.selective import augrc, aurc, oscr, oscr_of, scod_aurc, scod_aurc_of, scod_risk
+
+__all__ = [
+    "CLASSIFIER_METRICS", "COUNTED", "DETECTION_METRICS", "METRICS", "Estimate", "Metric", "Numbers", "Predictions",
+    "Repeated", "accuracy", "augrc", "aupr_in", "aupr_out", "aurc", "auroc", "autc", "brier", "detection_metrics",
+    "dtacc", "ece", "fpr95", "fpr95_ood", "nll", "oscr", "roc_curve", "scod_aurc", "scod_risk", "smooth_ece",
+]  # fmt: skip
 
 FULL = 200_000  # distinct scores up to which a bootstrap redraws every one of them
 GRID = 20_000  # thresholds that replace a larger number: their spacing is far below the noise of a draw
@@ -39,6 +47,12 @@ class Predictions:
     score: Numbers
     truth: Numbers
 
+    @property
+    def right(self) -> NDArray[np.bool_]:
+        """Whether each image was classified correctly, (N,)."""
+        right: NDArray[np.bool_] = as_array("label", self.label) == as_array("truth", self.truth)
+        return right
+
 
 @dataclass(frozen=True)
 class Metric:
@@ -47,18 +61,20 @@ class Metric:
     Attributes:
         label: The name in tables.
         meaning: One sentence for the reader of a report.
-        of_counts: The value of a detection metric, from `Counts`; None for a metric of the classifier.
-        of_predictions: The value of a metric of the classifier, which needs labels; None for a detection metric.
+        of_counts: The value of a metric of ID and OOD images, from `Counts`; None for a metric of the classifier.
+        of_predictions: The value of a metric of the classifier, on labelled ID images; None for the others.
+        joint: Whether ``of_counts`` needs to know which ID images are classified correctly.
         higher_is_better: The direction.
         percent: Whether tables show it times 100.
         interval: Whether a bootstrap interval holds its level.
-        shown: Whether summary tables have a column for it.
+        shown: Whether summary tables have a column for it by default.
     """
 
     label: str
     meaning: str
     of_counts: Callable[[Counts], float] | None = None
     of_predictions: Callable[[Predictions], float] | None = None
+    joint: bool = False
     higher_is_better: bool = True
     percent: bool = True
     interval: bool = True
@@ -80,164 +96,8 @@ class Metric:
         return 1 if self.higher_is_better else -1
 
     def text(self, value: float, digits: int = 1) -> str:
-        """A value, or a deviation, as tables show it."""
-        return f"{100 * value if self.percent else value:.{digits}f}"
-
-
-def auroc(id_scores: Numbers, ood_scores: Numbers) -> float:
-    """Probability that an OOD image scores above an ID image; a tie counts one half.
-
-    Example:
-        >>> auroc([1, 2], [2, 3])
-        0.875
-    """
-    return _auroc(count(id_scores, ood_scores))
-
-
-def _auroc(counts: Counts) -> float:
-    pairs = np.diff(counts.ood) @ (counts.id[1:] + counts.id[:-1])  # twice the ID scores below, once the equal ones
-    return int(pairs) / (2 * counts.n * counts.m)
-
-
-def fpr95(id_scores: Numbers, ood_scores: Numbers) -> float:
-    """Share of OOD images accepted by the lowest threshold that accepts at least 95 % of the ID images.
-
-    Example:
-        >>> fpr95(range(20), [0, 18, 19, 30])  # 19 of 20 ID scores are 18 or less
-        0.5
-    """
-    return _fpr95(count(id_scores, ood_scores))
-
-
-def fpr95_ood(id_scores: Numbers, ood_scores: Numbers) -> float:
-    """Share of ID images flagged by the highest threshold that flags at least 95 % of the OOD images.
-
-    Several libraries call this one FPR95; the paper's is `fpr95`.
-
-    Example:
-        >>> fpr95_ood([-5, 0, 1, 2], range(20))  # 19 of 20 OOD scores are 1 or more
-        0.5
-    """
-    return _fpr95(count(id_scores, ood_scores).mirrored)
-
-
-def _fpr95(counts: Counts) -> float:
-    enough = (95 * counts.n + 99) // 100
-    return int(counts.ood[np.searchsorted(counts.id, enough)]) / counts.m
-
-
-def dtacc(id_scores: Numbers, ood_scores: Numbers) -> float:
-    """Detection accuracy at the best threshold: the mean of the ID share accepted and the OOD share flagged.
-
-    Example:
-        >>> dtacc([1, 2, 3, 4], [4, 5])  # accept up to 3: (3/4 + 1) / 2
-        0.875
-    """
-    return _dtacc(count(id_scores, ood_scores))
-
-
-def _dtacc(counts: Counts) -> float:
-    n, m = counts.n, counts.m
-    return (n * m + int((m * counts.id - n * counts.ood).max())) / (2 * n * m)
-
-
-def aupr_in(id_scores: Numbers, ood_scores: Numbers) -> float:
-    """Average precision of finding ID images by a low score; no interpolation.
-
-    Example:
-        >>> aupr_in([1, 3], [2, 4, 5])  # precision 1 at score 1, 2/3 at score 3
-        0.8333333333333333
-    """
-    return _aupr_in(count(id_scores, ood_scores))
-
-
-def aupr_out(id_scores: Numbers, ood_scores: Numbers) -> float:
-    """Average precision of finding OOD images by a high score; no interpolation.
-
-    Example:
-        >>> aupr_out([1, 2, 4], [3, 5])  # precision 1 at score 5, 2/3 at score 3
-        0.8333333333333333
-    """
-    return _aupr_in(count(id_scores, ood_scores).mirrored)
-
-
-def _aupr_in(counts: Counts) -> float:
-    accepted = np.maximum(counts.id + counts.ood, 1)[1:]  # a resample may accept none at first, and then gains none
-    gains = np.diff(counts.id) * (counts.id[1:] / accepted)
-    return float(gains.sum()) / counts.n  # a float dot product would wait for BLAS threads, and depend on them
-
-
-def accuracy(logits_or_labels: Numbers, labels: Numbers) -> float:
-    """Share of correct predictions, given as class numbers (N,) or as one value per class (N, C).
-
-    Example:
-        >>> accuracy([[2.0, 1.0], [0.0, 3.0]], [0, 0]), accuracy([0, 1, 1, 1], [0, 1, 1, 0])
-        (0.5, 0.75)
-    """
-    predicted = as_array("logits_or_labels", logits_or_labels)
-    if predicted.ndim == 2:
-        truth = labels_of(labels, *predicted.shape)
-        return float(np.mean(no_nan("logits_or_labels", predicted).argmax(axis=-1) == truth))
-    predicted = class_per_image("logits_or_labels", predicted)
-    return float(np.mean(predicted == labels_of(labels, len(predicted))))
-
-
-def ece(probabilities: Numbers, labels: Numbers, *, bins: int = 15) -> float:
-    """Expected calibration error: the mean gap between confidence and accuracy over equal-width bins of confidence.
-
-    Example:
-        >>> ece([[0.75, 0.25], [0.25, 0.75]], [0, 0])  # confidence 75 %, accuracy 50 %
-        0.25
-    """
-    at_least("bins", bins, 1)
-    p = no_nan("probabilities", as_array("probabilities", probabilities)).astype(np.float64)
-    if p.ndim != 2:
-        raise InputError(f"probabilities must be (N, C), got {shape_of(p)}; pass one row per image")
-    truth = labels_of(labels, *p.shape)
-    low, sums = p.min(), p.sum(axis=-1)
-    if low < 0 or not np.allclose(sums, 1, rtol=0, atol=1e-3):
-        got = f"values from {low:.4g} and sums from {sums.min():.4g} to {sums.max():.4g}"
-        raise InputError(f"probabilities must be at least 0 with rows that sum to 1, got {got}; pass a softmax")
-    confidence = p.max(axis=-1)  # (N,)
-    edges = np.arange(1, bins) / bins  # the inner ones: bins are (low, high], and rounding above 1 is harmless
-    gaps = np.bincount(np.searchsorted(edges, confidence), weights=(p.argmax(axis=-1) == truth) - confidence)
-    return float(np.abs(gaps).sum() / len(p))
-
-
-def aurc(scores: Numbers, right: Numbers) -> float:
-    """Area under the risk-coverage curve: the mean error rate when only the images of lowest score are answered.
-
-    The result is the mean over all orders of images with equal scores.
-
-    Args:
-        scores: One per image, larger for less trust (N,).
-        right: Whether the image was classified correctly (N,).
-
-    Example:
-        >>> aurc([1, 2, 3], [True, True, False])  # error rates 0, 0 and 1/3 at coverage 1/3, 2/3 and 1
-        0.1111111111111111
-    """
-    values, correct = score_per_image("scores", scores), as_array("right", right)
-    if correct.shape != values.shape or correct.dtype.kind != "b":
-        raise InputError(
-            f"right must be one truth value per score, {values.shape}; got {correct.dtype} {correct.shape}"
-        )
-    order = np.argsort(values, kind="stable")
-    ranked, wrong = values[order], (~correct[order]).astype(np.float64)
-    groups = np.cumsum(np.append(True, ranked[1:] != ranked[:-1])) - 1  # equal scores share a group
-    share = np.bincount(groups, wrong) / np.bincount(groups)
-    return float((np.cumsum(share[groups]) / np.arange(1, len(wrong) + 1)).mean())
-
-
-def roc_curve(id_scores: Numbers, ood_scores: Numbers) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Share of ID and of OOD images flagged, from the threshold that flags none to the one that flags all.
-
-    Example:
-        >>> roc_curve([1, 2], [2, 3])
-        (array([0. , 0. , 0.5, 1. ]), array([0. , 0.5, 1. , 1. ]))
-    """
-    counts = count(id_scores, ood_scores)
-    return counts.mirrored.ood / counts.n, counts.mirrored.id / counts.m
+        """A value, or a deviation, as tables show it: ``digits`` are those of a percentage."""
+        return f"{100 * value:.{digits}f}" if self.percent else f"{value:.{digits + 2}f}"
 
 
 METRICS: dict[str, Metric] = {
@@ -246,32 +106,32 @@ METRICS: dict[str, Metric] = {
         "The share of ID test images that are classified correctly.",
         of_predictions=lambda p: accuracy(p.label, p.truth),
     ),
-    "auroc": Metric("AUROC", "The probability that an OOD image scores above an ID image: 50 % is guessing.", _auroc),
+    "auroc": Metric("AUROC", "The probability that an OOD image scores above an ID image: 50 % is guessing.", auroc_of),
     "fpr95": Metric(
         "FPR95",
         "The share of OOD images that are accepted when 95 % of the ID images are.",
-        _fpr95,
+        fpr95_of,
         higher_is_better=False,
     ),
     "dtacc": Metric(
         "DTACC",
         "The mean of ID accepted and OOD flagged at the best threshold in hindsight. It has no interval: a best "
         "threshold is biased upwards, and bootstrap intervals of it cover the truth too rarely.",
-        _dtacc,
+        dtacc_of,
         interval=False,
     ),
     "aupr_in": Metric(
-        "AUPR-in", "Average precision of finding ID images by a low score; depends on the sets' sizes.", _aupr_in
+        "AUPR-in", "Average precision of finding ID images by a low score; depends on the sets' sizes.", aupr_in_of
     ),
     "aupr_out": Metric(
         "AUPR-out",
         "Average precision of finding OOD images by a high score; depends on the sets' sizes.",
-        lambda counts: _aupr_in(counts.mirrored),
+        lambda counts: aupr_in_of(counts.mirrored),
     ),
     "fpr95_ood": Metric(
         "FPR95 (OOD)",
         "The share of ID images that are flagged when 95 % of the OOD images are.",
-        lambda counts: _fpr95(counts.mirrored),
+        lambda counts: fpr95_of(counts.mirrored),
         higher_is_better=False,
         shown=False,
     ),
@@ -284,25 +144,89 @@ METRICS: dict[str, Metric] = {
     "aurc": Metric(
         "AURC",
         "The mean error rate on ID images over all shares of images kept, those with low scores first.",
-        of_predictions=lambda p: aurc(p.score, as_array("label", p.label) == as_array("truth", p.truth)),
+        of_predictions=lambda p: aurc(p.score, p.right),
         higher_is_better=False,
     ),
+    "scod_aurc": Metric(
+        "SCOD-AURC",
+        "The mean share of errors among the ID and OOD images kept, over all shares of images kept, those with low "
+        "scores first; to keep an OOD image is an error. It depends on the sets' sizes.",
+        scod_aurc_of,
+        joint=True,
+        higher_is_better=False,
+        shown=False,
+    ),
+    "oscr": Metric(
+        "OSCR",
+        "The probability that an ID image is classified correctly and scores below an OOD image.",
+        oscr_of,
+        joint=True,
+        shown=False,
+    ),
+    "autc": Metric(
+        "AUTC",
+        "The mean of ID flagged and OOD accepted over all thresholds in the range of the scores. It has no interval: "
+        "the range depends on the most extreme images of a sample.",
+        autc_of,
+        higher_is_better=False,
+        interval=False,
+        shown=False,
+    ),
+    "augrc": Metric(
+        "AUGRC",
+        "The mean share of ID images that are kept and misclassified, over all shares of images kept.",
+        of_predictions=lambda p: augrc(p.score, p.right),
+        higher_is_better=False,
+        shown=False,
+    ),
+    "smooth_ece": Metric(
+        "smECE",
+        "The gap between confidence and accuracy on ID images, smoothed by a kernel instead of bins.",
+        of_predictions=lambda p: smooth_ece(p.probability, p.truth),
+        higher_is_better=False,
+        shown=False,
+    ),
+    "brier": Metric(
+        "Brier",
+        "The squared distance between the probabilities and the true class, on ID images: 0 to 2.",
+        of_predictions=lambda p: brier(p.probability, p.truth),
+        higher_is_better=False,
+        percent=False,
+        shown=False,
+    ),
+    "nll": Metric(
+        "NLL",
+        "The negative log likelihood of the true class, on ID images, in nats.",
+        of_predictions=lambda p: nll(p.probability, p.truth),
+        higher_is_better=False,
+        percent=False,
+        shown=False,
+    ),
 }
-DETECTION_METRICS = {name: metric.of_counts for name, metric in METRICS.items() if metric.of_counts is not None}
+COUNTED = {name: metric.of_counts for name, metric in METRICS.items() if metric.of_counts is not None}
+DETECTION_METRICS = {name: metric for name, metric in COUNTED.items() if not METRICS[name].joint}
 CLASSIFIER_METRICS = {
     name: metric.of_predictions for name, metric in METRICS.items() if metric.of_predictions is not None
 }
 
 
 def detection_metrics(
-    id_scores: Numbers, ood_scores: Numbers, *, resamples: int = 0, level: float = 0.95, seed: int = 0
+    id_scores: Numbers,
+    ood_scores: Numbers,
+    right: Numbers | None = None,
+    *,
+    resamples: int = 0,
+    level: float = 0.95,
+    seed: int = 0,
 ) -> dict[str, Estimate]:
-    """All detection metrics from one sort, with bootstrap intervals if ``resamples`` is above zero.
+    """All metrics of ID against OOD images from one sort, with bootstrap intervals if ``resamples`` is above zero.
 
     Args:
-        id_scores: One score per in-distribution image.
-        ood_scores: One score per out-of-distribution image.
-        resamples: How often ID and OOD scores are each redrawn with replacement; above 200,000 distinct scores they
+        id_scores: One score per in-distribution image (N,).
+        ood_scores: One score per out-of-distribution image (M,).
+        right: Whether each ID image was classified correctly (N,): True or False, or 1, 0, and -1 if it has no label.
+            None leaves out the metrics that need it.
+        resamples: How often ID and OOD images are each redrawn with replacement; above 200,000 distinct scores they
             are redrawn in groups of neighbors, so that the time of a draw stays constant.
         level: Share of the resamples that the percentile interval spans.
         seed: The same seed gives the same interval.
@@ -310,7 +234,8 @@ def detection_metrics(
     Returns:
         An `Estimate` by the name of each metric's function. ``dtacc`` has no interval: the best threshold of a sample
         is biased upwards, and more so on a resample, so that percentile intervals at 95 % cover the truth in 53 to
-        92 % of samples and bias-corrected ones in 81 to 94 %. Intervals of ``aupr`` on few scores lean upwards.
+        92 % of samples and bias-corrected ones in 81 to 94 %. ``autc`` has none either: it depends on the most extreme
+        scores, which a bootstrap cannot redraw. Intervals of ``aupr`` on few scores lean upwards.
 
     Example:
         >>> metrics = detection_metrics([1, 2, 3], [3, 4, 5], resamples=200)
@@ -320,11 +245,12 @@ def detection_metrics(
     at_least("resamples", resamples, 0)
     at_least("seed", seed, 0)
     between("level", level, 0, 1, open_ends=True)
-    counts = count(id_scores, ood_scores)
-    estimates = {name: Estimate(metric(counts)) for name, metric in DETECTION_METRICS.items()}
+    counts = count(id_scores, ood_scores, right)
+    measured = DETECTION_METRICS if right is None else COUNTED
+    estimates = {name: Estimate(metric(counts)) for name, metric in measured.items()}
     if resamples == 0:
         return estimates
-    bounded = {name: metric for name, metric in DETECTION_METRICS.items() if METRICS[name].interval}
+    bounded = {name: metric for name, metric in measured.items() if METRICS[name].interval}
     rng = np.random.default_rng(seed)
     grouped = len(counts.id) > FULL
     base = counts.thinned(GRID) if grouped else counts

@@ -64,3 +64,29 @@ def labels_of(labels: Numbers, n: int, classes: int | None = None) -> NDArray[An
             "number the classes from 0, in the order of the columns"
         )
     return array
+
+
+def right_per_image(right: Numbers, n: int) -> NDArray[Any]:
+    """Return whether each of n images was classified correctly: True and False, or 1 and 0 with -1 for unknown."""
+    array = as_array("right", right)
+    if array.shape != (n,) or array.dtype.kind not in "bi" or not -1 <= array.min() <= array.max() <= 1:
+        raise InputError(
+            f"right must be one truth value per ID image, ({n},), or 1, 0 and -1 for unknown; "
+            f"got {array.dtype} {shape_of(array)}"
+        )
+    if array.max() < 0:
+        raise InputError("right must be known for at least one image, got -1 for all; pass None without labels")
+    return array
+
+
+def probability_per_class(probabilities: Numbers, labels: Numbers) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Return probabilities of all classes, (N, C), and the true classes, (N,)."""
+    p = no_nan("probabilities", as_array("probabilities", probabilities))
+    if p.ndim != 2:
+        raise InputError(f"probabilities must be (N, C), got {shape_of(p)}; pass one row per image")
+    truth = labels_of(labels, *p.shape)
+    low, sums = p.min(), p.sum(axis=-1, dtype=np.float64)
+    if low < 0 or not np.allclose(sums, 1, rtol=0, atol=1e-3):
+        got = f"values from {low:.4g} and sums from {sums.min():.4g} to {sums.max():.4g}"
+        raise InputError(f"probabilities must be at least 0 with rows that sum to 1, got {got}; pass a softmax")
+    return p, truth

@@ -77,6 +77,7 @@ def write_report(
         "evaluation": evaluation,
         "best": best,
         "metrics": {name: METRICS[name] for name in SHOWN},
+        "more": {name: metric for name, metric in METRICS.items() if name not in SHOWN},
         "outliers": any(result.uses_outliers for result in evaluation.results.values()),
         "record": record or {},
         "starred": starred,
