@@ -36,6 +36,9 @@ OPTIONS = {  # further cases: options that change how a method computes, learns 
     "amp, recommended": ("amp", {"variant": "recommended", "score": "energy"}),
     "amp, shared tau": ("amp", {"shared_tau": True, "rescale": "plain"}),
     "amp, mutual information": ("amp", {"score": "mutual_information"}),
+    "energy, ash-s": ("energy", {"shape": "ash"}),
+    "msp, vra": ("msp", {"shape": "vra"}),
+    "kl_uniform, lts": ("kl_uniform", {"shape": "lts", "percentile": 0.7}),
     "gram, normalised": ("gram", {"layers": ["stage1", "fc:in"], "powers": (1, 3), "normalise": True}),
     "mahalanobis, moved": ("mahalanobis", {"epsilon": 0.01, "layers": ["stage2", "fc:in"]}),
     "temperature scaling, given": ("temperature_scaling", {"temperature": 3.0}),
@@ -57,6 +60,9 @@ LOGITS_AS_THEY_ARE = (
     "knn",
     "gram",
     "temperature_scaling",
+    "energy, ash-s",
+    "msp, vra",
+    "kl_uniform, lts",
 )
 every_detector = pytest.mark.parametrize(("name", "kind"), CASES)
 
@@ -379,6 +385,9 @@ OUT_OF_RANGE = [  # the first option is at fault; found when the detector is bui
     *(("knn", wrong) for wrong in ({"k": 0}, {"k": 49}, {"limit": 0}, {"limit": 8, "k": 9}, {"seed": -1})),
     *(("odin", wrong) for wrong in ({"temperature": 0}, {"epsilon": -0.1}, {"epsilon": math.nan}, {"seed": -1})),
     *(("react", wrong) for wrong in ({"percentile": 0}, {"percentile": 90}, {"score": "mps"}, {"head": "stage1"})),
+    *(("energy", wrong) for wrong in ({"shape": "ashes"}, {"percentile": 0.5}, {"head": "stage1", "shape": "lts"})),
+    *(("energy", {"percentile": wrong, "shape": "scale"}) for wrong in (85, -0.1, math.nan, (0.6, 0.9))),
+    *(("energy", {"percentile": wrong, "shape": "vra"}) for wrong in (0.9, (0.9, 0.6), (0, 0), (0.6, 95))),
     *(("vim", wrong) for wrong in ({"dim": -1}, {"dim": 2.0}, {"dim": 32}, {"head": "stage1"})),
     *(("gram", {"layers": wrong}) for wrong in ("stage1", [], ["stage9"])),
     *(("rankfeat", {"layer": wrong}) for wrong in ("stage9", "fc", "stage3")),  # unknown, a vector, a single position

@@ -11,7 +11,8 @@ from scipy.special import logsumexp
 
 from helpers import images, network, penultimate, vector_network
 from kedge import scores
-from kedge.detectors.react import ReAct, StreamingQuantile
+from kedge.detectors.react import ReAct
+from kedge.detectors.streaming_quantile import StreamingQuantile
 from kedge.errors import InputError, NotReadyError
 
 # The formula.

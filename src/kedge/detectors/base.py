@@ -97,7 +97,7 @@ class Detector(ABC):
     """
 
     name: ClassVar[str]
-    reads: ClassVar[str] = "network"
+    reads: str = "network"
     has_tau: ClassVar[bool] = False
     needs_outliers: ClassVar[bool] = False
     changes_network: ClassVar[bool] = False

@@ -36,12 +36,17 @@ class FeatureDetector(Detector):
         super().__init__(net)
         self.given_layer = layer
         self._head_given = head is not None
-        self.head = head if layer else head_name(self.net.network, head)
+        self.head = head_name(self.net.network, head) if self.reads_features and not layer else head
 
     @property
     def layer(self) -> str:
         """The layer that is read."""
         return self.given_layer or f"{self.head}:in"
+
+    @property
+    def reads_features(self) -> bool:
+        """Whether it reads the layer at all, which a method may leave to an option."""
+        return True
 
     @property
     def takes_features(self) -> bool:
@@ -56,7 +61,8 @@ class FeatureDetector(Detector):
     def fit_method(self, train_set: Any, preprocess: Preprocess) -> None:
         """Learn from the training images' features."""
         super().fit_method(train_set, preprocess)
-        self.fit_features(TrainingFeatures(self, train_set, preprocess))
+        if self.reads_features:
+            self.fit_features(TrainingFeatures(self, train_set, preprocess))
 
     def fit_features(self, batches: "TrainingFeatures") -> None:
         """Learn from batches of features, logits and labels, which can be iterated more than once."""

@@ -166,6 +166,7 @@ class DUQ(LogitDetector, TrainedDetector):
     """
 
     name = "duq"
+    options = ()
     loss = DUQLoss
     score_function = scores.max_logit  # minus the largest logarithm of a kernel value
 
