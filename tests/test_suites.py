@@ -385,3 +385,26 @@ def test_rows_on_the_same_logits_share_them_and_score_as_they_do_alone(tmp_path)
         for name, detection in alone[0].results[label].detections.items():
             assert torch.equal(detection.score, together[0].results[label].detections[name].score)
     assert all(result.milliseconds > 0 for result in together[0].results.values())
+
+
+def test_with_extract_the_images_pass_once_for_all_rows_that_take_features(tmp_path, monkeypatch):
+    rows = {kind.__name__: MethodPlan(kind, ("base",)) for kind in (MSP, Energy, kedge.ViM)}
+    known = changed(shifted=(images(24, "shifted"),), known_in={"more": images(24, "known")})
+    declared = {"methods": rows, "data": known}
+    alone, _, _ = events(suite(**declared), tmp_path / "alone", networks=tmp_path / "networks")
+    passed, original = [], kedge.Classifier.features
+
+    def counting(self, x, *arguments, **options):
+        passed.append(len(x))
+        return original(self, x, *arguments, **options)
+
+    monkeypatch.setattr(kedge.Classifier, "features", counting)
+    together, trained, _ = events(suite(**declared, extract=True), tmp_path / "all", networks=tmp_path / "networks")
+    assert trained == []
+    assert sum(n for n in passed if n > 2) == 48 * 5 + 24 * 2  # two images serve to find the head
+    for label, result in alone[0].results.items():
+        assert together[0].results[label].metrics == result.metrics
+        assert together[0].results[label].shifted == result.shifted
+        assert together[0].results[label].milliseconds > 0
+        for name, detection in result.detections.items():
+            assert torch.equal(together[0].results[label].detections[name].score, detection.score)

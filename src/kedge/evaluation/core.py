@@ -117,8 +117,9 @@ def _check_names(argument: str, given: Sequence[str] | Mapping[str, Any], oods: 
 def _image_sets(argument: str, given: Iterable[Any], labelled: bool = False) -> list[ImageSet]:
     given = list(given)
     for images in given:
-        if not isinstance(images, ImageSet) or (labelled and images.labels is None):
-            got = repr(images.name) if isinstance(images, ImageSet) else type(images).__name__
+        known = isinstance(images, (ImageSet, Features))
+        if not known or (labelled and images.labels is None):
+            got = repr(images.name) if known else type(images).__name__
             raise InputError(f"{argument} must hold ImageSets{' with labels' * labelled}; got {got}")
     return given
 

@@ -122,6 +122,7 @@ def openood(known: str, setting: Setting) -> Study:
         protocol=Protocol(("auroc", "fpr95_ood", "aupr_in", "aupr_out")),
         groups={"near": ("toy noise",), "far": ("toy clouds",)} if smoke else _groups(benchmark),
         board=None if smoke else Board(known, benchmark.board),
+        extract=True,
     )
     about = "Near OOD sets show other classes of the same kind of images, far OOD sets other kinds of images."
     return Study(f"openood-{known}", f"OpenOOD v1.5, {known}", about, (suite,))

@@ -262,6 +262,7 @@ class Suite:
         apart: OOD sets that are shown separately and left out of the means.
         groups: By title, OOD sets whose means are shown apart, such as near and far ones.
         board: The leaderboard that has means over the same groups.
+        extract: Whether the images pass through an unanchored network once, for all rows that take `kedge.Features`.
     """
 
     name: str
@@ -280,6 +281,7 @@ class Suite:
     apart: tuple[str, ...] = ()
     groups: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     board: Board | None = None
+    extract: bool = False
 
     @property
     def shown(self) -> tuple[str, ...]:

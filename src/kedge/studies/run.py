@@ -13,7 +13,7 @@ from torch import Tensor
 
 from kedge.anchoring import Anchored, anchor
 from kedge.data import ImageSet, Preprocess, StreamedSet
-from kedge.detectors import Cost, Detection, Detector
+from kedge.detectors import Cost, Detection, Detector, extract
 from kedge.errors import FileFormatError, InputError, NotReadyError
 from kedge.evaluation import Evaluation, EvaluationResult, ShiftedResult, evaluate
 from kedge.evaluation.core import PERMUTED
@@ -22,12 +22,13 @@ from kedge.io import artifact
 from kedge.metrics import Estimate
 from kedge.models.classifier import Classifier
 from kedge.provenance import provenance
-from kedge.studies.memory import Memory
+from kedge.studies.memory import Memory, pass_seconds
 from kedge.studies.plan import Suite, SuiteData
 from kedge.training import Progress, train
 
 TrainingProgress = Callable[[str, Progress], None]
 ScoringProgress = Callable[[str, int, int], None]
+TIMED = 64  # images on which a network's pass is timed
 
 
 class SuiteRun:
@@ -59,6 +60,7 @@ class SuiteRun:
         self.training = dict(training or {})
         self._trained: dict[tuple[str, int], Classifier] = {}
         self._memory: dict[tuple[str, int], Memory] = {}
+        self._extracted: dict[tuple[str, int], SuiteData] = {}
         self._data: tuple[int, SuiteData] | None = None  # of the last seed: reading it can take minutes
 
     def run(self) -> dict[int, Evaluation]:
@@ -75,6 +77,7 @@ class SuiteRun:
         results = {label: self._cell(label, data, seed) for label in labels}
         self._trained.clear()
         self._memory.clear()
+        self._extracted.clear()
         shifted, known = tuple(s.name for s in data.shifted), {ood: s.name for ood, s in data.known_in.items()}
         apart = tuple(s.name for s in data.ood if s.name in self.suite.apart)
         results = {label: replace(result, apart=apart) for label, result in results.items()}
@@ -96,6 +99,7 @@ class SuiteRun:
             if isinstance(net, Anchored):
                 self._memory.setdefault((name, seed), Memory()).attach(net)
         detector = method.build(networks, data.outliers)
+        data = self._sets(label, detector, seed)
         detector.fit(data.train, preprocess=_preprocess(data)).calibrate(data.held_out)
         for memory in self._memory.values():
             memory.start()
@@ -147,23 +151,49 @@ class SuiteRun:
         detector, permuted, report = self.detector(label, seed), self.suite.methods[label].permuted, self.on_scoring
         if permuted and not getattr(detector, "rescores", False):
             raise InputError(f"permuted must be False for {label!r}: its score does not depend on the image's tau")
+        sets = self._sets(label, detector, seed)
         evaluation = evaluate(
             {label: detector},
-            data.test,
-            data.ood,
-            shifted=data.shifted,
-            known_in=data.known_in,
+            sets.test,
+            sets.ood,
+            shifted=sets.shifted,
+            known_in=sets.known_in,
             controls=permuted,
             resamples=self.suite.resamples,
             progress=None if report is None else (lambda done, total: report(label, done, total)),
         )
         result = evaluation.results[label + PERMUTED if permuted else label]
         # Logits that another row computed already are part of this row's cost too.
-        saved = sum(memory.saved for memory in self._memory.values())
-        images = sum(map(len, result.detections.values()))
-        result = replace(result, milliseconds=result.milliseconds + 1000 * saved / images)
+        saved = sum(memory.saved for memory in self._memory.values()) / sum(map(len, result.detections.values()))
+        if sets is not data:
+            saved = pass_seconds(detector.net, data.test.images[:TIMED])
+        result = replace(result, milliseconds=result.milliseconds + 1000 * saved)
         write_cell(path, result, identity, self._trainings(label, data, seed))
         return result
+
+    def _sets(self, label: str, detector: Detector, seed: int) -> SuiteData:
+        """The sets of a row; features in place of images where the suite extracts them and the method takes them."""
+        data, names = self.data(seed), self.suite.methods[label].networks
+        if not self.suite.extract or not detector.takes_features or detector.anchored or len(names) > 1:
+            return data
+        if (names[0], seed) not in self._extracted:
+            net, folder = self.network(names[0], seed), self.directory / f"seed-{seed}" / "features"
+
+            def once(images: Any) -> Any:
+                target = folder / _file_name(names[0]) / _file_name(images.name)
+                return extract(net, images, target, preprocess=_preprocess(data), batch_size=256)
+
+            self._extracted[names[0], seed] = replace(
+                data,
+                train=once(data.train),
+                held_out=once(data.held_out),
+                test=once(data.test),
+                ood=tuple(map(once, data.ood)),
+                shifted=tuple(map(once, data.shifted)),
+                known_in={ood: once(images) for ood, images in data.known_in.items()},
+                preprocess=_preprocess(data),
+            )
+        return self._extracted[names[0], seed]
 
     def _needs_outliers(self, label: str) -> bool:
         """Whether a method, or the training of one of its networks, takes the suite's outliers."""
