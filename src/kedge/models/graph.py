@@ -27,22 +27,23 @@ _ARITHMETIC = {name: getattr(operator, name) for name in ("add", "sub", "mul", "
 # The operations of torch.ops.aten that a graph may have. None reads or writes files or calls back into Python.
 _ATEN = frozenset(
     """
-    abs adaptive_avg_pool1d adaptive_avg_pool2d adaptive_max_pool2d add add_ addcmul addmm alias amax amin any arange
-    argmax avg_pool1d avg_pool2d avg_pool3d baddbmm batch_norm bitwise_and bitwise_not bmm broadcast_to cat ceil celu
-    chunk clamp clamp_ clamp_max clamp_min clone col2im concat constant_pad_nd contiguous conv1d conv2d conv3d
-    conv_transpose1d conv_transpose2d conv_transpose3d copy_ cos cumsum detach detach_ diagonal div div_ dropout
-    dropout_ einsum elu elu_ embedding eq erf exp expand expand_as feature_dropout fill fill_ flatten flip floor
-    floor_divide full full_like gather ge gelu gelu_ glu group_norm gt hardsigmoid hardsigmoid_ hardswish hardswish_
-    hardtanh hardtanh_ im2col index index_select instance_norm isnan layer_norm le leaky_relu leaky_relu_
-    lift_fresh_copy linalg_norm linalg_vector_norm linear log log1p log_softmax logical_and logical_not logical_or
-    logsumexp lt masked_fill masked_fill_ matmul max max_pool1d max_pool2d max_pool3d maximum mean meshgrid min minimum
-    mish mish_ mm movedim mul mul_ narrow ne neg new_full new_ones new_zeros norm numpy_T ones ones_like outer pad
-    permute pixel_shuffle pixel_unshuffle pow pow_ prelu prod reciprocal reflection_pad2d relu relu6 relu6_ relu_
-    remainder repeat repeat_interleave replication_pad2d reshape reshape_as rms_norm roll round rsqrt rsub scalar_tensor
-    scaled_dot_product_attention select selu selu_ sigmoid sigmoid_ sign silu silu_ sin slice softmax softplus split
-    split_with_sizes sqrt square squeeze stack std sub sub_ sum swapaxes sym_size t tan tanh tanh_ tensor_split tile to
-    topk transpose tril triu type_as unbind unflatten unfold unsqueeze unsqueeze_ upsample_bicubic2d upsample_bilinear2d
-    upsample_nearest2d var var_mean view view_as where zeros zeros_like
+    _upsample_bicubic2d_aa _upsample_bilinear2d_aa abs adaptive_avg_pool1d adaptive_avg_pool2d adaptive_max_pool2d add
+    add_ addcmul addmm alias amax amin any arange argmax avg_pool1d avg_pool2d avg_pool3d baddbmm batch_norm bitwise_and
+    bitwise_not bmm broadcast_to cat ceil celu chunk clamp clamp_ clamp_max clamp_min clone col2im concat
+    constant_pad_nd contiguous conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d copy_ cos cumsum
+    detach detach_ diagonal div div_ dropout dropout_ einsum elu elu_ embedding eq erf exp expand expand_as
+    feature_dropout fill fill_ flatten flip floor floor_divide full full_like gather ge gelu gelu_ glu group_norm gt
+    hardsigmoid hardsigmoid_ hardswish hardswish_ hardtanh hardtanh_ im2col index index_put index_put_ index_select
+    instance_norm isnan layer_norm le leaky_relu leaky_relu_ lift_fresh_copy linalg_norm linalg_vector_norm linear log
+    log1p log_softmax logical_and logical_not logical_or logsumexp lt masked_fill masked_fill_ matmul max max_pool1d
+    max_pool2d max_pool3d maximum mean meshgrid min minimum mish mish_ mm movedim mul mul_ narrow ne neg new_full
+    new_ones new_zeros norm numpy_T ones ones_like outer pad permute pixel_shuffle pixel_unshuffle pow pow_ prelu prod
+    reciprocal reflection_pad2d relu relu6 relu6_ relu_ remainder repeat repeat_interleave replication_pad2d reshape
+    reshape_as rms_norm roll round rsqrt rsub scalar_tensor scaled_dot_product_attention select selu selu_ sigmoid
+    sigmoid_ sign silu silu_ sin slice softmax softplus split split_with_sizes sqrt square squeeze stack std std_mean
+    sub sub_ sum swapaxes sym_size t tan tanh tanh_ tensor_split tile to topk transpose tril triu type_as unbind
+    unflatten unfold unsqueeze unsqueeze_ upsample_bicubic2d upsample_bilinear2d upsample_nearest2d var var_mean view
+    view_as where zeros zeros_like
     """.split()  # noqa: SIM905
 )
 _BLOCKS = ("wrap_with_autocast", "wrap_with_set_grad_enabled")  # what the exporter makes of `with` statements
