@@ -60,6 +60,14 @@ def test_an_unanchored_network_gets_the_kl_to_uniform_score(images, tmp_path):
     assert all(p.equal(p.half().float()) for p in detector.net.parameters())
 
 
+def test_a_loss_and_an_augmentation_are_chosen_by_name(images, tmp_path):
+    done = run_cli(*arguments(images, tmp_path / "run", "--no-anchor", "--loss", "t2fnorm", "--pixmix"))
+    assert done.exit_code == 0, done.output
+    record = kedge.load(tmp_path / "run" / "detector.kedge").net.record
+    assert record["loss"]["name"] == "t2fnorm"
+    assert record["recipe"]["pixmix"] is True
+
+
 @needs_fabric
 def test_two_devices_on_this_machine(images, tmp_path):
     short = ("--no-anchor", "--epochs", "1", "--devices", "2", "--accelerator", "cpu")
@@ -87,6 +95,9 @@ def test_a_variant_sets_training_and_scoring(images, tmp_path):
         (("--hold-out", "nan"), r"--hold-out must lie in \(0, 1\); got nan"),
         (("--variant", "none"), "variant must be one of"),
         (("--recipe", "none"), "recipe must be"),
+        (("--loss", "logit norm"), "--loss must be one of 'cross-entropy', 'logit-norm', 't2fnorm'"),
+        (("--loss", "t2fnorm", "--variant", "recommended"), "--loss t2fnorm must come without synthetic outliers"),
+        (("--freeze", "--pixmix"), "--freeze must come without"),
         (("--no-anchor", "--no-per-sample", "--mask", "0.1"), "--per-sample, --mask must come with --anchor"),
     ],
 )

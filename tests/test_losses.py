@@ -8,10 +8,10 @@ import torch
 import torch.nn.functional as F
 
 import kedge
-from helpers import labelled, same_weights
+from helpers import StopError, TwoHeads, labelled, same_weights, stop_at
 from kedge.anchoring.corruption import Corruption
 from kedge.anchoring.layer import _CALL
-from kedge.errors import InputError
+from kedge.errors import ArchitectureError, InputError
 from kedge.models import build
 from kedge.models.ensemble import Ensemble
 from kedge.seeds import seeded
@@ -24,7 +24,7 @@ from kedge.studies.insight_trainings import (
     as_published,
     twice,
 )
-from kedge.training import CrossEntropy, LogitNorm, Loss, Recipe, Step, StepLoss, train
+from kedge.training import CrossEntropy, LogitNorm, Loss, Recipe, Step, StepLoss, T2FNorm, train
 
 RECIPE = Recipe(epochs=2, batch=8, lr=0.05, crop=1)
 
@@ -145,6 +145,53 @@ def test_logit_norm_is_the_cross_entropy_of_logits_of_one_length():
     assert torch.equal(result.logits, logits)
     with pytest.raises(InputError, match="temperature must lie in"):
         LogitNorm(temperature=0)
+
+
+def test_t2fnorm_is_the_cross_entropy_with_features_of_one_length():
+    net = kedge.Classifier(torch.nn.Sequential(torch.nn.Identity(), torch.nn.Linear(4, 3))).double()
+    x, y = torch.rand(5, 4, dtype=torch.float64) - 0.5, torch.tensor([0, 1, 2, 0, 1])
+    weight, bias = (value.detach().clone() for value in net.network[1].parameters())
+    loss = T2FNorm(temperature=0.2)
+    result = loss.loss(replace(step_of(net, net), x=x, y=y))
+    total = 0.0
+    for h, label in zip(x, y.tolist(), strict=True):
+        z = weight @ (h / (0.2 * h.square().sum().sqrt())) + bias
+        total += float(torch.log(z.exp().sum()) - z[label]) / 5
+    assert result.value.item() == pytest.approx(total, rel=1e-12)
+    result.value.backward()
+    assert net.network[1].weight.grad.abs().max() > 0
+    torch.testing.assert_close(net(x), x @ weight.T + bias)  # outside of training the features are as they are
+    loss.finish(net)
+    torch.testing.assert_close(net(x), x @ weight.T / 0.2 + bias)
+    for wrong in ({"temperature": 0}, {"head": "fc"}):
+        with pytest.raises(InputError, match=next(iter(wrong))):
+            T2FNorm(**wrong).check(net)
+
+
+def test_t2fnorm_needs_the_layer_that_gives_the_logits():
+    step = replace(step_of(kedge.Classifier(TwoHeads()), None), x=torch.rand(2, 4))
+    step = replace(step, forward=step.net)
+    with pytest.raises(ArchitectureError, match=r"not the output of 'body'.*pass head="):
+        T2FNorm().loss(step)
+    assert T2FNorm(head="head").loss(step).value.isfinite()
+
+
+@pytest.mark.parametrize("anchored", [False, True])
+@pytest.mark.parametrize("name", ["logit-norm", "t2fnorm"])
+def test_a_loss_by_name_trains_and_resumes_to_the_very_same_weights(tmp_path, name, anchored):
+    def run(folder, **more):
+        options = {"loss": name, "directory": tmp_path / folder, "checkpoint_seconds": 0.0}
+        return train(network(anchored), data(), replace(RECIPE, ema=0.9), **options | more)
+
+    straight = run("straight")
+    assert straight.record["loss"]["name"] == name
+    assert not same_weights(straight, run("other", loss=None))
+    with pytest.raises(StopError):
+        run("stopped", progress=stop_at(4))
+    assert same_weights(run("stopped"), straight)
+    assert same_weights(run("stopped"), straight)  # a finished run, once more
+    with pytest.raises(InputError, match="loss must be one of"):
+        train(network(), data(), RECIPE, loss="logit norm")
 
 
 # Losses of the study `insight`.

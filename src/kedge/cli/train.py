@@ -74,6 +74,8 @@ def train(
     synthetic_outliers: Annotated[
         float | None, typer.Option(min=0, max=1, help="Synthetic outliers per training image, trained to uniform.")
     ] = None,
+    loss: Annotated[str | None, typer.Option(help=f"One of {', '.join(training.LOSSES)}.")] = None,
+    pixmix: Annotated[bool, typer.Option("--pixmix", help="Mix training images with fractals (PixMix).")] = False,
     size: Annotated[int | None, typer.Option(min=8, help="Input size in pixels, for images on disk.")] = None,
     workers: Annotated[
         int | None, typer.Option(min=0, help="Processes that read images from disk; by default one per core, up to 8.")
@@ -126,8 +128,11 @@ def train(
     stray = [f"--{name.replace('_', '-')}" for name, value in options.items() if value is not None]
     if stray and not anchor:
         raise InputError(f"{', '.join(stray)} must come with --anchor: an unanchored network has no anchors")
-    if freeze and (anchor or synthetic_outliers):
-        raise InputError("--freeze must come without --anchor and --synthetic-outliers: it trains the head alone")
+    if freeze and (anchor or synthetic_outliers or loss or pixmix):
+        others = "--anchor, --synthetic-outliers, --loss and --pixmix"
+        raise InputError(f"--freeze must come without {others}: it trains the head alone")
+    if loss is not None:
+        one_of("--loss", loss, tuple(training.LOSSES))
     count, channels = int(images.labels.max()) + 1, images.images.shape[1] if isinstance(images, ImageSet) else 3
     base = named_network(
         network, classes=count, channels=channels, pretrained=pretrained, weights=weights, size=size, seed=seed
@@ -142,20 +147,24 @@ def train(
     part, held_out = images.split(1 - hold_out, seed=seed)
     if not isinstance(held_out, ImageSet):
         part, held_out = skipping(part), held_out.readable()  # a damaged image must not stop the run at its end
-    changes = {key: value for key, value in {"epochs": epochs, "batch": batch, "lr": lr}.items() if value is not None}
+    given = {"epochs": epochs, "batch": batch, "lr": lr, "pixmix": pixmix or None}
+    changes = {key: value for key, value in given.items() if value is not None}
     net: Classifier = base
-    loss = None
+    minimized: str | training.Loss | None = loss
     if anchor:
         options |= {"init": init, "variant": variant, "synthetic_outliers": synthetic_outliers, "seed": seed}
-        net = anchoring.anchor(net, **options)
+        anchored = anchoring.anchor(net, **options)
+        net, synthetic_outliers = anchored, anchored.options.synthetic_outliers
     elif synthetic_outliers:
-        loss = training.SyntheticOutliers(synthetic_outliers)
+        minimized = training.SyntheticOutliers(synthetic_outliers)
+    if loss and synthetic_outliers:
+        raise InputError(f"--loss {loss} must come without synthetic outliers; add --synthetic-outliers 0")
     if freeze:
         more = {} if epochs is None else {"epochs": epochs}
         trained = train_head(net, part, seed=seed, preprocess=preprocess, **more)
     else:
         trained = training.train(
-            net, part, training.recipe(recipe, **changes), seed=seed, loss=loss, directory=out, resume=resume,
+            net, part, training.recipe(recipe, **changes), seed=seed, loss=minimized, directory=out, resume=resume,
             preprocess=preprocess, workers=min(8, cores()) if workers is None else workers, devices=devices,
             nodes=nodes, accelerator=accelerator, precision=precision, tensorboard=tensorboard,
         )  # fmt: skip

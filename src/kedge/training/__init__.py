@@ -3,11 +3,12 @@
 from kedge.training.api import train
 from kedge.training.engine import is_first_process
 from kedge.training.loader import statistics
-from kedge.training.losses import CrossEntropy, LogitNorm, Loss, Step, StepLoss, SyntheticOutliers
+from kedge.training.losses import LOSSES, CrossEntropy, LogitNorm, Loss, Step, StepLoss, SyntheticOutliers, T2FNorm
 from kedge.training.recipes import RECIPES, Recipe, recipe
 from kedge.training.trainer import Progress
 
 __all__ = [
+    "LOSSES",
     "RECIPES",
     "CrossEntropy",
     "LogitNorm",
@@ -17,6 +18,7 @@ __all__ = [
     "Step",
     "StepLoss",
     "SyntheticOutliers",
+    "T2FNorm",
     "is_first_process",
     "recipe",
     "statistics",

@@ -22,7 +22,7 @@ from kedge.seeds import mix_seed
 from kedge.training.engine import locked, make_engine
 from kedge.training.frozen import fit_head
 from kedge.training.loader import OutlierLoader, TrainLoader, make_loader, sample, statistics
-from kedge.training.losses import Loss, default_loss
+from kedge.training.losses import Loss, make_loss
 from kedge.training.recipes import Recipe
 from kedge.training.recipes import recipe as named_recipe
 from kedge.training.trainer import CHECKPOINT, Progress, Trainer
@@ -39,7 +39,7 @@ def train(
     checkpoint_seconds: float = 120.0,
     validation: Any = None,
     preprocess: Preprocess | None = None,
-    loss: Loss | None = None,
+    loss: str | Loss | None = None,
     outliers: Any = None,
     workers: int = 0,
     devices: int = 1,
@@ -68,7 +68,8 @@ def train(
         validation: Labelled images on which accuracy is measured after every epoch.
         preprocess: Input of the network, for data sets of PIL images or paths.
         loss: What to minimize; by default cross entropy, with synthetic outliers if the network was anchored with
-            ``synthetic_outliers``. Methods with their own training have one, such as ``kedge.OutlierExposure.loss()``.
+            ``synthetic_outliers``. ``"logit-norm"`` and ``"t2fnorm"`` are others by name; methods with their own
+            training have one, such as ``kedge.OutlierExposure.loss()``.
         outliers: Images from outside the training set, for losses that use them, labelled or not. They must not be
             among, nor drawn from, the sets that the detector is evaluated on; `kedge.evaluate` refuses such sets.
         workers: Processes that read a data set.
@@ -97,7 +98,7 @@ def train(
     classifier = net if isinstance(net, Classifier) else Classifier(net)
     engine.place(classifier)
     loader = make_loader(data, chosen, seed, preprocess=preprocess, net=classifier, **where)
-    loss = loss or default_loss(classifier)
+    loss = make_loss(loss, classifier)
     count = loss.outliers_per_image * loader.batch
     _check(classifier, loss, outliers)
     outlier_loader = OutlierLoader(outliers, chosen, seed, count, loader.preprocess, **where) if count else None

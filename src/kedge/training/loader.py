@@ -20,6 +20,7 @@ from kedge.models.classifier import Classifier
 from kedge.pixels import to_unit
 from kedge.seeds import mix_seed, seeded
 from kedge.training.augment import CROP_DRAWS, augment, random_resized_crop, uniforms
+from kedge.training.pixmix import PixMix
 from kedge.training.probe import auto_batch
 from kedge.training.recipes import Recipe
 
@@ -130,6 +131,7 @@ class AugmentedDataset(Dataset[tuple[Tensor, int]]):
 
     def __init__(self, data: Any, preprocess: Preprocess, recipe: Recipe, seed: int, labelled: bool = True) -> None:
         self.data, self.preprocess, self.recipe, self.seed, self.labelled = data, preprocess, recipe, seed, labelled
+        self.mix = PixMix(preprocess.shape, seed) if recipe.pixmix and labelled else None
         self.cropped = replace(preprocess, crop=1.0), replace(recipe, resized_crop=False)  # after a crop of a picture
 
     def __getitem__(self, key: tuple[int, int]) -> tuple[Tensor, int]:
@@ -146,7 +148,7 @@ class AugmentedDataset(Dataset[tuple[Tensor, int]]):
             preprocess, recipe = self.cropped
         x = preprocess(image)
         if preprocess.is_image:
-            x = augment(x[None], recipe, self.seed, epoch, number)[0]
+            x = self._augmented(x[None], recipe, epoch, number)[0]
         return x, int(label) if self.labelled else -1
 
     def __getitems__(self, keys: list[tuple[int, int]]) -> tuple[Tensor, Tensor]:
@@ -158,7 +160,7 @@ class AugmentedDataset(Dataset[tuple[Tensor, int]]):
         parts = []
         for epoch in epochs.unique():  # ascending, as in the keys
             part = index[epochs == epoch]
-            parts.append(augment(self.data.images[part], self.recipe, self.seed, int(epoch), part))
+            parts.append(self._augmented(self.data.images[part], self.recipe, int(epoch), part))
         y = index if self.data.labels is None else self.data.labels[index]
         return to_unit(torch.cat(parts)), y
 
@@ -166,6 +168,10 @@ class AugmentedDataset(Dataset[tuple[Tensor, int]]):
         """A data loader of these batches."""
         count, generator = 0 if isinstance(self.data, ImageSet) else workers, torch.Generator().manual_seed(seed)
         return DataLoader(self, batch_sampler=batches, num_workers=count, collate_fn=_as_is, generator=generator)
+
+    def _augmented(self, images: Tensor, recipe: Recipe, epoch: int, index: Tensor) -> Tensor:
+        images = augment(images, recipe, self.seed, epoch, index)
+        return images if self.mix is None else self.mix(to_unit(images), epoch, index)
 
 
 class OutlierLoader:
@@ -226,6 +232,8 @@ def make_loader(
     if isinstance(data, ImageSet):
         _check_set(data, preprocess)
     preprocess = preprocess or Preprocess(shape_of_inputs(data))
+    if recipe.pixmix and (isinstance(data, DataLoader) or not preprocess.is_image):
+        raise InputError("pixmix needs a set of images; data is of vectors, or a loader with augmentation of its own")
     if isinstance(data, DataLoader):
         if world > 1:
             raise InputError("data must be a data set, not a data loader, to train in several processes")

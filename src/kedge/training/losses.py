@@ -3,17 +3,18 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from kedge.anchoring import Anchored
 from kedge.checks import between, one_of
 from kedge.data import Preprocess
-from kedge.errors import InputError
+from kedge.errors import ArchitectureError, InputError
 from kedge.models.classifier import Classifier
+from kedge.models.head import head_name
 from kedge.training.synthetic_outliers import KINDS, synthetic_outliers
 
 
@@ -118,6 +119,9 @@ class Loss(ABC):
     def after_step(self, step: Step) -> None:  # noqa: B027
         """Update what is not learned by gradients, after the optimizer's step."""
 
+    def finish(self, net: Classifier) -> None:  # noqa: B027
+        """Change the network once, after the last step."""
+
     def config(self) -> dict[str, Any]:
         """Arguments as plain data, for records and to identify a run."""
         return {}
@@ -152,7 +156,7 @@ class LogitNorm(Loss):
         {'temperature': 0.04}
     """
 
-    name = "logit norm"
+    name = "logit-norm"
 
     def __init__(self, temperature: float = 0.04) -> None:
         self.temperature = between("temperature", temperature, 0, float("inf"), open_ends=True)
@@ -166,6 +170,66 @@ class LogitNorm(Loss):
     def config(self) -> dict[str, Any]:
         """The arguments."""
         return {"temperature": self.temperature}
+
+
+class T2FNorm(Loss):
+    """Cross entropy with features of length one before the last layer (Regmi et al., CVPR Workshops 2024).
+
+    In training the last layer takes ``h / (temperature ||h||)``; after it, features as they are, over the temperature,
+    which is divided into the layer's weights when training ends. The norm of the features is then free to tell known
+    images from unknown ones, and any detector reads it.
+
+    Args:
+        temperature: Divides the features.
+        head: The name of the last linear layer, where it is not the one registered last.
+
+    Example:
+        >>> T2FNorm().config()
+        {'temperature': 0.1, 'head': None}
+    """
+
+    name = "t2fnorm"
+
+    def __init__(self, temperature: float = 0.1, head: str | None = None) -> None:
+        self.temperature = between("temperature", temperature, 0, float("inf"), open_ends=True)
+        self.head = head
+
+    def check(self, net: Classifier) -> None:
+        """Raise if the network has no linear layer of that name."""
+        self._layer(net)
+
+    def loss(self, step: Step) -> StepLoss:
+        """Mean cross entropy of the logits of normalized features."""
+        outputs: list[Tensor] = []
+        layer = self._layer(step.net)
+
+        def normalized(_: Any, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+            return (F.normalize(inputs[0], dim=-1) / self.temperature, *inputs[1:])
+
+        with (
+            layer.register_forward_pre_hook(normalized),
+            layer.register_forward_hook(lambda _, inputs, output: outputs.append(output)),
+        ):
+            logits = step.logits()
+        if not outputs or not torch.equal(outputs[-1], logits):
+            name = head_name(step.net.network, self.head)
+            raise ArchitectureError(
+                f"the logits are not the output of {name!r}, the network's last linear layer; pass head= with the name "
+                "of the right layer to T2FNorm"
+            )
+        return StepLoss(F.cross_entropy(logits, step.targets(), label_smoothing=step.label_smoothing), logits)
+
+    def finish(self, net: Classifier) -> None:
+        """Divide the last layer's weights by the temperature."""
+        with torch.no_grad():
+            self._layer(net).weight.div_(self.temperature)
+
+    def config(self) -> dict[str, Any]:
+        """The arguments."""
+        return {"temperature": self.temperature, "head": self.head}
+
+    def _layer(self, net: Classifier) -> nn.Linear:
+        return cast(nn.Linear, net.network.get_submodule(head_name(net.network, self.head)))
 
 
 class SyntheticOutliers(Loss):
@@ -213,8 +277,13 @@ class SyntheticOutliers(Loss):
         return {"share": self.share, "weight": self.weight, "kinds": list(self.kinds)}
 
 
-def default_loss(net: Classifier) -> Loss:
-    """Cross entropy, with synthetic outliers if the network's anchoring options include them."""
+LOSSES: dict[str, type[Loss]] = {kind.name: kind for kind in (CrossEntropy, LogitNorm, T2FNorm)}  # by name
+
+
+def make_loss(loss: str | Loss | None, net: Classifier) -> Loss:
+    """A loss, or one of `LOSSES` by name; by default cross entropy, with the synthetic outliers that a network has."""
+    if loss is not None:
+        return loss if isinstance(loss, Loss) else LOSSES[one_of("loss", loss, tuple(LOSSES))]()
     share = net.options.synthetic_outliers if isinstance(net, Anchored) else 0.0
     return SyntheticOutliers(share) if share else CrossEntropy()
 

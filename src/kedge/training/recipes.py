@@ -44,6 +44,7 @@ class Recipe:
         alternate: Whether to flip each image in every other epoch instead of at random.
         resized_crop: Whether to train on random parts of the images, resized to the network's input.
         smallest_crop: Share of the image's area that such a part has at least.
+        pixmix: Whether to mix the images with altered copies of themselves and with fractals; see `PixMix`.
         clean_final_fraction: Fraction of the steps, at the end, without corruption of the anchors.
         ema: Decay of an exponential moving average of the weights, which training then returns; None for no average.
             In step t (1, 2, ...) it is at most (1 + t) / (10 + t), so that short trainings forget their start too.
@@ -73,6 +74,7 @@ class Recipe:
     alternate: bool = False
     resized_crop: bool = False
     smallest_crop: float = 0.08
+    pixmix: bool = False
     clean_final_fraction: float = 0.0
     ema: float | None = None
 

@@ -128,6 +128,7 @@ class Trainer:
             written = time.monotonic()
         if self.average is not None:
             self.average.apply(self.net)
+        self.loss.finish(self.net)
         self.optimizer.zero_grad(set_to_none=True)
         if isinstance(self.net, Anchored):
             self.net.corrupting = True
