@@ -27,7 +27,9 @@ class Engine:
     def place(self, net: nn.Module) -> None:
         """Move a network to the device; the best one, if it is to be chosen, takes networks from the CPU alone."""
         values = (*net.parameters(), *net.buffers())
-        if self.device == "cpu" or (self.device and all(value.device.type == "cpu" for value in values)):
+        if self.fabric is not None:
+            net.to(self.fabric.device)
+        elif self.device == "cpu" or (self.device and all(value.device.type == "cpu" for value in values)):
             net.to(self.device)
 
     def setup(self, net: nn.Module, optimizer: torch.optim.Optimizer) -> tuple[nn.Module, torch.optim.Optimizer]:

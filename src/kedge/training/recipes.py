@@ -141,7 +141,7 @@ RECIPES = {
     ),
     # For a pretrained network on photographs, from a few hundred of them on.
     "finetune": Recipe(
-        epochs=10,
+        epochs=5,
         batch="auto",
         lr=3e-4,
         optimizer="adam",
