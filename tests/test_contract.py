@@ -36,7 +36,9 @@ OPTIONS = {  # further cases: options that change how a method computes, learns 
     "amp, recommended": ("amp", {"variant": "recommended", "score": "energy"}),
     "amp, shared tau": ("amp", {"shared_tau": True, "rescale": "plain"}),
     "amp, mutual information": ("amp", {"score": "mutual_information"}),
+    "adascale, l": ("adascale", {"scale": "logits", "percentile": (0.3, 0.7)}),
     "energy, ash-s": ("energy", {"shape": "ash"}),
+    "nac, layers": ("nac", {"layers": ["stage1", "fc:in"], "alpha": (50, 200.0), "bins": 20, "full": 3}),
     "msp, vra": ("msp", {"shape": "vra"}),
     "kl_uniform, lts": ("kl_uniform", {"shape": "lts", "percentile": 0.7}),
     "gram, normalised": ("gram", {"layers": ["stage1", "fc:in"], "powers": (1, 3), "normalise": True}),
@@ -60,9 +62,13 @@ LOGITS_AS_THEY_ARE = (
     "knn",
     "gram",
     "temperature_scaling",
+    "adascale",
+    "dice",
     "energy, ash-s",
     "msp, vra",
     "kl_uniform, lts",
+    "nac",
+    "weiper",
 )
 every_detector = pytest.mark.parametrize(("name", "kind"), CASES)
 
@@ -385,6 +391,13 @@ OUT_OF_RANGE = [  # the first option is at fault; found when the detector is bui
     *(("knn", wrong) for wrong in ({"k": 0}, {"k": 49}, {"limit": 0}, {"limit": 8, "k": 9}, {"seed": -1})),
     *(("odin", wrong) for wrong in ({"temperature": 0}, {"epsilon": -0.1}, {"epsilon": math.nan}, {"seed": -1})),
     *(("react", wrong) for wrong in ({"percentile": 0}, {"percentile": 90}, {"score": "mps"}, {"head": "stage1"})),
+    *(("dice", wrong) for wrong in ({"sparsity": 1}, {"sparsity": 1.5}, {"sparsity": math.nan}, {"head": "stage1"})),
+    *(("adascale", {"percentile": wrong}) for wrong in (0.8, (0.9, 0.8), (0.8, 85), (0.8,))),
+    *(("adascale", wrong) for wrong in ({"scale": "l"}, {"k1": 5}, {"k2": -1}, {"lam": -1}, {"epsilon": math.nan})),
+    *(("nac", wrong) for wrong in ({"layers": "stage1"}, {"alpha": 0}, {"bins": 3}, {"full": 0}, {"limit": 0})),
+    *(("nac", {"layers": wrong}) for wrong in ([], ["stage9"])),
+    ("nac", {"alpha": (1.0, 2.0), "layers": ["stage1"]}),
+    *(("weiper", wrong) for wrong in ({"delta": -1}, {"repeats": 0}, {"bins": 1}, {"weight": math.nan}, {"limit": 0})),
     *(("energy", wrong) for wrong in ({"shape": "ashes"}, {"percentile": 0.5}, {"head": "stage1", "shape": "lts"})),
     *(("energy", {"percentile": wrong, "shape": "scale"}) for wrong in (85, -0.1, math.nan, (0.6, 0.9))),
     *(("energy", {"percentile": wrong, "shape": "vra"}) for wrong in (0.9, (0.9, 0.6), (0, 0), (0.6, 95))),
@@ -530,7 +543,7 @@ def test_costs_are_counted_in_passes():
         assert ready(name).cost == kedge.detectors.Cost(forward=1, backward=0)
         assert ready(name, "anchored").cost.forward == 5  # one for each anchor
     assert ready("student").cost.forward == 1
-    assert ready("odin").cost == kedge.detectors.Cost(forward=2, backward=1)
+    assert ready("odin").cost == ready("adascale").cost == kedge.detectors.Cost(forward=2, backward=1)
     assert ready("mahalanobis, moved").cost == kedge.detectors.Cost(forward=3, backward=2)
     assert ready("mc_dropout").cost.forward == ready("svi").cost.forward == 10
     assert ready("ensemble").cost.forward == 2

@@ -14,14 +14,17 @@ from .data import ImageSet as ImageSet
 from .data import Preprocess as Preprocess
 from .detectors import AMP as AMP
 from .detectors import DEUP as DEUP
+from .detectors import DICE as DICE
 from .detectors import DUQ as DUQ
 from .detectors import GEN as GEN
 from .detectors import KNN as KNN
 from .detectors import MSP as MSP
+from .detectors import NAC as NAC
 from .detectors import ODIN as ODIN
 from .detectors import SVI as SVI
 from .detectors import TTA as TTA
 from .detectors import UDG as UDG
+from .detectors import AdaSCALE as AdaSCALE
 from .detectors import ClassifierDiscrepancy as ClassifierDiscrepancy
 from .detectors import DeepEnsemble as DeepEnsemble
 from .detectors import Detection as Detection
@@ -41,6 +44,7 @@ from .detectors import ReAct as ReAct
 from .detectors import SVIAvUC as SVIAvUC
 from .detectors import TemperatureScaling as TemperatureScaling
 from .detectors import ViM as ViM
+from .detectors import WeiPer as WeiPer
 from .detectors import extract as extract
 from .detectors import load as load
 from .evaluation import evaluate as evaluate

@@ -1,9 +1,11 @@
 """Detectors: AMP and all other methods, with the same verbs."""
 
+from kedge.detectors.adascale import AdaSCALE
 from kedge.detectors.amp import AMP
 from kedge.detectors.base import Calibration, Cost, Detector, Outputs
 from kedge.detectors.detection import Detection
 from kedge.detectors.deup import DEUP
+from kedge.detectors.dice import DICE
 from kedge.detectors.extraction import extract
 from kedge.detectors.features import FeatureDetector
 from kedge.detectors.gradnorm import GradNorm
@@ -14,6 +16,7 @@ from kedge.detectors.load import load
 from kedge.detectors.logits import GEN, MSP, Energy, Entropy, KLUniform, MaxLogit, RescoringDetector
 from kedge.detectors.low_level_statistics import LowLevelStatistics
 from kedge.detectors.mahalanobis import Mahalanobis
+from kedge.detectors.nac import NAC
 from kedge.detectors.odin import ODIN
 from kedge.detectors.rankfeat import RankFeat
 from kedge.detectors.react import ReAct
@@ -29,11 +32,12 @@ from kedge.detectors.trained.svi_avuc import SVIAvUC
 from kedge.detectors.trained.udg import UDG
 from kedge.detectors.tta import TTA
 from kedge.detectors.vim import ViM
+from kedge.detectors.weiper import WeiPer
 
 __all__ = [
-    "AMP", "DEUP", "DUQ", "GEN", "KNN", "MSP", "ODIN", "SVI", "TTA", "UDG", "Calibration", "ClassifierDiscrepancy",
-    "Cost", "DeepEnsemble", "Detection", "Detector", "Energy", "Entropy", "FeatureDetector", "GradNorm", "Gram",
-    "KLUniform", "LowLevelStatistics", "MCDropout", "Mahalanobis", "MaxLogit", "OutlierExposure", "Outputs",
-    "RankFeat", "ReAct", "RescoringDetector", "SVIAvUC", "TemperatureScaling", "TrainedDetector", "ViM", "extract",
-    "for_inference", "load", "register", "registered", "thread_copies",
+    "AMP", "DEUP", "DICE", "DUQ", "GEN", "KNN", "MSP", "NAC", "ODIN", "SVI", "TTA", "UDG", "AdaSCALE", "Calibration",
+    "ClassifierDiscrepancy", "Cost", "DeepEnsemble", "Detection", "Detector", "Energy", "Entropy", "FeatureDetector",
+    "GradNorm", "Gram", "KLUniform", "LowLevelStatistics", "MCDropout", "Mahalanobis", "MaxLogit", "OutlierExposure",
+    "Outputs", "RankFeat", "ReAct", "RescoringDetector", "SVIAvUC", "TemperatureScaling", "TrainedDetector", "ViM",
+    "WeiPer", "extract", "for_inference", "load", "register", "registered", "thread_copies",
 ]  # fmt: skip

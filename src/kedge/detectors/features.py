@@ -68,6 +68,7 @@ class FeatureDetector(Detector):
         """Learn from batches of features, logits and labels, which can be iterated more than once."""
         for _ in batches:  # checks the head
             break
+        self._prints = []  # so that `fit` takes fingerprints of the whole set, not of one batch
 
     @abstractmethod
     def of_features(self, logits: Tensor, features: Tensor) -> Outputs:

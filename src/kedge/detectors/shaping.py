@@ -52,10 +52,18 @@ def lts(h: Tensor, percentile: float) -> Tensor:
     return top_ratio(h, percentile) ** 2
 
 
-def top_ratio(h: Tensor, percentile: float) -> Tensor:
-    """The sum of an image's positive activations over that of the largest, (B, 1); one where none is positive."""
-    total, top = h.relu().sum(dim=1, keepdim=True), _top(h, percentile)[0].relu().sum(dim=1, keepdim=True)
-    return torch.where(top > 0, total / top, 1.0)
+def top_ratio(h: Tensor, percentile: float | Tensor) -> Tensor:
+    """The sum of an image's positive activations over that of the largest, (B, 1); one where none is positive.
+
+    Args:
+        h: Features (B, d).
+        percentile: The share of activations that are not among the largest, of all images or of each, (B,).
+    """
+    width, share = h.shape[1], torch.as_tensor(percentile, dtype=torch.float64, device=h.device).expand(len(h))
+    largest = (width - (width * share).round()).clamp(min=1).long()  # at least one, (B,)
+    sums = h.relu().sort(dim=1, descending=True).values.cumsum(dim=1)  # (B, d)
+    top = sums.gather(1, largest[:, None] - 1)
+    return torch.where(top > 0, sums[:, -1:] / top, 1.0)
 
 
 def _top(h: Tensor, percentile: float) -> tuple[Tensor, Tensor]:
