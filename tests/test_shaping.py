@@ -96,7 +96,7 @@ def test_images_without_a_positive_activation_have_finite_scores():
         assert shape.function(h, *numbers).isfinite().all()
 
 
-@pytest.mark.parametrize("method", [kedge.MSP, kedge.MaxLogit, kedge.Entropy, kedge.KLUniform])
+@pytest.mark.parametrize("method", [kedge.MSP, kedge.MaxLogit, kedge.Entropy, kedge.KLUniform, kedge.GEN])
 def test_every_method_of_the_logits_takes_a_shape(method):
     net = network(dtype=torch.float64)
     logits = expected_logits(net, "scale", penultimate(net, images(9, seed=1)), 0.7)
@@ -104,6 +104,7 @@ def test_every_method_of_the_logits_takes_a_shape(method):
     expected = {
         "msp": -p.max(axis=1),
         "max_logit": -logits.max(axis=1),
+        "gen": (p**0.1 * (1 - p) ** 0.1).sum(axis=1),
         "entropy": -(p * np.log(p)).sum(axis=1),
         "kl_uniform": logits.mean(axis=1) - logsumexp(logits, axis=1),
     }[method.name]

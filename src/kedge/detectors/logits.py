@@ -205,13 +205,25 @@ class GEN(LogitDetector):
         net: A classifier, unanchored or anchored.
         gamma: The exponent, in (0, 1).
         m: How many of the largest probabilities are summed; all of them if there are fewer.
+        shape: See `Energy`.
+        percentile: See `Energy`.
+        head: With a shape: see `FeatureDetector`.
     """
 
     name = "gen"
-    options = ("gamma", "m")
+    options = ("gamma", "m", *LogitDetector.options)
 
-    def __init__(self, net: nn.Module, *, gamma: float = 0.1, m: int = 100) -> None:
-        super().__init__(net)
+    def __init__(
+        self,
+        net: nn.Module,
+        *,
+        gamma: float = 0.1,
+        m: int = 100,
+        shape: str | None = None,
+        percentile: float | Sequence[float] | None = None,
+        head: str | None = None,
+    ) -> None:
+        super().__init__(net, shape=shape, percentile=percentile, head=head)
         self.gamma = between("gamma", gamma, 0, 1, open_ends=True)
         self.m = at_least("m", m, 2)
 
