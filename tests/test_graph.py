@@ -13,8 +13,9 @@ from helpers import images, labelled
 from kedge.detectors.registry import registered
 from kedge.errors import ArchitectureError, FileFormatError, InputError, KedgeWarning
 from kedge.export import OnnxDetector, export_onnx
+from kedge.models.capture import capture
 from kedge.models.features import read_features
-from kedge.models.graph import StoredGraph, capture
+from kedge.models.graph import StoredGraph
 
 
 class SamePadding(nn.Conv2d):

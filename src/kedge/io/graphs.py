@@ -13,9 +13,10 @@ from torch import Tensor, nn
 from kedge.anchoring import Anchored
 from kedge.errors import ArchitectureError, FileFormatError
 from kedge.models import Spec
+from kedge.models.capture import capture
 from kedge.models.classifier import Classifier, logits_of
 from kedge.models.ensemble import Ensemble
-from kedge.models.graph import StoredGraph, capture
+from kedge.models.graph import StoredGraph
 from kedge.models.head import find_head
 
 TOLERANCE = 1e-4  # between a network and its graph, as a share of the largest logit

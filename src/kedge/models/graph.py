@@ -1,28 +1,24 @@
 """A network as data: its forward pass as a list of torch's operations, which runs without the network's own code.
 
-`capture` records what a network computes in evaluation mode, `StoredGraph` computes it. A graph holds the names of
-operations out of a fixed list, numbers, and names of weights, so that reading one from a file runs no code from it.
+`kedge.models.capture` records what a network computes in evaluation mode, `StoredGraph` computes it. A graph holds the
+names of operations out of a fixed list, numbers, and names of weights, so that reading one from a file runs no code
+from it.
 """
 
-import copy
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
 import torch
-from torch import Tensor, fx, nn
+from torch import Tensor, nn
 from torch.func import functional_call
 
-from kedge.errors import ArchitectureError, FileFormatError, InputError
-from kedge.models.classifier import logits_of
+from kedge.errors import FileFormatError, InputError
 
 SCHEMA = 1
 LARGEST = 2**28  # numbers in one tensor of a graph from a file, for two images
 CONSTANTS = "kedge_constants"  # module with the tensors of a graph that are not in the network's state dict
 TORCH_LAYERS = {layer.__name__: layer for layer in (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)}
-_CONVOLUTION = (
-    "in_channels", "out_channels", "kernel_size", "stride", "padding", "dilation", "groups", "padding_mode"
-)  # fmt: skip
 _ARITHMETIC = {name: getattr(operator, name) for name in ("add", "sub", "mul", "floordiv", "neg", "getitem")}
 # The operations of torch.ops.aten that a graph may have. None reads or writes files or calls back into Python.
 _ATEN = frozenset(
@@ -46,30 +42,10 @@ _ATEN = frozenset(
     view_as where zeros zeros_like
     """.split()  # noqa: SIM905
 )
-_BLOCKS = ("wrap_with_autocast", "wrap_with_set_grad_enabled")  # what the exporter makes of `with` statements
-_WITHOUT_EFFECT = ("_assert", "sym_constrain")  # checks of the exporter, by the beginning of their names
-_PLAIN = (bool, int, float, str, type(None))
-
-
-@torch.library.custom_op("kedge::mark", mutates_args=())
-def _mark(x: Tensor, name: str) -> Tensor:
-    """Mark a tensor as the output of a layer, which detectors may read."""
-    return x.clone()
-
-
-@torch.library.custom_op("kedge::keep", mutates_args=())
-def _keep(x: Tensor, y: Tensor | None, name: str) -> Tensor:
-    """Mark a tensor as the output y of a layer for x; the layer stays a module."""
-    assert y is not None
-    return y.clone()
-
-
-_mark.register_fake(lambda x, name: torch.empty_like(x))
-_keep.register_fake(lambda x, y, name: torch.empty_like(y))
 
 
 class StoredGraph(nn.Module):
-    """Runs a graph that `capture` recorded; always in evaluation mode.
+    """Runs a graph that `kedge.models.capture` recorded; always in evaluation mode.
 
     Its modules have the names that they had in the network, so that a hook on a layer sees that layer's output and the
     state dict is the network's own, with the graph's constants.
@@ -147,7 +123,7 @@ class StoredGraph(nn.Module):
         if kind == "layer":
             _set_module(self, rest)  # an empty one where the layer is not kept, so that it can be hooked
             return name, rest, args, kwargs
-        return name, _operation(target), args, kwargs
+        return name, operation(target), args, kwargs
 
 
 class _Named(nn.Module):
@@ -157,163 +133,7 @@ class _Named(nn.Module):
         return x
 
 
-class _Traced(nn.Module):
-    def __init__(self, network: nn.Module) -> None:
-        super().__init__()
-        self.network = network
-
-    def forward(self, x: Tensor) -> Tensor:
-        output = self.network(x)
-        return output if isinstance(output, Tensor) else logits_of(output)
-
-
-def capture(
-    network: nn.Module, example: Tensor, *, keep: Sequence[str] = ()
-) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Record what a network computes in evaluation mode, for batches of any size of images like an example.
-
-    Args:
-        network: Any network that takes one tensor and returns logits, or an object with ``.logits``.
-        example: At least two images, as the network takes them.
-        keep: Names of layers that stay modules of their own: the head, a layer to anchor.
-
-    Returns:
-        The graph as plain data, and the tensors that it needs beyond the network's state dict.
-
-    Raises:
-        ArchitectureError: The forward pass is no fixed list of operations, or has one that is not supported.
-
-    Example:
-        >>> net = nn.Sequential(nn.Flatten(), nn.Linear(12, 2))
-        >>> document, constants = capture(net, torch.rand(2, 3, 2, 2))
-        >>> graph = StoredGraph(document)
-        >>> _ = graph.load_state_dict({**net.state_dict(), **constants})
-        >>> x = torch.rand(5, 3, 2, 2)
-        >>> bool(torch.equal(graph(x), net(x)))
-        True
-    """
-    traced = copy.deepcopy(network).eval()
-    layers = {name: _describe_layer(traced, name, example) for name in keep}
-    for name, module in traced.named_modules():
-        if name in keep:
-            module.register_forward_hook(_keeping(name))
-        elif name and not any(f"{name}.".startswith(f"{kept}.") for kept in keep):
-            module.register_forward_hook(_marking(name))
-    try:
-        with torch.no_grad():
-            batch = {0: torch.export.Dim("N")}
-            program = torch.export.export(_Traced(traced), (example,), dynamic_shapes=(batch,), strict=False)
-    except Exception as error:  # the exporter raises many kinds
-        reason = str(error).strip().split("\n")[0]
-        raise ArchitectureError(
-            f"the forward pass of {type(network).__name__} cannot be recorded for any number of images: {reason}"
-        ) from error
-    return _document(program, network, layers, example)
-
-
-def _marking(name: str) -> Callable[[nn.Module, Any, Any], Any]:
-    return lambda _, inputs, output: torch.ops.kedge.mark(output, name) if isinstance(output, Tensor) else None
-
-
-def _keeping(name: str) -> Callable[[nn.Module, Any, Any], Any]:
-    return lambda _, inputs, output: torch.ops.kedge.keep(inputs[0], output, name)
-
-
-def _describe_layer(network: nn.Module, name: str, example: Tensor) -> dict[str, Any]:
-    """A layer as data: one of torch's own by its arguments, another by its graph."""
-    layer = network.get_submodule(name)
-    kind = TORCH_LAYERS.get(type(layer).__name__)
-    if type(layer) is kind:
-        names = ["in_features", "out_features"] if kind is nn.Linear else _CONVOLUTION
-        arguments = {each: getattr(layer, each) for each in names}
-        return {"kind": kind.__name__, "arguments": {**arguments, "bias": layer.bias is not None}}
-    reached: list[Tensor] = []
-    with layer.register_forward_pre_hook(lambda _, inputs: reached.append(inputs[0])), torch.no_grad():
-        network(example)
-    document, constants = capture(layer, reached[0])
-    if constants:
-        raise ArchitectureError(f"the layer {name!r} has tensors outside its state dict: {list(constants)}")
-    return {"graph": document}
-
-
-def _document(
-    program: torch.export.ExportedProgram, network: nn.Module, layers: Mapping[str, Any], example: Tensor
-) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """An exported program as plain data, and the tensors that are not in the network's state dict."""
-    _inline(program.graph_module)
-    for node in program.graph.nodes:
-        if node.target == torch.ops.kedge.keep.default:
-            node.args = (node.args[0], None, node.args[2])  # so that the layer's own operations are dead code
-    program.graph.eliminate_dead_code()
-    signature, state = program.graph_signature, network.state_dict(keep_vars=True)
-    lifted = signature.inputs_to_lifted_tensor_constants
-    tensors = {**program.state_dict, **program.constants}
-    constants: dict[str, Tensor] = {}
-    references: dict[str, dict[str, str]] = {}
-    used = {node.name for node in program.graph.nodes if node.users}
-    for placeholder, full in {**signature.inputs_to_parameters, **signature.inputs_to_buffers, **lifted}.items():
-        name = full.removeprefix("network.")
-        if placeholder not in used:
-            continue
-        if name not in state:
-            name = f"{CONSTANTS}.c{len(constants)}"
-            constants[name] = tensors[full].detach().clone()
-        references[placeholder] = {"tensor": name}
-    nodes = []
-    for node in program.graph.nodes:
-        if node.op == "call_function" and not node.name.startswith(_WITHOUT_EFFECT):
-            target, args = _target(node)
-            nodes.append([node.name, target, _encoded(args, references), _encoded(node.kwargs, references)])
-    described = {
-        name: [list(tensor.shape), str(tensor.dtype).removeprefix("torch."), isinstance(tensor, nn.Parameter)]
-        for name, tensor in {**state, **constants}.items()
-        if isinstance(tensor, Tensor)
-    }
-    output = next(node for node in program.graph.nodes if node.op == "output")
-    return {
-        "schema": SCHEMA,
-        "shape": list(example.shape[1:]),
-        "input": signature.user_inputs[0],
-        "nodes": nodes,
-        "output": _encoded(output.args[0][0], references),
-        "layers": dict(layers),
-        "tensors": described,
-    }, constants
-
-
-def _inline(module: fx.GraphModule) -> None:
-    """Put the operations of blocks without autocast or gradients into the graph around them."""
-    graph = module.graph
-    for block in [node for node in graph.nodes if getattr(node.target, "__name__", "") in _BLOCKS]:
-        first = next(i for i, value in enumerate(block.args) if isinstance(value, fx.Node) and value.op == "get_attr")
-        inner = getattr(module, block.args[first].target)
-        _inline(inner)
-        inputs = (node for node in inner.graph.nodes if node.op == "placeholder")
-        with graph.inserting_before(block):
-            outputs: Any = graph.graph_copy(inner.graph, dict(zip(inputs, block.args[first + 1 :], strict=True)))
-        for user in list(block.users):  # each takes one of the outputs
-            user.replace_all_uses_with(outputs[user.args[1]])
-            graph.erase_node(user)
-        graph.erase_node(block)
-
-
-def _target(node: fx.Node) -> tuple[str, Sequence[Any]]:
-    """What a node of the exported graph calls, checked, and its arguments."""
-    if node.target in (torch.ops.kedge.mark.default, torch.ops.kedge.keep.default):
-        return f"layer.{node.args[-1]}", node.args[:1]
-    function: Any = node.target
-    if isinstance(function, torch._ops.OpOverload):
-        name = str(function)
-    else:
-        name = f"operator.{getattr(function, '__name__', function)}"
-    try:
-        _operation(name)
-    except FileFormatError as error:
-        raise ArchitectureError(f"the network computes {name}, which a stored graph does not support") from error
-    return name, node.args
-
-
-def _operation(target: str) -> Callable[..., Any]:
+def operation(target: str) -> Callable[..., Any]:
     """The operation of a name such as ``"aten.add.Tensor"`` or ``"operator.mul"``, if a graph may have it."""
     kind, _, rest = target.partition(".")
     if kind == "operator" and rest in _ARITHMETIC:
@@ -322,24 +142,6 @@ def _operation(target: str) -> Callable[..., Any]:
     if kind == "aten" and name in _ATEN:
         return cast(Callable[..., Any], getattr(getattr(torch.ops.aten, name), overload))
     raise FileFormatError(f"the graph of the network has the operation {target!r}, which is not allowed")
-
-
-def _encoded(value: Any, references: Mapping[str, dict[str, str]]) -> Any:
-    """An argument of a node as plain data."""
-    if isinstance(value, fx.Node):
-        return references.get(value.name, {"node": value.name})
-    if isinstance(value, (list, tuple)):
-        return [_encoded(each, references) for each in value]
-    if isinstance(value, Mapping):
-        return {key: _encoded(each, references) for key, each in value.items()}
-    if isinstance(value, _PLAIN):
-        return value
-    if isinstance(value, torch.device):
-        return {"device": ""}  # that of the images
-    for kind in ("dtype", "layout", "memory_format"):
-        if isinstance(value, getattr(torch, kind)):
-            return {kind: str(value).removeprefix("torch.")}
-    raise ArchitectureError(f"the network computes with a {type(value).__name__}, which a stored graph cannot hold")
 
 
 def _torch(kind: str, name: str) -> Any:
