@@ -53,6 +53,7 @@ CASES += [(name, "anchored") for name in METHODS if name not in PREPARED]
 CASES += [(case, "anchored" if name in NEED_ANCHORS else "unanchored") for case, (name, _) in OPTIONS.items()]
 SVI = ("svi", "svi_avuc")  # a draw of their weights is in the network that they share
 LOGITS_AS_THEY_ARE = (
+    "rotpred",
     "rankfeat",
     "mahalanobis",
     "mahalanobis, moved",

@@ -12,6 +12,7 @@ from kedge import scores
 from kedge.detectors import Cost
 from kedge.detectors.trained.discrepancy import TwoHeads
 from kedge.detectors.trained.duq import RBFHead
+from kedge.detectors.trained.rotpred import RotationHead
 from kedge.detectors.trained.udg import GroupHead
 from kedge.errors import ArchitectureError, InputError
 from kedge.models.ensemble import Ensemble
@@ -23,7 +24,12 @@ from method_helpers import small, step_of
 RECIPE = Recipe(epochs=2, batch=16, lr=0.05, crop=0, flip=False)
 DATA = labelled(48, classes=2, channels=1)
 UNLABELLED = kedge.ImageSet(images(40, channels=1, seed=100), name="unlabelled")
-HEADS = {kedge.DUQ: RBFHead, kedge.ClassifierDiscrepancy: TwoHeads, kedge.UDG: GroupHead}
+HEADS = {
+    kedge.DUQ: RBFHead,
+    kedge.ClassifierDiscrepancy: TwoHeads,
+    kedge.UDG: GroupHead,
+    kedge.RotPred: RotationHead,
+}
 METHODS = [kedge.OutlierExposure, *HEADS, kedge.SVI, kedge.SVIAvUC]
 
 
@@ -63,7 +69,10 @@ def test_the_shapes_of_the_heads():
     assert grouped.fc.groups.weight.shape == (7, 32)
     assert kedge.UDG.prepare(net).fc.groups.out_features == 1000
     assert kedge.Classifier(grouped.eval())(x).equal(kedge.Classifier(net.eval())(x))
-    assert head_name(grouped) == "fc.classes"  # so that methods that read the head find the one of the classes
+    assert kedge.RotPred.prepare(net).fc.rotations.weight.shape == (4, 32)
+    assert (
+        head_name(grouped) == head_name(kedge.RotPred.prepare(net)) == "fc.classes"
+    )  # so that methods that read the head find the one of the classes
 
 
 GROUPING = {"groups": 9, "purity": 0.5, "weight_groups": 0.2, "weight_outliers": 0.3}
@@ -89,6 +98,7 @@ ARGUMENTS = {
         [*dict.fromkeys(GROUPING, -1).items(), ("purity", 1.1), ("outliers_per_image", 0), ("start", 0.5)],
         [("groups", 1), ("head", "prep")],
     ),
+    kedge.RotPred: ({"weight": 1.0}, [("weight", -1), ("weight", math.nan)], [("head", "prep")]),
     kedge.SVI: (
         {"kl_weight": 0.5, "warmup": 0.2, "samples": 2},
         [("kl_weight", -1.0), ("warmup", 1.5), ("samples", 0)],
@@ -152,6 +162,8 @@ RUNS = {  # twelve steps; SVI-AvUC's warm-up ends within the fourth
     "discrepancy": (kedge.ClassifierDiscrepancy, "unanchored", {"start": 0.4}),
     "udg": (kedge.UDG, "unanchored", {}),
     "udg that starts later": (kedge.UDG, "unanchored", {"start": 1}),
+    "rotpred": (kedge.RotPred, "unanchored", {}),
+    "rotpred, anchored": (kedge.RotPred, "anchored", {}),
     "svi avuc": (kedge.SVIAvUC, "unanchored", {}),
     "svi avuc, anchored": (kedge.SVIAvUC, "anchored", {}),
 }

@@ -41,6 +41,7 @@ from .detectors import MCDropout as MCDropout
 from .detectors import OutlierExposure as OutlierExposure
 from .detectors import RankFeat as RankFeat
 from .detectors import ReAct as ReAct
+from .detectors import RotPred as RotPred
 from .detectors import SVIAvUC as SVIAvUC
 from .detectors import TemperatureScaling as TemperatureScaling
 from .detectors import ViM as ViM

@@ -27,6 +27,7 @@ from kedge.detectors.trained.base import TrainedDetector
 from kedge.detectors.trained.discrepancy import ClassifierDiscrepancy
 from kedge.detectors.trained.duq import DUQ
 from kedge.detectors.trained.outlier_exposure import OutlierExposure
+from kedge.detectors.trained.rotpred import RotPred
 from kedge.detectors.trained.svi import SVI
 from kedge.detectors.trained.svi_avuc import SVIAvUC
 from kedge.detectors.trained.udg import UDG
@@ -40,4 +41,9 @@ __all__ = [
     "GradNorm", "Gram", "KLUniform", "LowLevelStatistics", "MCDropout", "Mahalanobis", "MaxLogit", "OutlierExposure",
     "Outputs", "RankFeat", "ReAct", "RescoringDetector", "SVIAvUC", "TemperatureScaling", "TrainedDetector", "ViM",
     "WeiPer", "extract", "for_inference", "load", "register", "registered", "thread_copies",
+    "AMP", "DEUP", "DUQ", "GEN", "KNN", "MSP", "ODIN", "SVI", "TTA", "UDG", "Calibration", "ClassifierDiscrepancy",
+    "Cost", "DeepEnsemble", "Detection", "Detector", "Energy", "Entropy", "FeatureDetector", "GradNorm", "Gram",
+    "KLUniform", "LowLevelStatistics", "MCDropout", "Mahalanobis", "MaxLogit", "OutlierExposure", "Outputs",
+    "RankFeat", "ReAct", "RescoringDetector", "RotPred", "SVIAvUC", "TemperatureScaling", "TrainedDetector", "ViM",
+    "extract", "for_inference", "load", "register", "registered", "thread_copies",
 ]  # fmt: skip
