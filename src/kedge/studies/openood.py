@@ -10,7 +10,7 @@ import torch
 
 from kedge.data import ImageSet, Preprocess, StreamedSet, gather, sources
 from kedge.data.leakage import fingerprints, shared
-from kedge.detectors import AMP, DeepEnsemble, Detector, Energy, registered
+from kedge.detectors import AMP, Detector, Energy, registered
 from kedge.detectors.registry import named_methods
 from kedge.errors import InputError, NotReadyError
 from kedge.studies import sets
@@ -133,8 +133,8 @@ def post_hoc() -> list[type[Detector]]:
     return [
         kind
         for kind in registered().values()
-        if not (hasattr(kind, "prepare") or kind.changes_network or kind is DeepEnsemble)
-        and kind.reads != "per_anchor_logits"
+        if not (hasattr(kind, "prepare") or kind.changes_network or kind.reads == "per_anchor_logits")
+        and [name for name, p in inspect.signature(kind).parameters.items() if p.default is p.empty] == ["net"]
     ]
 
 
