@@ -70,6 +70,11 @@ LOGITS_AS_THEY_ARE = (
     "kl_uniform, lts",
     "nac",
     "weiper",
+    "fdbd",
+    "nci",
+    "nnguide",
+    "she",
+    "he",
 )
 every_detector = pytest.mark.parametrize(("name", "kind"), CASES)
 
@@ -402,6 +407,9 @@ OUT_OF_RANGE = [  # the first option is at fault; found when the detector is bui
     *(("energy", wrong) for wrong in ({"shape": "ashes"}, {"percentile": 0.5}, {"head": "stage1", "shape": "lts"})),
     *(("energy", {"percentile": wrong, "shape": "scale"}) for wrong in (85, -0.1, math.nan, (0.6, 0.9))),
     *(("energy", {"percentile": wrong, "shape": "vra"}) for wrong in (0.9, (0.9, 0.6), (0, 0), (0.6, 95))),
+    *(("nci", {"alpha": wrong}) for wrong in (-1, math.nan)),
+    *(("nnguide", wrong) for wrong in ({"k": 0}, {"limit": 0}, {"seed": -1}, {"head": "stage1"})),
+    *(("she", wrong) for wrong in ({"patterns": "some"}, {"beta": 0}, {"beta": math.inf}, {"limit": 0}, {"seed": -1})),
     *(("vim", wrong) for wrong in ({"dim": -1}, {"dim": 2.0}, {"dim": 32}, {"head": "stage1"})),
     *(("gram", {"layers": wrong}) for wrong in ("stage1", [], ["stage9"])),
     *(("rankfeat", {"layer": wrong}) for wrong in ("stage9", "fc", "stage3")),  # unknown, a vector, a single position
@@ -474,7 +482,10 @@ def test_what_a_method_learned_follows_its_network_to_another_device(name):
     assert outputs.score.device == outputs.logits.device == torch.device("meta")
 
 
-@pytest.mark.parametrize("name", ["odin", "mahalanobis", "gram", "rankfeat", "knn", "vim", "react", "deup", "ensemble"])
+OWN = ["odin", "mahalanobis", "gram", "rankfeat", "knn", "vim", "react", "nnguide", "deup", "ensemble"]
+
+
+@pytest.mark.parametrize("name", OWN)
 def test_networks_of_the_user_s_own_work_without_more_arguments(name, tmp_path):
     def user_network():
         with seeded(3):

@@ -16,11 +16,14 @@ from .detectors import AMP as AMP
 from .detectors import DEUP as DEUP
 from .detectors import DICE as DICE
 from .detectors import DUQ as DUQ
+from .detectors import FDBD as FDBD
 from .detectors import GEN as GEN
 from .detectors import KNN as KNN
 from .detectors import MSP as MSP
 from .detectors import NAC as NAC
+from .detectors import NCI as NCI
 from .detectors import ODIN as ODIN
+from .detectors import SHE as SHE
 from .detectors import SVI as SVI
 from .detectors import TTA as TTA
 from .detectors import UDG as UDG
@@ -38,6 +41,7 @@ from .detectors import LowLevelStatistics as LowLevelStatistics
 from .detectors import Mahalanobis as Mahalanobis
 from .detectors import MaxLogit as MaxLogit
 from .detectors import MCDropout as MCDropout
+from .detectors import NNGuide as NNGuide
 from .detectors import OutlierExposure as OutlierExposure
 from .detectors import RankFeat as RankFeat
 from .detectors import ReAct as ReAct

@@ -7,6 +7,7 @@ from kedge.detectors.detection import Detection
 from kedge.detectors.deup import DEUP
 from kedge.detectors.dice import DICE
 from kedge.detectors.extraction import extract
+from kedge.detectors.fdbd import FDBD
 from kedge.detectors.features import FeatureDetector
 from kedge.detectors.gradnorm import GradNorm
 from kedge.detectors.gram import Gram
@@ -17,11 +18,14 @@ from kedge.detectors.logits import GEN, MSP, Energy, Entropy, KLUniform, MaxLogi
 from kedge.detectors.low_level_statistics import LowLevelStatistics
 from kedge.detectors.mahalanobis import Mahalanobis
 from kedge.detectors.nac import NAC
+from kedge.detectors.nci import NCI
+from kedge.detectors.nnguide import NNGuide
 from kedge.detectors.odin import ODIN
 from kedge.detectors.rankfeat import RankFeat
 from kedge.detectors.react import ReAct
 from kedge.detectors.registry import register, registered
 from kedge.detectors.sampled import DeepEnsemble, MCDropout
+from kedge.detectors.she import SHE
 from kedge.detectors.temperature_scaling import TemperatureScaling
 from kedge.detectors.trained.base import TrainedDetector
 from kedge.detectors.trained.discrepancy import ClassifierDiscrepancy
@@ -40,11 +44,14 @@ __all__ = [
     "DEUP",
     "DICE",
     "DUQ",
+    "FDBD",
     "GEN",
     "KNN",
     "MSP",
     "NAC",
+    "NCI",
     "ODIN",
+    "SHE",
     "SVI",
     "TTA",
     "UDG",
@@ -65,6 +72,7 @@ __all__ = [
     "MCDropout",
     "Mahalanobis",
     "MaxLogit",
+    "NNGuide",
     "OutlierExposure",
     "Outputs",
     "RankFeat",

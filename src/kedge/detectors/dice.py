@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from kedge import scores
 from kedge.checks import between
 from kedge.detectors.base import Outputs
-from kedge.detectors.features import FeatureDetector, TrainingFeatures
+from kedge.detectors.features import FeatureDetector, TrainingFeatures, mean_features
 from kedge.detectors.registry import register
 from kedge.errors import InputError
 
@@ -53,11 +53,8 @@ class DICE(FeatureDetector):
 
     def fit_features(self, batches: TrainingFeatures) -> None:
         """Keep the weights with the largest mean contributions."""
-        total, count = torch.zeros(1, dtype=torch.float64), 0
-        for batch in batches:
-            total = total.to(batch.features.device) + batch.features.double().sum(dim=0)
-            count += len(batch.features)
-        self.mask = largest_contributions(self.last_layer.weight.detach(), total / count, self.sparsity)
+        mean = mean_features(batches)
+        self.mask = largest_contributions(self.last_layer.weight.detach(), mean, self.sparsity)
 
     def of_features(self, logits: Tensor, features: Tensor) -> Outputs:
         """The logits as they are, and the energy of those of the remaining weights."""

@@ -4,6 +4,7 @@ from abc import abstractmethod
 from collections.abc import Iterator
 from typing import Any, ClassVar, cast
 
+import torch
 from torch import Tensor, nn
 
 from kedge.checks import finite
@@ -133,6 +134,15 @@ class TrainingFeatures:
             if unknown:
                 detector.head, unknown = find_head(detector.net, x[:2]), False
             yield FeatureBatch(*detector.features(x), y)
+
+
+def mean_features(batches: TrainingFeatures) -> Tensor:
+    """The mean of the training images' features (d,), in float64."""
+    total, count = torch.zeros(1, dtype=torch.float64), 0
+    for batch in batches:
+        total = total.to(batch.features.device) + batch.features.double().sum(dim=0)
+        count += len(batch.features)
+    return total / count
 
 
 def check_class_labels(detector: Detector, labels: Tensor | None, classes: int) -> Tensor:

@@ -1,6 +1,6 @@
 """KNN."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -118,18 +118,35 @@ def sample_rows(parts: Iterable[Tensor], limit: int | None, seed: int) -> Tensor
 
 def kth_distance(queries: Tensor, bank: Tensor, k: int) -> Tensor:
     """The Euclidean distance of each query (B, d) to the k-th nearest row of the bank (N, d), in float64."""
-    return torch.cat([_kth_distance(part.double(), bank, k) for part in queries.split(QUERIES)])
 
+    def closeness(q: Tensor, rows: Tensor) -> Tensor:
+        q, rows = q.double(), rows.double()
+        return 2 * q @ rows.T - (q * q).sum(dim=1, keepdim=True) - (rows * rows).sum(dim=1)
 
-def _kth_distance(q: Tensor, bank: Tensor, k: int) -> Tensor:
     # |q|^2 + |b|^2 - 2 q.b cancels near zero. In float64 it still finds the k-th neighbour among near duplicates; its
     # distance is then computed from the difference, so that a training image is at 0 from itself.
-    squared, index = q.new_empty(len(q), 0), torch.empty(len(q), 0, dtype=torch.long, device=q.device)
-    for first in range(0, len(bank), ROWS):
-        rows = bank[first : first + ROWS].double()
-        here = (q * q).sum(dim=1, keepdim=True) + (rows * rows).sum(dim=1) - 2 * q @ rows.T  # (B, rows)
-        numbers = torch.arange(first, first + len(rows), device=q.device).expand(len(q), -1)
-        squared, order = torch.cat([squared, here], dim=1).topk(min(k, squared.shape[1] + len(rows)), largest=False)
-        index = torch.cat([index, numbers], dim=1).gather(1, order)
-    distance: Tensor = (q - bank[index[:, k - 1]].double()).norm(dim=1)
+    _, index = largest(queries, bank, k, closeness)
+    distance: Tensor = (queries.double() - bank[index[:, -1]].double()).norm(dim=1)
     return distance
+
+
+def largest(
+    queries: Tensor, bank: Tensor, k: int, similarity: Callable[[Tensor, Tensor], Tensor]
+) -> tuple[Tensor, Tensor]:
+    """The k largest similarities of each query (B, d) to rows of the bank (N, d), in order, and which rows, (B, k).
+
+    ``similarity`` gets some queries and some rows at a time, so that memory does not grow with either.
+    """
+    parts = [_largest(part, bank, k, similarity) for part in queries.split(QUERIES)]
+    return torch.cat([values for values, _ in parts]), torch.cat([index for _, index in parts])
+
+
+def _largest(q: Tensor, bank: Tensor, k: int, similarity: Callable[[Tensor, Tensor], Tensor]) -> tuple[Tensor, Tensor]:
+    values, index = q.new_empty(len(q), 0), torch.empty(len(q), 0, dtype=torch.long, device=q.device)
+    for first in range(0, len(bank), ROWS):
+        rows = bank[first : first + ROWS]
+        values = torch.cat([values, similarity(q, rows)], dim=1)  # (B, k + rows)
+        numbers = torch.arange(first, first + len(rows), device=q.device).expand(len(q), -1)
+        values, order = values.topk(min(k, values.shape[1]))
+        index = torch.cat([index, numbers], dim=1).gather(1, order)
+    return values, index
