@@ -75,6 +75,11 @@ LOGITS_AS_THEY_ARE = (
     "nnguide",
     "she",
     "he",
+    "klm",
+    "openmax",
+    "cop",
+    "corp",
+    "residual",
 )
 every_detector = pytest.mark.parametrize(("name", "kind"), CASES)
 
@@ -411,6 +416,9 @@ OUT_OF_RANGE = [  # the first option is at fault; found when the detector is bui
     *(("nnguide", wrong) for wrong in ({"k": 0}, {"limit": 0}, {"seed": -1}, {"head": "stage1"})),
     *(("she", wrong) for wrong in ({"patterns": "some"}, {"beta": 0}, {"beta": math.inf}, {"limit": 0}, {"seed": -1})),
     *(("vim", wrong) for wrong in ({"dim": -1}, {"dim": 2.0}, {"dim": 32}, {"head": "stage1"})),
+    *(("openmax", wrong) for wrong in ({"tail": 0}, {"alpha": 0}, {"alpha": 0.5})),
+    *(("cop", wrong) for wrong in ({"variance": 0}, {"variance": 1}, {"variance": math.nan}, {"head": "stage1"})),
+    *(("corp", wrong) for wrong in ({"variance": 1}, {"gamma": 0}, {"gamma": math.inf}, {"m": 0}, {"seed": -1})),
     *(("gram", {"layers": wrong}) for wrong in ("stage1", [], ["stage9"])),
     *(("rankfeat", {"layer": wrong}) for wrong in ("stage9", "fc", "stage3")),  # unknown, a vector, a single position
     ("gradnorm", {"head": "stage1"}),

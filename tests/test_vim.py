@@ -11,6 +11,7 @@ from torch import nn
 
 import kedge
 from helpers import TwoHeads, images, network, penultimate, vector_network
+from kedge.detectors.registry import make
 from kedge.detectors.vim import ViM, default_dim, origin_of
 from kedge.errors import ArchitectureError, InputError
 
@@ -45,6 +46,19 @@ def test_it_is_the_paper_s_published_computation(dim, kind, dtype, tolerance):
     expected = virtual - logsumexp(logits, axis=1)
     assert detector.score(x).tolist() == pytest.approx(expected.tolist(), abs=10 * tolerance)
     assert detector.score(x).dtype == dtype
+
+
+def test_the_residual_alone_needs_no_positive_logit():
+    net = vector_network([[1.0, 0.0, 0.0], [0.0, 1.0, 0.0]], [0.0, 0.0])
+    train = torch.tensor([[-4.0, 0, 1], [-4, 0, -1], [0, -4, 1], [0, -4, -1]], dtype=torch.float64)
+    detector = make("residual", net, dim=2).fit(train)
+    assert detector.score(torch.tensor([[4.0, 0, -3], [9.0, 9, 0]], dtype=torch.float64)).tolist() == pytest.approx(
+        [3, 0]
+    )
+    net, x = network(dtype=torch.float64), images(9, seed=1)
+    virtual, _, alpha = oracle(net, x, 5)
+    expected = (virtual / alpha).tolist()
+    assert make("residual", net, dim=5).fit(images(60)).score(x).tolist() == pytest.approx(expected, abs=1e-9)
 
 
 def test_by_hand():

@@ -18,6 +18,7 @@ from .detectors import DICE as DICE
 from .detectors import DUQ as DUQ
 from .detectors import FDBD as FDBD
 from .detectors import GEN as GEN
+from .detectors import KLM as KLM
 from .detectors import KNN as KNN
 from .detectors import MSP as MSP
 from .detectors import NAC as NAC
@@ -29,6 +30,8 @@ from .detectors import TTA as TTA
 from .detectors import UDG as UDG
 from .detectors import AdaSCALE as AdaSCALE
 from .detectors import ClassifierDiscrepancy as ClassifierDiscrepancy
+from .detectors import CoP as CoP
+from .detectors import CoRP as CoRP
 from .detectors import DeepEnsemble as DeepEnsemble
 from .detectors import Detection as Detection
 from .detectors import Detector as Detector
@@ -42,6 +45,7 @@ from .detectors import Mahalanobis as Mahalanobis
 from .detectors import MaxLogit as MaxLogit
 from .detectors import MCDropout as MCDropout
 from .detectors import NNGuide as NNGuide
+from .detectors import OpenMax as OpenMax
 from .detectors import OutlierExposure as OutlierExposure
 from .detectors import RankFeat as RankFeat
 from .detectors import ReAct as ReAct

@@ -12,6 +12,8 @@ from kedge.detectors.features import FeatureDetector
 from kedge.detectors.gradnorm import GradNorm
 from kedge.detectors.gram import Gram
 from kedge.detectors.inference import for_inference, thread_copies
+from kedge.detectors.kernel_pca import CoP, CoRP
+from kedge.detectors.klm import KLM
 from kedge.detectors.knn import KNN
 from kedge.detectors.load import load
 from kedge.detectors.logits import GEN, MSP, Energy, Entropy, KLUniform, MaxLogit, RescoringDetector
@@ -21,6 +23,7 @@ from kedge.detectors.nac import NAC
 from kedge.detectors.nci import NCI
 from kedge.detectors.nnguide import NNGuide
 from kedge.detectors.odin import ODIN
+from kedge.detectors.openmax import OpenMax
 from kedge.detectors.rankfeat import RankFeat
 from kedge.detectors.react import ReAct
 from kedge.detectors.registry import register, registered
@@ -46,6 +49,7 @@ __all__ = [
     "DUQ",
     "FDBD",
     "GEN",
+    "KLM",
     "KNN",
     "MSP",
     "NAC",
@@ -58,6 +62,8 @@ __all__ = [
     "AdaSCALE",
     "Calibration",
     "ClassifierDiscrepancy",
+    "CoP",
+    "CoRP",
     "Cost",
     "DeepEnsemble",
     "Detection",
@@ -73,6 +79,7 @@ __all__ = [
     "Mahalanobis",
     "MaxLogit",
     "NNGuide",
+    "OpenMax",
     "OutlierExposure",
     "Outputs",
     "RankFeat",

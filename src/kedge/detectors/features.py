@@ -31,6 +31,7 @@ class FeatureDetector(Detector):
     reads = "features"
     options: ClassVar[tuple[str, ...]] = ("head",)
     needs_labels: ClassVar[bool] = False  # whether `fit_features` needs a label for each training image
+    learns_logits: ClassVar[bool] = False  # whether `fit_features` learns, though features are not read
     reads_twice: ClassVar[bool] = False  # whether `fit_features` iterates more than once
 
     def __init__(self, net: nn.Module, *, head: str | None = None, layer: str | None = None) -> None:
@@ -62,7 +63,7 @@ class FeatureDetector(Detector):
     def fit_method(self, train_set: Any, preprocess: Preprocess) -> None:
         """Learn from the training images' features."""
         super().fit_method(train_set, preprocess)
-        if self.reads_features:
+        if self.reads_features or self.learns_logits:
             self.fit_features(TrainingFeatures(self, train_set, preprocess))
 
     def fit_features(self, batches: "TrainingFeatures") -> None:
@@ -80,7 +81,10 @@ class FeatureDetector(Detector):
         return self.of_features(*self.features(x))
 
     def features(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Logits (B, C) and the layer's features (B, d), or (B, d, ...) of a layer inside."""
+        """Logits (B, C) and the layer's features (B, d), or (B, d, ...) of a layer inside; (B, 0) if none are read."""
+        if not self.reads_features:
+            logits = self.net(x)
+            return logits, logits[:, :0]
         logits, features = self.net.features(x, [self.layer])
         return logits, features[self.layer]
 
@@ -113,8 +117,9 @@ class TrainingFeatures:
     def _read(self) -> Iterator[FeatureBatch]:
         detector, first = self._detector, True
         for batch in self._batches():
+            finite("logits", batch.logits, "check the network's weights")
             finite("features", batch.features, "check the network's weights")
-            if first and detector.head is not None and detector.given_layer is None:
+            if first and detector.reads_features and detector.head is not None and detector.given_layer is None:
                 check_head(detector.net.network, detector.head, batch.logits, batch.features)
             first = False
             if detector.needs_labels:
@@ -129,7 +134,7 @@ class TrainingFeatures:
                 detector.add_prints(prints)
                 yield part
             return
-        unknown = detector.given_layer is None and not detector._head_given
+        unknown = detector.reads_features and detector.given_layer is None and not detector._head_given
         for x, y in detector.inputs(self._train_set, self._preprocess):
             if unknown:
                 detector.head, unknown = find_head(detector.net, x[:2]), False

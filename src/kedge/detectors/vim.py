@@ -1,6 +1,7 @@
 """ViM."""
 
-from typing import Any, cast
+from collections.abc import Mapping
+from typing import Any, ClassVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -22,17 +23,19 @@ class ViM(FeatureDetector):
     logit, is a virtual logit for "none of the classes"; the score is ``alpha ||r|| - logsumexp(logits)``, of which the
     paper's virtual softmax probability is an increasing function. Use it on networks with many more features than
     classes: it sees both what is unusual in the features and what is unusual in the logits. One forward pass and a
-    d x d matrix; `fit` reads a large training set twice. https://arxiv.org/abs/2203.10807
+    d x d matrix; `fit` reads a large training set twice. ``"residual"`` names the variant whose score is ``||r||``
+    alone. https://arxiv.org/abs/2203.10807
 
     Args:
         net: A classifier, unanchored or anchored, that ends in a linear layer. With anchors, features and logits are
             means.
         dim: Dimensions of the principal space; by default, as in the paper's code, 1000 of at least 2048 features, 512
             of at least 768, otherwise half of them.
+        residual_only: Whether to score the residual's norm alone, without the logits.
         head: See `FeatureDetector`.
 
     Attributes:
-        alpha: The factor of the residual's norm, once fitted.
+        alpha: The factor of the residual's norm, once fitted; 1 with ``residual_only``.
 
     Example:
         >>> net = nn.Sequential(nn.Flatten(), nn.Linear(12, 8), nn.ReLU(), nn.Linear(8, 2))
@@ -42,13 +45,17 @@ class ViM(FeatureDetector):
     """
 
     name = "vim"
-    options = ("dim:given", "head")
+    options = ("dim:given", "residual_only", "head")
+    variants: ClassVar[Mapping[str, Mapping[str, Any]]] = {"residual": {"residual_only": True}}
     learned = ("origin", "residual", "alpha")
     reads_twice = True
 
-    def __init__(self, net: nn.Module, *, dim: int | None = None, head: str | None = None) -> None:
+    def __init__(
+        self, net: nn.Module, *, dim: int | None = None, residual_only: bool = False, head: str | None = None
+    ) -> None:
         super().__init__(net, head=head)
         self.given = dim if dim is None else at_least("dim", dim, 0)
+        self.residual_only = residual_only
         self.origin: Any = None  # (d,)
         self.residual: Any = None  # (d, d - dim), orthonormal columns
         self.alpha: Any = None
@@ -83,18 +90,20 @@ class ViM(FeatureDetector):
                 f"dim must be smaller for this training set: its features leave no residual outside {self.dim} of "
                 f"{len(origin)} dimensions; pass a smaller dim=, or more training images than dimensions"
             )
-        if largest <= 0:
+        if largest <= 0 and not self.residual_only:
             raise InputError(
                 "the network's largest logit must be positive on average over the training images, since ViM scales "
                 "the residual to it; use a method that does not need it, such as KNN"
             )
-        self.origin, self.residual, self.alpha = origin, residual, largest / norms
+        self.origin, self.residual = origin, residual
+        self.alpha = 1.0 if self.residual_only else largest / norms
 
     def of_features(self, logits: Tensor, features: Tensor) -> Outputs:
-        """The logits, and the virtual logit minus their logsumexp."""
+        """The logits, and the virtual logit minus their logsumexp, or alone."""
         self.origin, self.residual = self.origin.to(features.device), self.residual.to(features.device)
         virtual = self.alpha * residual_norm(features, self.origin, self.residual)  # (B,)
-        return Outputs(logits, (virtual + scores.energy(logits.double())).to(logits.dtype))
+        score = virtual if self.residual_only else virtual + scores.energy(logits.double())
+        return Outputs(logits, score.to(logits.dtype))
 
 
 def default_dim(features: int) -> int:
