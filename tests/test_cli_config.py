@@ -1,6 +1,9 @@
 """The command line itself: config files, plugins, warnings, and errors that name the option."""
 
 import json
+import os
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -61,36 +64,41 @@ def test_an_error_names_the_option_and_not_the_argument(tmp_path, detector):
 
 
 class Plugin:
-    value = "package:function"
-
-    def __init__(self, name, load):
-        self.name, self.load = name, load
+    def __init__(self, name, value):
+        self.name, self.value = name, value
 
 
-def greet(name: str = "world"):
-    """Say hello."""
-    typer.echo(f"hello {name}")
-
-
-def odd(values: int | str):
-    """Have a parameter that cannot be an option."""
-
-
-def broken():
-    raise ImportError("no such module")
-
-
-def test_a_plugin_adds_a_command_and_a_broken_one_is_reported_in_a_line(monkeypatch, capsys):
-    plugins = [Plugin("greet", lambda: greet), Plugin("odd", lambda: odd), Plugin("late", broken)]
-    plugins.append(Plugin("score", lambda: greet))
-    monkeypatch.setattr(cli, "entry_points", lambda group: plugins)
-    app = typer.Typer()
-    app.command()(cli.score)
-    cli.add_plugins(app)
-    assert set(typer.main.get_command(app).commands) == {"score", "greet"}
+def test_a_plugin_adds_a_command_and_a_broken_one_is_reported_in_a_line(monkeypatch, tmp_path, capsys):
+    (tmp_path / "greetings.py").write_text(
+        '"""Greetings."""\n\nimport typer\n\n\ndef greet(name: str = "world"):\n    """Say hello."""\n'
+        '    typer.echo(f"hello {name}")\n\n\ndef odd(values: int | str):\n    """Take a number or a word."""\n'
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    values = {"greet": "greetings:greet", "odd": "greetings:odd", "late": "no_module:greet", "score": "greetings:greet"}
+    monkeypatch.setattr(cli, "entry_points", lambda group: [Plugin(*pair) for pair in values.items()])
+    commands = typer.main.get_command(cli.app).commands
+    assert commands["greet"].help == "Say hello."
+    assert commands["score"].target == "kedge.cli.score:score"
+    assert "late" not in commands
     lines = "".join(capsys.readouterr().err.split("\n"))
-    assert lines.count("warning: the command") == 3
-    assert "late (package:function) cannot be loaded: no such module" in lines
+    assert lines.count("warning: the command") == 2
+    assert "late (no_module:greet) cannot be loaded: there is no module no_module" in lines
+    assert run_cli("greet", "--name", "you").output == "hello you\n"
+    assert "the command odd (greetings:odd) cannot be loaded" in str(run_cli("odd").exception)
+
+
+def test_help_and_completion_of_commands_import_no_torch():
+    code = """
+import atexit, os, sys
+from kedge.cli import app
+atexit.register(lambda: sys.stdout.flush() or os._exit("torch" in sys.modules))
+app(sys.argv[1:], prog_name="kedge")"""
+    completion = {"_KEDGE_COMPLETE": "complete_bash", "COMP_WORDS": "kedge tr", "COMP_CWORD": "1"}
+    for arguments, more, shown in ((["--help"], {}, "Classify images"), ([], completion, "train")):
+        command = [sys.executable, "-c", code, *arguments]
+        done = subprocess.run(command, capture_output=True, text=True, env=os.environ | more, timeout=60)
+        assert (done.returncode, done.stderr) == (0, "")
+        assert shown in done.stdout
 
 
 def test_the_studies_add_their_commands_and_help_shows_brackets():
@@ -100,19 +108,12 @@ def test_the_studies_add_their_commands_and_help_shows_brackets():
     assert run_cli("--version").output.strip() == kedge.__version__
 
 
-def test_no_help_text_is_a_fragment():
-    def texts(command):
-        yield from (getattr(parameter, "help", None) or "" for parameter in command.params)
-        for each in getattr(command, "commands", {}).values():
-            yield from texts(each)
+def test_help_texts_are_no_fragments_and_flags_have_no_type():
+    def parameters(command):
+        yield from (getattr(command, "loaded", command)).params
+        for each in getattr(getattr(command, "loaded", command), "commands", {}).values():
+            yield from parameters(each)
 
-    own = [
-        typer.main.get_command(app) for app in map(only, (cli.calibrate, cli.export, cli.info, cli.score, cli.serve))
-    ]
-    assert not [text for command in own for text in texts(command) if text.startswith(("Of ", "In "))]
-
-
-def only(function):
-    app = typer.Typer()
-    app.command()(function)
-    return app
+    shown = [getattr(parameter, "help", None) or "" for parameter in parameters(typer.main.get_command(cli.app))]
+    assert not [text for text in shown if text and (text[0].islower() or text.startswith(("Of ", "In ")))]
+    assert "<bool>" not in run_cli("score", "--help").output + run_cli("data", "show", "--help").output

@@ -2,12 +2,12 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
-from typing import Any, TypeVar
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from kedge.errors import InputError, NotReadyError
+
+if TYPE_CHECKING:  # the command line imports this module for its help, without torch
+    from torch import Tensor
 
 T = TypeVar("T")
 
@@ -43,10 +43,10 @@ def at_least(name: str, value: int, low: int) -> int:
     return value
 
 
-def finite(name: str, values: Tensor, remedy: str) -> Tensor:
+def finite(name: str, values: "Tensor", remedy: str) -> "Tensor":
     """Return ``values`` if all are finite."""
-    if values.is_floating_point() and not bool(torch.isfinite(values).all()):
-        bad = int((~torch.isfinite(values)).sum())
+    if values.is_floating_point() and not bool(values.isfinite().all()):
+        bad = int((~values.isfinite()).sum())
         raise InputError(f"{name} must be finite; {bad} of {values.numel()} values are NaN or infinite: {remedy}")
     return values
 

@@ -6,10 +6,10 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+if TYPE_CHECKING:
+    from rich.progress import Progress
 
 MOMENT = 0.5  # seconds
 _shown = False  # whether a bar is open; only the main thread reads and sets it
@@ -77,6 +77,9 @@ class _Bar:
             self.bars.stop()
 
     def _open(self) -> None:
+        from rich.console import Console  # here, since it takes a tenth of the time that torch takes
+        from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
         console = Console(stderr=True)
         if console.is_jupyter:  # rich's own bars need ipywidgets there
             console = Console(stderr=True, force_jupyter=False, force_terminal=True, width=100)

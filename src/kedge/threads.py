@@ -10,8 +10,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from kedge.checks import at_least
 
 CGROUP = Path("/sys/fs/cgroup")
@@ -33,6 +31,8 @@ def use_threads(count: int | None = None) -> int:
         count: By default as many as torch would use, but no more than `cores`: torch ignores a container's quota. The
             variable OMP_NUM_THREADS overrides the default.
     """
+    import torch  # here, since the command line imports this module for its help
+
     if count is not None:
         torch.set_num_threads(at_least("threads", count, 1))
     elif "OMP_NUM_THREADS" not in os.environ:

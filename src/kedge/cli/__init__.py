@@ -11,39 +11,56 @@ from typing import Annotated, Any
 
 import typer
 from rich.markup import escape
-from typer.core import TyperGroup
 
 from kedge import __version__
-from kedge.cli.calibrate import calibrate
 from kedge.cli.config import flags, read_config
-from kedge.cli.data import data
-from kedge.cli.distill import distill
-from kedge.cli.evaluate import evaluate
-from kedge.cli.export import export
-from kedge.cli.fit import fit
-from kedge.cli.info import info
-from kedge.cli.score import score
-from kedge.cli.serve import serve
+from kedge.cli.lazy import Group, LazyCommand
 from kedge.cli.terminal import Console
-from kedge.cli.train import train
-from kedge.cli.watch import watch
 from kedge.errors import InputError, KedgeError, KedgeWarning
 from kedge.threads import keep_freed_memory
 
+COMMANDS = ("fit", "train", "calibrate", "evaluate", "info", "distill", "export", "score", "serve", "watch", "data")
 
-class Commands(TyperGroup):
+
+class Commands(Group):
     """The commands; their errors name the option to change rather than the Python argument."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.commands |= {name: LazyCommand(name, f"kedge.cli.{name}:{name}") for name in COMMANDS} | plugins()
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """The command that is called, imported."""
+        name, command, rest = super().resolve_command(ctx, args)
+        return name, command.loaded if isinstance(command, LazyCommand) else command, rest
 
     def invoke(self, ctx: Any) -> Any:
         """Run a command."""
         try:
             return super().invoke(ctx)
         except KedgeError as error:
+            command = self.commands.get(ctx.invoked_subcommand)
             name, *rest = re.split(r"(?= must )", str(error), maxsplit=1)
-            flag = flags(self.commands[ctx.invoked_subcommand]).get(name)
-            if flag is None or not rest:
+            flag = flags(command.loaded).get(name) if rest and isinstance(command, LazyCommand) else None
+            if flag is None:
                 raise
             raise type(error)(flag + rest[0]) from error
+
+
+def plugins() -> dict[str, LazyCommand]:
+    """The commands of the entry points ``kedge.commands``: kedge's own studies, and those of other packages.
+
+    One whose module is missing is reported in a line and left out.
+    """
+    found: dict[str, LazyCommand] = {}
+    for plugin in entry_points(group="kedge.commands"):
+        try:
+            if plugin.name in {*COMMANDS, *found}:
+                raise InputError("kedge has a command of this name")
+            found[plugin.name] = LazyCommand(plugin.name, plugin.value)
+        except Exception as error:
+            _report("warning", "yellow", f"the command {plugin.name} ({plugin.value}) cannot be loaded: {error}")
+    return found
 
 
 app = typer.Typer(
@@ -54,27 +71,6 @@ app = typer.Typer(
     pretty_exceptions_show_locals=False,
     rich_markup_mode="rich",
 )
-for command in (fit, train, calibrate, evaluate, info, distill, export, score, serve, watch):
-    app.command()(command)
-app.add_typer(data, name="data")
-
-
-def add_plugins(app: typer.Typer) -> None:
-    """Add the commands of the entry points ``kedge.commands``: kedge's own studies, and those of other packages.
-
-    One that cannot be loaded is reported in a line and left out.
-    """
-    taken = {info.name or getattr(info.callback, "__name__", "") for info in app.registered_commands} | {"data"}
-    for plugin in entry_points(group="kedge.commands"):
-        try:
-            if plugin.name in taken:
-                raise InputError("kedge has a command of this name")
-            function, probe = plugin.load(), typer.Typer()
-            probe.command()(function)
-            typer.main.get_command(probe)  # fails if the function's parameters cannot be options
-            app.command(plugin.name)(function)
-        except Exception as error:
-            _report("warning", "yellow", f"the command {plugin.name} ({plugin.value}) cannot be loaded: {error}")
 
 
 @app.callback(invoke_without_command=True)
@@ -113,9 +109,6 @@ def _warnings_in_a_line() -> Iterator[None]:
 
 def _report(kind: str, color: str, message: str) -> None:
     Console(stderr=True).print(f"[bold {color}]{kind}:[/] {escape(message)}")
-
-
-add_plugins(app)
 
 
 def main() -> None:

@@ -49,6 +49,7 @@ def _checked(path: Path, tables: dict[str, Any], commands: Any) -> dict[str, Any
         if command is None or not isinstance(options, dict):
             names = ", ".join(commands.commands)
             raise InputError(f"--config must have tables named after commands, of {names}; {path} has {name!r}")
+        command = getattr(command, "loaded", command)
         if hasattr(command, "commands"):  # a group itself
             checked[name] = _checked(path, options, command)
             continue

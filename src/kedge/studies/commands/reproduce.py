@@ -29,8 +29,8 @@ def reproduce(
     scale: Annotated[
         str,
         typer.Option(
-            help="full: the paper's networks, epochs and data, for a GPU machine. small: for two cores, in minutes to "
-            "hours, with the data at hand. smoke: tiny generated images, in seconds, as a test."
+            help="Size of the study. full: the paper's networks, epochs and data, for a GPU machine. small: for two "
+            "cores, in minutes to hours, with the data at hand. smoke: tiny generated images, in seconds, as a test."
         ),
     ] = "small",
     seeds: Annotated[int, typer.Option(min=1, help="Number of trainings of everything, from seed 0 on.")] = 1,
@@ -54,7 +54,7 @@ def reproduce(
         ),
     ] = None,
     accelerator: Annotated[
-        str, typer.Option(help="cpu, gpu, ... as Fabric names it; auto: a GPU if there is one.")
+        str, typer.Option(help="Where to run: cpu, gpu, ... as Fabric names it; auto is a GPU if there is one.")
     ] = "auto",
     precision: Annotated[str | None, typer.Option(help="Training precision: bf16-mixed, 16-mixed, ...")] = None,
     workers: Annotated[int, typer.Option(min=0, help="Processes that read images of ImageNet's size.")] = 2,
