@@ -27,7 +27,7 @@ class Commands(Group):
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
-        self.commands |= {name: LazyCommand(name, f"kedge.cli.{name}:{name}") for name in COMMANDS} | plugins()
+        self.commands.update({name: LazyCommand(name, f"kedge.cli.{name}:{name}") for name in COMMANDS} | plugins())
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """The command that is called, imported."""
