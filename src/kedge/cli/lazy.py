@@ -75,5 +75,7 @@ def docstring(target: str) -> str:
     if not path.is_file():
         path = path.with_suffix("") / "__init__.py"
     tree = ast.parse(path.read_text(encoding="utf-8"))
-    functions = [node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == name]
-    return next((text for node in (*functions, tree) if (text := ast.get_docstring(node))), "")
+    nodes: list[ast.FunctionDef | ast.Module] = [
+        node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == name
+    ]
+    return next((text for node in (*nodes, tree) if (text := ast.get_docstring(node))), "")
