@@ -378,9 +378,14 @@ def test_a_detection_is_sliced_as_a_whole(name):
     assert (len(detection), len(part), len(detection[7:20]), len(detection[::4])) == (9, 3, 2, 3)
     assert (detection.tau is None) == (name == "energy")
     for field, values in vars(detection).items():
-        assert getattr(part, field) is values is None or getattr(part, field).equal(values[2:5])
-    for wrong in (2, torch.tensor([0]), [0, 1]):
-        with pytest.raises(InputError, match="takes slices"):
+        if isinstance(values, torch.Tensor):
+            assert getattr(part, field).equal(values[2:5])
+    assert list(part) == detection.to_rows()[2:5]
+    assert detection[-1] == detection.to_rows()[8]
+    with pytest.raises(IndexError):
+        detection[9]
+    for wrong in (torch.tensor([0, 1]), [0, 1], "a"):
+        with pytest.raises(InputError, match="takes a number or a slice"):
             detection[wrong]
 
 

@@ -13,7 +13,7 @@ import kedge
 # From the bottom up. Modules of one layer are siblings and do not import each other. A new module must be placed here.
 LAYERS = [
     {"errors"},
-    {"checks", "files", "pixels", "progress", "provenance", "seeds"},
+    {"checks", "display", "files", "pixels", "progress", "provenance", "seeds"},
     {"scores", "metrics", "calibration", "threads"},
     {"data", "models"},
     {"anchoring"},

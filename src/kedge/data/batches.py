@@ -132,6 +132,15 @@ def _raw(source: Any, size: int) -> Iterator[tuple[Any, Any]]:
         )
 
 
+def names_of(source: Any) -> tuple[str, ...]:
+    """The names of the images of a source, if they are files; otherwise none."""
+    if isinstance(source, StreamedSet):
+        return source.store.names
+    if isinstance(source, (str, os.PathLike)):
+        return (os.fspath(source),)
+    return tuple(map(os.fspath, source)) if _is_files(source) else ()
+
+
 def _count(source: Any) -> int | None:
     """The number of images of a source, if it is known."""
     if isinstance(source, (Image.Image, str, os.PathLike)):

@@ -3,15 +3,16 @@
 import functools
 import hashlib
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Self
+from typing import Any, Self, overload
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from kedge.checks import between, shape_of
+from kedge.display import counted, html_facts
 from kedge.errors import InputError
 from kedge.pixels import dense
 
@@ -28,12 +29,26 @@ class Splittable(ABC):
     def subset(self, indices: Tensor | Sequence[int], *, name: str | None = None) -> Self:
         """The images at ``indices``, in that order, or those where a mask is true."""
 
+    def facts(self) -> Mapping[str, Any]:
+        """What a notebook shows."""
+        classes: Sequence[str] = getattr(self, "classes", ())
+        named = (
+            f"{len(classes)}: {', '.join(classes[:8])}{', ...' * (len(classes) > 8)}" if classes else "without names"
+        )
+        return {"set": repr(self), "classes": named}
+
     def split(self, fraction: float, *, seed: int = 0) -> tuple[Self, Self]:
         """Shuffle and cut in two: the first part holds ``fraction`` of the images."""
         between("fraction", fraction, 0, 1, open_ends=True)
         order = torch.randperm(len(self), generator=torch.Generator().manual_seed(seed))
         cut = round(fraction * len(self))
         return self.subset(order[:cut]), self.subset(order[cut:])
+
+    def _repr_html_(self) -> str:
+        return html_facts(self.facts())
+
+    def _sliced(self, index: slice) -> Self:
+        return self.subset(list(range(len(self))[index]))
 
     def _chosen(self, indices: Tensor | Sequence[int]) -> Tensor:
         """Indices or a mask as indices."""
@@ -45,11 +60,12 @@ class Splittable(ABC):
         return chosen.nonzero()[:, 0]
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class ImageSet(Splittable):
     """A named set of uint8 images (N, D, H, W), with int64 labels (N,) if it has any, -1 for images without one.
 
-    It is also a map-style torch Dataset: ``set[i]`` gives the image and its label (-1 without labels).
+    It is also a map-style torch Dataset: ``set[i]`` gives the image and its label (-1 without labels), and
+    ``set[:100]`` a set of the first hundred.
 
     Example:
         >>> black = ImageSet(torch.zeros(10, 1, 8, 8, dtype=torch.uint8), name="black")
@@ -94,7 +110,18 @@ class ImageSet(Splittable):
     def __len__(self) -> int:
         return len(self.images)
 
-    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+    def __repr__(self) -> str:
+        shape = " x ".join(map(str, self.images.shape[1:]))
+        return f"ImageSet({self.name!r}, {counted(len(self), 'image')}, {shape}, {labels_in_words(self)})"
+
+    @overload
+    def __getitem__(self, index: int) -> tuple[Tensor, int]: ...
+    @overload
+    def __getitem__(self, index: slice) -> "ImageSet": ...
+
+    def __getitem__(self, index: int | slice) -> "tuple[Tensor, int] | ImageSet":
+        if isinstance(index, slice):
+            return self._sliced(index)
         return self.images[index], -1 if self.labels is None else int(self.labels[index])
 
     @functools.cached_property
@@ -111,6 +138,14 @@ class ImageSet(Splittable):
         chosen = self._chosen(indices)
         labels = None if self.labels is None else self.labels[chosen]
         return replace(self, images=self.images[chosen], labels=labels, name=name or self.name)
+
+
+def labels_in_words(images: Any) -> str:
+    """Whether a set has labels, and of how many classes."""
+    if images.labels is None:
+        return "no labels"
+    count = len(images.classes) or int(images.labels.max()) + 1 if len(images) else 0
+    return counted(count, "class", "classes")
 
 
 def check_labels(labels: Any, n: int, classes: Sequence[str], name: str, files: Sequence[str] = ()) -> Tensor:

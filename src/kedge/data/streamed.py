@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import BinaryIO, Protocol
+from typing import BinaryIO, Protocol, overload
 
 import torch
 from PIL import Image
@@ -15,9 +15,10 @@ from torch import Tensor
 
 from kedge.checks import one_of
 from kedge.data.decoding import open_image
-from kedge.data.imageset import ImageSet, Splittable, check_labels
+from kedge.data.imageset import ImageSet, Splittable, check_labels, labels_in_words
 from kedge.data.preprocess import Preprocess
 from kedge.data.reading import in_order
+from kedge.display import counted
 from kedge.errors import InputError, KedgeWarning
 from kedge.files import regular_file
 
@@ -61,12 +62,12 @@ class Files:
         return (self.root / self.names[index]).stat().st_size
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class StreamedSet(Splittable):
     """A named set of images on disk, for images too large or too many for an `ImageSet`.
 
     It is a map-style torch Dataset: ``set[i]`` gives a PIL image (a uint8 tensor with ``preprocess``) and its label, -1
-    if it has none.
+    if it has none; ``set[:100]`` gives a set of the first hundred.
 
     Args:
         store: The encoded images, such as `Files`.
@@ -110,7 +111,17 @@ class StreamedSet(Splittable):
     def __len__(self) -> int:
         return len(self.store.names)
 
-    def __getitem__(self, index: int) -> tuple[Image.Image | Tensor, int]:
+    def __repr__(self) -> str:
+        return f"StreamedSet({self.name!r}, {counted(len(self), 'image')} on disk, {labels_in_words(self)})"
+
+    @overload
+    def __getitem__(self, index: int) -> tuple[Image.Image | Tensor, int]: ...
+    @overload
+    def __getitem__(self, index: slice) -> "StreamedSet": ...
+
+    def __getitem__(self, index: int | slice) -> "tuple[Image.Image | Tensor, int] | StreamedSet":
+        if isinstance(index, slice):
+            return self._sliced(index)
         place = index
         if self.on_error == "skip":
             image, place = self._next_readable(index)

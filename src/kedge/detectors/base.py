@@ -5,7 +5,7 @@ import os
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from importlib.metadata import version
 from typing import Any, ClassVar, Self
 
@@ -17,11 +17,14 @@ from kedge.anchoring import DEFAULT_K, Anchored
 from kedge.anchoring.sampling import choose
 from kedge.checks import at_least, between, finite
 from kedge.data import Preprocess, batches, shape_of_inputs
+from kedge.data.batches import names_of
 from kedge.data.features import Features
 from kedge.data.labels import UNKNOWN, class_names, renumbered
 from kedge.data.leakage import fingerprints, halves
 from kedge.detectors.detection import Detection
+from kedge.detectors.show import VERBS, describe_detector, detector_facts, plot_verdicts
 from kedge.detectors.training_images import refuse_training_images, training_prints
+from kedge.display import html_facts
 from kedge.errors import InputError, KedgeWarning, NormalisationWarning, NotReadyError
 from kedge.io import artifact
 from kedge.io.graphs import graphs
@@ -276,7 +279,8 @@ class Detector(ABC):
                 "the detector has no threshold yet: call calibrate(held_out) with in-distribution images that it was "
                 "not trained on, or score(images) for scores alone"
             )
-        return self._decided(self._run(images, batch_size, progress)[0], self.calibration)
+        detection = self._decided(self._run(images, batch_size, progress)[0], self.calibration)
+        return replace(detection, classes=self.classes, names=names_of(images))
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write weights, anchors, preprocessing and threshold to one file; `kedge.load` reads it back."""
@@ -301,6 +305,25 @@ class Detector(ABC):
         for reason in reasons:
             warnings.warn(reason, KedgeWarning, stacklevel=2)
         artifact.write(path, header, {name: value for name, value in values.items() if isinstance(value, Tensor)})
+
+    def plot(self, images: Any, *, most: int = 16) -> Any:
+        """A matplotlib figure of images as the network sees them, with class, probability and verdict.
+
+        Args:
+            images: In any form that `kedge.data.batches` takes.
+            most: Number of images to show, from the first one on.
+        """
+        return plot_verdicts(self, images, most)
+
+    def __repr__(self) -> str:
+        return describe_detector(self)
+
+    def _repr_html_(self) -> str:
+        return html_facts(detector_facts(self))
+
+    def __dir__(self) -> list[str]:
+        own = {name for name in vars(self) if not name.startswith("_")}
+        return sorted(own | {option.partition(":")[2] or option for option in self.options} | VERBS)
 
     # Helpers for methods.
 

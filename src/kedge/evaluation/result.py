@@ -7,8 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from kedge.checks import needs
 from kedge.data import ImageSet
 from kedge.detectors import Cost, Detection
+from kedge.display import html_table
 from kedge.metrics import CLASSIFIER_METRICS, METRICS, Estimate
 
 
@@ -79,9 +81,11 @@ class EvaluationResult:
         return self.classifier.get("accuracy")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Evaluation:
     """Results by detector, and the sets that they were measured on.
+
+    ``print(evaluation)`` shows the table, `plot` the curves, and `to_rows` and `to_pandas` every number.
 
     Attributes:
         results: By detector.
@@ -100,6 +104,52 @@ class Evaluation:
     shifted_names: tuple[str, ...] = ()
     known_in: dict[str, str] = field(default_factory=dict)
     apart: tuple[str, ...] = ()
+
+    def __repr__(self) -> str:
+        return f"Evaluation({', '.join(self.results)}; {self.id_name} against {', '.join(self.ood_names)})"
+
+    def __str__(self) -> str:
+        return str(self._table())
+
+    def _repr_html_(self) -> str:
+        table = self._table()
+        return html_table(table.heads, table.rows, table.caption)
+
+    def _table(self) -> Any:
+        from kedge.evaluation.summary import SeedSummary  # which imports this module
+
+        return SeedSummary({0: self}).table()
+
+    def to_rows(self) -> list[dict[str, Any]]:
+        """One dictionary per detector and OOD set: every metric of the pair, and the share of the set that is flagged.
+
+        Intervals are in ``auroc_low`` and ``auroc_high``, where there are any.
+        """
+        rows = []
+        for name, result in self.results.items():
+            for ood, by_metric in result.metrics.items():
+                row: dict[str, Any] = {"detector": name, "ood": ood}
+                for metric, estimate in by_metric.items():
+                    row[metric] = estimate.value
+                    if estimate.low is not None:
+                        row |= {f"{metric}_low": estimate.low, f"{metric}_high": estimate.high}
+                rows.append(row | {"flagged": result.flagged[ood], **result.classifier})
+        return rows
+
+    def to_pandas(self) -> Any:
+        """The rows of `to_rows` as a DataFrame, indexed by detector and OOD set."""
+        return needs("pandas", "pandas", "to_pandas").DataFrame(self.to_rows()).set_index(["detector", "ood"])
+
+    def plot(self, kind: str = "roc", detector: str | None = None) -> Any:
+        """A matplotlib figure.
+
+        Args:
+            kind: ``"roc"``, ``"scores"`` (histograms) or ``"reliability"`` (of labelled test images).
+            detector: Its name; by default the first one.
+        """
+        from kedge.evaluation.plots import plot_evaluation  # which imports this module
+
+        return plot_evaluation(self, kind, detector)
 
     @property
     def ood_names(self) -> tuple[str, ...]:

@@ -40,6 +40,12 @@ class TextTable:
     heads: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
 
+    def __str__(self) -> str:
+        lines = [self.heads, *self.rows]
+        widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+        text = ["  ".join([r[0].ljust(widths[0]), *map(str.rjust, r[1:], widths[1:])]) for r in lines]
+        return "\n".join([text[0], "-" * len(text[0]), *text[1:], self.caption])
+
     def markdown(self) -> str:
         """A Markdown table with the caption below."""
         lines = [f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in r)} |" for r in (self.heads, *self.rows)]

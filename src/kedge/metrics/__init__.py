@@ -29,13 +29,31 @@ FULL = 200_000  # distinct scores up to which a bootstrap redraws every one of t
 GRID = 20_000  # thresholds that replace a larger number: their spacing is far below the noise of a draw
 
 
-@dataclass(frozen=True)
-class Estimate:
-    """A metric's value, and its bootstrap interval if there is one."""
+class Estimate(float):
+    """A metric's value, which is a number, with the ends of its bootstrap interval if there is one.
+
+    Example:
+        >>> auroc = Estimate(0.912, 0.905, 0.92)
+        >>> auroc, f"{auroc:.1%}", auroc > 0.9
+        (0.912 (0.905 to 0.92), '91.2%', True)
+    """
 
     value: float
-    low: float | None = None
-    high: float | None = None
+    low: float | None
+    high: float | None
+
+    def __new__(cls, value: float, low: float | None = None, high: float | None = None) -> "Estimate":  # noqa: D102
+        self = super().__new__(cls, value)
+        self.value, self.low, self.high = float(value), low, high
+        return self
+
+    def __eq__(self, other: object) -> bool:
+        return vars(self) == vars(other) if isinstance(other, Estimate) else float.__eq__(self, other)
+
+    __hash__ = float.__hash__
+
+    def __repr__(self) -> str:
+        return f"{self.value:.4g}" + ("" if self.low is None else f" ({self.low:.4g} to {self.high:.4g})")
 
 
 @dataclass(frozen=True)

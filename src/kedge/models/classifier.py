@@ -87,6 +87,10 @@ class Classifier(nn.Module):
         self.mean, self.std = values
         self.has_statistics = True
 
+    def __repr__(self) -> str:
+        count = sum(parameter.numel() for parameter in self.parameters())
+        return f"{type(self).__name__}({type(self.network).__name__}, {count:,} parameters)"
+
     def round_weights(self) -> Self:
         """Round the weights, in place, to half precision, so that a saved file is half as large.
 

@@ -256,7 +256,7 @@ def write_cell(
         f"{number}.{f.name}": value
         for number, detection in enumerate(result.detections.values())
         for f in fields(detection)
-        if (value := getattr(detection, f.name)) is not None
+        if isinstance(value := getattr(detection, f.name), Tensor)
     }
     kept = {f.name: getattr(result, f.name) for f in fields(result) if f.name not in ("detections", "apart")}
     kept["metrics"] = {ood: {m: vars(e) for m, e in by.items()} for ood, by in result.metrics.items()}
@@ -294,7 +294,7 @@ def read_cell(path: Path, identity: Mapping[str, Any]) -> EvaluationResult:
 
 
 def _detection(tensors: Mapping[str, Tensor]) -> Detection:
-    values: dict[str, Any] = {f.name: tensors.get(f.name) for f in fields(Detection)}
+    values: dict[str, Any] = {"tau": None, **tensors}
     return Detection(**values)
 
 
