@@ -35,9 +35,9 @@ class DICE(FeatureDetector):
         mask: Which weights remain, (C, d), once fitted.
 
     Example:
-        >>> net = nn.Sequential(nn.Flatten(), nn.Linear(12, 8), nn.ReLU(), nn.Linear(8, 2))
+        >>> net = nn.Sequential(nn.Flatten(), nn.Linear(12, 2))
         >>> DICE(net, sparsity=0.5).fit(torch.rand(8, 3, 2, 2)).mask.sum()
-        tensor(8)
+        tensor(12)
     """
 
     name = "dice"
