@@ -132,7 +132,7 @@ def ready(name: str, kind="unanchored", dtype=torch.float32) -> Detector:
 def same(one: kedge.Detection, other: kedge.Detection) -> bool:
     """Whether two detections are bitwise the same."""
     pairs = zip(vars(one).values(), vars(other).values(), strict=True)
-    return all(a is b if a is None else torch.equal(a, b) for a, b in pairs)
+    return all(torch.equal(a, b) if isinstance(a, torch.Tensor) else a == b for a, b in pairs)
 
 
 def tolerances(detection: kedge.Detection, relative: float) -> dict[str, float]:

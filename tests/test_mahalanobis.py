@@ -1,12 +1,11 @@
 """Mahalanobis: squared distances to the closest class mean, against scipy, scikit-learn and naive autograd."""
 
-import functools
-
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from scipy.spatial.distance import mahalanobis
-from sklearn.covariance import OAS, EmpiricalCovariance, ShrunkCovariance
+from sklearn.covariance import OAS, EmpiricalCovariance
 from sklearn.linear_model import LogisticRegression
 from sklearn.preprocessing import StandardScaler
 from torch import nn
@@ -129,15 +128,17 @@ def test_the_precision_is_scikit_learn_s_also_of_a_singular_covariance(width):
 # Of the last layer: MDS, RMDS, MDS++ and RMDS++.
 
 
-def relative_scores(train, labels, test, *, normalize=False, relative=True, covariance=EmpiricalCovariance):
-    """The definition, a class at a time, with scikit-learn's estimates of the covariances."""
+def relative_scores(train, labels, test, *, normalize=False, relative=True, share=OAS):
+    """The definition, a class at a time, with scikit-learn's estimate of the share; both Gaussians have one ridge."""
     if normalize:
         train, test = (z / np.linalg.norm(z, axis=1, keepdims=True) for z in (train, test))
     means = [train[labels == c].mean(axis=0) for c in np.unique(labels)]
     residuals = np.concatenate([train[labels == c] - mean for c, mean in zip(np.unique(labels), means, strict=True)])
-    precision = covariance(assume_centered=True).fit(residuals).precision_
+    s = share if share is not OAS else OAS(assume_centered=True).fit(residuals).shrinkage_
+    ridge = s * np.mean(residuals**2) * np.eye(train.shape[1])
+    precision = np.linalg.pinv((1 - s) * residuals.T @ residuals / len(train) + ridge)
     centre = train.mean(axis=0)
-    background = covariance(assume_centered=True).fit(train - centre).precision_
+    background = np.linalg.pinv((1 - s) * (train - centre).T @ (train - centre) / len(train) + ridge)
     near = [min((z - m) @ precision @ (z - m) for m in means) for z in test]
     return np.array(near) - (np.array([(z - centre) @ background @ (z - centre) for z in test]) if relative else 0)
 
@@ -155,7 +156,7 @@ def relative_scores(train, labels, test, *, normalize=False, relative=True, cova
 def test_variants_are_their_definitions_with_scikit_learn_s_oas_also_for_fewer_images_than_features(name, options, n):
     train, labels = vectors(n, width=20)
     test = 2 * vectors(9, width=20, seed=1)[0]
-    expected = relative_scores(train.numpy(), labels.numpy(), test.numpy(), covariance=OAS, **options)
+    expected = relative_scores(train.numpy(), labels.numpy(), test.numpy(), **options)
     detector = make(name, flat(20)).fit(TensorDataset(train, labels))
     assert detector.score(test).numpy() == pytest.approx(expected, rel=1e-8)
 
@@ -164,8 +165,7 @@ def test_variants_are_their_definitions_with_scikit_learn_s_oas_also_for_fewer_i
 def test_shrinkage_is_the_share_of_the_mean_variance(share):
     train, labels = vectors(60)
     test = vectors(9, seed=1)[0]
-    kind = functools.partial(ShrunkCovariance, shrinkage=share) if share else EmpiricalCovariance
-    expected = relative_scores(train.numpy(), labels.numpy(), test.numpy(), covariance=kind)
+    expected = relative_scores(train.numpy(), labels.numpy(), test.numpy(), share=share)
     detector = Mahalanobis(flat(), layers="last", relative=True, shrinkage=share).fit(TensorDataset(train, labels))
     assert detector.score(test).numpy() == pytest.approx(expected, rel=1e-8)
 
@@ -178,13 +178,22 @@ def test_a_relative_distance_by_hand():
 
 
 def test_the_shrinkage_falls_with_the_number_of_images():
-    variances = torch.linspace(0.1, 2, 50).double()
-    shares = [oas(variances, n) for n in (5, 50, 500, 5000)]
+    covariance = torch.linspace(0.1, 2, 50).double().diag()
+    shares = [oas(covariance, n) for n in (5, 50, 500, 5000)]
     assert shares == sorted(shares, reverse=True)
     assert shares[0] == 1
     assert shares[-1] < 0.05
-    assert oas(torch.ones(4).double(), 100) == 1  # the same in all directions: nothing changes
-    assert oas(torch.zeros(4).double(), 100) == 1
+    assert oas(torch.eye(4).double(), 100) == 1  # the same in all directions: nothing changes
+    assert oas(torch.zeros(4, 4).double(), 100) == 1
+
+
+def test_relative_distances_do_not_fall_in_directions_without_variance():
+    """Training images vary in 10 of 40 features: a difference in the others is as far from the classes as from all."""
+    train, labels = vectors(30, width=10)
+    train = F.pad(train, (0, 30))
+    far = train + F.pad(torch.ones(30, 30).double(), (10, 0))
+    detector = make("rmds", flat(40)).fit(TensorDataset(train, labels))
+    assert detector.score(far).tolist() == pytest.approx(detector.score(train).tolist(), rel=1e-6)
 
 
 def test_scaled_features_do_not_depend_on_their_length():

@@ -52,21 +52,30 @@ class ClassStatistics:
         one.scatter = self.scatter + moved.T @ (self.counts[:, None] * moved)
         return one
 
-    def gaussians(self, rounding: float, shrinkage: float | str = 0.0) -> Gaussians:
+    def shrinkage(self, share: float | str) -> tuple[float, float]:
+        """The share s and the variance t of the shrunk covariance ``(1 - s) S + s t I``: t is the mean variance.
+
+        The share is given, or ``"oas"``, see `oas`.
+        """
+        covariance = self.scatter / self.counts.sum()
+        s = oas(covariance, float(self.counts.sum())) if isinstance(share, str) else share
+        return s, float(covariance.diagonal().mean())
+
+    def gaussians(self, rounding: float, shrinkage: tuple[float, float] = (0.0, 0.0)) -> Gaussians:
         """The Gaussians of the classes that have images; ``rounding`` is the relative error of a feature.
 
         The precision is the pseudo-inverse of the covariance, without the directions that vary less than features are
-        exact: dividing by that variance would make a score of the noise. With ``shrinkage`` s the covariance S is first
-        replaced by ``(1 - s) S + s trace(S)/D I``, in which all directions vary; ``"oas"`` chooses s, see `oas`.
+        exact: dividing by that variance would make a score of the noise. With ``shrinkage`` (s, t) the covariance S is
+        first replaced by ``(1 - s) S + s t I``, in which all directions vary.
         """
         seen = self.counts > 0
         share = self.counts[seen] / self.counts.sum()  # (C,)
         centre = share @ self.means[seen]  # (D,)
         covariance = self.scatter / self.counts.sum()
         variances, directions = torch.linalg.eigh(covariance)  # (D,), (D, D)
-        s = oas(variances, float(self.counts.sum())) if isinstance(shrinkage, str) else shrinkage
+        s, t = shrinkage
         if s > 0:
-            variances = (1 - s) * variances.clamp(min=0) + s * variances.mean()
+            variances = (1 - s) * variances.clamp(min=0) + s * t
         squares = covariance.diagonal() + share @ self.means[seen] ** 2  # the mean square of each feature, (D,)
         noise = rounding**2 * squares @ directions**2  # (D,)
         floor = len(variances) * torch.finfo(torch.float64).eps * variances[-1]  # as scipy.linalg.pinvh
@@ -75,14 +84,14 @@ class ClassStatistics:
         return Gaussians(centre, whitening, (self.means[seen] - centre) @ whitening)
 
 
-def oas(variances: Tensor, n: float) -> float:
-    """The shrinkage of the oracle approximating estimator (Chen et al., 2010), for eigenvalues (D,) of n samples.
+def oas(covariance: Tensor, n: float) -> float:
+    """The shrinkage of the oracle approximating estimator (Chen et al., 2010), for a covariance (D, D) of n samples.
 
     It is the share s for which ``(1 - s) S + s trace(S)/D I`` is closest to the true covariance of Gaussian samples in
     expectation, near 0 for n >> D and near 1 for few samples of many features. https://arxiv.org/abs/0907.4698
     """
-    square, total = float((variances**2).sum()), float(variances.sum())  # trace(S^2), trace(S)
-    distance = (n + 1) * (square - total**2 / len(variances))
+    square, total = float(covariance.square().sum()), float(covariance.trace())  # trace(S^2), trace(S)
+    distance = (n + 1) * (square - total**2 / len(covariance))
     return min(1.0, (square + total**2) / distance) if distance > 0 else 1.0
 
 

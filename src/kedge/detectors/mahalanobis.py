@@ -56,7 +56,9 @@ class Mahalanobis(FeatureDetector):
         relative: Whether to subtract the distance to one Gaussian of all training images.
         shrinkage: The share s in ``(1 - s) S + s trace(S)/d I``, which replaces S; 0 takes the pseudo-inverse of S.
             ``"oas"`` chooses s by the number of images and by S (Chen et al., 2010): 5 images a class need much and 500
-            little. By default 0 as in the first paper, and ``"oas"`` with ``normalize`` or ``relative``.
+            little. By default 0 as in the first paper, and ``"oas"`` with ``normalize`` or ``relative``. With
+            ``relative``, the covariance of all images gets the same s and trace(S) as that of the classes: with less,
+            an image that differs where training images hardly vary would seem known.
         head: See `FeatureDetector`; for ``layers="last"``.
 
     Example:
@@ -153,10 +155,11 @@ class Mahalanobis(FeatureDetector):
                 f"{int(counts.sum())} of {int((counts > 0).sum())} classes"
             )
         rounding = ROUNDING * torch.finfo(self.net.mean.dtype).eps
-        self.gaussians = {name: each.gaussians(rounding, self.shrinkage) for name, each in statistics.items()}
+        shrunk = {name: each.shrinkage(self.shrinkage) for name, each in statistics.items()}
+        self.gaussians = {name: each.gaussians(rounding, shrunk[name]) for name, each in statistics.items()}
         if self.relative:
             every = {name: each.merged() for name, each in statistics.items()}
-            self.background = {name: each.gaussians(rounding, self.shrinkage) for name, each in every.items()}
+            self.background = {name: each.gaussians(rounding, shrunk[name]) for name, each in every.items()}
         self.weights = self._outlier_prints = None
 
     def fit_held_out(self, images: Tensor, labels: Tensor) -> None:
