@@ -211,3 +211,44 @@ def test_a_network_without_a_known_normalisation_is_a_warning(method):
             method(known).fit(images())
         method(build("compact", width=4)).fit(helpers.images())
         method(vectors).fit(torch.rand(9, 6))
+
+
+class TwoInputs(nn.Module):
+    def forward(self, image, mask):
+        return image + mask
+
+
+class Options(nn.Module):
+    def forward(self, x, scale=2.0, *more, **options):
+        return x.flatten(1) * scale
+
+
+def test_a_network_takes_images_alone():
+    with pytest.raises(InputError, match=r"one input, images .*; TwoInputs takes image, mask: wrap it"):
+        Classifier(TwoInputs())
+    assert Classifier(Options())(images()).shape == (4, 90)
+
+
+@pytest.mark.parametrize(
+    ("network", "reason"),
+    [
+        (nn.Sequential(nn.Conv2d(3, 4, 3, stride=2), nn.Conv2d(4, 4, 5)), "Kernel size"),
+        (nn.Sequential(nn.MaxPool2d(4), nn.MaxPool2d(4)), "too small"),
+        (nn.Sequential(nn.Flatten(), nn.Linear(12, 2)), "shapes cannot be multiplied"),
+        (nn.Conv2d(4, 2, 1), "channels"),
+    ],
+)
+def test_images_of_a_size_that_a_network_cannot_take_are_an_error_that_says_so(network, reason):
+    net = Classifier(network)
+    for run in (net, lambda x: net.features(x, [])):
+        with pytest.raises(InputError, match=rf"cannot take inputs of shape \(3, 5, 6\): .*{reason}.*--size"):
+            run(images())
+
+
+def test_other_errors_inside_a_network_are_its_own():
+    class Broken(nn.Module):
+        def forward(self, x):
+            raise RuntimeError("no such thing")
+
+    with pytest.raises(RuntimeError, match=r"^no such thing$"):
+        Classifier(Broken())(images())

@@ -134,8 +134,18 @@ def detector(home):
         (lambda: kedge.AMP(anchored("compact"), variant="recommended"), 3),
         (lambda: kedge.KLUniform(network("compact", 1)), 1),
         (lambda: kedge.TemperatureScaling(network("airbench", 1)), 1),
+        (lambda: kedge.KNN(anchored("compact"), k=3), 3),
+        (lambda: kedge.Energy(network("compact", 1), shape="scale"), 1),
     ],
-    ids=["amp on airbench", "amp with shared tau", "amp with views", "kl uniform", "temperature scaling"],
+    ids=[
+        "amp on airbench",
+        "amp with shared tau",
+        "amp with views",
+        "kl uniform",
+        "temperature scaling",
+        "knn with anchors",
+        "energy of shaped features",
+    ],
 )
 def test_a_file_gives_the_outputs_of_its_detector(make, channels, tmp_path):
     detector = calibrated(make(), channels)

@@ -1,18 +1,26 @@
 """``kedge fit`` and `kedge.protect`: a classifier that exists already, from a folder of pictures to every command."""
 
+import re
 import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from fastapi.testclient import TestClient
 from PIL import Image
+from safetensors.torch import save_file
 from torch import nn
 
 import kedge
-from helpers import colors, run_cli
-from kedge.errors import InputError, KedgeWarning
+from helpers import colors, encoded, picture, run_cli
+from kedge import metrics
+from kedge.data.sources import load_dataset
+from kedge.errors import ArchitectureError, InputError, KedgeWarning, NotReadyError
+from kedge.io import graphs
 from kedge.models.graph import StoredGraph
+from kedge.serving import Settings, create_app
+from kedge.training.frozen import train_head
 
 FACTORY = """
 import torch, kedge
@@ -63,10 +71,12 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_a_fitted_file_works_with_every_command_without_the_networks_code(folder: Path) -> None:
     fitted = run_cli(
-        "fit", "photo_net:whole", "--train", "folder:train", "--held-out", "folder:held", "--size", 12, "-o", "a.kedge"
-    )
+        "fit", "photo_net:whole", "--train", "folder:train", "--held-out", "folder:held", "--size", 12, "-o", "a.kedge",
+        "--layer", "5",
+    )  # fmt: skip
     assert fitted.exit_code == 0, fitted.output
     assert "accuracy" in fitted.output
+    assert kedge.load("a.kedge").layer == "5"
     assert "kedge serve a.kedge" in fitted.output
     sys.modules.pop("photo_net", None)
     (folder / "photo_net.py").unlink()  # nothing below needs the network's code
@@ -82,6 +92,114 @@ def test_a_fitted_file_works_with_every_command_without_the_networks_code(folder
     for command in commands:
         result = run_cli(*command)
         assert result.exit_code == 0, (command, result.output, result.exception)
+
+
+@pytest.fixture
+def of_timm(folder: Path) -> tuple[str, ...]:
+    """The command that protects a small network of timm whose weights are in a file."""
+    timm = pytest.importorskip("timm")
+    save_file(timm.create_model("test_efficientnet", num_classes=3).state_dict(), folder / "w.safetensors")
+    network = ("timm:test_efficientnet", "--weights", "w.safetensors", "--size", 32)
+    return ("fit", *network, "--train", "folder:train", "--held-out", "folder:held", "-o", "a.kedge")
+
+
+def without_libraries(monkeypatch: pytest.MonkeyPatch) -> None:
+    for package in ("timm", "transformers", "torchvision"):
+        monkeypatch.setitem(sys.modules, package, None)
+
+
+def test_no_command_needs_timm_for_a_network_of_timm(
+    of_timm: tuple[str, ...], folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (folder / "train" / "red" / "damaged.png").write_bytes(b"damaged")
+    fitted = run_cli(*of_timm)
+    assert fitted.exit_code == 0, fitted.output
+    assert "damaged.png" in fitted.stderr
+    (folder / "train" / "red" / "damaged.png").unlink()
+    without_libraries(monkeypatch)
+    with pytest.raises(NotReadyError, match=r"kedge\[timm\]"):
+        kedge.network("timm:test_efficientnet")
+    commands = [
+        ("info", "a.kedge"),
+        ("score", "--detector", "a.kedge", "held", "-o", "rows.csv", "--no-summary"),
+        ("watch", "rows.csv", "--detector", "a.kedge"),
+        ("calibrate", "a.kedge", "folder:held", "--alpha", "0.2", "--out", "b.kedge"),
+        ("evaluate", "b.kedge", "--test", "folder:fresh", "--ood", "folder:train", "--resamples", 0),
+        ("export", "a.kedge", "-o", "a.onnx"),
+    ]
+    for command in commands:
+        result = run_cli(*command)
+        assert result.exit_code == 0, (command, result.output, result.exception)
+    detector, image = kedge.load("a.kedge"), picture(3)
+    with TestClient(create_app(detector, Settings())) as http:
+        (row,) = http.post("/v1/score", content=encoded(image), headers={"Content-Type": "image/png"}).json()["results"]
+    assert row["score"] == pytest.approx(float(detector.score([image])), rel=1e-4)
+    with pytest.raises(InputError, match="net must be a network that can be trained; this one is the graph of a file"):
+        kedge.train(detector.net, colors(20))
+
+
+def test_without_a_graph_the_recipe_opens_a_file_and_the_command_says_what_it_needs(
+    of_timm: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise ArchitectureError("it has a loop")
+
+    monkeypatch.setattr(graphs, "capture", refuse)
+    fitted = run_cli(*of_timm)
+    assert "opens only with the package of timm:test_efficientnet installed: it has a loop" in fitted.stderr
+    images = torch.rand(4, 3, 32, 32)
+    detector = kedge.load("a.kedge")
+    assert type(detector.net.network).__name__ == "EfficientNet"
+    assert detector.score(images).isfinite().all()
+    without_libraries(monkeypatch)
+    with pytest.raises(NotReadyError, match=r"timm:test_efficientnet needs timm.*kedge\[timm\]"):
+        kedge.load("a.kedge")
+
+
+def test_weights_of_another_number_of_classes_are_refused_by_fit_and_trained_on_by_train(
+    of_timm: tuple[str, ...], folder: Path
+) -> None:
+    result = run_cli(*of_timm, "--classes", 5)
+    assert re.search(r"classifier.weight \(3, \d+\) for \(5, .*classes=3, --classes", str(result.exception))
+    assert not (folder / "a.kedge").exists()
+    (folder / "train" / "white").mkdir()
+    for number in range(8):
+        Image.fromarray(np.full((14, 18, 3), 225 + number, np.uint8)).save(folder / f"train/white/{number}.png")
+    (folder / "train/white/damaged.png").write_bytes(b"damaged")
+    done = run_cli(
+        "train", "folder:train", "--network", "timm:test_efficientnet", "--weights", "w.safetensors", "--size", 32,
+        "--freeze", "--out", "run",
+    )  # fmt: skip
+    assert done.exit_code == 0, done.exception
+    assert "white/damaged.png" in done.stderr
+    assert kedge.load("run/detector.kedge").classes == ("blue", "green", "red", "white")
+
+
+def test_accuracy_is_that_of_timms_own_evaluation(tmp_path: Path) -> None:
+    timm = pytest.importorskip("timm")
+    generator = np.random.default_rng(0)
+    for i in range(90):  # photographs of several sizes, of which the centre is not like the rest
+        pixels = generator.integers(0, 200, (150 + i, 260 - i, 3), np.uint8)
+        pixels[40:-40, 50:-50, i % 3] += 55
+        (tmp_path / "abc"[i % 3]).mkdir(exist_ok=True)
+        Image.fromarray(pixels).save(tmp_path / "abc"[i % 3] / f"{i}.jpg", quality=90)
+    photos = load_dataset(f"folder:{tmp_path}")
+    train_set, held_out = photos.split(0.5, seed=0)
+    net = train_head(kedge.network("timm:test_efficientnet", classes=3), train_set)
+    detector = kedge.protect(net, train_set, held_out, method="msp")
+
+    transform = timm.data.create_transform(**timm.data.resolve_model_data_config(net.network))
+    own = timm.data.ImageDataset(str(tmp_path), transform=transform)
+    names = {name: i for i, name in enumerate(own.filenames())}
+    chosen = [names[name] for name in held_out.store.names]
+    with torch.no_grad():
+        logits = net.network.eval()(torch.stack([own[i][0] for i in chosen]))
+    labels = torch.tensor([own[i][1] for i in chosen])
+    result = detector(held_out)
+    torch.testing.assert_close(result.logits, logits, rtol=1e-4, atol=1e-4)
+    assert torch.equal(held_out.labels, labels)
+    assert metrics.accuracy(result.label, labels) == float((logits.argmax(dim=1) == labels).double().mean())
+    assert metrics.accuracy(result.label, labels) > 0.5
 
 
 def test_a_file_without_a_graph_opens_with_the_networks_own_code(folder: Path) -> None:
@@ -138,6 +256,7 @@ def test_bad_input_names_the_option(folder: Path) -> None:
         ("--method", "knm"): "--method",
         ("--mean", "a,b"): "--mean",
         ("--weights", "none.pth"): "weights",
+        ("--method", "msp", "--layer", "1"): "--layer must come with a method that reads one layer",
     }.items():
         result = run_cli(*base, *more)
         assert isinstance(result.exception, InputError)

@@ -1,15 +1,18 @@
 """``kedge fit``: protect a classifier that exists already."""
 
+import inspect
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.markup import escape
 
+from kedge.checks import one_of
 from kedge.cli.options import DataDir, Threads
 from kedge.cli.terminal import Console, printable
 from kedge.data import sources
 from kedge.detectors import Detector
+from kedge.detectors.registry import named_methods
 from kedge.errors import InputError
 from kedge.files import check_target
 from kedge.models.named import network as named_network
@@ -45,6 +48,9 @@ def fit(
     ] = None,
     std: Annotated[str | None, typer.Option(help="The same for the deviation, such as 0.229,0.224,0.225.")] = None,
     size: Annotated[int | None, typer.Option(min=1, help="Height and width of the inputs.")] = None,
+    layer: Annotated[
+        str | None, typer.Option(help="Layer to read, for methods that take one; by default the last layer's input.")
+    ] = None,
     alpha: Annotated[float, typer.Option(help="The largest share of in-distribution images to flag.")] = 0.05,
     delta: Annotated[
         float | None,
@@ -65,12 +71,13 @@ def fit(
 
         kedge fit timm:efficientnet_lite0 --weights birds.safetensors --train folder:train -o birds.kedge
     """
+    one_of("--method", method, tuple(named_methods()))
     check_target("--out", out)
     if out.exists() and not overwrite:
         raise InputError(f"--out must not exist yet; {out} does: choose another name, or use --overwrite")
     use_threads(threads)
-    images = sources.load_dataset(train, "train", data_dir=data_dir)
-    held = None if held_out is None else sources.load_dataset(held_out, None, data_dir=data_dir)
+    images = sources.load_dataset(train, "train", data_dir=data_dir, on_error="skip")
+    held = None if held_out is None else sources.load_dataset(held_out, None, data_dir=data_dir, on_error="skip")
     if weights is not None and classes is None:
         classes = len(images.classes) or None
     published = weights is None and network.split(":")[0] in ("timm", "hf", "torchvision")
@@ -78,7 +85,10 @@ def fit(
         network, classes=classes, pretrained=published, weights=weights, mean=_numbers("--mean", mean),
         std=_numbers("--std", std), size=size,
     )  # fmt: skip
-    detector = protect(net, images, held, method=method, alpha=alpha, delta=delta, seed=seed)
+    options = {} if layer is None else {"layer": layer}
+    if layer is not None and "layer" not in inspect.signature(named_methods()[method][0]).parameters:
+        raise InputError(f"--layer must come with a method that reads one layer, such as knn; {method} takes none")
+    detector = protect(net, images, held, method=method, alpha=alpha, delta=delta, seed=seed, **options)
     detector.save(out)
     print_result(detector, out)
 

@@ -29,6 +29,7 @@ def info(file: DetectorFile, as_json: AsJson = False) -> None:
     table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
     for name, value in described.items():
         words = ", ".join(map(str, value)) if isinstance(value, list) else value
+        words = f"{words:.5g}" if isinstance(words, float) else words
         if words is not None:
             table.add_row(f"[bold]{name.replace('_', ' ')}[/]", escape(str(words)))
     Console().print(table)

@@ -122,7 +122,10 @@ def train(
     hold_out = (0.2 if tuned else 0.1) if hold_out is None else hold_out
     between("--hold-out", hold_out, 0, 1, open_ends=True)
     check_target("--out", out, folder=True)
-    images = sources.load_dataset(data, "train", data_dir=data_dir)
+    try:
+        images = sources.load_dataset(data, "train", data_dir=data_dir)
+    except InputError:  # a small set is read at once, with its damaged images
+        images = sources.load_dataset(data, "train", data_dir=data_dir, on_error="skip")
     if images.labels is None:
         raise InputError(f"{data} must have labels to train on; it has none")
     one_of("variant", variant, tuple(VARIANTS))  # now, not after the training
@@ -137,8 +140,9 @@ def train(
         one_of("--loss", loss, tuple(training.LOSSES))
     count, channels = int(images.labels.max()) + 1, images.images.shape[1] if isinstance(images, ImageSet) else 3
     base = named_network(
-        network, classes=count, channels=channels, pretrained=pretrained, weights=weights, size=size, seed=seed
-    )
+        network, classes=count, channels=channels, pretrained=pretrained, weights=weights, size=size, fresh_head=True,
+        seed=seed,
+    )  # fmt: skip
     if isinstance(images, ImageSet):
         preprocess = Preprocess(tuple(images.images.shape[1:]))
     else:

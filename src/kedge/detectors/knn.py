@@ -137,16 +137,18 @@ def largest(
 
     ``similarity`` gets some queries and some rows at a time, so that memory does not grow with either.
     """
-    parts = [_largest(part, bank, k, similarity) for part in queries.split(QUERIES)]
+    pieces = (queries,) if torch.compiler.is_compiling() else queries.split(QUERIES)  # an exported graph takes any B
+    parts = [_largest(part, bank, k, similarity) for part in pieces]
     return torch.cat([values for values, _ in parts]), torch.cat([index for _, index in parts])
 
 
 def _largest(q: Tensor, bank: Tensor, k: int, similarity: Callable[[Tensor, Tensor], Tensor]) -> tuple[Tensor, Tensor]:
-    values, index = q.new_empty(len(q), 0), torch.empty(len(q), 0, dtype=torch.long, device=q.device)
+    n = q.shape[0]  # not len(q), which an exported graph would keep
+    values, index = q.new_empty(n, 0), torch.empty(n, 0, dtype=torch.long, device=q.device)
     for first in range(0, len(bank), ROWS):
         rows = bank[first : first + ROWS]
         values = torch.cat([values, similarity(q, rows)], dim=1)  # (B, k + rows)
-        numbers = torch.arange(first, first + len(rows), device=q.device).expand(len(q), -1)
+        numbers = torch.arange(first, first + len(rows), device=q.device).expand(n, -1)
         values, order = values.topk(min(k, values.shape[1]))
         index = torch.cat([index, numbers], dim=1).gather(1, order)
     return values, index

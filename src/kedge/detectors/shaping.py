@@ -59,7 +59,7 @@ def top_ratio(h: Tensor, percentile: float | Tensor) -> Tensor:
         h: Features (B, d).
         percentile: The share of activations that are not among the largest, of all images or of each, (B,).
     """
-    width, share = h.shape[1], torch.as_tensor(percentile, dtype=torch.float64, device=h.device).expand(len(h))
+    width, share = h.shape[1], torch.as_tensor(percentile, dtype=torch.float64, device=h.device).expand(h.shape[0])
     largest = (width - (width * share).round()).clamp(min=1).long()  # at least one, (B,)
     sums = h.relu().sort(dim=1, descending=True).values.cumsum(dim=1)  # (B, d)
     top = sums.gather(1, largest[:, None] - 1)

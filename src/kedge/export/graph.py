@@ -14,6 +14,7 @@ from kedge.detectors import Detector, Outputs
 from kedge.detectors.inference import reads_logits_alone
 from kedge.errors import InputError
 from kedge.models.classifier import Classifier, logits_of
+from kedge.models.features import read_features
 
 OUTPUTS = ("label", "probability", "score", "tau", "p_value", "is_ood")
 
@@ -54,7 +55,8 @@ class Graph(nn.Module):
     def __init__(self, detector: Detector, which: range | None = None) -> None:
         super().__init__()
         check_exportable(detector)
-        self._detector, self.which = (detector,), which
+        self._detector, self.which = (copy.copy(detector),), which
+        self.layers = [cast(Any, detector).layer] if detector.reads == "features" else []
         anchors = which or range(detector.net.k if isinstance(detector.net, Anchored) else 0)
         count = getattr(detector, "tta", 1)
         self.views = [number % count for number in anchors]  # of the image, one for each anchor
@@ -100,22 +102,27 @@ class Graph(nn.Module):
         seen = {number: view(x, number) for number in self.views}
         # All rows, though the layer reads only the first of each view: networks may read B off their input.
         folded = torch.cat([seen[number] for number in self.views]) if self.views else x
-        rows = logits_of(self.net.network(folded))
-        logits_k = rows.view(len(self.views) or 1, -1, rows.shape[1])
+        output, features = read_features(self.net.network, folded, self.layers)
+        rows, k = logits_of(output), len(self.views) or 1
+        logits_k = rows.view(k, -1, rows.shape[1])
         if known is not None:
             logits_k = torch.cat([known.transpose(0, 1), logits_k])
         if detector.reads == "per_anchor_logits":
             return detector.of_per_anchor_logits(logits_k), logits_k
-        return detector.of_logits(logits_k.mean(dim=0) if self.views else logits_k[0]), logits_k
+        logits = logits_k.mean(dim=0) if self.views else logits_k[0]
+        for layer in self.layers:
+            z = features[layer].view(k, -1, *features[layer].shape[1:])  # (K, B, ...)
+            return detector.of_features(logits, z.mean(dim=0) if self.views else z[0]), logits_k
+        return detector.of_logits(logits), logits_k
 
 
 def check_exportable(detector: Detector) -> None:
     """Raise an `InputError` with the reason if an ONNX file cannot hold a detector."""
     net = detector.net
-    if not reads_logits_alone(detector):
+    if not (reads_logits_alone(detector) or (detector.reads == "features" and detector.takes_features)):
         raise InputError(
-            "detector must be AMP, Student, MSP, MaxLogit, Entropy, Energy or TemperatureScaling; got "
-            f"{type(detector).__name__}, which is more than a function of the logits: run it with kedge"
+            "detector must be a function of the logits, or of them and the input of the last layer, such as AMP, "
+            f"MSP or KNN; got {type(detector).__name__}, which reads more of the network: run it with kedge"
         )
     if type(net) not in (Classifier, Anchored):
         raise InputError(f"detector must have one network; got {type(net).__name__}: export one of its members")

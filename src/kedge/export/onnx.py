@@ -37,8 +37,8 @@ def export_onnx(
     metadata ``kedge.preprocess``.
 
     Args:
-        detector: AMP with anchors that all images share, Student, MSP, MaxLogit, Entropy, Energy or
-            TemperatureScaling; calibrated.
+        detector: AMP with anchors that all images share, Student, TemperatureScaling, or another method that reads the
+            logits alone, or with them the input of the last layer, as KNN and ViM do; calibrated.
         path: The file to write.
         opset: Version of ONNX's operations, from 18 to 25.
         sha256: Hash of the detector's own file, for the metadata; by default that of what `Detector.save` would write.

@@ -23,7 +23,7 @@ def facts(file: str | os.PathLike[str]) -> dict[str, Any]:
         members = network.get("ensemble", [network])
         spec, record = members[0]["spec"], members[0]["record"]
         options = {} if spec is None else {k: v for k, v in spec["arguments"].items() if k != "config"}
-        data, teacher = record.get("data", {}), record.get("teacher")
+        data, teacher, held_out = record.get("data", {}), record.get("teacher"), record.get("held_out", {})
         weights = artifact.part(tensors, "net.")
         anchors = [value for name, value in weights.items() if name.endswith("anchors")]
         return {
@@ -39,6 +39,8 @@ def facts(file: str | os.PathLike[str]) -> dict[str, Any]:
             "classes": header["classes"],
             "calibration_images": calibration.get("images"),
             **{name: calibration.get(name) for name in ("alpha", "delta", "threshold", "temperature")},
+            "held_out_accuracy": held_out.get("accuracy"),
+            "held_out_flagged": held_out.get("flagged"),
             "trained_on": data.get("name"),
             "training_images": data.get("images"),
             "epochs": record.get("epochs"),

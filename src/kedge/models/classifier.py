@@ -2,6 +2,7 @@
 
 import contextlib
 import hashlib
+import inspect
 import threading
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -13,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from kedge.checks import layout_hint
-from kedge.errors import InputError
+from kedge.errors import InputError, KedgeError
 from kedge.models.base import Network
 from kedge.models.features import read_features
 from kedge.pixels import to_unit
@@ -22,6 +23,7 @@ from kedge.pixels import to_unit
 _MODES: dict[nn.Module, bool] = {}
 _USERS: Counter[nn.Module] = Counter()
 _MODES_LOCK = threading.Lock()
+_OF_SIZES = ("size", "shape", "match", "channels")  # words in what torch and timm say about inputs that do not fit
 
 
 class Classifier(nn.Module):
@@ -61,6 +63,7 @@ class Classifier(nn.Module):
         classes: Sequence[str] = (),
     ) -> None:
         super().__init__()
+        _check_one_input(network)
         self.network = network
         like = next((p for p in network.parameters() if p.is_floating_point()), torch.empty(0))
         self.register_buffer("mean", torch.zeros(1, dtype=like.dtype, device=like.device))
@@ -122,7 +125,8 @@ class Classifier(nn.Module):
 
     def forward(self, x: Tensor, *, raw: bool = False) -> Any:
         """Logits (B, C) of images (B, D, ...); with ``raw`` the network's own output instead."""
-        output = self.network(self.normalise(x))
+        with _fitting(self.network, x):
+            output = self.network(self.normalise(x))
         return output if raw else logits_of(output)
 
     def features(
@@ -136,7 +140,8 @@ class Classifier(nn.Module):
             like: For networks whose anchors depend on the image: the images to choose anchors by, where ``x`` is a
                 perturbed version of them.
         """
-        output, features = read_features(self.network, self.normalise(x), layers)
+        with _fitting(self.network, x):
+            output, features = read_features(self.network, self.normalise(x), layers)
         return logits_of(output), features
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any, **kwargs: Any) -> None:
@@ -171,6 +176,36 @@ def checksum(net: Classifier) -> str:
             digest.update(name.encode())
             digest.update(value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()
+
+
+def _check_one_input(network: nn.Module) -> None:
+    """Raise an `InputError` if a network needs more than images."""
+    try:
+        parameters = inspect.signature(network.forward).parameters.values()
+    except (TypeError, ValueError):  # compiled code may have no signature
+        return
+    variadic = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    needed = [each.name for each in parameters if each.default is each.empty and each.kind not in variadic]
+    if len(needed) > 1:
+        raise InputError(
+            f"the network must take one input, images (B, D, H, W); {type(network).__name__} takes {', '.join(needed)}"
+            ": wrap it in a module that takes images and gives it the others"
+        )
+
+
+@contextlib.contextmanager
+def _fitting(network: nn.Module, x: Tensor) -> Iterator[None]:
+    """Turn the many errors about inputs that are too small, or of another size, into an `InputError`."""
+    try:
+        yield
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).strip().split("\n")[0]
+        if isinstance(error, (KedgeError, torch.OutOfMemoryError)) or not any(word in reason for word in _OF_SIZES):
+            raise
+        raise InputError(
+            f"{type(network).__name__} cannot take inputs of shape {tuple(x.shape[1:])}: {reason}. Give it images of "
+            "the size that it is made for (size=, --size)"
+        ) from error
 
 
 def logits_of(output: Any) -> Tensor:

@@ -60,6 +60,7 @@ def network(
     std: float | Sequence[float] | None = None,
     size: int | tuple[int, int] | None = None,
     channels: int | None = None,
+    fresh_head: bool = False,
     seed: int = 0,
 ) -> Classifier:
     """A network by name, ready for `kedge.anchor`, `kedge.train` and every detector.
@@ -74,6 +75,8 @@ def network(
         std: The same for the deviation.
         size: Height and width of the inputs, or one number for both; by default what the library gives.
         channels: Channels of the inputs, where the network can be built for other than 3.
+        fresh_head: Whether to train on: where ``weights`` are of another number of classes, the head stays fresh, which
+            is an error otherwise.
         seed: Random seed of fresh weights.
 
     Example:
@@ -99,7 +102,8 @@ def network(
     if mean is not None or std is not None:
         net.set_statistics(0.0 if mean is None else mean, 1.0 if std is None else std)
     if weights is not None:
-        load_weights(net.network, weights, skip_head=classes is not None and not loaded.has_classes)
+        replaced = classes is not None and not loaded.has_classes
+        load_weights(net.network, weights, skip_head=replaced or fresh_head)
     if classes is not None and not loaded.has_classes:
         if shape is None:
             raise InputError(f"size must be given to replace the head of {name}, whose input size is unknown")
@@ -118,7 +122,7 @@ def load_weights(net: nn.Module, path: str | os.PathLike[str], *, skip_head: boo
         net: The network.
         path: The file; weights under ``"state_dict"`` or ``"model"`` and names that begin with ``"module."`` are found,
             and so are the names of OpenOOD's ResNets.
-        skip_head: Whether weights of another shape are left out, for a head that is replaced.
+        skip_head: Whether weights for another number of classes are left out, for a head that is replaced or trained.
     """
     file = Path(path)
     if not file.is_file():
@@ -140,9 +144,16 @@ def load_weights(net: nn.Module, path: str | os.PathLike[str], *, skip_head: boo
     other = [key for key in own if key in state and state[key].shape != own[key].shape]
     missing = [key for key in own if key not in state and not key.endswith("num_batches_tracked")]  # old files lack it
     extra = [key for key in state if key not in own]
-    if missing or extra or (other and not skip_head):
-        parts = {"missing": missing, "not in the network": extra, "of another shape": other}
+    heads = [key for key in other if state[key].ndim and state[key].shape[1:] == own[key].shape[1:]]
+    if missing or extra or other != (heads if skip_head else []):
+        shapes = [f"{key} {tuple(state[key].shape)} for {tuple(own[key].shape)}" for key in other]
+        parts = {"missing": missing, "not in the network": extra, "of another shape": shapes}
         listed = "; ".join(f"{len(keys)} {what}: {', '.join(keys[:5])}" for what, keys in parts.items() if keys)
+        counts = {state[key].shape[0] for key in heads}  # of classes, if only the last layer differs
+        if len(counts) == 1 and not missing and not extra and other == heads:
+            listed += (
+                f". If the network in the file has {min(counts)} classes, say so: classes={min(counts)}, --classes"
+            )
         raise InputError(f"weights must be those of a {type(net).__name__}; {file} does not fit it: {listed}")
     net.load_state_dict({**own, **state, **{key: own[key] for key in other}})
 

@@ -66,7 +66,8 @@ def train(
         resume: Whether to resume from a checkpoint in ``directory``; otherwise it is overwritten.
         checkpoint_seconds: Interval between checkpoints; one is also written after every epoch.
         validation: Labelled images on which accuracy is measured after every epoch.
-        preprocess: Input of the network, for data sets of PIL images or paths.
+        preprocess: Input of the network, for data sets of PIL images or paths; a `StreamedSet` takes the network's own
+            by default, see `kedge.network`.
         loss: What to minimize; by default cross entropy, with synthetic outliers if the network was anchored with
             ``synthetic_outliers``. ``"logit-norm"`` and ``"t2fnorm"`` are others by name; methods with their own
             training have one, such as ``kedge.OutlierExposure.loss()``.
@@ -97,10 +98,10 @@ def train(
     where = {"rank": engine.rank, "world": engine.world, "workers": workers}
     classifier = net if isinstance(net, Classifier) else Classifier(net)
     engine.place(classifier)
-    loader = make_loader(data, chosen, seed, preprocess=preprocess, net=classifier, **where)
     loss = make_loss(loss, classifier)
-    count = loss.outliers_per_image * loader.batch
     _check(classifier, loss, outliers)
+    loader = make_loader(data, chosen, seed, preprocess=preprocess, net=classifier, **where)
+    count = loss.outliers_per_image * loader.batch
     outlier_loader = OutlierLoader(outliers, chosen, seed, count, loader.preprocess, **where) if count else None
     folder = None if directory is None else Path(directory)
     with (

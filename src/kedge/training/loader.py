@@ -12,7 +12,7 @@ from PIL import Image
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
-from kedge.data import ImageSet, Preprocess, batches, shape_of_inputs
+from kedge.data import ImageSet, Preprocess, StreamedSet, batches, shape_of_inputs
 from kedge.data.batches import image_and_label
 from kedge.data.decoding import open_image
 from kedge.errors import InputError
@@ -231,6 +231,9 @@ def make_loader(
         raise InputError(f"data must be an ImageSet (ImageSet.from_arrays), a data set or a data loader, got {kind}")
     if isinstance(data, ImageSet):
         _check_set(data, preprocess)
+    recorded = None if net is None else net.record.get("preprocess")
+    if preprocess is None and recorded is not None and isinstance(data, StreamedSet) and data.preprocess is None:
+        preprocess = Preprocess.from_record(recorded)
     preprocess = preprocess or Preprocess(shape_of_inputs(data))
     if recipe.pixmix and (isinstance(data, DataLoader) or not preprocess.is_image):
         raise InputError("pixmix needs a set of images; data is of vectors, or a loader with augmentation of its own")
