@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, Tenso
 from helpers import encoded, images, labelled, refused
 from kedge.anchoring.sampling import choose
 from kedge.data import ImageSet, Preprocess, batches, open_image, shape_of_inputs
-from kedge.data.digits import digits, of_classes
+from kedge.data.digits import digits
 from kedge.data.preprocess import FILTERS
 from kedge.errors import FileFormatError, InputError, NotReadyError
 from kedge.studies.outlier_images import inverted, letters, noised, textures
@@ -634,15 +634,6 @@ def test_there_are_five_hundred_digits_of_each_class():
     assert data.labels.bincount().tolist() == [500] * 10
     assert data.classes == tuple("0123456789")
     assert 30 < data.images.float().mean() < 40  # MNIST's mean is 33.3
-
-
-def test_classes_are_renumbered_in_the_given_order():
-    data = toy(12)
-    part = of_classes(data, (2, 0), name="two")
-    assert part.labels.tolist() == [1, 0] * 4
-    assert part.classes == ("cow", "ant")
-    assert part.images[0].equal(data.images[0])
-    assert part.images[1].equal(data.images[2])
 
 
 def test_what_does_not_belong_is_seeded_and_varied():

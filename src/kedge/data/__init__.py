@@ -4,6 +4,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from kedge.data.batches import batches, gather, shape_of_inputs
+from kedge.data.classes import class_split
 from kedge.data.decoding import open_image
 from kedge.data.features import Features
 from kedge.data.imageset import ImageSet
@@ -24,6 +25,6 @@ else:
 
 
 __all__ = [
-    "Features", "ImageSet", "Preprocess", "StreamedSet", "batches", "dataset_names", "download_dataset", "gather",
-    "load_dataset", "open_image", "shape_of_inputs", "sources",
+    "Features", "ImageSet", "Preprocess", "StreamedSet", "batches", "class_split", "dataset_names", "download_dataset",
+    "gather", "load_dataset", "open_image", "shape_of_inputs", "sources",
 ]  # fmt: skip

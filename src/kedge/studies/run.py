@@ -144,7 +144,7 @@ class SuiteRun:
         return self._trained[name, seed]
 
     def _cell(self, label: str, data: SuiteData, seed: int) -> EvaluationResult:
-        path = self.directory / f"seed-{seed}" / "cells" / f"{_file_name(label)}.cell"
+        path = self.directory / f"seed-{seed}" / "cells" / f"{file_name(label)}.cell"
         identity = self._identity(label, data, seed)
         if path.exists():
             return read_cell(path, identity)
@@ -180,7 +180,7 @@ class SuiteRun:
             net, folder = self.network(names[0], seed), self.directory / f"seed-{seed}" / "features"
 
             def once(images: Any) -> Any:
-                target = folder / _file_name(names[0]) / _file_name(images.name)
+                target = folder / file_name(names[0]) / file_name(images.name)
                 return extract(net, images, target, preprocess=_preprocess(data), batch_size=256)
 
             self._extracted[names[0], seed] = replace(
@@ -223,7 +223,7 @@ class SuiteRun:
         identity = {**self._described(name), "member": seed, "sets": sets, "precision": self.training.get("precision")}
         digest = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
         kind = "anchored" if self.suite.networks[name].anchored else "unanchored"
-        return f"{_file_name(str(identity['network']))}-{kind}-seed-{seed}-{digest[:12]}"
+        return f"{file_name(str(identity['network']))}-{kind}-seed-{seed}-{digest[:12]}"
 
     def _identity(self, label: str, data: SuiteData, seed: int) -> dict[str, Any]:
         """What a finished cell must have been made of to count for this suite."""
@@ -302,6 +302,6 @@ def _preprocess(data: SuiteData) -> Preprocess:
     return data.preprocess or Preprocess(tuple(data.test.images.shape[1:]))
 
 
-def _file_name(label: str) -> str:
+def file_name(label: str) -> str:
     """A label as a file name: letters, digits, and a hyphen for anything else; a star and a plus become words."""
     return re.sub(r"[^a-z0-9]+", "-", label.lower().replace("*", " starred").replace("+", " plus")).strip("-")

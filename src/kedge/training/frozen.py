@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from kedge.checks import at_least
-from kedge.data import Preprocess, batches
+from kedge.data import Features, Preprocess, batches
 from kedge.errors import InputError
 from kedge.models.classifier import Classifier, evaluating
 from kedge.models.head import find_head
@@ -38,7 +38,7 @@ def train_head(
 
     Args:
         net: A network that ends in a linear layer, with the right number of classes; see `kedge.network`.
-        data: Labelled images in any form that `kedge.data.batches` takes.
+        data: Labelled images in any form that `kedge.data.batches` takes, or their `Features` from this network.
         epochs: Passes over the features, more for few images: at least 1,000 steps are made.
         seed: Random seed of the first weights and the order.
         preprocess: How images become inputs; by default what the network's library gives.
@@ -52,6 +52,8 @@ def train_head(
     """
     at_least("epochs", epochs, 1)
     recorded = net.record.get("preprocess")
+    if isinstance(data, Features):
+        preprocess = data.preprocess
     if preprocess is None:
         if recorded is None:
             raise InputError("preprocess must be given: the network does not say what size its inputs have")
@@ -75,7 +77,7 @@ def train_head(
 
 def fit_head(net: Classifier, data: Any, preprocess: Preprocess, *, epochs: int = EPOCHS, seed: int = 0) -> int:
     """Train the last linear layer in place, as `train_head` does, without a record; return the number of images."""
-    x, y, name = _features(net, data, preprocess)
+    x, y, name = _stored(net, data) if isinstance(data, Features) else _features(net, data, preprocess)
     head = net.network.get_submodule(name)
     assert isinstance(head, nn.Linear)
     if not 0 <= int(y.min()) <= int(y.max()) < head.out_features or len(y.unique()) < 2:
@@ -92,6 +94,13 @@ def fit_head(net: Classifier, data: Any, preprocess: Preprocess, *, epochs: int 
         if head.bias is not None:
             head.bias.copy_(fresh.bias - fresh.weight @ (mean / std))
     return len(y)
+
+
+def _stored(net: Classifier, data: Features) -> tuple[Tensor, Tensor, str]:
+    """The same from extracted features."""
+    if data.labels is None or bool((data.labels < 0).any()):
+        raise InputError("data must have a label for each image to train on")
+    return data.features.to(net.mean.device, torch.float32), data.labels.to(net.mean.device), data.head
 
 
 @torch.no_grad()

@@ -16,16 +16,17 @@ from kedge.files import check_target
 from kedge.progress import progress_bar
 from kedge.studies import STUDIES, run_ntk
 from kedge.studies.commands import StudyProgress
+from kedge.studies.default import run_default
 from kedge.studies.plan import Suite
 from kedge.studies.publish import command_line, publish
 from kedge.studies.run import SuiteRun
 from kedge.studies.study import SCALES, Setting
 
-NTK = "ntk"
+NTK, DEFAULT = "ntk", "default"
 
 
 def reproduce(
-    name: Annotated[str, typer.Argument(help=f"The study: {', '.join([*STUDIES, NTK])}.")],
+    name: Annotated[str, typer.Argument(help=f"The study: {', '.join([*STUDIES, DEFAULT, NTK])}.")],
     scale: Annotated[
         str,
         typer.Option(
@@ -46,11 +47,15 @@ def reproduce(
         Path | None,
         typer.Option(help="Folder of trained networks, which studies share; runs/networks, or OUT/networks."),
     ] = None,
+    features: Annotated[
+        Path | None,
+        typer.Option(help="For default: folder of extracted features; runs/features, or OUT/features."),
+    ] = None,
     weights: Annotated[
         list[Path] | None,
         typer.Option(
             help="For an openood study: a file of its network's weights, in place of training; repeated, one for each "
-            "seed, in place of --seeds."
+            "seed, in place of --seeds. For default: files of the public CIFAR-10 networks, resnet20 and resnet56."
         ),
     ] = None,
     accelerator: Annotated[
@@ -74,22 +79,29 @@ def reproduce(
 
         kedge reproduce openood-cifar10 --scale full --weights s0/best.ckpt --data-dir OpenOOD/data
 
+        kedge reproduce default --seeds 5 --data-dir ~/images --weights cifar10_resnet20.safetensors
+
         kedge reproduce ntk
     """
     console = Console()
     folder = out or Path("runs") / f"{name}-{scale}"
     networks = networks or (folder if out else folder.parent) / "networks"
-    one_of("NAME", name, (*STUDIES, NTK))
+    one_of("NAME", name, (*STUDIES, DEFAULT, NTK))
     check_target("--out", folder, folder=True)
     require()  # before hours of training, not after
     if name == NTK:
         run_ntk(folder)
         console.wrote("report", folder / "report.html")
         return
-    check_target("--networks", networks, folder=True)
+    one_of("--scale", scale, SCALES)
     files = tuple(weights or ())
+    if name == DEFAULT:
+        setting = Setting(scale, tuple(range(seeds)), data_dir, files)
+        compare_on_tasks(setting, folder, features or (folder if out else folder.parent) / "features", rows, console)
+        return
+    check_target("--networks", networks, folder=True)
     numbers = tuple(range(len(files) or seeds))
-    study = STUDIES[name](Setting(one_of("--scale", scale, SCALES), numbers, data_dir, files))
+    study = STUDIES[name](Setting(scale, numbers, data_dir, files))
     if files and not any(plan.weights for suite in study.suites for plan in suite.networks.values()):
         raise InputError(f"--weights is for the openood studies; {name} trains its networks itself: leave it out")
     console.print(f"[bold]{escape(study.title)}[/]\n{escape(study.about)}")
@@ -100,6 +112,21 @@ def reproduce(
     done = [run_suite(suite, folder / suite.name, networks, how, console) for suite in suites]
     if not any(done):
         raise NotReadyError(f"{name} needs data that is not in {data_folder(data_dir)}: see above")
+
+
+def compare_on_tasks(setting: Setting, folder: Path, features: Path, rows: list[str] | None, console: Console) -> None:
+    """Run the study of the default detector, print its tables and write them."""
+    check_target("--features", features, folder=True)
+    with progress_bar("default") as update:
+        comparison = run_default(
+            setting, folder, features, patterns=tuple(rows or ()), command=command_line(),
+            progress=lambda label, done, total: update(done, total, label=label),
+        )  # fmt: skip
+    for table in (comparison.summary(), comparison.by_column()):
+        console.print(table.terminal())
+    for name, hint in comparison.missing.items():
+        console.print(f"[yellow]missing {escape(name)}:[/] {escape(hint)}")
+    console.wrote("tables", f"{folder / 'tables.md'}, metrics.json, worst-against-mean.svg")
 
 
 def run_suite(suite: Suite, folder: Path, networks: Path, how: dict[str, Any], console: Console) -> bool:

@@ -1,0 +1,265 @@
+"""Methods on tasks of frozen features: cells that are computed once, tables, and the plot of worst case against mean.
+
+A column is a task and a group of its OOD sets, near or far; its value is the mean over the sets of the group. The
+shortfall of a method in a column is how far its AUROC lies below that of the best single method there.
+"""
+
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from kedge.detectors.base import Detector
+from kedge.detectors.detection import Detection
+from kedge.detectors.registry import make, named_methods
+from kedge.errors import InputError, NotReadyError
+from kedge.evaluation.report.figures import require
+from kedge.evaluation.summary import SeedValues, TextTable
+from kedge.files import atomic
+from kedge.io import artifact
+from kedge.metrics import METRICS, Predictions, auroc, fpr95
+from kedge.models import build
+from kedge.models.classifier import Classifier
+from kedge.provenance import provenance
+from kedge.studies.openood import post_hoc
+from kedge.studies.run import file_name
+from kedge.studies.tasks import GROUPS, Task
+
+ON_ID = ("accuracy", "ece", "aurc", "augrc")  # metrics of the classifier on the ID test images
+T_975 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)  # quantiles of Student's t, 1 to 9 d.o.f.
+Column = tuple[str, str]  # a task and a group
+
+
+@dataclass(frozen=True)
+class Row:
+    """A row of the table: a method by name, or a detector made of several.
+
+    Args:
+        method: A name of `named_methods`, or of the detector that ``parts`` make up.
+        options: Arguments of the detector, plain data.
+        parts: Names of the methods that it is made of; none for a single method.
+    """
+
+    method: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+    parts: tuple[str, ...] = ()
+
+    def build(self, net: Classifier) -> Detector:
+        """The detector, before `fit`."""
+        return make(self.method, [make(part, net) for part in self.parts] if self.parts else net, **self.options)
+
+    def described(self) -> dict[str, Any]:
+        """The row as plain data."""
+        return {"method": self.method, "options": dict(self.options), "parts": list(self.parts)}
+
+
+def single_methods() -> dict[str, Row]:
+    """A row for each registered method of one network that takes features."""
+    net, kinds = Classifier(build("compact", width=4)), post_hoc()
+    names = [name for name, (kind, _) in named_methods().items() if kind in kinds]
+    return {name: Row(name) for name in names if make(name, net).takes_features}
+
+
+@dataclass(frozen=True)
+class Cell:
+    """The result of a row on a task: numbers as plain data, and the scores of each set."""
+
+    result: Mapping[str, Any]
+    scores: Mapping[str, Tensor]
+
+
+def cell(label: str, row: Row, task: Task, folder: Path, *, alpha: float = 0.05) -> Cell:
+    """The result of a row on a task, read from ``folder`` if it is there; of other images or options is an error."""
+    path = folder / task.name / f"seed-{task.seed}" / f"{file_name(label)}.cell"
+    identity = {"row": row.described(), "alpha": alpha, **task.identity}
+    if path.exists():
+        header, scores = artifact.read(path)
+        if changed := [key for key, value in identity.items() if header["cell"].get(key) != value]:
+            raise InputError(
+                f"{path} was made with other {', '.join(changed)} than the study has now; choose another folder, or "
+                "delete the file to run it again"
+            )
+        return Cell(header["result"], scores)
+    done = scored(row.build(task.network), task, alpha)
+    artifact.write(path, {"cell": identity, "result": done.result, "made with": provenance()}, done.scores)
+    return done
+
+
+def scored(detector: Detector, task: Task, alpha: float = 0.05) -> Cell:
+    """Fit, calibrate and score a detector on a task."""
+    detector.fit(task.train).calibrate(task.held_out, alpha=alpha)
+    known, *others = ((name, detector(each)) for name, each in task.tested.items())
+    result = {
+        "id": on_known(known[1], task.test.labels) | {"flagged": float(known[1].is_ood.double().mean())},
+        "sets": {
+            name: {
+                "auroc": auroc(known[1].score, found.score),
+                "fpr95": fpr95(known[1].score, found.score),
+                "flagged": float(found.is_ood.double().mean()),
+            }
+            for name, found in others
+        },
+        "groups": task.groups,
+        "images": {"fit": len(task.train), "calibration": len(task.held_out)},
+    }
+    return Cell(result, {name: found.score for name, found in (known, *others)})
+
+
+def on_known(found: Detection, truth: Tensor | None) -> dict[str, float]:
+    """Metrics of the classifier, and of its score as a predictor of errors, on labelled ID images."""
+    assert truth is not None
+    predictions = Predictions(found.label, found.probability, found.score, truth)
+    return {name: of(predictions) for name in ON_ID if (of := METRICS[name].of_predictions) is not None}
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Results by row, task and seed, as plain data that a file holds.
+
+    Args:
+        results: By label, task and seed (as text), what `scored` gives.
+        single: Labels of the single methods, to which all rows are compared.
+        missing: Tasks whose data is not on this machine, with how to get it.
+    """
+
+    results: Mapping[str, Mapping[str, Mapping[str, Mapping[str, Any]]]]
+    single: tuple[str, ...]
+    missing: Mapping[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def from_record(cls, record: Mapping[str, Any]) -> "Comparison":
+        """What `as_dict` returned."""
+        return cls(record["results"], tuple(record["single"]))
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain data, for JSON: the results, and the summary of each row."""
+        summary = {
+            label: {
+                "mean auroc": self.mean(label).values,
+                "mean fpr95": self.mean(label, "fpr95").values,
+                "worst shortfall": self.worst(label)[1],
+                "worst column": " ".join(self.worst(label)[0]),
+            }
+            for label in self.ordered
+        }
+        return {"single": list(self.single), "results": self.results, "summary": summary}
+
+    @property
+    def columns(self) -> tuple[Column, ...]:
+        """All tasks and groups."""
+        tasks = next(iter(self.results.values()))
+        return tuple((task, group) for task in tasks for group in GROUPS)
+
+    def value(self, label: str, column: Column, metric: str = "auroc") -> SeedValues:
+        """A metric in a column, by seed: the mean over the sets of the group."""
+        task, group = column
+        return SeedValues(
+            tuple(
+                statistics.fmean(result["sets"][name][metric] for name in result["groups"][group])
+                for result in self.results[label][task].values()
+            )
+        )
+
+    def mean(self, label: str, metric: str = "auroc", columns: Sequence[Column] = ()) -> SeedValues:
+        """The mean over columns, by default all of them, by seed."""
+        by_column = [self.value(label, column, metric).values for column in columns or self.columns]
+        return SeedValues(tuple(statistics.fmean(values) for values in zip(*by_column, strict=True)))
+
+    def shortfall(self, label: str, column: Column) -> SeedValues:
+        """How far the AUROC lies below that of the single method with the best mean over seeds, by seed."""
+        best = max((self.value(each, column) for each in self.single), key=lambda values: values.mean)
+        ours = self.value(label, column)
+        return SeedValues(tuple(b - a for a, b in zip(ours.values, best.values, strict=True)))
+
+    def worst(self, label: str) -> tuple[Column, float]:
+        """The column in which a row falls furthest below the best single method, and by how much."""
+        shortfalls = {column: self.shortfall(label, column).mean for column in self.columns}
+        column = max(shortfalls, key=shortfalls.__getitem__)
+        return column, shortfalls[column]
+
+    @property
+    def ordered(self) -> list[str]:
+        """All labels, the smallest worst shortfall first."""
+        return sorted(self.results, key=lambda label: self.worst(label)[1])
+
+    def summary(self) -> TextTable:
+        """Means over near columns, far columns and all of them, and the worst shortfall; the smallest first."""
+        near, far = ([column for column in self.columns if column[1] == group] for group in GROUPS)
+        rows = []
+        for label in self.ordered:
+            means = [
+                f"{interval(self.mean(label, 'auroc', part))} / {interval(self.mean(label, 'fpr95', part), 0)}"
+                for part in (near, far, self.columns)
+            ]
+            column = self.worst(label)[0]
+            rows.append((label, *means, f"{interval(self.shortfall(label, column))} ({' '.join(column)})"))
+        heads = ("method", "near", "far", "all", "worst shortfall")
+        caption = (
+            "AUROC / FPR95 in %, means over columns, with half the width of 95 % intervals over seeds; the largest "
+            "shortfall in AUROC to the best single method of a column, in points."
+        )
+        return TextTable(caption, heads, tuple(rows))
+
+    def by_column(self) -> TextTable:
+        """AUROC / FPR95 in every column; means over seeds."""
+        rows = []
+        for label in self.ordered:
+            values = [(self.value(label, column), self.value(label, column, "fpr95")) for column in self.columns]
+            rows.append((label, *(f"{100 * a.mean:.1f} / {100 * f.mean:.0f}" for a, f in values)))
+        heads = ("method", *(f"{task} {group}" for task, group in self.columns))
+        return TextTable("AUROC / FPR95 in %, means over seeds.", heads, tuple(rows))
+
+
+def interval(values: SeedValues, digits: int = 1) -> str:
+    """A mean in percent and half the width of its 95 % interval over seeds, if there are several."""
+    n = len(values.values)
+    text = f"{100 * values.mean:.{digits}f}"
+    if values.deviation is None:
+        return text
+    return f"{text} ± {100 * T_975[min(n - 2, 8)] * values.deviation / n**0.5:.{digits}f}"
+
+
+def compare(
+    rows: Mapping[str, Row],
+    tasks: Mapping[str, Callable[[int], Task]],
+    seeds: Sequence[int],
+    folder: Path,
+    progress: Callable[[str, int, int], None] | None = None,
+) -> Comparison:
+    """Every row on every task and seed, task by task; finished cells are read from ``folder``."""
+    results: dict[str, dict[str, dict[str, Any]]] = {label: {} for label in rows}
+    missing, total = {}, len(rows) * len(tasks) * len(seeds)
+    for number, (name, load) in enumerate(tasks.items()):
+        for place, seed in enumerate(seeds):
+            try:
+                task = load(seed)
+            except NotReadyError as error:
+                missing[name] = str(error)
+                break
+            for done, (label, row) in enumerate(rows.items(), (number * len(seeds) + place) * len(rows)):
+                if progress is not None:
+                    progress(f"{name}, seed {seed}: {label}", done, total)
+                results[label].setdefault(name, {})[str(seed)] = dict(cell(label, row, task, folder).result)
+    return Comparison(results, tuple(label for label, row in rows.items() if not row.parts), missing)
+
+
+def draw_worst_against_mean(comparison: Comparison, path: Path) -> None:
+    """The worst shortfall of every row against its mean AUROC; rows made of several methods are filled."""
+    require()
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(8, 5), layout="constrained")
+    axis = figure.subplots()
+    for label in comparison.results:
+        x, y = 100 * comparison.mean(label).mean, 100 * comparison.worst(label)[1]
+        single = label in comparison.single
+        axis.plot(x, y, "o", color="C0" if single else "C1", fillstyle="none" if single else "full")
+        axis.annotate(label, (x, y), xytext=(4, 3), textcoords="offset points", fontsize=7)
+    axis.set(xlabel="mean AUROC over columns, percent", ylabel="worst shortfall to the best single method, points")
+    axis.invert_yaxis()
+    axis.grid(alpha=0.3)
+    with atomic(path) as temporary:
+        figure.savefig(temporary, dpi=120, format=path.suffix[1:])

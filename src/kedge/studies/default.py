@@ -1,0 +1,58 @@
+"""Which detector to take by default: every method that reads features, and combinations of them, on all tasks."""
+
+import json
+from collections.abc import Callable
+from fnmatch import fnmatchcase
+from functools import partial
+from pathlib import Path
+
+from kedge.errors import InputError, NotReadyError
+from kedge.files import atomic
+from kedge.provenance import provenance
+from kedge.studies.comparison import Comparison, Row, compare, draw_worst_against_mean, single_methods
+from kedge.studies.study import Setting
+from kedge.studies.tasks import tasks
+
+COMBINED: dict[str, Row] = {}
+
+
+def run_default(
+    setting: Setting,
+    out: Path,
+    features: Path,
+    *,
+    patterns: tuple[str, ...] = (),
+    command: str = "",
+    progress: Callable[[str, int, int], None] | None = None,
+) -> Comparison:
+    """Run what is missing, and write metrics.json, tables.md and worst-against-mean.svg.
+
+    Args:
+        setting: Scale, seeds, data and weights.
+        out: Folder for the cells and the tables.
+        features: Folder of extracted features, which studies on the same tasks share.
+        patterns: Only rows whose label matches one of these, in which ``*`` is any text.
+        command: The command to run it again, for the record.
+        progress: Called with what is running, the number of cells done and the number in all.
+    """
+    rows = single_methods() | COMBINED
+    kept = {label: row for label, row in rows.items() if not patterns or any(fnmatchcase(label, p) for p in patterns)}
+    if not any(not row.parts for row in kept.values()):
+        raise InputError(f"rows must match some single method; got {', '.join(patterns)}; there are {', '.join(rows)}")
+    loaders = {name: partial(load, setting, features) for name, load in tasks(setting).items()}
+    comparison = compare(kept, loaders, setting.seeds, out / "cells", progress)
+    if not comparison.columns:
+        raise NotReadyError(f"default needs the data of a task: {'; '.join(comparison.missing.values())}")
+    record = {
+        "command": command, "scale": setting.scale, "seeds": list(setting.seeds), "missing": dict(comparison.missing),
+        "made with": provenance(),
+    }  # fmt: skip
+    files = {
+        "metrics.json": json.dumps({"record": record, **comparison.as_dict()}, indent=1),
+        "tables.md": "\n\n".join(table.markdown() for table in (comparison.summary(), comparison.by_column())) + "\n",
+    }
+    for name, text in files.items():
+        with atomic(out / name) as temporary:
+            temporary.write_text(text, encoding="utf-8")
+    draw_worst_against_mean(comparison, out / "worst-against-mean.svg")
+    return comparison

@@ -1,0 +1,195 @@
+"""Tasks of frozen features, and the comparison of methods on them."""
+
+import dataclasses
+import json
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from safetensors.torch import save_file
+from scipy import stats
+from sklearn.metrics import roc_auc_score
+
+import kedge
+from helpers import images, network, run_cli
+from kedge.errors import InputError, NotReadyError
+from kedge.evaluation.summary import SeedValues
+from kedge.models import build
+from kedge.seeds import seeded
+from kedge.studies import sets, tasks
+from kedge.studies.comparison import Comparison, Row, cell, compare, interval, single_methods
+from kedge.studies.study import Setting
+
+CLASSES = ("ash", "bay", "cox", "dog")  # ash and cox are known
+ROWS = {"MSP": Row("msp"), "Energy": Row("energy"), "KNN": Row("knn", {"k": 3})}
+
+
+@pytest.fixture
+def photographs(tmp_path, monkeypatch):
+    """A data folder with ten tiny photographs of each class, and a small backbone for them."""
+    for name in (*tasks.PHOTOS, *tasks.UNLABELLED):
+        for number in range(40 if name in tasks.PHOTOS else 8):
+            part = CLASSES[number % 4] if name in tasks.PHOTOS else "."
+            folder = tmp_path / "photos" / name / part
+            folder.mkdir(parents=True, exist_ok=True)
+            pixels = images(1, side=16, seed=1000 * len(name) + number)[0].permute(1, 2, 0) // 3
+            pixels[..., number % 4 % 3] += 120
+            Image.fromarray(pixels.numpy()).save(folder / f"{number}.png")
+    monkeypatch.setattr(tasks, "lite0", partial(network, classes=7))
+    monkeypatch.setattr(tasks, "CENTER", kedge.Preprocess((3, 12, 12)))
+    return Setting(data_dir=tmp_path)
+
+
+def test_a_photo_task_knows_the_classes_at_even_positions(photographs, tmp_path):
+    task = tasks.TASKS["pets"](photographs, tmp_path / "features", 0)
+    assert task.train.classes == ("ash", "cox")
+    assert [len(part) for part in (task.train, task.held_out, task.test)] == [12, 4, 4]
+    assert task.groups == {
+        "near": ("pets, other classes",),
+        "far": ("flowers", "caltech101", "textures", "imagenet-others"),
+    }
+    prints = torch.cat([part.prints for part in (task.train, task.held_out, task.test, *task.near)])
+    assert len(prints.unique(dim=0)) == 40  # no image is in two parts
+    other = tasks.TASKS["pets"](photographs, tmp_path / "features", 1)
+    assert not other.test.prints.equal(task.test.prints)
+    assert "imagenet-others" not in tasks.TASKS["caltech101"](photographs, tmp_path / "features", 0).groups["far"]
+
+
+def test_its_features_are_those_of_its_network_for_the_images(photographs, tmp_path):
+    task = tasks.TASKS["flowers"](photographs, tmp_path / "features", 0)
+    (near,) = task.near
+    again = kedge.extract(
+        task.network, tasks.photos("flowers", tmp_path).subset(torch.arange(40) >= 30), preprocess=near.preprocess
+    )  # the last class, dog
+    torch.testing.assert_close(near.logits[10:], again.logits, rtol=1e-4, atol=1e-4)
+    assert near.network == again.network
+    assert torch.equal(near.prints[10:], again.prints)
+
+
+def test_photographs_are_extracted_once(photographs, tmp_path, monkeypatch):
+    first = tasks.TASKS["pets"](photographs, tmp_path / "features", 0)
+    monkeypatch.setattr(kedge.Classifier, "features", None)
+    again = tasks.TASKS["pets"](photographs, tmp_path / "features", 0)
+    assert again.identity == first.identity
+
+
+def test_public_networks_are_calibrated_on_half_of_the_test_images(tmp_path):
+    def save(name, n, **more):
+        np.savez(tmp_path / name, x=images(n, side=32, seed=n).permute(0, 2, 3, 1).numpy(), **more)
+
+    for number, file in enumerate(sets.FILES.values()):
+        save(file, 5 + number)
+    (tmp_path / "cifar10").mkdir()
+    known = {f"{part}_x": images(n, side=32, seed=n).permute(0, 2, 3, 1).numpy() for part, n in SIZES.items()}
+    known |= {f"{part}_y": np.arange(n) % 10 for part, n in SIZES.items()}
+    np.savez(tmp_path / "cifar10" / "cifar10.npz", **known)
+    with seeded(0):
+        save_file(build("resnet20").state_dict(), tmp_path / "a_resnet20.safetensors")
+    setting = Setting(data_dir=tmp_path, weights=(tmp_path / "a_resnet20.safetensors",))
+    task = tasks.TASKS["cifar10-resnet20"](setting, tmp_path / "features", 3)
+    assert [len(part) for part in (task.train, task.held_out, task.test, *task.near)] == [30, 10, 10, 5]
+    assert [len(part) for part in task.far] == [6, 7, 8, 9, 10]
+    assert len(torch.cat([task.held_out.prints, task.test.prints]).unique(dim=0)) == 20
+    with pytest.raises(NotReadyError, match="pass --weights FILE with resnet56"):
+        tasks.TASKS["cifar10-resnet56"](setting, tmp_path / "features", 0)
+
+
+SIZES = {"train": 30, "test": 20}
+
+
+@pytest.fixture(scope="module")
+def toy(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("toy")
+    return partial(tasks.TOYS["toy"], Setting("smoke"), folder)
+
+
+def test_a_cell_is_what_the_detector_gives_for_the_features(toy, tmp_path):
+    task = toy(0)
+    done = cell("KNN", ROWS["KNN"], task, tmp_path)
+    detector = kedge.KNN(task.network, k=3).fit(task.train).calibrate(task.held_out)
+    known, (near,) = detector(task.test), task.near
+    unknown = detector.score(near)
+    truth = [0] * len(known) + [1] * len(unknown)
+    assert done.result["sets"][near.name]["auroc"] == pytest.approx(
+        roc_auc_score(truth, torch.cat([known.score, unknown]))
+    )
+    assert done.result["id"]["flagged"] == float(known.is_ood.double().mean())
+    assert done.result["id"]["accuracy"] == float((known.label == task.test.labels).double().mean())
+    torch.testing.assert_close(done.scores[near.name], unknown)
+
+
+def test_a_finished_cell_is_read_and_one_of_other_options_or_images_is_refused(toy, tmp_path, monkeypatch):
+    first = cell("KNN", ROWS["KNN"], toy(0), tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setattr(kedge.KNN, "fit", None)
+        assert cell("KNN", ROWS["KNN"], toy(0), tmp_path).result == first.result
+        with pytest.raises(InputError, match="other row than"):
+            cell("KNN", Row("knn", {"k": 4}), toy(0), tmp_path)
+        changed = dataclasses.replace(toy(0), test=toy(0).test.subset(range(9)))
+        with pytest.raises(InputError, match="other images than"):
+            cell("KNN", ROWS["KNN"], changed, tmp_path)
+
+
+def test_columns_means_and_shortfalls_are_those_of_the_definition(toy, tmp_path):
+    rows = ROWS | {"both": Row("both", parts=("msp", "knn"))}
+    results = compare(ROWS, {"toy": toy}, (0, 1), tmp_path).results
+    results = {**results, "both": results["Energy"]}
+    table = Comparison(results, tuple(ROWS))
+    assert table.columns == (("toy", "near"), ("toy", "far"))
+
+    def value(label, seed, group):
+        result = results[label]["toy"][str(seed)]
+        return np.mean([result["sets"][name]["auroc"] for name in result["groups"][group]])
+
+    expected = {
+        label: max(
+            max(np.mean([value(other, seed, group) for seed in (0, 1)]) for other in ROWS)
+            - np.mean([value(label, seed, group) for seed in (0, 1)])
+            for group in ("near", "far")
+        )
+        for label in rows
+    }
+    for label in rows:
+        assert table.worst(label)[1] == pytest.approx(expected[label])
+        means = [np.mean([value(label, seed, group) for group in ("near", "far")]) for seed in (0, 1)]
+        assert table.mean(label).values == pytest.approx(means)
+    assert [row[0] for row in table.summary().rows] == sorted(expected, key=expected.get)
+    again = Comparison.from_record(json.loads(json.dumps(table.as_dict())))
+    assert again.by_column() == table.by_column()
+
+
+def test_an_interval_is_students():
+    values = (0.81, 0.84, 0.9, 0.83, 0.82)
+    low, high = stats.t.interval(0.95, 4, np.mean(values), stats.sem(values))
+    assert interval(SeedValues(values)) == f"{100 * np.mean(values):.1f} ± {50 * (high - low):.1f}"
+    assert interval(SeedValues((0.5,))) == "50.0"
+
+
+def test_single_methods_are_all_that_take_features():
+    names = set(single_methods())
+    assert {"msp", "energy", "gen", "knn", "vim", "mds++", "rmds", "react"} <= names
+    assert not {"odin", "gram", "amp", "tta", "mc_dropout"} & names
+
+
+def test_the_study_runs_at_the_smoke_scale_and_reads_what_is_there(tmp_path, monkeypatch):
+    options = ("default", "--scale", "smoke", "--seeds", "2", "--out", tmp_path, "--rows", "m*", "--rows", "gen")
+    result = run_cli("reproduce", *options, columns=200)
+    assert result.exit_code == 0, result.output
+    record = json.loads((tmp_path / "metrics.json").read_text())
+    assert list(record["results"]["gen"]["toy"]) == ["0", "1"]
+    assert record["record"]["seeds"] == [0, 1]
+    assert "| mds++ |" in (tmp_path / "tables.md").read_text()
+    assert (tmp_path / "worst-against-mean.svg").read_text().startswith("<?xml")
+    monkeypatch.setattr(kedge.detectors.MSP, "fit", None)
+    again = run_cli("reproduce", *options, columns=200)
+    assert again.exit_code == 0, again.output
+    assert json.loads((tmp_path / "metrics.json").read_text())["summary"] == record["summary"]
+
+
+def test_a_study_without_data_says_how_to_get_it(tmp_path, monkeypatch):
+    monkeypatch.setattr("kedge.studies.tasks.TASKS", {"pets": tasks.TASKS["pets"]})
+    result = run_cli("reproduce", "default", "--out", tmp_path / "out", "--data-dir", tmp_path, "--rows", "msp")
+    assert isinstance(result.exception, NotReadyError)
+    assert "put them into" in str(result.exception)
