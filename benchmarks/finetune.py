@@ -27,13 +27,13 @@ import torch
 import torch.nn.functional as F
 
 import kedge
-from existing_classifier import backbone
-from kedge.data import Preprocess, StreamedSet, batches
+from kedge.data import Preprocess, StreamedSet, batches, class_split
 from kedge.data.sources import load_dataset
 from kedge.files import atomic
 from kedge.models.classifier import evaluating
 from kedge.models.named import replace_head
 from kedge.provenance import provenance
+from kedge.studies.tasks import lite0
 from kedge.threads import keep_freed_memory
 from kedge.training import recipe
 from kedge.training.frozen import train_head
@@ -49,13 +49,10 @@ def parts(folder: Path, classes: str, seed: int) -> tuple[StreamedSet, StreamedS
     """Training, validation and test images: 60, 20 and 20 %."""
     photos = load_dataset(f"folder:{folder}")
     assert isinstance(photos, StreamedSet)
-    assert photos.labels is not None
-    step = 2 if classes == "even" else 1
-    chosen = (photos.labels % step == 0).nonzero()[:, 0]
-    chosen = chosen[torch.randperm(len(chosen), generator=torch.Generator().manual_seed(seed))]
-    renumbered = StreamedSet(photos.store, photos.labels // step, photos.name, photos.classes[::step])
-    first, second = int(0.6 * len(chosen)), int(0.8 * len(chosen))
-    return tuple(renumbered.subset(part) for part in chosen.tensor_split((first, second)))  # type: ignore[return-value]
+    chosen = class_split(photos)[0] if classes == "even" else photos
+    order = torch.randperm(len(chosen), generator=torch.Generator().manual_seed(seed))
+    cuts = int(0.6 * len(chosen)), int(0.8 * len(chosen))
+    return tuple(chosen.subset(part) for part in order.tensor_split(cuts))  # type: ignore[return-value]
 
 
 def plain(net: kedge.Classifier, data: StreamedSet, how: kedge.training.Recipe, rule: Preprocess, seed: int) -> None:
@@ -85,7 +82,7 @@ def cell(task: str, way: str, options: argparse.Namespace) -> dict[str, Any]:
     keep_freed_memory()
     rule = Preprocess((3, options.size, options.size))
     train_set, _, test_set = parts(options.data_dir / task, options.classes, options.seed)
-    net = backbone()
+    net = lite0()
     replace_head(net, len(train_set.classes), torch.zeros(2, *rule.shape), seed=options.seed)
     how = recipe("finetune", **({} if options.epochs is None else {"epochs": options.epochs}))
     wall, busy = time.perf_counter(), time.process_time()

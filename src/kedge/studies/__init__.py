@@ -3,7 +3,7 @@
 `plan` declares a suite, `run` trains and scores it, `publish` writes its tables and report; `paper` holds the paper's
 numbers. The suites of the paper are in `cifar`, `ablation`, `imagenet_c`, `scood` and `resizing`; kedge's own in
 `methods`, `cifar10_fast`, `cifar10_longer` and `insight`; OpenOOD's in `openood`, with its leaderboard in
-`leaderboard`.
+`leaderboard`. `tasks` are classifiers with frozen features, on which `comparison` runs methods for the study `default`.
 """
 
 from collections.abc import Callable

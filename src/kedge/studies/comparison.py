@@ -102,7 +102,7 @@ def scored(detector: Detector, task: Task, alpha: float = 0.05) -> Cell:
             }
             for name, found in others
         },
-        "groups": task.groups,
+        "groups": {group: list(names) for group, names in task.groups.items()},
         "images": {"fit": len(task.train), "calibration": len(task.held_out)},
     }
     return Cell(result, {name: found.score for name, found in (known, *others)})
