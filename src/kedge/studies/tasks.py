@@ -111,8 +111,8 @@ def photo_task(name: str, setting: Setting, folder: Path, seed: int) -> Task:
     net = linear_head(backbone, fit, seed=seed)
     others = [each for each in (*PHOTOS, *UNLABELLED) if each != name and each not in OVERLAP.get(name, ())]
     far = [replace(_photo_features(backbone, each, setting, folder), labels=None, classes=()) for each in others]
-    parts = [with_head(each, net) for each in (fit, held_out, test, near, *far)]
-    return Task(name, seed, net, *parts[:3], near=tuple(parts[3:4]), far=tuple(parts[4:]))
+    fit, held_out, test, near, *far = (with_head(each, net) for each in (fit, held_out, test, near, *far))
+    return Task(name, seed, net, fit, held_out, test, (near,), tuple(far))
 
 
 def linear_head(backbone: Classifier, fit: Features, *, seed: int) -> Classifier:
@@ -181,19 +181,20 @@ def _trained(
     with seeded(seed):
         network = build("compact", **size)
     net = train(network, parts[0], how, seed=seed, directory=home / "network")
-    read = [extract(net, each, home / part) for part, each in zip(("train", "held-out", "test"), parts, strict=True)]
-    groups = [tuple(extract(net, each, home / f"ood-{each.name}") for each in group) for group in (near, far)]
-    return Task(name, seed, net, *read, *groups)
+    fit, held_out, test = (extract(net, part, home / f"{number}") for number, part in enumerate(parts))
+    others = (tuple(extract(net, each, home / f"ood-{each.name}") for each in group) for group in (near, far))
+    return Task(name, seed, net, fit, held_out, test, *others)
 
 
-TASKS: dict[str, Callable[[Setting, Path, int], Task]] = {
+Loader = Callable[[Setting, Path, int], Task]
+TASKS: dict[str, Loader] = {
     **{name: functools.partial(photo_task, name) for name in PHOTOS},
     **{f"cifar10-resnet{depth}": functools.partial(cifar10_task, depth) for depth in DEPTHS},
     "digits": digits_task,
 }
-TOYS = {name: functools.partial(toy_task, name) for name in ("toy", "toys")}
+TOYS: dict[str, Loader] = {name: functools.partial(toy_task, name) for name in ("toy", "toys")}
 
 
-def tasks(setting: Setting) -> dict[str, Callable[[Setting, Path, int], Task]]:
+def tasks(setting: Setting) -> dict[str, Loader]:
     """The tasks of a scale, by name; each takes the setting, the folder of features, and a seed."""
     return TOYS if setting.scale == "smoke" else TASKS
