@@ -18,7 +18,7 @@ from typing import Any
 from kedge.files import atomic
 from kedge.studies import STUDIES
 from kedge.studies.bench import TITLES
-from kedge.studies.comparison import Comparison
+from kedge.studies.comparison import MethodTable
 from kedge.studies.insight import BUDGETS
 from kedge.studies.study import Setting
 
@@ -138,8 +138,8 @@ def filled(text: str) -> str:
         "quality": ("shipped", cost_in_quality),
         "quality of one view": ("shipped-one-view", cost_in_quality),
         "peers": ("peers", peers),
-        "default": ("default", lambda known: Comparison.from_record(known).summary().markdown() + "\n"),
-        "default by column": ("default", lambda known: Comparison.from_record(known).by_column().markdown() + "\n"),
+        "default": ("default", lambda known: MethodTable.from_record(known).summary().markdown() + "\n"),
+        "default by column": ("default", lambda known: MethodTable.from_record(known).by_column().markdown() + "\n"),
     }
     for name, (source, table) in tables.items():
         before, mark, rest = text.partition(f"<!-- table {name} -->\n")

@@ -19,7 +19,7 @@ from kedge.evaluation.summary import SeedValues
 from kedge.models import build
 from kedge.seeds import seeded
 from kedge.studies import sets, tasks
-from kedge.studies.comparison import Comparison, Row, cell, compare, interval, single_methods
+from kedge.studies.comparison import MethodTable, Row, cell, interval, single_methods
 from kedge.studies.study import Setting
 
 CLASSES = ("ash", "bay", "cox", "dog")  # ash and cox are known
@@ -134,9 +134,9 @@ def test_a_finished_cell_is_read_and_one_of_other_options_or_images_is_refused(t
 
 def test_columns_means_and_shortfalls_are_those_of_the_definition(toy, tmp_path):
     rows = ROWS | {"both": Row("both", parts=("msp", "knn"))}
-    results = compare(ROWS, {"toy": toy}, (0, 1), tmp_path).results
+    results = run_rows(ROWS, {"toy": toy}, (0, 1), tmp_path).results
     results = {**results, "both": results["Energy"]}
-    table = Comparison(results, tuple(ROWS))
+    table = MethodTable(results, tuple(ROWS))
     assert table.columns == (("toy", "near"), ("toy", "far"))
 
     def value(label, seed, group):
@@ -156,7 +156,7 @@ def test_columns_means_and_shortfalls_are_those_of_the_definition(toy, tmp_path)
         means = [np.mean([value(label, seed, group) for group in ("near", "far")]) for seed in (0, 1)]
         assert table.mean(label).values == pytest.approx(means)
     assert [row[0] for row in table.summary().rows] == sorted(expected, key=expected.get)
-    again = Comparison.from_record(json.loads(json.dumps(table.as_dict())))
+    again = MethodTable.from_record(json.loads(json.dumps(table.as_dict())))
     assert again.by_column() == table.by_column()
 
 

@@ -116,7 +116,7 @@ def on_known(found: Detection, truth: Tensor | None) -> dict[str, float]:
 
 
 @dataclass(frozen=True)
-class Comparison:
+class MethodTable:
     """Results by row, task and seed, as plain data that a file holds.
 
     Args:
@@ -130,7 +130,7 @@ class Comparison:
     missing: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
-    def from_record(cls, record: Mapping[str, Any]) -> "Comparison":
+    def from_record(cls, record: Mapping[str, Any]) -> "MethodTable":
         """What `as_dict` returned."""
         return cls(record["results"], tuple(record["single"]))
 
@@ -222,13 +222,13 @@ def interval(values: SeedValues, digits: int = 1) -> str:
     return f"{text} ± {100 * T_975[min(n - 2, 8)] * values.deviation / n**0.5:.{digits}f}"
 
 
-def compare(
+def run_rows(
     rows: Mapping[str, Row],
     tasks: Mapping[str, Callable[[int], Task]],
     seeds: Sequence[int],
     folder: Path,
     progress: Callable[[str, int, int], None] | None = None,
-) -> Comparison:
+) -> MethodTable:
     """Every row on every task and seed, task by task; finished cells are read from ``folder``."""
     results: dict[str, dict[str, dict[str, Any]]] = {label: {} for label in rows}
     missing, total = {}, len(rows) * len(tasks) * len(seeds)
@@ -243,10 +243,10 @@ def compare(
                 if progress is not None:
                     progress(f"{name}, seed {seed}: {label}", done, total)
                 results[label].setdefault(name, {})[str(seed)] = dict(cell(label, row, task, folder).result)
-    return Comparison(results, tuple(label for label, row in rows.items() if not row.parts), missing)
+    return MethodTable(results, tuple(label for label, row in rows.items() if not row.parts), missing)
 
 
-def draw_worst_against_mean(comparison: Comparison, path: Path) -> None:
+def draw_worst_against_mean(comparison: MethodTable, path: Path) -> None:
     """The worst shortfall of every row against its mean AUROC; rows made of several methods are filled."""
     require()
     from matplotlib.figure import Figure

@@ -9,7 +9,7 @@ from pathlib import Path
 from kedge.errors import InputError, NotReadyError
 from kedge.files import atomic
 from kedge.provenance import provenance
-from kedge.studies.comparison import Comparison, Row, compare, draw_worst_against_mean, single_methods
+from kedge.studies.comparison import MethodTable, Row, draw_worst_against_mean, run_rows, single_methods
 from kedge.studies.study import Setting
 from kedge.studies.tasks import tasks
 
@@ -24,7 +24,7 @@ def run_default(
     patterns: tuple[str, ...] = (),
     command: str = "",
     progress: Callable[[str, int, int], None] | None = None,
-) -> Comparison:
+) -> MethodTable:
     """Run what is missing, and write metrics.json, tables.md and worst-against-mean.svg.
 
     Args:
@@ -40,7 +40,7 @@ def run_default(
     if not any(not row.parts for row in kept.values()):
         raise InputError(f"rows must match some single method; got {', '.join(patterns)}; there are {', '.join(rows)}")
     loaders = {name: partial(load, setting, features) for name, load in tasks(setting).items()}
-    comparison = compare(kept, loaders, setting.seeds, out / "cells", progress)
+    comparison = run_rows(kept, loaders, setting.seeds, out / "cells", progress)
     if not comparison.columns:
         raise NotReadyError(f"default needs the data of a task: {'; '.join(comparison.missing.values())}")
     record = {
