@@ -19,7 +19,7 @@ from kedge.evaluation.summary import SeedValues
 from kedge.models import build
 from kedge.seeds import seeded
 from kedge.studies import sets, tasks
-from kedge.studies.comparison import MethodTable, Row, cell, interval, single_methods
+from kedge.studies.comparison import MethodTable, Row, cell, interval, run_rows, single_methods
 from kedge.studies.study import Setting
 
 CLASSES = ("ash", "bay", "cox", "dog")  # ash and cox are known
