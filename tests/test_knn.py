@@ -125,12 +125,16 @@ def test_with_anchors_the_features_are_means():
 # How many neighbours, and how many images are kept.
 
 
-@pytest.mark.parametrize(("n", "k"), [(7, 7), (50, 50), (60, 50)])
-def test_the_fiftieth_neighbour_or_the_last_of_fewer(n, k):
-    default, same = KNN(network()), KNN(network(), k=k)
+@pytest.mark.parametrize(("n", "k"), [(7, 1), (60, 2), (300, 10), (2000, 50)])
+def test_by_default_a_tenth_of_the_images_of_a_class(n, k, tmp_path):
+    """Of three classes."""
+    default, same = KNN(identity(torch.float32)), KNN(identity(torch.float32), k=k)
     assert default.k is None
-    assert default.fit(images(n)).k == k
-    assert default.score(images(5, seed=1)).equal(same.fit(images(n)).score(images(5, seed=1)))
+    x = torch.rand(n, 2)
+    assert default.fit(x).k == k
+    assert default.score(x[:5]).equal(same.fit(x).score(x[:5]))
+    default.save(tmp_path / "knn.kedge")
+    assert kedge.load(tmp_path / "knn.kedge").k == k
 
 
 def test_a_limit_keeps_some_of_the_training_images():

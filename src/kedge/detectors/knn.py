@@ -1,6 +1,6 @@
 """KNN."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -13,7 +13,7 @@ from kedge.detectors.features import FeatureDetector, TrainingFeatures
 from kedge.detectors.registry import register
 from kedge.errors import InputError
 
-DEFAULT_NEIGHBOUR = 50
+DEFAULT_NEIGHBOUR, SHARE_OF_CLASS = 50, 0.1
 ROWS, QUERIES = 4096, 256  # of the bank and of the images that are compared at a time
 
 
@@ -29,8 +29,8 @@ class KNN(FeatureDetector):
 
     Args:
         net: A classifier, unanchored or anchored. With anchors the features are means.
-        k: Which neighbour counts; by default the 50th, or the last of fewer. The paper's are 50 for CIFAR-10, 200 for
-            CIFAR-100 and 1000 for ImageNet. It should be well below the number of images that are kept of a class.
+        k: Which neighbour counts; by default a tenth of the images that are kept per class, at least the first and at
+            most the 50th. The paper's are 50 for CIFAR-10, 200 for CIFAR-100 and 1000 for ImageNet.
         layer: The layer whose output to compare, or its input as in ``"fc:in"``; by default the input of the last
             linear layer. Maps (B, d, H, W) are averaged over their positions.
         head: See `FeatureDetector`.
@@ -48,7 +48,7 @@ class KNN(FeatureDetector):
 
     name = "knn"
     options = ("k:given", "layer:given_layer", "limit", "seed", "head")
-    learned = ("bank",)
+    learned = ("bank", "default_k")
 
     def __init__(
         self,
@@ -65,21 +65,36 @@ class KNN(FeatureDetector):
         self.limit = limit if limit is None else at_least("limit", limit, k or 1)
         self.seed = at_least("seed", seed, 0)
         self.bank: Any = None  # (N, d)
+        self.default_k: Any = None
 
     @property
     def k(self) -> Any:
         """Which neighbour counts; None before `fit` if it was not given."""
-        return self.given if self.given is not None or self.bank is None else min(DEFAULT_NEIGHBOUR, len(self.bank))
+        return self.given if self.given is not None or self.default_k is None else int(self.default_k)
 
     def fit_features(self, batches: TrainingFeatures) -> None:
         """Keep the training images' features, or a sample of them."""
-        bank = sample_rows((directions(batch.features) for batch in batches), self.limit, self.seed)
+        classes = 1
+
+        def rows() -> Iterator[Tensor]:
+            nonlocal classes
+            for batch in batches:
+                classes = batch.logits.shape[1]
+                yield directions(batch.features)
+
+        bank = sample_rows(rows(), self.limit, self.seed)
         if (self.given or 0) > len(bank):
             raise InputError(
                 f"k must be at most the number of training images, {len(bank)}; got {self.given}: pass a smaller k, or "
                 "more images"
             )
         self.bank = bank
+        self.default_k = max(1, min(DEFAULT_NEIGHBOUR, int(SHARE_OF_CLASS * len(bank) / classes)))
+
+    def load_state(self, state: Mapping[str, Tensor]) -> None:
+        """Restore the bank and the default k; files from before it was stored have the 50th."""
+        older = torch.tensor(float(min(DEFAULT_NEIGHBOUR, len(state["bank"]))))
+        super().load_state({"default_k": older, **state})
 
     def of_features(self, logits: Tensor, features: Tensor) -> Outputs:
         """The logits and the distance to the k-th nearest neighbour."""
