@@ -37,6 +37,11 @@ OPTIONS = {  # further cases: options that change how a method computes, learns 
     "amp, shared tau": ("amp", {"shared_tau": True, "rescale": "plain"}),
     "amp, mutual information": ("amp", {"score": "mutual_information"}),
     "adascale, l": ("adascale", {"scale": "logits", "percentile": (0.3, 0.7)}),
+    "combined, one pass": (
+        "combined",
+        {"parts": ["knn", "vim", "energy"], "rule": "copula", "standardise": "quantiles"},
+    ),
+    "combined, images": ("combined", {"parts": ["odin", "temperature_scaling", "mds"], "rule": "learned"}),
     "energy, ash-s": ("energy", {"shape": "ash"}),
     "nac, layers": ("nac", {"layers": ["stage1", "fc:in"], "alpha": (50, 200.0), "bins": 20, "full": 3}),
     "msp, vra": ("msp", {"shape": "vra"}),

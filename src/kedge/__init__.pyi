@@ -30,6 +30,7 @@ from .detectors import TTA as TTA
 from .detectors import UDG as UDG
 from .detectors import AdaSCALE as AdaSCALE
 from .detectors import ClassifierDiscrepancy as ClassifierDiscrepancy
+from .detectors import Combined as Combined
 from .detectors import CoP as CoP
 from .detectors import CoRP as CoRP
 from .detectors import DeepEnsemble as DeepEnsemble

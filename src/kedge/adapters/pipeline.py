@@ -86,7 +86,7 @@ def pipeline(
         >>> net = nn.Sequential(nn.Flatten(), nn.Linear(12, 2))
         >>> detect = pipeline(MSP(net).fit(torch.rand(8, 3, 2, 2)).calibrate(torch.rand(20, 3, 2, 2)), top_k=1)
         >>> sorted(detect(Image.new("RGB", (2, 2)))[0])
-        ['class', 'is_ood', 'label', 'name', 'p_value', 'probability', 'score', 'tau']
+        ['class', 'is_ood', 'label', 'name', 'p_value', 'probability', 'reason', 'score', 'tau']
     """
     loaded = detector if isinstance(detector, Detector) else from_pretrained(detector, model=model)
     return Pipeline(loaded, top_k, batch_size)

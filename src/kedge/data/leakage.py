@@ -1,6 +1,7 @@
 """Images recognized by their pixels: shared between sets, or divided into halves that share none."""
 
 import hashlib
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -38,10 +39,24 @@ class Half(NamedTuple):
     prints: Tensor
 
 
-def halves(held_out: Any, preprocess: Preprocess, why: str) -> tuple[Half, Half]:
+def even(prints: Tensor) -> Tensor:
+    """Which of images with fingerprints (N, 16) belong to the first half, (N,): about half of them."""
+    return prints[:, 0] % 2 == 0
+
+
+def smallest(prints: Tensor, count: int) -> Tensor:
+    """Which of images with fingerprints (N, 16) have the ``count`` smallest, (N,); more where equal images follow."""
+    numbers = prints[:, :8].contiguous().view(torch.int64)[:, 0]
+    return numbers <= numbers.sort().values[count - 1]
+
+
+def halves(
+    held_out: Any, preprocess: Preprocess, why: str, first_of: Callable[[Tensor], Tensor] = even
+) -> tuple[Half, Half]:
     """Divide images by their pixels: independent of their order, and equal images come into the same half.
 
-    ``why`` is the reason for two halves, for the error if there are too few images.
+    ``why`` is the reason for two parts, for the error if there are too few images; ``first_of`` chooses the first by
+    the fingerprints, half of them by default.
     """
     images, labels, prints = [], [], []
     for x, y in batches(held_out, preprocess):
@@ -49,7 +64,7 @@ def halves(held_out: Any, preprocess: Preprocess, why: str) -> tuple[Half, Half]
         labels.append(torch.full((len(x),), -1) if y is None else y)
         prints.append(fingerprints(x))
     x, y, marks = torch.cat(images), torch.cat(labels), torch.cat(prints)
-    first = marks[:, 0] % 2 == 0
+    first = first_of(marks)
     if not 0 < int(first.sum()) < len(first):
         raise InputError(f"held_out must have images enough for two halves, since {why}; got {len(first)}")
     return Half(x[first], y[first], marks[first]), Half(x[~first], y[~first], marks[~first])

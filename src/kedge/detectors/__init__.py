@@ -3,6 +3,7 @@
 from kedge.detectors.adascale import AdaSCALE
 from kedge.detectors.amp import AMP
 from kedge.detectors.base import Calibration, Cost, Detector, Outputs
+from kedge.detectors.combined import Combined
 from kedge.detectors.detection import Detection
 from kedge.detectors.deup import DEUP
 from kedge.detectors.dice import DICE
@@ -64,6 +65,7 @@ __all__ = [
     "ClassifierDiscrepancy",
     "CoP",
     "CoRP",
+    "Combined",
     "Cost",
     "DeepEnsemble",
     "Detection",

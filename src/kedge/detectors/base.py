@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from importlib.metadata import version
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
@@ -35,6 +35,14 @@ from kedge.models.ensemble import Ensemble
 GRADIENT_ROWS = 128  # images times anchors per piece where gradients are taken, since they keep every activation
 _Part = tuple["Outputs", Tensor, Tensor | None, Tensor]  # outputs, which images are bad, labels, fingerprints
 OUTPUT_KINDS = ("logits", "per_anchor_logits", "output")  # `reads` of methods that need nothing inside the network
+DAMAGED = "damaged pixels"  # the reason of an image with NaN or infinite pixels
+REASONS = {  # what an alarm means, by what a method reads
+    **dict.fromkeys(("logits", "output"), "between classes"),
+    "per_anchor_logits": "unstable prediction",
+    **dict.fromkeys(("features", "network"), "unlike anything seen"),
+    "gradients": "unusual response of the network",
+    "images": "unusual pixels",
+}
 UNNORMALISED = (
     "no normalisation is known for this network, so it takes pixels in [0, 1] as they are: if it was trained on "
     "normalised images, pass kedge.Classifier(net, mean=..., std=...) with the values used there, if not, "
@@ -57,13 +65,14 @@ class Outputs:
     logits: Tensor  # (B, C)
     score: Tensor  # (B,)
     tau: Tensor | None = None  # (B,)
+    parts: Tensor | None = None  # what each part of a combination adds, (B, d)
 
     def without(self, bad: Tensor) -> "Outputs":
         """The outputs on the CPU, with NaN logits and infinite scores for bad images (B,)."""
         bad = bad.cpu()
         tau = None if self.tau is None else self.tau.cpu().masked_fill(bad, math.nan)
         logits, score = self.logits.cpu().masked_fill(bad[:, None], math.nan), self.score.cpu()
-        return Outputs(logits, score.masked_fill(bad, math.inf), tau)
+        return Outputs(logits, score.masked_fill(bad, math.inf), tau, None if self.parts is None else self.parts.cpu())
 
 
 @dataclass(frozen=True)
@@ -76,6 +85,15 @@ class Calibration:
     delta: float | None
     threshold: float
     temperature: float
+
+
+class HeldOut(NamedTuple):
+    """What `Detector.calibrate` sets the threshold on."""
+
+    outputs: Outputs
+    labels: Tensor
+    prints: Tensor  # of all held-out images, also of those that the method learned from
+    learned: Mapping[str, Any]  # how many those are, for `calibration.threshold`
 
 
 class Detector(ABC):
@@ -101,9 +119,9 @@ class Detector(ABC):
 
     name: ClassVar[str]
     reads: str = "network"
-    has_tau: ClassVar[bool] = False
+    has_tau: bool = False
     needs_outliers: ClassVar[bool] = False
-    changes_network: ClassVar[bool] = False
+    changes_network: bool = False
     learns_held_out: bool = False
     variants: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
     options: ClassVar[tuple[str, ...]] = ()
@@ -180,6 +198,15 @@ class Detector(ABC):
         return Cost(forward=passes(self.net))
 
     @property
+    def reason(self) -> str:
+        """What an alarm of this method means, in plain words."""
+        return REASONS[self.reads]
+
+    def reasons(self, out: Outputs) -> list[str]:
+        """What an alarm would mean for each image."""
+        return [self.reason] * len(out.score)
+
+    @property
     def outliers(self) -> Tensor | None:
         """Fingerprints (N, 16) of the outliers that the network or the method learned from, or None."""
         seen = [module.outliers for module in self._classifiers if module.outliers is not None]
@@ -254,16 +281,11 @@ class Detector(ABC):
         if str(getattr(held_out, "checksum", "")) in self.trained_on:
             raise InputError("held_out is the training set of the network; pass images that were held out of it")
         names = class_names(held_out, self.classes)
-        learned = torch.empty(0, 16, dtype=torch.uint8)  # no test set may hold these images either
-        if self.learns_held_out:
-            held_out, learned = self._learn_from_half(held_out, names)
-            names = ()
-        out, labels, prints = self._run(held_out, batch_size, held_out=True)
-        refuse_training_images(prints, self.fitted_on)
-        scores = out.score.double().sort().values
-        temperature = calibration.temperature_of_known(out.logits, renumbered(labels, names, self.classes))
-        threshold = calibration.threshold(scores, alpha, delta, halved=self.learns_held_out)
-        self.calibration = Calibration(scores, torch.cat([learned, prints]), alpha, delta, threshold, temperature)
+        held = self._on_held_out(held_out, names, alpha, delta, batch_size)
+        scores = held.outputs.score.double().sort().values
+        temperature = calibration.temperature_of_known(held.outputs.logits, held.labels)
+        threshold = calibration.threshold(scores, alpha, delta, **held.learned)
+        self.calibration = Calibration(scores, held.prints, alpha, delta, threshold, temperature)
         return self
 
     def __call__(
@@ -428,6 +450,19 @@ class Detector(ABC):
                 "from this one before its weights or anchors changed: extract them again"
             )
 
+    def _on_held_out(
+        self, held_out: Any, names: Sequence[str], alpha: float, delta: float | None, batch_size: int
+    ) -> "HeldOut":
+        """Learn from held-out images, if the method does, and score those that the threshold is set on."""
+        learned = torch.empty(0, 16, dtype=torch.uint8)  # no test set may hold these images either
+        if self.learns_held_out:
+            held_out, learned = self._learn_from_half(held_out, names)
+            names = ()
+        out, labels, prints = self._run(held_out, batch_size, held_out=True)
+        refuse_training_images(prints, self.fitted_on)
+        labels = renumbered(labels, names, self.classes)
+        return HeldOut(out, labels, torch.cat([learned, prints]), {"halved": self.learns_held_out})
+
     def _learn_from_half(self, held_out: Any, names: Sequence[str]) -> tuple[list[tuple[Tensor, int]], Tensor]:
         """Let the method learn from half of the held-out images; return the rest, and the half's fingerprints."""
         why = f"{type(self).__name__} learns from one and sets its threshold on the other"
@@ -439,10 +474,11 @@ class Detector(ABC):
         labels = renumbered(rest.labels, names, self.classes).tolist()
         return list(zip(rest.images, labels, strict=True)), half.prints
 
-    @staticmethod
-    def _decided(out: Outputs, calibrated: Calibration) -> Detection:
+    def _decided(self, out: Outputs, calibrated: Calibration) -> Detection:
         bad = out.logits.isnan().any(dim=1)  # by NaN pixels
         score = out.score.masked_fill(bad, math.inf)
+        is_ood = (score.double() > calibrated.threshold) | bad
+        words = [DAMAGED if nan else word for nan, word in zip(bad.tolist(), self.reasons(out), strict=True)]
         return Detection(
             label=out.logits.argmax(dim=1).masked_fill(bad, UNKNOWN),
             logits=out.logits,
@@ -450,7 +486,8 @@ class Detector(ABC):
             tau=out.tau,
             score=score,
             p_value=calibration.p_values(calibrated.scores, score),
-            is_ood=(score.double() > calibrated.threshold) | bad,
+            is_ood=is_ood,
+            reasons=tuple(word if flagged else None for word, flagged in zip(words, is_ood.tolist(), strict=True)),
         )
 
 

@@ -12,7 +12,8 @@ from kedge.checks import needs
 from kedge.display import ROWS, counted, html_table
 from kedge.errors import InputError
 
-ROW = ("name", "label", "class", "probability", "tau", "score", "p_value", "is_ood")  # the keys of a row, in order
+# The keys of a row, in order.
+ROW = ("name", "label", "class", "probability", "tau", "score", "p_value", "is_ood", "reason")
 
 
 @dataclass(frozen=True, repr=False)
@@ -31,6 +32,8 @@ class Detection:
         is_ood: Whether the image is flagged, (N,).
         classes: Names of the classes, if the detector has them.
         names: Names of the images, if they came from files.
+        reasons: Why each image is flagged, in plain words: ``"unlike anything seen"``, ``"between classes"`` or what
+            else the method's alarm means; None for images that are not flagged.
 
     Example:
         >>> import torch
@@ -49,6 +52,7 @@ class Detection:
     is_ood: Tensor
     classes: tuple[str, ...] = ()
     names: tuple[str, ...] = ()
+    reasons: tuple[str | None, ...] | None = None
 
     def __len__(self) -> int:
         return len(self.label)
@@ -111,6 +115,7 @@ class Detection:
             _numbers(self.score),
             self.p_value.tolist(),
             self.is_ood.tolist(),
+            missing if self.reasons is None else self.reasons,
         )
         return [dict(zip(ROW, values, strict=True)) for values in zip(*columns, strict=True)]
 

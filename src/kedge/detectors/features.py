@@ -89,6 +89,24 @@ class FeatureDetector(Detector):
         return logits, features[self.layer]
 
 
+class FeatureStream:
+    """Batches that other code computes of a training set, with the name of the last layer; to be read once.
+
+    Args:
+        batches: The name of the last linear layer, and a batch.
+        images: The training set, for detectors that read it again.
+    """
+
+    def __init__(self, batches: Iterator[tuple[str, FeatureBatch]], images: Any) -> None:
+        self.images = images
+        self._batches: Iterator[tuple[str, FeatureBatch]] | None = batches
+
+    def once(self) -> Iterator[tuple[str, FeatureBatch]] | None:
+        """The batches, or None if they were read before."""
+        batches, self._batches = self._batches, None
+        return batches
+
+
 class TrainingFeatures:
     """Batches of the training images' logits, features and labels, checked; from images or extracted features.
 
@@ -127,15 +145,22 @@ class TrainingFeatures:
             yield batch
 
     def _batches(self) -> Iterator[FeatureBatch]:
-        detector = self._detector
-        if isinstance(self._train_set, Features):
-            detector.head = self._train_set.head
-            for part, prints in self._train_set.batches(1024, detector.net.mean.device):
+        detector, images = self._detector, self._train_set
+        if isinstance(images, FeatureStream):
+            if (stream := images.once()) is not None:
+                for head, batch in stream:
+                    detector.head = head if detector.reads_features else detector.head
+                    yield batch
+                return
+            images = images.images
+        if isinstance(images, Features):
+            detector.head = images.head
+            for part, prints in images.batches(1024, detector.net.mean.device):
                 detector.add_prints(prints)
                 yield part
             return
         unknown = detector.reads_features and detector.given_layer is None and not detector._head_given
-        for x, y in detector.inputs(self._train_set, self._preprocess):
+        for x, y in detector.inputs(images, self._preprocess):
             if unknown:
                 detector.head, unknown = find_head(detector.net, x[:2]), False
             yield FeatureBatch(*detector.features(x), y)

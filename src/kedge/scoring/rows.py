@@ -15,12 +15,18 @@ from kedge.files import regular_file
 Row = Mapping[str, Any]
 Writer = Callable[[Sequence[Row]], None]
 FORMATS = ("parquet", "csv", "jsonl")
-_TYPES = {"label": int, "is_ood": bool} | dict.fromkeys(("name", "class", "error", "detector"), str)
+_TYPES = {"label": int, "is_ood": bool} | dict.fromkeys(("name", "class", "reason", "error", "detector"), str)
 # ``detector`` is the sha256 of the detector's file.
 COLUMNS: dict[str, type] = {name: _TYPES.get(name, float) for name in (*ROW, "error", "detector")}
 # What kedge 0.1 wrote: its label was the name of the class, or the number as text if it had no name.
 OLD_COLUMNS = ("path", "label", "probability", "score", "temperature", "p_value", "is_ood", "error")
-LAYOUTS = (tuple(COLUMNS), tuple(COLUMNS)[:-1], OLD_COLUMNS)  # the second has no detector
+NEWER = ("reason", "detector")  # older files have neither
+LAYOUTS = (
+    tuple(COLUMNS),
+    tuple(name for name in COLUMNS if name != "reason"),
+    tuple(name for name in COLUMNS if name not in NEWER),
+    OLD_COLUMNS,
+)
 CHUNK = 4096  # rows in memory at a time
 LARGEST_ROW = 1_000_000  # bytes of a parquet file's rows on average; names have at most a few thousand
 # A spreadsheet takes text that begins like this for a formula; the last four are the wide forms of the first four.
@@ -80,8 +86,8 @@ def _without_formulas(row: Row) -> Row:
 def read_rows(path: str | Path, kind: str | None = None) -> Iterator[dict[str, Any]]:
     """The rows of a file one after the other, with the keys of `Detection.to_rows`, ``error`` and ``detector``.
 
-    ``detector`` is the sha256 of the detector's file, None in older files. Files of kedge 0.1, which had other keys,
-    are read too.
+    ``detector`` is the sha256 of the detector's file; it and ``reason`` are None in older files. Files of kedge 0.1,
+    which had other keys, are read too.
     """
     kind, file = format_of(Path(path), kind), regular_file(path)
     try:
@@ -115,7 +121,7 @@ def _raw_rows(file: Path, kind: str) -> Iterator[dict[str, Any]]:
 def _with_current_keys(raw: Any, kind: str) -> dict[str, Any]:
     raw = raw if isinstance(raw, dict) else {}
     old = "path" in raw and "name" not in raw
-    if missing := [name for name in LAYOUTS[2 if old else 1] if name not in raw]:
+    if missing := [name for name in LAYOUTS[3 if old else 2] if name not in raw]:
         raise ValueError(f"the column {missing[0]} is missing")
     if old:
         label: Any = raw["label"] or None

@@ -33,6 +33,7 @@ class ResultRow(BaseModel):
     score: float | None = Field(description="Larger means further out of distribution.")
     p_value: float | None = Field(description="Share of in-distribution images that would score at least this high.")
     is_ood: bool | None = Field(description="Whether the image is flagged as out of distribution.")
+    reason: str | None = Field(description="Why it is flagged, in a few words; null if it is not.")
 
 
 class ScoreResponse(BaseModel):

@@ -25,7 +25,16 @@ from kedge.serving.settings import Settings
 LANES = 2  # batches at a time, each with half of the threads: faster than one batch with all threads
 LIBC: Any = ctypes.CDLL(None) if os.name == "posix" else None
 INLINE = 1 << 16  # bytes; parsing longer bodies would hold up all other requests
-VALUES = ("label", "class", "probability", "tau", "score", "p_value", "is_ood")  # of a row; null if it has an error
+VALUES = (
+    "label",
+    "class",
+    "probability",
+    "tau",
+    "score",
+    "p_value",
+    "is_ood",
+    "reason",
+)  # of a row; null if it has an error
 
 
 class Room:

@@ -1,0 +1,173 @@
+"""Rules that make one score of several: how each is standardised on held-out images, and how they are combined.
+
+Everything here is a pure function of scores (B, d), one column for each detector, larger for further out of
+distribution. The columns are first made comparable: z-scores, or p-values as their logarithms.
+"""
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from itertools import combinations
+
+import torch
+from torch import Tensor
+
+from kedge.detectors.gaussians import oas
+
+TAIL, LEAST_TAIL = 0.1, 5  # share and least number of held-out scores that make a tail
+NORMAL_QUARTILES = 1.3489795  # the distance between the quartiles of a standard normal
+State = Mapping[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Rule:
+    """How standardised scores become one.
+
+    Attributes:
+        combine: The score (B,) of standardised scores (B, d), with what was learned.
+        p_values: Whether it takes logarithms of p-values instead of z-scores.
+        correlated: Whether it learns the correlation of the standardised scores.
+        normal: Whether it takes the p-values as normal scores.
+        weighed: Whether it learns weights from synthetic outliers.
+    """
+
+    combine: Callable[[Tensor, State], Tensor]
+    p_values: bool = False
+    correlated: bool = False
+    normal: bool = False
+    weighed: bool = False
+
+    def evidence(self, scores: Tensor, learned: State) -> Tensor:
+        """The standardised scores (B, d), in float64: what each detector adds to the combined score."""
+        scores = scores.double()
+        if not self.p_values:
+            return (scores - learned["centre"]) / learned["scale"]
+        log_p = log_p_values(scores, learned["knots"])
+        return normal_scores(log_p) if self.normal else -log_p
+
+
+def by_moments(scores: Tensor) -> tuple[Tensor, Tensor]:
+    """Centre and scale (d,) of scores (N, d): the mean and the deviation."""
+    return scores.mean(dim=0), _positive(scores.std(dim=0))
+
+
+def by_quantiles(scores: Tensor) -> tuple[Tensor, Tensor]:
+    """Centre and scale (d,) of scores (N, d): the median, and the distance of the quartiles in normal deviations."""
+    low, centre, high = scores.quantile(scores.new_tensor([0.25, 0.5, 0.75]), dim=0)
+    return centre, _positive((high - low) / NORMAL_QUARTILES)
+
+
+STANDARDS = {"moments": by_moments, "quantiles": by_quantiles}
+
+
+def log_p_values(scores: Tensor, knots: Tensor) -> Tensor:
+    """Logarithms of the shares of in-distribution images that score at least as high, (B, d).
+
+    ``knots`` (N, d) are held-out scores in ascending order. The i-th of them has the p-value ``(N + 1 - i) / (N + 1)``,
+    between two the logarithm is interpolated. An empirical p-value is the same for all scores beyond the largest knot.
+    Here the tail is exponential: ``p = p(u) exp(-(s - u) / m)`` for scores s above u, where m is the mean excess over u
+    of the knots above it, a tenth of all and at least 5. Below the smallest knot 1 - p has such a tail. So a larger
+    score always has a smaller p-value.
+    """
+    n = len(knots)
+    tail = min(max(LEAST_TAIL, math.ceil(TAIL * n)), n - 1)
+    ranks = torch.arange(n, 0, -1, dtype=knots.dtype, device=knots.device) / (n + 1)
+    columns = []
+    for s, x in zip(scores.unbind(1), knots.to(scores).unbind(1), strict=True):
+        place = (s[:, None] > x).sum(dim=1).clamp(1, n - 1)  # the knots below, (B,)
+        left, right = x[place - 1], x[place]
+        share = ((s - left) / _positive(right - left)).clamp(0, 1)
+        log_rank = ranks.log()
+        inside = log_rank[place - 1] + share * (log_rank[place] - log_rank[place - 1])
+        u, lowest = x[n - 1 - tail], x[0]
+        above = log_rank[n - 1 - tail] - (s - u) / _positive((x[n - tail :] - u).mean())
+        below = (lowest - s).clamp(min=0) / _positive((x[1 : tail + 1] - lowest).mean())
+        under = torch.log1p(-torch.exp(-below) / (n + 1))
+        columns.append(torch.where(s > u, above, torch.where(s < lowest, under, inside)))
+    return torch.stack(columns, dim=1)
+
+
+def normal_scores(log_p: Tensor) -> Tensor:
+    """The z at which a standard normal exceeds z with probability p, for logarithms of p, in float64.
+
+    Newton's method on the logarithm of the tail, which is concave, so that it converges from either side.
+    """
+    log_p = log_p.double()
+    upper = log_p < math.log(0.5)
+    tail = torch.where(upper, log_p, torch.log(-torch.expm1(log_p)))  # of the smaller side
+    z = (-2 * tail).sqrt()
+    for _ in range(8):
+        value = torch.special.log_ndtr(-z)
+        slope = -(-z.square() / 2 - math.log(2 * math.pi) / 2 - value).exp()
+        z = z - (value - tail) / slope
+    return torch.where(upper, z, -z)
+
+
+def total(z: Tensor, learned: State) -> Tensor:
+    """The sum of z-scores, ``sum_j z_j``."""
+    return z.sum(dim=1)
+
+
+def stouffer(z: Tensor, learned: State) -> Tensor:
+    """Stouffer's rule: ``sum_j z_j / sqrt(d)``, with the normal scores of the p-values (Stouffer et al., 1949)."""
+    return z.sum(dim=1) / math.sqrt(z.shape[1])
+
+
+def fisher(minus_log_p: Tensor, learned: State) -> Tensor:
+    """Fisher's rule: ``-2 sum_j log p_j`` (Fisher, 1932)."""
+    return 2 * minus_log_p.sum(dim=1)
+
+
+def smallest(minus_log_p: Tensor, learned: State) -> Tensor:
+    """The smallest of d p-values with Sidak's correction: ``-log(1 - (1 - min_j p_j)^d)`` (Tippett, 1931)."""
+    largest, d = minus_log_p.amax(dim=1), minus_log_p.shape[1]
+    corrected = torch.log(-torch.expm1(d * torch.log1p(-torch.exp(-largest.clamp(max=30)))))
+    return torch.where(largest > 30, largest - math.log(d), -corrected)  # to first order in p where p is tiny
+
+
+def raised_distance(z: Tensor, learned: State) -> Tensor:
+    """The Mahalanobis distance from z to the nearest point none of whose scores is raised, one-sided as alarms are.
+
+    ``min_{a <= 0} sqrt((z - a)^T R^-1 (z - a))`` with the correlation R. The nearest point leaves some subset A of the
+    scores raised, and the squared distance is the largest ``z_A^T R_AA^-1 z_A`` over the subsets with
+    ``R_AA^-1 z_A >= 0``. Where no score is raised the distance is 0, and ``max_j z_j`` orders the images instead.
+    """
+    squares = [z.new_zeros(len(z))]
+    for size in range(1, z.shape[1] + 1):
+        for chosen in combinations(range(z.shape[1]), size):
+            inverse = torch.linalg.inv(learned["correlation"][list(chosen)][:, list(chosen)]).to(z)
+            raised = z[:, list(chosen)]  # (B, A)
+            weights = raised @ inverse
+            squares.append(torch.where((weights >= 0).all(dim=1), (weights * raised).sum(dim=1), 0.0))
+    largest = torch.stack(squares).amax(dim=0)
+    return torch.where(largest > 0, largest.clamp(min=1e-300).sqrt(), z.amax(dim=1))
+
+
+def weighed(z: Tensor, learned: State) -> Tensor:
+    """``sum_j w_j z_j``, with weights that separate held-out images from synthetic outliers."""
+    return z @ learned["weights"].to(z)
+
+
+def correlation(z: Tensor) -> Tensor:
+    """The correlation (d, d) of standardised scores (N, d), shrunk towards none as `oas` has it."""
+    centred = z - z.mean(dim=0)
+    centred = centred / _positive(centred.square().mean(dim=0).sqrt())
+    r = centred.T @ centred / len(z)
+    share = oas(torch.linalg.eigvalsh(r), len(z))
+    return (1 - share) * r + share * torch.eye(len(r), dtype=r.dtype, device=r.device)
+
+
+RULES = {
+    "sum": Rule(total),
+    "mahalanobis": Rule(raised_distance, correlated=True),
+    "learned": Rule(weighed, weighed=True),
+    "fisher": Rule(fisher, p_values=True),
+    "max": Rule(smallest, p_values=True),
+    "stouffer": Rule(stouffer, p_values=True, normal=True),
+    "copula": Rule(raised_distance, p_values=True, normal=True, correlated=True),
+}
+
+
+def _positive(scale: Tensor) -> Tensor:
+    """The scale, or 1 where a score never varies."""
+    return torch.where(scale > 0, scale, 1.0)
