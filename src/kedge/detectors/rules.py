@@ -153,7 +153,7 @@ def correlation(z: Tensor) -> Tensor:
     centred = z - z.mean(dim=0)
     centred = centred / _positive(centred.square().mean(dim=0).sqrt())
     r = centred.T @ centred / len(z)
-    share = oas(torch.linalg.eigvalsh(r), len(z))
+    share = oas(r, len(z))
     return (1 - share) * r + share * torch.eye(len(r), dtype=r.dtype, device=r.device)
 
 

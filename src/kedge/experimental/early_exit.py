@@ -79,7 +79,8 @@ class EarlyExit(AMP):
         more = self.per_anchor_logits(x[going_on], rest)
         full = self.of_per_anchor_logits(torch.cat([few[:, going_on], more]))
         pairs = zip(vars(out).values(), vars(full).values(), strict=True)
-        return Outputs(*(None if values is None else values.index_put((going_on,), others) for values, others in pairs))
+        both: list[Any] = [None if v is None else v.index_put((going_on,), others) for v, others in pairs]
+        return Outputs(*both)
 
     def mean_passes(self, images: Any) -> float:
         """The mean number of anchors that images take, and so of passes through the network."""
