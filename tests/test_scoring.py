@@ -35,7 +35,7 @@ from kedge.scoring.page import _thumbnail
 from processes import FRESH
 from test_report import check
 
-KEYS = ["name", "label", "class", "probability", "tau", "score", "p_value", "is_ood", "error", "detector"]
+KEYS = ["name", "label", "class", "probability", "tau", "score", "p_value", "is_ood", "reason", "error", "detector"]
 
 
 @pytest.fixture(scope="module")
@@ -96,7 +96,7 @@ def names_in(folder):
 def test_a_detection_becomes_rows_with_one_schema():
     detection, expected = small_amp()(images(2, side=12)), ["name", "label", "class", "probability", "tau", "score"]
     first, second = detection.to_rows(("ant", "bee"), ["a", "b"])
-    assert list(first) == list(second) == [*expected, "p_value", "is_ood"]
+    assert list(first) == list(second) == [*expected, "p_value", "is_ood", "reason"]
     assert (first["name"], first["label"], first["score"]) == ("a", int(detection.label[0]), float(detection.score[0]))
     assert first["class"] == dict(enumerate(("ant", "bee"))).get(first["label"])
     assert first["probability"] == float(detection.probability[0].max())
@@ -145,12 +145,13 @@ def test_rows_of_older_files_are_read_with_the_keys_of_today(tmp_path, kind):
     write_rows(tmp_path / f"old.{kind}", [old, old | {"path": "b.png", "label": "7", "is_ood": False}, broken])
     first, second, third = read_rows(tmp_path / f"old.{kind}")
     values = {"probability": 0.5, "tau": 1.5, "score": 2.0, "p_value": 0.25, "error": None, "detector": None}
+    values |= {"reason": None}
     assert first == {"name": "a.png", "label": None, "class": "cat", "is_ood": True} | values
     assert second == {"name": "b.png", "label": 7, "class": None, "is_ood": False} | values
     assert third == dict.fromkeys(KEYS) | {"name": "c.png", "error": "broken"}
-    before = {key: value for key, value in second.items() if key != "detector"}  # rows without a detector
-    write_rows(tmp_path / f"before.{kind}", [before])
-    assert list(read_rows(tmp_path / f"before.{kind}")) == [second]
+    for newer in ({"reason"}, {"reason", "detector"}):
+        write_rows(tmp_path / f"before.{kind}", [{key: second[key] for key in second if key not in newer}])
+        assert list(read_rows(tmp_path / f"before.{kind}")) == [second]
 
 
 FORMULAS = ["=1+1", "+1", "-1", "@a", "\tb", "\rc", "\uff1dd", "'=e", "''f", "'g", "'", "h", "i=1"]

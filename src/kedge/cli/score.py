@@ -12,6 +12,7 @@ import typer
 from kedge.checks import one_of
 from kedge.cli.options import Model, Threads
 from kedge.cli.terminal import Console, printable
+from kedge.detectors.detection import verdict
 from kedge.errors import InputError
 from kedge.evaluation.report.document import write_page
 from kedge.evaluation.report.figures import require
@@ -144,5 +145,4 @@ def _page_of(out: Path, overwrite: bool) -> Path:
 def _line(row: dict[str, Any]) -> str:
     if row["error"]:
         return f"{row['name']}: {row['error']}"
-    verdict = "OUT OF DISTRIBUTION" if row["is_ood"] else "in distribution"
-    return f"{row['name']}: {class_of(row)} ({row['probability']:.0%}), {verdict}, p {row['p_value']:.2g}"
+    return f"{row['name']}: {class_of(row)} ({row['probability']:.0%}), {verdict(row)}, p {row['p_value']:.2g}"

@@ -2,7 +2,7 @@
 
 import math
 import operator
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, overload
 
@@ -75,7 +75,7 @@ class Detection:
     def __repr__(self) -> str:
         if len(self) == 1:
             row = self[0]
-            words = _class(row), f"{row['probability'] or 0:.0%}", _verdict(row), f"p {row['p_value']:.2g}"
+            words = _class(row), f"{row['probability'] or 0:.0%}", verdict(row), f"p {row['p_value']:.2g}"
             return f"Detection({', '.join(words)})"
         return f"Detection({counted(len(self), 'image')}, {int(self.is_ood.sum()):,} flagged)"
 
@@ -132,5 +132,8 @@ def _class(row: dict[str, Any]) -> str:
     return row["class"] or ("no class" if row["label"] is None else f"class {row['label']}")
 
 
-def _verdict(row: dict[str, Any]) -> str:
-    return "OUT OF DISTRIBUTION" if row["is_ood"] else "in distribution"
+def verdict(row: Mapping[str, Any]) -> str:
+    """The verdict of a row in words, with the reason if there is one."""
+    if not row["is_ood"]:
+        return "in distribution"
+    return "OUT OF DISTRIBUTION" + (f", {row['reason']}" if row["reason"] else "")

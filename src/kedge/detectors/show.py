@@ -9,6 +9,7 @@ import torch
 
 from kedge.checks import needs
 from kedge.data.batches import batches, names_of
+from kedge.detectors.detection import verdict
 from kedge.display import counted
 from kedge.errors import NotReadyError
 
@@ -58,12 +59,11 @@ def plot_verdicts(detector: "Detector", images: Any, most: int) -> Any:
     for place, row in enumerate(detector(x).to_rows()):
         axes, picture = panels[place], pictures[place]
         axes.imshow(picture if picture.shape[2] == 3 else picture[..., 0], cmap="gray", vmin=0, vmax=1)
-        verdict = "OUT OF DISTRIBUTION" if row["is_ood"] else "in distribution"
         label = row["class"] or f"class {row['label']}"
         words = [
             *names[place : place + 1],
             f"{label} {row['probability'] or 0:.0%}",
-            f"{verdict}, p {row['p_value']:.2g}",
+            f"{verdict(row)}, p {row['p_value']:.2g}",
         ]
         axes.set_title("\n".join(words), fontsize=8, color="#b3261e" if row["is_ood"] else "black")
     return figure

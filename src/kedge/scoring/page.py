@@ -56,7 +56,7 @@ def _contact_sheet(summary: RowSummary, column: str | None) -> Html:
             tag("strong", row["name"]),
             f"{class_of(row)} ({100 * row['probability']:.0f} %)",
             f"score {number(row['score'])}, p {number(row['p_value'], 2)}",
-            "flagged" if row["is_ood"] else "accepted",
+            f"flagged: {row['reason']}" if row["reason"] else "flagged" if row["is_ood"] else "accepted",
         )
         cards.append(figure(_thumbnail(row["name"], column), tag("br").join(words)))
     note = tag("p", "The images with the highest scores, the highest first.")

@@ -114,7 +114,7 @@ def _anchor_row(
         "votes": votes,
         "tau": NOTHING if detection.tau is None else number(float(detection.tau[0])),
         "score": number(float(detection.score[0])),
-        "verdict": _verdict(bool(detection.is_ood[0])),
+        "verdict": _verdict(detection, 0),
     }
 
 
@@ -126,7 +126,7 @@ def _card(evaluation: Evaluation, detection: Detection, name: str, index: int, d
     if truth >= 0 and name == evaluation.id_name:  # an OOD set numbers its classes in its own way
         predicted += ", correct" if truth == int(detection.label[index]) else f", true {_class_name(classes, truth)}"
     measured = f"score {number(float(detection.score[index]))}, p {number(float(detection.p_value[index]), 2)}"
-    lines = [predicted, measured, _verdict(bool(detection.is_ood[index]))]
+    lines = [predicted, measured, _verdict(detection, index)]
     if detector is not None:
         lines.append(_votes(detector, images.subset([index]), detector.classes or classes))
     return {"source": png_address(images.images[index]), "alt": alt, "set": name, "lines": lines}
@@ -146,5 +146,6 @@ def _class_name(classes: tuple[str, ...], index: int) -> str:
     return classes[index] if index < len(classes) else f"class {index}"
 
 
-def _verdict(is_ood: bool) -> str:
-    return "flagged" if is_ood else "accepted"
+def _verdict(detection: Detection, index: int) -> str:
+    reason = None if detection.reasons is None else detection.reasons[index]
+    return f"flagged: {reason}" if reason else "flagged" if bool(detection.is_ood[index]) else "accepted"
