@@ -84,6 +84,11 @@ def test_fisher_stouffer_and_the_smallest_are_those_of_scipy():
             np.testing.assert_allclose(found, [each.statistic for each in expected], rtol=1e-9)
 
 
+def test_a_part_that_is_surer_than_on_any_known_image_does_not_outweigh_another():
+    z = torch.tensor([[1.0, 2.0], [9.0, -50.0], [9.0, -2.0], [-3.0, -4.0]], dtype=torch.float64)
+    assert RULES["sum"].combine(z, {}).tolist() == [3, 7, 7, -4]
+
+
 def test_the_smallest_p_value_keeps_its_order_where_it_is_tiny():
     evidence = torch.tensor([[29.0, 1.0], [30.0, 1.0], [30.1, 1.0], [900.0, 1.0]], dtype=torch.float64)
     found = RULES["max"].combine(evidence, {})

@@ -44,7 +44,7 @@ def even(prints: Tensor) -> Tensor:
     return prints[:, 0] % 2 == 0
 
 
-def smallest(prints: Tensor, count: int) -> Tensor:
+def smallest_prints(prints: Tensor, count: int) -> Tensor:
     """Which of images with fingerprints (N, 16) have the ``count`` smallest, (N,); more where equal images follow."""
     numbers = prints[:, :8].contiguous().view(torch.int64)[:, 0]
     return numbers <= numbers.sort().values[count - 1]

@@ -14,7 +14,7 @@ from kedge.calibration import to_learn_from
 from kedge.checks import one_of
 from kedge.data import Preprocess
 from kedge.data.labels import renumbered
-from kedge.data.leakage import halves, smallest
+from kedge.data.leakage import halves, smallest_prints
 from kedge.detectors.base import Cost, Detector, HeldOut, Outputs, passes
 from kedge.detectors.features import FeatureDetector
 from kedge.detectors.logistic import logistic_regression
@@ -53,7 +53,7 @@ class Combined(Detector):
 
     | rule | score | of |
     |---|---|---|
-    | ``"sum"`` | ``sum_j z_j`` | z-scores |
+    | ``"sum"`` | ``sum_j max(z_j, -2)`` | z-scores |
     | ``"mahalanobis"`` | the distance to the nearest point none of whose scores is raised, with their correlation | \
 z-scores |
     | ``"learned"`` | ``sum_j w_j z_j``, with weights from a logistic regression against synthetic outliers | z-scores |
@@ -242,7 +242,7 @@ z-scores |
         def first_of(prints: Tensor) -> Tensor:
             if len(prints) < 3:
                 raise InputError(f"held_out must have at least 3 images, some of them to learn from; got {len(prints)}")
-            return smallest(prints, to_learn_from(len(prints), alpha, delta, share=SHARE, least=LEAST))
+            return smallest_prints(prints, to_learn_from(len(prints), alpha, delta, share=SHARE, least=LEAST))
 
         outside = None
         if rule.weighed or any(part.learns_held_out for part in self.parts):  # from the images themselves

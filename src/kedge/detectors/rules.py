@@ -15,6 +15,7 @@ from torch import Tensor
 from kedge.detectors.gaussians import oas
 
 TAIL, LEAST_TAIL = 0.1, 5  # share and least number of held-out scores that make a tail
+FLOOR = -2.0  # of the z-scores that are summed
 NORMAL_QUARTILES = 1.3489795  # the distance between the quartiles of a standard normal
 State = Mapping[str, Tensor]
 
@@ -104,8 +105,12 @@ def normal_scores(log_p: Tensor) -> Tensor:
 
 
 def total(z: Tensor, learned: State) -> Tensor:
-    """The sum of z-scores, ``sum_j z_j``."""
-    return z.sum(dim=1)
+    """The sum of z-scores, ``sum_j max(z_j, -2)``.
+
+    Without the floor, a part could outweigh another's alarm: logits of an image that the network has never seen can be
+    surer than those of any known one.
+    """
+    return z.clamp(min=FLOOR).sum(dim=1)
 
 
 def stouffer(z: Tensor, learned: State) -> Tensor:
@@ -118,7 +123,7 @@ def fisher(minus_log_p: Tensor, learned: State) -> Tensor:
     return 2 * minus_log_p.sum(dim=1)
 
 
-def smallest(minus_log_p: Tensor, learned: State) -> Tensor:
+def sidak(minus_log_p: Tensor, learned: State) -> Tensor:
     """The smallest of d p-values with Sidak's correction: ``-log(1 - (1 - min_j p_j)^d)`` (Tippett, 1931)."""
     largest, d = minus_log_p.amax(dim=1), minus_log_p.shape[1]
     corrected = torch.log(-torch.expm1(d * torch.log1p(-torch.exp(-largest.clamp(max=30)))))
@@ -162,7 +167,7 @@ RULES = {
     "mahalanobis": Rule(raised_distance, correlated=True),
     "learned": Rule(weighed, weighed=True),
     "fisher": Rule(fisher, p_values=True),
-    "max": Rule(smallest, p_values=True),
+    "max": Rule(sidak, p_values=True),
     "stouffer": Rule(stouffer, p_values=True, normal=True),
     "copula": Rule(raised_distance, p_values=True, normal=True, correlated=True),
 }

@@ -4,8 +4,10 @@ import json
 from collections.abc import Callable
 from fnmatch import fnmatchcase
 from functools import partial
+from itertools import product
 from pathlib import Path
 
+from kedge.detectors.rules import RULES
 from kedge.errors import InputError, NotReadyError
 from kedge.files import atomic
 from kedge.provenance import provenance
@@ -13,7 +15,20 @@ from kedge.studies.comparison import MethodTable, Row, draw_worst_against_mean, 
 from kedge.studies.study import Setting
 from kedge.studies.tasks import tasks
 
-COMBINED: dict[str, Row] = {}
+DISTANCES, LOGITS = ("mds++", "rmds++", "knn", "cop"), ("gen", "msp", "energy", "kl_uniform", "fdbd")
+DEFAULT = ("mds++", "gen")
+TRIPLES = (("mds++", "gen", "fdbd"), ("mds++", "gen", "msp"), ("mds++", "knn", "gen"), ("mds++", "energy", "msp"))
+
+
+def combined() -> dict[str, Row]:
+    """The combinations: pairs of a distance and a score of the logits, triples, and other rules for the default."""
+    rows = {}
+    for parts in (*product(DISTANCES, LOGITS), *TRIPLES):
+        rows[" + ".join(parts)] = Row("combined", parts=parts)
+    for rule in sorted(set(RULES) - {"sum", "learned"}):
+        rows[f"{' + '.join(DEFAULT)}, {rule}"] = Row("combined", {"rule": rule}, DEFAULT)
+    rows[f"{' + '.join(DEFAULT)}, quantiles"] = Row("combined", {"standardise": "quantiles"}, DEFAULT)
+    return rows
 
 
 def run_default(
@@ -35,7 +50,7 @@ def run_default(
         command: The command to run it again, for the record.
         progress: Called with what is running, the number of cells done and the number in all.
     """
-    rows = single_methods() | COMBINED
+    rows = single_methods() | combined()
     kept = {label: row for label, row in rows.items() if not patterns or any(fnmatchcase(label, p) for p in patterns)}
     if not any(not row.parts for row in kept.values()):
         raise InputError(f"rows must match some single method; got {', '.join(patterns)}; there are {', '.join(rows)}")
