@@ -1,6 +1,11 @@
-"""Write docs/methods.md out of the docstrings of the methods: ``python docs/methods.py``."""
+"""Write docs/methods.md out of the docstrings of the methods: ``python docs/methods.py``.
+
+The table at the top groups methods by their ``reads`` and quotes the sentence "Use it ..." of each docstring.
+"""
 
 import inspect
+import re
+from collections.abc import Iterable
 from pathlib import Path
 
 import kedge
@@ -8,6 +13,17 @@ from kedge.detectors import TTA, Detector, LowLevelStatistics, TrainedDetector
 from kedge.detectors.registry import registered
 
 CONTROLS = (TTA, LowLevelStatistics)
+OWN_TRAINING = "a network with its own training"
+GROUPS = {  # by ``reads``, in the order of the table
+    "logits": "logits",
+    "features": "the features before the last layer",
+    "maps": "maps inside the network",
+    "gradients": "gradients",
+    "per_anchor_logits": "several passes",
+    "passes": "several passes",
+    "images": "the images alone",
+    "output": OWN_TRAINING,
+}
 
 HEAD = """# The methods
 
@@ -27,6 +43,12 @@ alone, and Student on the unanchored ones that `kedge.distill` trains from them.
 outliers have a star there, and `kedge.evaluate` refuses sets that hold any of the images they learned from.
 """
 
+CHOOSING = """
+By what they read. Logits and features take one pass for an image, or K on an anchored network, and `kedge.extract` stores
+them for all these methods at once; gradients take a backward pass too. No method is the best everywhere: measure some of
+different groups on your own images.
+"""
+
 OWN = """
 Each of these prepares the network and has a loss of its own for `kedge.train`:
 
@@ -43,9 +65,42 @@ def page() -> str:
     """The whole page."""
     own = [kind for kind in registered().values() if issubclass(kind, TrainedDetector)]
     others = [kind for kind in registered().values() if kind not in (*own, *CONTROLS)]
-    parts = [HEAD, "## On a trained network\n", *map(section, others)]
+    parts = [HEAD, "## Which to take", CHOOSING, table(registered().values())]
+    parts += ["## On a trained network\n", *map(section, others)]
     parts += ["## With their own training", OWN, *map(section, own)]
     return "\n".join([*parts, "## Controls\n", *map(section, CONTROLS)])
+
+
+def table(kinds: Iterable[type[Detector]]) -> str:
+    """A row for each method: what it reads, the further names of its variants, what `fit` needs, when to use it."""
+    rows = ["| reads | method | further names | needs | use it |", "|---|---|---|---|---|"]
+    order = list(dict.fromkeys(GROUPS.values()))
+    for kind in sorted(kinds, key=lambda kind: order.index(group(kind))):
+        names = ", ".join(f"`{name}`" for name in kind.variants)
+        link = f"[{kind.__name__}](#{kind.__name__.lower()})"
+        rows.append(f"| {group(kind)} | {link} | {names} | {needs(kind)} | {use(kind)} |")
+    return "\n".join([*rows, ""])
+
+
+def group(kind: type[Detector]) -> str:
+    """What a method reads, as the table says it."""
+    return OWN_TRAINING if issubclass(kind, TrainedDetector) else GROUPS[kind.reads]
+
+
+def needs(kind: type[Detector]) -> str:
+    """What a method learns from, besides training images."""
+    needed = {
+        "labels": getattr(kind, "needs_labels", False),
+        "outliers": kind.needs_outliers,
+        "held-out images": kind.learns_held_out,
+    }
+    return ", ".join(name for name, needs_it in needed.items() if needs_it)
+
+
+def use(kind: type[Detector]) -> str:
+    """The sentence of a docstring that begins with "Use it", without these words."""
+    found = re.search(r"Use it (.*?\.)(?=\s|$)", " ".join(inspect.getdoc(kind).split()))
+    return found[1].replace("``", "`") if found else ""
 
 
 def section(kind: type[Detector]) -> str:

@@ -465,7 +465,7 @@ def test_labels_are_those_of_the_network_for_the_image_as_it_is(name, kind):
     torch.testing.assert_close(detector(some).logits, logits, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("name", [name for name, method in METHODS.items() if method.reads == "features"])
+@pytest.mark.parametrize("name", [name for name, method in METHODS.items() if method.reads in ("features", "maps")])
 def test_features_that_are_not_finite_are_refused_by_fit(name):
     net = network()
     net.network.stage3[0][0].weight.data[0] = math.nan

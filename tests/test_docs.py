@@ -15,10 +15,12 @@ def test_the_page_of_methods_is_what_the_docstrings_say():
     assert (DOCS / "methods.md").read_text() == made, "run `make docs`"
 
 
-def test_every_registered_method_has_a_section_with_a_summary():
+def test_every_registered_method_has_a_section_with_a_summary_and_says_when_to_use_it():
     text = (DOCS / "methods.md").read_text()
     for kind in registered().values():
         assert f"### {kind.__name__}\n\n**" in text
+        (row,) = [line for line in text.splitlines() if f"[{kind.__name__}](#" in line]
+        assert len(row.split("|")[-2]) > 20, f"{kind.__name__} needs a sentence 'Use it ...' in its docstring"
 
 
 TABLES = runpy.run_path(str(DOCS / "tables.py"))

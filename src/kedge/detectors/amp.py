@@ -37,7 +37,8 @@ class AMP(RescoringDetector):
 
     ``H = mean_k f(c_k, x - c_k)``, ``tau = sum_classes std_k sigmoid(f(c_k, x - c_k))``, and the score is taken of
     ``H / (1 + exp(tau))``. Costs K forward passes through all but the anchored layer, and needs a network trained with
-    anchors.
+    anchors. Use it on networks that were trained with anchors, beside `Energy` of the same network, which takes the
+    same passes.
 
     Args:
         net: A network from `kedge.anchor`, trained.

@@ -106,7 +106,8 @@ class Detector(ABC):
         name: The method's name in files and on the command line.
         reads: What the method reads: ``"logits"`` (it then has `of_logits`), ``"per_anchor_logits"`` (it then has
             `of_per_anchor_logits`), ``"output"`` (the network's raw output; it then has `of_output`), ``"features"``,
-            ``"gradients"``, ``"images"``, or ``"network"`` if something else.
+            ``"maps"`` (inside the network), ``"gradients"``, ``"passes"`` (several outputs for an image), ``"images"``,
+            or ``"network"`` if something else.
         has_tau: Whether its outputs have a tau.
         needs_outliers: Whether the method is always trained with outliers.
         changes_network: Whether it runs parts of the network otherwise than evaluation does, as dropout.

@@ -63,6 +63,7 @@ class DEUP(Detector):
     """
 
     name = "deup"
+    reads = "features"
     learns_held_out = True
     options = ("hidden", "seed", "head")
 

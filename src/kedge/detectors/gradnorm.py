@@ -26,7 +26,7 @@ class GradNorm(FeatureDetector):
 
     The score is ``-||p - 1/C||_1 ||h||_1`` of the softmax p and the features h before the last layer: the L1 norm of
     the gradient, with respect to that layer's weights, of the cross entropy from uniform to p, in closed form, so that
-    no gradient is taken. The published code sums over classes, a factor of C that changes no order. It wins on large
+    no gradient is taken. The published code sums over classes, a factor of C that changes no order. Use it on large
     CNNs with many classes, where known images have larger features; on small sets such as CIFAR-10, and where features
     are normalised as in transformers, it is often worse than MSP. One forward pass, nothing to fit.
     https://arxiv.org/abs/2110.00218

@@ -76,8 +76,8 @@ class Gram(Detector):
     For each layer, and for feature maps F raised to each power p, the row sums of ``F^p (F^p)^T`` are compared with the
     smallest and largest among the training images of the predicted class (of all classes, if no training image was
     predicted as that one); the score is how far they lie outside, relative to the bound, summed over all. It learns in
-    one pass, needs neither labels nor outliers, and is strong on images that are far from the training set in texture,
-    weak on new classes that resemble known ones. One forward pass, and a fraction of one for the powers; the bounds
+    one pass, and needs neither labels nor outliers. Use it on images that are far from the training set in texture; it
+    is weak on new classes that resemble known ones. One forward pass, and a fraction of one for the powers; the bounds
     take two numbers for each class, layer, power and channel. https://arxiv.org/abs/1912.12510
 
     Args:
@@ -97,7 +97,7 @@ class Gram(Detector):
     """
 
     name = "gram"
-    reads = "features"
+    reads = "maps"
     options = ("layers", "powers", "normalise")
 
     def __init__(

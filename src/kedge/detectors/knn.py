@@ -23,9 +23,9 @@ class KNN(FeatureDetector):
 
     The features before the last layer, ``z / ||z||``, are kept for all training images; the score is the Euclidean
     distance of an image's own to the k-th nearest of them. Assumes nothing about the shape of the classes and needs no
-    labels, so use it where their features do not form simple clouds, or where the network is an encoder that another
-    task trained. One forward pass and a comparison with every training image that is kept, N x d multiplications; the
-    saved file holds their features, which ``limit`` bounds. https://arxiv.org/abs/2204.06507
+    labels. Use it where the features of classes do not form simple clouds, or where the network is an encoder that
+    another task trained. One forward pass and a comparison with every training image that is kept, N x d
+    multiplications; the saved file holds their features, which ``limit`` bounds. https://arxiv.org/abs/2204.06507
 
     Args:
         net: A classifier, unanchored or anchored. With anchors the features are means.

@@ -114,7 +114,7 @@ class LogitDetector(FeatureDetector):
 class MSP(LogitDetector):
     """Maximum softmax probability (Hendrycks and Gimpel, ICLR 2017): ``-max softmax(z)`` of logits z.
 
-    The baseline of the field. https://arxiv.org/abs/1610.02136
+    Use it as the baseline that other methods have to beat. https://arxiv.org/abs/1610.02136
 
     Example:
         >>> import torch
@@ -131,7 +131,7 @@ class MSP(LogitDetector):
 class MaxLogit(LogitDetector):
     """Maximum logit (Hendrycks et al., ICML 2022): ``-max z``, which keeps the logits' scale.
 
-    Better than MSP with many classes. https://arxiv.org/abs/1911.11132
+    Use it in place of MSP with many classes. https://arxiv.org/abs/1911.11132
     """
 
     name = "max_logit"
@@ -140,7 +140,10 @@ class MaxLogit(LogitDetector):
 
 @register
 class Entropy(LogitDetector):
-    """Entropy of the softmax, ``-sum p log p`` with ``p = softmax(z)``: close to MSP, but of all probabilities."""
+    """Entropy of the softmax, ``-sum p log p`` with ``p = softmax(z)``: close to MSP, but of all probabilities.
+
+    Use it in place of MSP where more than the largest probability should count.
+    """
 
     name = "entropy"
     score_function = scores.entropy
@@ -150,7 +153,7 @@ class Entropy(LogitDetector):
 class Energy(LogitDetector):
     """Free energy of the logits (Liu et al., NeurIPS 2020): ``-logsumexp(z)``.
 
-    Usually better than MSP, since it keeps the logits' scale. https://arxiv.org/abs/2010.03759
+    It keeps the logits' scale. Use it in place of MSP for images far from the training set. https://arxiv.org/abs/2010.03759
 
     Activation shaping (``shape=``) changes the features h before the last layer and scores the logits that they give:
 
@@ -187,6 +190,8 @@ class KLUniform(LogitDetector):
     """KL divergence from uniform to the softmax, negated, up to a constant: ``mean(z) - logsumexp(z)``.
 
     The score of AMP, without anchors. Unlike `Energy` it does not change when all logits of an image shift together.
+    Use it as the unanchored baseline of AMP; where all logits of unknown images fall together, it misses what `Energy`
+    sees.
     """
 
     name = "kl_uniform"
@@ -198,7 +203,7 @@ class GEN(LogitDetector):
     """Generalised entropy (Liu et al., CVPR 2023): ``sum p^gamma (1 - p)^gamma`` over the m largest probabilities p.
 
     With its small gamma, small probabilities count far more than in `Entropy`, and ``m`` leaves out the many tiny ones
-    of hundreds of classes. A safe choice among the scores of the logits, the more so with many classes.
+    of hundreds of classes. Use it as the safe choice among the scores of the logits, the more so with many classes.
     https://openaccess.thecvf.com/content/CVPR2023/html/Liu_GEN_Pushing_the_Limits_of_Softmax-Based_Out-of-Distribution_Detection_CVPR_2023_paper.html
 
     Args:

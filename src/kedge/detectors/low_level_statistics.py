@@ -16,8 +16,8 @@ from kedge.detectors.registry import register
 class LowLevelStatistics(Detector):
     """Distance of an image's brightness, contrast and compressed size from those of the training images.
 
-    A baseline, not a method of the field: a set that it detects is easy for reasons that have nothing to do with
-    classes (another camera, another resizing), and a method's success there means little. The score is the squared
+    A baseline, not a method of the field. Use it to find the sets that are easy for reasons that have nothing to do
+    with classes (another camera, another resizing), where a method's success means little. The score is the squared
     Mahalanobis distance of three numbers: mean and standard deviation of all pixels, and the size of the losslessly
     compressed image. No pass through the network for the score; labels come from one pass.
 

@@ -31,7 +31,7 @@ class Mahalanobis(FeatureDetector):
 
     Each class is a Gaussian in the feature space of each layer, all with one covariance S, learned in one pass over the
     labelled training images; the score is ``min_c (z - m_c)^T S^-1 (z - m_c)``, summed over layers. It reads more than
-    the logits and needs no outliers; it is strong where unknown images differ early in the network, weaker on new
+    the logits and needs no outliers. Use it where unknown images differ early in the network; it is weaker on new
     classes that resemble known ones. One forward pass; with ``epsilon`` images first move towards the closest class of
     each layer, which takes L further forward and L backward passes for L layers. With ``outliers`` a logistic
     regression against them weighs the layers, as in the paper's tables; the detector is then marked as having used

@@ -36,8 +36,8 @@ class RankFeat(Detector):
 
     The map of a layer is a matrix of channels by positions, or of tokens by features. Its largest singular component,
     which is stronger for unknown images and drives their confidence, is subtracted, the rest of the network runs on
-    what is left, and the score is the energy of the logits that come out; labels come from the network as it is. It
-    wins on large CNNs, on textures and scenes far from the training set; on small images, whose last map has few
+    what is left, and the score is the energy of the logits that come out; labels come from the network as it is. Use
+    it on large CNNs, for textures and scenes far from the training set; on small images, whose last map has few
     positions, it takes too much away. The paper's best variant on ImageNet averages the logits of the last two
     blocks; this is the one of a single layer. Two forward passes, nothing to learn. https://arxiv.org/abs/2209.08590
 
@@ -57,7 +57,7 @@ class RankFeat(Detector):
     """
 
     name = "rankfeat"
-    reads = "features"
+    reads = "maps"
     options = ("layer",)
 
     def __init__(self, net: nn.Module, *, layer: str | None = None) -> None:

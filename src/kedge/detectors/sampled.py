@@ -33,6 +33,8 @@ SAMPLED_SCORES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 class SampledDetector(Detector):
     """A detector that takes the mean softmax of several networks, or of several draws in one."""
 
+    reads = "passes"
+
     def __init__(self, net: nn.Module, *, samples: int, score: str) -> None:
         super().__init__(net)
         self.samples = at_least("samples", samples, 1)
@@ -60,9 +62,9 @@ class DeepEnsemble(SampledDetector):
     """Deep ensembles (Lakshminarayanan, Pritzel and Blundell, NeurIPS 2017): the mean softmax of several networks.
 
     Networks trained from different seeds agree on images like those they were trained on and often differ elsewhere.
-    Usually more accurate and better calibrated than any member, and hard to beat where its cost is affordable: M times
-    the training, the memory and the forward passes of one network. An ensemble of one with the score ``"msp"`` is MSP.
-    An anchored member gives the mean over its own anchors.
+    Use it where M times the training, the memory and the forward passes of one network are affordable: it is usually
+    more accurate and better calibrated than any member, and hard to beat. An ensemble of one with the score ``"msp"`` is
+    MSP. An anchored member gives the mean over its own anchors.
 
     Args:
         members: A list of networks, anchored or not, or an `Ensemble` of them.

@@ -18,9 +18,9 @@ from kedge.errors import InputError
 class TTA(Detector):
     """Test-time augmentation: energy of the mean logits over K flipped and shifted copies of an image.
 
-    A baseline for AMP, which also takes K passes for an image: this does so on the unanchored network, with the
-    unchanged image as the first copy. Where AMP does no better than this, its gain is that of averaging over K passes.
-    The augmentations are the same for every image, so a score does not depend on its batch. K forward passes.
+    Use it as the baseline of AMP, which also takes K passes for an image: this does so on the unanchored network, with
+    the unchanged image as the first copy. Where AMP does no better than this, its gain is that of averaging over K
+    passes. The augmentations are the same for every image, so a score does not depend on its batch. K forward passes.
 
     Args:
         net: Any classifier of images.
@@ -38,6 +38,7 @@ class TTA(Detector):
     """
 
     name = "tta"
+    reads = "passes"
     options = ("k", "shift", "flip", "score:score_by", "seed", "same_as_amp")
 
     def __init__(

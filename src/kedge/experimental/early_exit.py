@@ -20,6 +20,7 @@ class EarlyExit(AMP):
 
     `calibrate` learns ``exit_threshold`` from half of the held-out images, such that none of them would be flagged
     with all anchors, and sets the threshold on the other half: the coverage guarantee is that of any detector.
+    Use it in place of AMP where its K passes are too many.
 
     Args:
         detector: AMP, which keeps its network and anchors and stays as it is; or a network from `kedge.anchor`.
