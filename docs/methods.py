@@ -44,9 +44,9 @@ outliers have a star there, and `kedge.evaluate` refuses sets that hold any of t
 """
 
 CHOOSING = """
-By what they read. Logits and features take one pass for an image, or K on an anchored network, and `kedge.extract` stores
-them for all these methods at once; gradients take a backward pass too. No method is the best everywhere: measure some of
-different groups on your own images.
+By what they read. Logits and features take one pass for an image, or K on an anchored network, and `kedge.extract`
+stores them for all these methods at once; gradients take a backward pass too. No method is the best everywhere: measure
+some of different groups on your own images.
 """
 
 OWN = """

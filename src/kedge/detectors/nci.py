@@ -18,8 +18,8 @@ class NCI(FeatureDetector):
     In a network trained to the end the features h of a class, less the mean m of all training features, point where
     the class's row w of the last layer's weight does. The score is ``-(w . (h - m) / ||h - m|| + alpha ||h||_1)`` for
     the predicted class; the second term also calls images with small features unknown. Use it on networks trained for
-    long, whose features have drawn together around their class. One forward pass; `fit` reads the training set once and needs no
-    labels. https://arxiv.org/abs/2311.01479
+    long, whose features have drawn together around their class. One forward pass; `fit` reads the training set once and
+    needs no labels. https://arxiv.org/abs/2311.01479
 
     Args:
         net: A classifier, unanchored or anchored, that ends in a linear layer. With anchors, features and logits are

@@ -63,8 +63,8 @@ class DeepEnsemble(SampledDetector):
 
     Networks trained from different seeds agree on images like those they were trained on and often differ elsewhere.
     Use it where M times the training, the memory and the forward passes of one network are affordable: it is usually
-    more accurate and better calibrated than any member, and hard to beat. An ensemble of one with the score ``"msp"`` is
-    MSP. An anchored member gives the mean over its own anchors.
+    more accurate and better calibrated than any member, and hard to beat. An ensemble of one with the score ``"msp"``
+    is MSP. An anchored member gives the mean over its own anchors.
 
     Args:
         members: A list of networks, anchored or not, or an `Ensemble` of them.
