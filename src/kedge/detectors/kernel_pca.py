@@ -83,7 +83,7 @@ class CoRP(CoP):
 
     As `CoP`, with ``f = sqrt(2 / M) cos(W z / ||z|| + u)``: M random Fourier features of the Gaussian kernel
     ``exp(-gamma ||a - b||^2)``, with W normal of variance 2 gamma and u uniform in [0, 2 pi). In that space the main
-    directions follow curved clouds of features too, so try it where CoP is weak. One forward pass and two matrices;
+    directions follow curved clouds of features too. Use it where CoP is weak. One forward pass and two matrices;
     `fit` reads the training set once and needs no labels; the saved file holds M (d + q) numbers for q components.
     https://arxiv.org/abs/2402.02949
 

@@ -60,9 +60,8 @@ class Student(RescoringDetector):
     """AMP in one forward pass: an unanchored network trained to predict the mean logits and tau of an AMP detector.
 
     Made and trained by `kedge.distill`. The score is the teacher's, on the logits rescaled by the predicted tau. Use
-    it in place of AMP where only one pass is affordable. Away
-    from the training images nothing ties the student to its teacher, so measure both on images that neither was trained
-    on (`benchmarks/distill.py`).
+    it in place of AMP where only one pass is affordable. Away from the training images nothing ties the student to its
+    teacher, so measure both on images that neither was trained on (`benchmarks/distill.py`).
 
     Args:
         net: A trained network from ``Student.prepare``.
