@@ -77,11 +77,11 @@ class Normalise(nn.Module):
 
     def __init__(self, net: kedge.Classifier) -> None:
         super().__init__()
-        self.net = net
+        self._normalise = net.normalise  # not the network itself, whose weights would count twice
 
     def forward(self, x: Tensor) -> Tensor:
         """Images less their mean, over their deviation."""
-        return self.net.normalise(x)
+        return self._normalise(x)
 
 
 class Pool(nn.Module):
@@ -108,7 +108,7 @@ def encoder(net: kedge.Classifier) -> nn.Module:
 
 def peer_scores(detector: Any, x: Tensor, batch: int) -> Tensor:
     """Scores in batches, as pytorch-ood's loops take them."""
-    with torch.no_grad():
+    with torch.set_grad_enabled(isinstance(detector, peers.GradNorm)):  # torch.func fails without gradients
         return torch.cat([detector(part) for part in x.split(batch)])
 
 
@@ -347,7 +347,7 @@ METHODS = [
         note=said(MAHALANOBIS),
     ),
     Method(
-        "Mahalanobis, moved",
+        "Mahalanobis (moved)",
         own("mahalanobis", layers=["flatten"], epsilon=EPSILON),
         peer(peers.MahalanobisODIN, encoded, eps=EPSILON),
         fits=True,
@@ -355,7 +355,7 @@ METHODS = [
         note=said("as Mahalanobis, after a step of epsilon towards the closest class"),
     ),
     Method(
-        "Mahalanobis, stages",
+        "Mahalanobis (stages)",
         own("mahalanobis", layers=["stage1", "stage2", "stage3"]),
         peer(peers.MultiMahalanobis, lambda net: (parts(net)[:3],)),
         fits=True,
@@ -406,6 +406,19 @@ METHODS = [
     Method("NCI", own("nci", alpha=ALPHA), peer(peers.NCI, split, alpha=ALPHA), fits=True),
     Method("NNGuide", own("nnguide"), peer(peers.NNGuide, split), fits=True),
     Method("SHE", own("she"), peer(peers.SHE, split), fits=True),
+    Method("KLM", own("klm"), peer(peers.KLMatching, whole), fits=True),
+    Method(
+        "OpenMax",
+        own("openmax"),
+        peer(peers.OpenMax, whole, tailsize=20),
+        fits=True,
+        align=lambda scores, d: torch.logit(scores),
+        agrees=False,
+        note=said(
+            "kedge gives log-odds, which do not round to one as the peer's probability does, and learns from images "
+            "that are classified correctly, as the paper does, where the peer takes all"
+        ),
+    ),
     Method(
         "NAC",
         lambda d, batches: kedge.NAC(d.net, layers=["flatten"], limit=len(d.train)).fit(batches),
