@@ -75,6 +75,31 @@ class TokenMean(nn.Module):
         return x.mean(dim=1)
 
 
+class Skip(nn.Module):
+    """A connection that leads around its layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Conv2d(3, 3, 3, padding=1)
+
+    def forward(self, x):
+        return x + self.layer(x)
+
+
+@pytest.mark.parametrize("layer", ["0.layer", "0"])
+@pytest.mark.parametrize("count", [1, 5])
+def test_a_connection_may_lead_around_the_layer(layer, count):
+    net = nn.Sequential(Skip(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(3, 4)).double()
+    x = torch.rand(count, 3, 8, 8, dtype=torch.float64)
+    with torch.no_grad():
+        maps = net[0].layer(x) + (x if layer == "0" else 0)
+        rest = remove_first_component(maps.flatten(2)).view_as(maps) + (0 if layer == "0" else x)
+        logits, expected = net(x), -net[1:](rest).logsumexp(dim=1)
+        outputs = kedge.RankFeat(net, layer=layer).fit(x).outputs(x)
+    torch.testing.assert_close(outputs.score, expected)
+    torch.testing.assert_close(outputs.logits, logits)
+
+
 def test_with_anchors_it_is_the_mean_over_those_of_each():
     net, x = network("anchored"), images(6, side=SIDE)
     detector = kedge.RankFeat(net).fit(labelled(20, side=SIDE))

@@ -20,7 +20,7 @@ def fingerprints(images: Tensor) -> Tensor:
     if len(pixels) == 0:
         return torch.empty(0, 16, dtype=torch.uint8)
     rows = pixels.detach().cpu().contiguous().flatten(1).view(torch.uint8).numpy()  # NumPy has no bfloat16
-    digests = b"".join(hashlib.blake2b(row.tobytes(), digest_size=16).digest() for row in rows)
+    digests = b"".join(hashlib.blake2b(row, digest_size=16).digest() for row in rows)
     return torch.frombuffer(bytearray(digests), dtype=torch.uint8).view(-1, 16)
 
 

@@ -1,6 +1,7 @@
 """RankFeat."""
 
-from contextlib import ExitStack
+from collections.abc import Callable
+from contextlib import ExitStack, suppress
 from typing import Any
 
 import torch
@@ -39,7 +40,8 @@ class RankFeat(Detector):
     what is left, and the score is the energy of the logits that come out; labels come from the network as it is. Use
     it on large CNNs, for textures and scenes far from the training set; on small images, whose last map has few
     positions, it takes too much away. The paper's best variant on ImageNet averages the logits of the last two
-    blocks; this is the one of a single layer. Two forward passes, nothing to learn. https://arxiv.org/abs/2209.08590
+    blocks; this is the one of a single layer. Two forward passes, which share what comes before the layer where the
+    network allows it; nothing to learn. https://arxiv.org/abs/2209.08590
 
     Args:
         net: Any classifier, unanchored or anchored. With anchors the component is removed under each anchor.
@@ -86,13 +88,29 @@ class RankFeat(Detector):
 
     def outputs(self, x: Tensor) -> Outputs:
         """The network's logits, and the energy of those without the component."""
-        logits = self.net(x)
-        layer = self.net.network.get_submodule(str(self.layer))
-        with layer.register_forward_hook(own_thread(lambda _, inputs, output: self._without(output))):
-            changed, _ = self.net.features(x)
+        logits, changed = self._jointly(x) or (self.net(x), self._changed(x, self._without))
         return Outputs(logits, scores.energy(changed))
 
+    def _jointly(self, x: Tensor) -> tuple[Tensor, Tensor] | None:
+        """Logits with and without the component, (B, C), in one pass: the layers after the map take both at once.
+
+        None where they cannot: with anchors, and where a connection leads around the map, which keeps B images.
+        """
+        if not self.anchored:
+            with suppress(RuntimeError):
+                both = self._changed(x, lambda values: torch.cat([values, self._without(values)]))
+                if len(both) == 2 * len(x):
+                    return both[: len(x)], both[len(x) :]
+        return None
+
+    def _changed(self, x: Tensor, change: Callable[[Tensor], Tensor]) -> Tensor:
+        """The logits with the layer's output changed."""
+        layer = self.net.network.get_submodule(str(self.layer))
+        with layer.register_forward_hook(own_thread(lambda _, inputs, output: change(output))):
+            return self.net.features(x)[0]
+
     def _without(self, values: Tensor) -> Tensor:
+        """A layer's output without its first component."""
         return remove_first_component(as_matrices(values, _width(self.net.network))).reshape(values.shape)
 
 

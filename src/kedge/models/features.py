@@ -1,7 +1,7 @@
 """Outputs of named layers, read in one forward."""
 
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from difflib import get_close_matches
 from typing import Any
 
@@ -68,16 +68,21 @@ def read_features(net: nn.Module, x: Tensor, layers: Sequence[str] | None = None
 
 
 def _select(net: nn.Module, layers: Sequence[str] | None) -> dict[str, nn.Module]:
-    modules = {name: module for name, module in net.named_modules(remove_duplicate=False) if name}
     layers = getattr(net, "feature_layers", None) if layers is None else layers
     if layers is None:
         top = [name for name, _ in net.named_children()]
         raise InputError(f"layers must be given, since {type(net).__name__} has no feature_layers; try some of {top}")
     if isinstance(layers, str):
         raise InputError(f"layers must be a sequence of names; got {layers!r}, pass [{layers!r}]")
-    for name in layers:
-        if str(name).removesuffix(INPUT) not in modules:
-            near = get_close_matches(str(name), modules, n=5)
-            hint = f"did you mean {near}?" if near else f"see net.named_modules(); it starts with {list(modules)[:5]}"
-            raise InputError(f"{type(net).__name__} has no layer {name!r}; {hint}")
-    return {name: modules[name.removesuffix(INPUT)] for name in layers}
+    return {name: _layer(net, name) for name in layers}
+
+
+def _layer(net: nn.Module, name: Any) -> nn.Module:
+    path = str(name).removesuffix(INPUT)
+    with suppress(AttributeError):
+        if path:
+            return net.get_submodule(path)
+    names = [other for other, _ in net.named_modules(remove_duplicate=False) if other]
+    near = get_close_matches(str(name), names, n=5)
+    hint = f"did you mean {near}?" if near else f"see net.named_modules(); it starts with {names[:5]}"
+    raise InputError(f"{type(net).__name__} has no layer {name!r}; {hint}")
