@@ -22,6 +22,7 @@ GROUPS = {  # by ``reads``, in the order of the table
     "per_anchor_logits": "several passes",
     "passes": "several passes",
     "images": "the images alone",
+    "network": "scores of other methods",
     "output": OWN_TRAINING,
 }
 

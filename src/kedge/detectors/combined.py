@@ -45,8 +45,9 @@ class Combined(Detector):
     """Several detectors on one network as one: each score is standardised, and a rule makes one score of them.
 
     No single method suits every task: distances in feature space miss new classes that resemble known ones, and scores
-    of the logits miss images that are unlike anything seen. Combined needs no OOD images to choose between them. What
-    the parts read is computed in one forward pass where they can share it.
+    of the logits miss images that are unlike anything seen. Combined needs no OOD images to choose between them. Use it
+    where you do not know what will come, near or far. What the parts read is computed in one forward pass where they
+    can share it.
 
     `calibrate` learns the standardisation from some of the held-out images, a fifth and at least 20 where there are
     enough, and sets the threshold on the others. So the threshold holds for fresh images whatever was learned.
