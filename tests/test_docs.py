@@ -20,7 +20,7 @@ def test_every_registered_method_has_a_section_with_a_summary_and_says_when_to_u
     for kind in registered().values():
         assert f"### {kind.__name__}\n\n**" in text
         (row,) = [line for line in text.splitlines() if f"[{kind.__name__}](#" in line]
-        assert len(row.split("|")[-2]) > 20, f"{kind.__name__} needs a sentence 'Use it ...' in its docstring"
+        assert row.split("|")[-2].strip(), f"{kind.__name__} needs a sentence 'Use it ...' in its docstring"
 
 
 TABLES = runpy.run_path(str(DOCS / "tables.py"))
