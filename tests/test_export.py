@@ -23,7 +23,7 @@ from helpers import images
 from helpers import run_cli as run
 from kedge.data.digits import digits
 from kedge.errors import ArchitectureError, FileFormatError, InputError, KedgeError, KedgeWarning, NotReadyError
-from kedge.export import Difference, OnnxDetector, compare, export_onnx, quantise, recalibrate, runtime
+from kedge.export import Difference, OnnxDetector, compare_verdicts, export_onnx, quantise, recalibrate, runtime
 from kedge.export import file as exported
 from kedge.export.graph import Graph
 from kedge.models import build
@@ -222,7 +222,7 @@ def test_the_graph_computes_the_detector_s_outputs(make):
 
 def test_the_trained_detector_s_export_agrees_on_real_images(home, detector, parts):
     assert_agrees(detector, home / "digits.onnx", parts[2].images)
-    assert compare(detector, home / "digits.onnx").is_close
+    assert compare_verdicts(detector, home / "digits.onnx").is_close
     exact, images = OnnxDetector(home / "digits.onnx", threads=1), parts[2].images[:4]
     np.testing.assert_array_equal(exact(parts[2])["label"], detector(parts[2]).label)
     for form in (images / 255, (images.double() / 255).numpy().transpose(0, 2, 3, 1)):
@@ -508,7 +508,7 @@ def test_the_threshold_is_not_set_on_images_that_the_ranges_were_taken_from(home
 
 def test_a_file_that_differs_is_not_kept(home, tmp_path, monkeypatch):
     command = import_module("kedge.cli.export")
-    monkeypatch.setattr(command, "compare", lambda *_: Difference(largest=0.1, scale=1.0, verdicts=0))
+    monkeypatch.setattr(command, "compare_verdicts", lambda *_: Difference(largest=0.1, scale=1.0, verdicts=0))
     monkeypatch.setattr(command, "export_onnx", lambda detector, path, **_: path.write_bytes(b"x"))
     with pytest.raises(KedgeError, match="differs from the detector"):
         raise run("export", home / "digits.kedge", "-o", tmp_path / "a.onnx").exception
@@ -524,7 +524,7 @@ def test_the_check_sees_another_detector_nan_another_label_and_another_decision(
     name, change, home, detector, parts, monkeypatch
 ):
     other = kedge.AMP(kedge.anchor(network("compact", 1), init="fresh")).fit(parts[1].images)
-    assert not compare(other.calibrate(parts[1].images), home / "digits.onnx").is_close
+    assert not compare_verdicts(other.calibrate(parts[1].images), home / "digits.onnx").is_close
 
     def run_file(images, batch_size):
         detection = detector(images)
@@ -533,7 +533,7 @@ def test_the_check_sees_another_detector_nan_another_label_and_another_decision(
 
     monkeypatch.setattr("kedge.export.runtime.OnnxDetector", lambda path: run_file)
     for changed_at in (None, 1):  # 1: not in the batch of all
-        assert compare(detector, "a.onnx").is_close == (changed_at is None)
+        assert compare_verdicts(detector, "a.onnx").is_close == (changed_at is None)
 
 
 @pytest.mark.parametrize(

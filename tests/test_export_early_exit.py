@@ -13,7 +13,7 @@ from helpers import run_cli
 from kedge.data.digits import digits
 from kedge.data.leakage import halves
 from kedge.errors import InputError
-from kedge.export import OnnxDetector, compare, export_onnx, quantise, recalibrate
+from kedge.export import OnnxDetector, compare_verdicts, export_onnx, quantise, recalibrate
 from kedge.models import build
 from kedge.seeds import seeded
 
@@ -78,7 +78,7 @@ def test_the_file_gives_the_detector_s_outputs_in_as_many_passes(home, detector,
         np.testing.assert_allclose(outputs["score"], expected.score, atol=1e-4 * float(expected.score.abs().max()))
         np.testing.assert_allclose(outputs["tau"], expected.tau, rtol=1e-4, atol=1e-6)
         np.testing.assert_allclose(outputs["probability"], expected.probability.amax(dim=1), rtol=1e-4)
-    assert compare(detector, home / "auto.onnx").is_close
+    assert compare_verdicts(detector, home / "auto.onnx").is_close
 
 
 @pytest.mark.parametrize("variant", ["paper", "recommended"])

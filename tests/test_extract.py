@@ -42,7 +42,8 @@ def test_every_detector_that_takes_features_gives_what_it_gives_for_images(kind)
     train, held_out, test = (labelled(n, side=SIDE, seed=seed) for n, seed in ((60, 0), (50, 1), (20, 2)))
     stored = [kedge.extract(net, each) for each in (train, held_out, test)]
     detectors = takers(net)
-    assert {"msp", "energy", "gen", "knn", "vim", "react", "mds", "rmds++"} <= set(detectors)
+    assert {"msp", "energy", "gen", "knn", "vim", "react", "mds", "rmds++", "temperature_scaling"} <= set(detectors)
+    assert ("amp" in detectors) == (kind == "anchored")
     for name, detector in detectors.items():
         expected = detector.fit(train).calibrate(held_out)(test)
         result = make(name, net).fit(stored[0]).calibrate(stored[1])(stored[2])
@@ -90,6 +91,29 @@ def test_a_folder_is_written_resumed_and_opened_again(tmp_path, monkeypatch):
         assert again.labels.equal(images.labels)
         assert again.prints.equal(expected.prints)
         assert again.preprocess == expected.preprocess
+
+
+def test_of_an_anchored_network_the_logits_under_each_anchor_are_kept(tmp_path):
+    net, images = ready("anchored"), labelled(20, side=SIDE)
+    for features in (kedge.extract(net, images), kedge.extract(net, images, tmp_path / "f", batch_size=7)):
+        with torch.no_grad():
+            per_anchor = net.per_anchor_logits(net.as_input(images.images))  # (K, N, C)
+        torch.testing.assert_close(features.per_anchor, per_anchor.transpose(0, 1))
+        torch.testing.assert_close(features.logits, per_anchor.mean(dim=0))
+        assert features.subset([3, 1]).per_anchor.shape == (2, 3, 4)
+    shared = (
+        kedge.AMP(net, shared_tau=True).fit(features).calibrate(kedge.extract(net, labelled(60, side=SIDE, seed=1)))
+    )
+    expected = kedge.AMP(net, shared_tau=True).fit(images).calibrate(labelled(60, side=SIDE, seed=1))
+    torch.testing.assert_close(shared.score(features), expected.score(images))
+    with pytest.raises(InputError, match="train_set must be images, from which AMP draws anchors"):
+        kedge.AMP(net, k=2).fit(features)
+    with pytest.raises(InputError, match="reads more"):
+        kedge.AMP(net, tta=2).fit(features)
+    plain = kedge.extract(network(), images)
+    assert plain.per_anchor is None
+    with pytest.raises(InputError, match="must hold per-anchor logits"):
+        next(plain.anchor_batches(5))
 
 
 def test_half_precision_is_half_as_large_and_close(tmp_path):

@@ -57,6 +57,7 @@ from .detectors import ViM as ViM
 from .detectors import WeiPer as WeiPer
 from .detectors import extract as extract
 from .detectors import load as load
+from .evaluation import compare as compare
 from .evaluation import evaluate as evaluate
 from .experimental import EarlyExit as EarlyExit
 from .experimental import Student as Student

@@ -8,6 +8,7 @@ import bisect
 import itertools
 import math
 import warnings
+from collections.abc import Iterator
 from fractions import Fraction
 
 import torch
@@ -15,6 +16,8 @@ from torch import Tensor
 
 from kedge.checks import at_least, between, finite, shape_of
 from kedge.errors import InputError, KedgeWarning
+
+ROWS = 4096  # logits that are held in double precision at a time
 
 
 def p_values(calibration: Tensor, scores: Tensor) -> Tensor:
@@ -111,13 +114,18 @@ def to_learn_from(n: int, alpha: float, delta: float | None = None, *, share: fl
 def fit_temperature(logits: Tensor, labels: Tensor) -> float:
     """The temperature T in [1e-3, 1e3] that minimises the negative log-likelihood of ``softmax(logits / T)``."""
     _check_logits(logits, labels)
-    z = logits.detach().double()  # (B, C)
-    z = z - z.gather(1, labels.to(z.device).long()[:, None])  # the softmax does not change, and its mean is the slope
-    if not bool(z.any()):
+    rows = list(zip(logits.detach().split(ROWS), labels.to(logits.device).long().split(ROWS), strict=True))
+
+    def relative() -> Iterator[Tensor]:  # to the true class's: the softmax does not change, and its mean is the slope
+        for part, truth in rows:
+            yield part.double() - part.double().gather(1, truth[:, None])
+
+    if not any(bool(z.any()) for z in relative()):
         return 1.0  # equal logits: every temperature is as good, so change nothing
 
     def slope(log_beta: float) -> float:  # of the likelihood loss, which is convex in beta = 1 / T
-        return float((z * (math.exp(log_beta) * z).softmax(-1)).sum(-1).mean())
+        sums = [float((z * (math.exp(log_beta) * z).softmax(-1)).sum()) for z in relative()]
+        return math.fsum(sums) / len(logits)
 
     low, high = math.log(1e-3), math.log(1e3)
     if slope(low) >= 0:

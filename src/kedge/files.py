@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import re
 import secrets
 import stat
 from collections.abc import Iterator
@@ -75,6 +76,16 @@ def atomic(path: str | os.PathLike[str]) -> Iterator[Path]:
         raise KedgeError(f"{target} could not be written: {reason}. Free space, or choose another place") from error
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def file_name(label: str) -> str:
+    """A label as a file name: letters, digits, and a hyphen for anything else; a star and a plus become words.
+
+    Example:
+        >>> file_name("MDS++, near OOD*")
+        'mds-plus-plus-near-ood-starred'
+    """
+    return re.sub(r"[^a-z0-9]+", "-", label.lower().replace("*", " starred").replace("+", " plus")).strip("-")
 
 
 def check_target(name: str, path: str | os.PathLike[str], *, folder: bool = False) -> None:

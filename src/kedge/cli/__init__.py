@@ -19,7 +19,10 @@ from kedge.cli.terminal import Console
 from kedge.errors import InputError, KedgeError, KedgeWarning
 from kedge.threads import keep_freed_memory
 
-COMMANDS = ("fit", "train", "calibrate", "evaluate", "info", "distill", "export", "score", "serve", "watch", "data")
+COMMANDS = (
+    "fit", "train", "calibrate", "compare", "evaluate", "extract", "info", "distill", "export", "score", "serve",
+    "watch", "data",
+)  # fmt: skip
 
 
 class Commands(Group):

@@ -2,18 +2,15 @@
 
 import json
 import sys
-from collections import Counter
-from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from kedge.checks import one_of
+from kedge.cli.inputs import open_sets
 from kedge.cli.options import AsJson, DataDir, Model
 from kedge.cli.terminal import Console
-from kedge.data import sources
-from kedge.data.sources.entry import Images
 from kedge.detectors import load
 from kedge.errors import InputError
 from kedge.evaluation import SeedSummary
@@ -69,7 +66,7 @@ def evaluate(
     }
     if len(detectors) != len(files):
         raise InputError(f"files must be different detectors; got {', '.join(map(str, files))}")
-    sets = _distinct([(name, sources.load_dataset(name, data_dir=data_dir)) for name in (test, *ood)])
+    sets = open_sets((test, *ood), data_dir=data_dir)
     evaluation = evaluate_detectors(detectors, sets[0], sets[1:], controls=controls, resamples=resamples, seed=seed)
     if as_json:
         typer.echo(json.dumps(evaluation.as_dict(), indent=1))
@@ -80,12 +77,3 @@ def evaluate(
         record = {"command": " ".join(["kedge", *sys.argv[1:]]), "made with": provenance()}
         title, lead = f"{evaluation.id_name} and OOD sets", next(iter(detectors.values()))
         console.wrote("report", write_report(report, evaluation, title=title, detector=lead, record=record))
-
-
-def _distinct(given: list[tuple[str, Images]]) -> list[Images]:
-    """The sets; those of equal names are named as they were given: folder:known/test becomes known/test."""
-    count = Counter(images.name for _, images in given)
-    return [
-        images if count[images.name] == 1 else replace(images, name=name.partition(":")[2] or name)
-        for name, images in given
-    ]

@@ -17,7 +17,7 @@ from kedge.data import batches, sources
 from kedge.detectors import AMP, Detector, load
 from kedge.errors import InputError, KedgeError, NotReadyError
 from kedge.experimental import EarlyExit
-from kedge.export import OnnxDetector, compare, export_onnx, quantise
+from kedge.export import OnnxDetector, compare_verdicts, export_onnx, quantise
 from kedge.export.onnx import FIRST_OPSET, LAST_OPSET, OPSET
 from kedge.export.runtime import ENGINES, package
 from kedge.files import atomic, check_target
@@ -81,7 +81,7 @@ def export(
     with atomic(out) as temporary:
         export_onnx(detector, temporary, opset=opset, sha256=hashlib.sha256(locate(file).read_bytes()).hexdigest())
         if check:
-            difference = compare(detector, temporary)
+            difference = compare_verdicts(detector, temporary)
             others = f"; {difference.verdicts} other labels or decisions" if difference.verdicts else ""
             words = f"largest difference of a score {difference.largest:.2g}, of scores up to {difference.scale:.3g}"
             if not difference.is_close:

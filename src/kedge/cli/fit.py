@@ -8,26 +8,20 @@ import typer
 from rich.markup import escape
 
 from kedge.checks import one_of
-from kedge.cli.options import DataDir, Threads
+from kedge.cli.inputs import open_network
+from kedge.cli.options import Classes, DataDir, Mean, Network, Size, Std, Threads, Weights
 from kedge.cli.terminal import Console, printable
 from kedge.data import sources
 from kedge.detectors import Detector
 from kedge.detectors.registry import named_methods
 from kedge.errors import InputError
 from kedge.files import check_target
-from kedge.models.named import network as named_network
 from kedge.protect import DEFAULT_METHOD, protect
 from kedge.threads import use_threads
 
 
 def fit(
-    network: Annotated[
-        str,
-        typer.Argument(
-            help="The classifier: timm:NAME, hf:NAME, torchvision:NAME with its published weights, "
-            "package.module:factory, or one of kedge's own with --weights."
-        ),
-    ],
+    network: Network,
     train: Annotated[
         str, typer.Option(help="Images that it was trained on: a data set by name, folder:PATH or npz:PATH.")
     ],
@@ -37,17 +31,11 @@ def fit(
     ] = None,
     out: Annotated[Path, typer.Option("--out", "-o", help="The file to write.")] = Path("detector.kedge"),
     method: Annotated[str, typer.Option(help="Name of the detector, as in docs/methods.md.")] = DEFAULT_METHOD,
-    weights: Annotated[
-        Path | None, typer.Option(help="File with the network's weights: safetensors or a torch state dict.")
-    ] = None,
-    classes: Annotated[
-        int | None, typer.Option(min=2, help="Classes of the network in --weights; by default those of --train.")
-    ] = None,
-    mean: Annotated[
-        str | None, typer.Option(help="Normalisation of images in [0, 1], such as 0.485,0.456,0.406.")
-    ] = None,
-    std: Annotated[str | None, typer.Option(help="The same for the deviation, such as 0.229,0.224,0.225.")] = None,
-    size: Annotated[int | None, typer.Option(min=1, help="Height and width of the inputs.")] = None,
+    weights: Weights = None,
+    classes: Classes = None,
+    mean: Mean = None,
+    std: Std = None,
+    size: Size = None,
     layer: Annotated[
         str | None, typer.Option(help="Layer to read, for methods that take one; by default the last layer's input.")
     ] = None,
@@ -78,13 +66,7 @@ def fit(
     use_threads(threads)
     images = sources.load_dataset(train, "train", data_dir=data_dir, on_error="skip")
     held = None if held_out is None else sources.load_dataset(held_out, None, data_dir=data_dir, on_error="skip")
-    if weights is not None and classes is None:
-        classes = len(images.classes) or None
-    published = weights is None and network.split(":")[0] in ("timm", "hf", "torchvision")
-    net = named_network(
-        network, classes=classes, pretrained=published, weights=weights, mean=_numbers("--mean", mean),
-        std=_numbers("--std", std), size=size,
-    )  # fmt: skip
+    net = open_network(network, images, weights=weights, classes=classes, mean=mean, std=std, size=size)
     options = {} if layer is None else {"layer": layer}
     if layer is not None and "layer" not in inspect.signature(named_methods()[method][0]).parameters:
         raise InputError(f"--layer must come with a method that reads one layer, such as knn; {method} takes none")
@@ -106,14 +88,3 @@ def print_result(detector: Detector, path: Path) -> None:
     console.wrote("detector", path)
     name = escape(printable(path))
     console.print(f"next      kedge score --detector {name} PHOTOS   or   kedge serve {name}")
-
-
-def _numbers(option: str, text: str | None) -> list[float] | None:
-    if text is None:
-        return None
-    try:
-        return [float(part) for part in text.split(",")]
-    except ValueError as error:
-        raise InputError(
-            f"{option} must be one number, or one per channel with commas between; got {text!r}"
-        ) from error

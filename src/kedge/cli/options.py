@@ -5,6 +5,22 @@ from typing import Annotated
 
 import typer
 
+Network = Annotated[
+    str,
+    typer.Argument(
+        help="The classifier: timm:NAME, hf:NAME, torchvision:NAME with its published weights, package.module:factory, "
+        "one of kedge's own with --weights, or that of a saved detector."
+    ),
+]
+Weights = Annotated[
+    Path | None, typer.Option(help="File with the network's weights: safetensors or a torch state dict.")
+]
+Classes = Annotated[
+    int | None, typer.Option(min=2, help="Classes of the network in --weights; by default those of the images.")
+]
+Mean = Annotated[str | None, typer.Option(help="Normalisation of images in [0, 1], such as 0.485,0.456,0.406.")]
+Std = Annotated[str | None, typer.Option(help="The same for the deviation, such as 0.229,0.224,0.225.")]
+Size = Annotated[int | None, typer.Option(min=1, help="Height and width of the inputs.")]
 DetectorFile = Annotated[
     Path, typer.Argument(help="A saved detector, or the name of one that comes with kedge: cifar10.")
 ]

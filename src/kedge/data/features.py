@@ -17,7 +17,7 @@ from kedge.errors import FileFormatError, InputError
 from kedge.files import atomic
 
 MANIFEST = "features.json"
-COLUMNS = ("logits", "features", "labels", "prints")  # one .npy file each
+COLUMNS = ("logits", "features", "labels", "prints", "per_anchor")  # one .npy file each
 KINDS = {
     **dict.fromkeys(("images", "done", "outputs", "width"), int),
     **dict.fromkeys(("dtype", "network", "head", "name", "checksum"), str),
@@ -50,6 +50,7 @@ class Features(Splittable):
         name: Name of the set.
         classes: Names of its classes.
         checksum: Of the set.
+        per_anchor: The logits under each anchor of an anchored network, (N, K, C); their mean are the logits.
     """
 
     logits: Tensor
@@ -62,6 +63,7 @@ class Features(Splittable):
     name: str = "images"
     classes: tuple[str, ...] = ()
     checksum: str = ""
+    per_anchor: Tensor | None = None
 
     def __post_init__(self) -> None:
         lengths = {len(column) for column in (self.logits, self.features, self.prints)}
@@ -90,12 +92,18 @@ class Features(Splittable):
         """Batches on a device, in single precision at least, and their fingerprints."""
         for first in range(0, len(self), size):
             rows = slice(first, first + size)
-            values = [value[rows].to(device) for value in (self.logits, self.features)]
-            logits, features = (v.to(torch.promote_types(v.dtype, torch.float32)) for v in values)
+            logits, features = (_on(device, value[rows]) for value in (self.logits, self.features))
             labels = None if self.labels is None else self.labels[rows].to(device)
             if labels is not None and bool((labels < 0).all()):
                 labels = None
             yield FeatureBatch(logits, features, labels), self.prints[rows]
+
+    def anchor_batches(self, size: int, device: torch.device | None = None) -> Iterator[Tensor]:
+        """Per-anchor logits (K, B, C) batch by batch, on a device, in single precision at least."""
+        if self.per_anchor is None:
+            raise InputError("the features must hold per-anchor logits: extract them again, of an anchored network")
+        for part in self.per_anchor.split(size):
+            yield _on(device, part).transpose(0, 1)
 
     @classmethod
     def open(cls, directory: str | os.PathLike[str]) -> "Features":
@@ -115,10 +123,15 @@ class Features(Splittable):
             features=torch.from_numpy(columns["features"]),
             labels=labels if known else None,
             prints=torch.from_numpy(columns["prints"]),
+            per_anchor=torch.from_numpy(columns["per_anchor"]) if "per_anchor" in columns else None,
             preprocess=Preprocess.from_record(manifest["preprocess"]),
             classes=tuple(manifest["classes"]),
             **{key: manifest[key] for key in ("network", "head", "name", "checksum")},
         )
+
+
+def _on(device: torch.device | None, values: Tensor) -> Tensor:
+    return values.to(device).to(torch.promote_types(values.dtype, torch.float32))
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
@@ -154,6 +167,8 @@ def open_columns(
         "labels": ("int64", (n,)),
         "prints": ("uint8", (n, 16)),
     }
+    if anchors := manifest.get("anchors", 0):
+        layout["per_anchor"] = (manifest["dtype"], (n, anchors, manifest["outputs"]))
     columns = {}
     for key, (dtype, shape) in layout.items():
         path = folder / f"{key}.npy"

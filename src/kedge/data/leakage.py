@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from kedge.data.batches import batches
+from kedge.data.features import Features
 from kedge.data.preprocess import Preprocess
 from kedge.errors import InputError
 
@@ -32,9 +33,9 @@ def shared(ours: Tensor, theirs: Tensor) -> Tensor:
 
 
 class Half(NamedTuple):
-    """Images (N, D, ...), their labels (N,), -1 for none, and their fingerprints."""
+    """Images (N, D, ...), or their `Features`; their labels (N,), -1 for none; and their fingerprints."""
 
-    images: Tensor
+    images: Any
     labels: Tensor
     prints: Tensor
 
@@ -58,13 +59,18 @@ def halves(
     ``why`` is the reason for two parts, for the error if there are too few images; ``first_of`` chooses the first by
     the fingerprints, half of them by default.
     """
-    images, labels, prints = [], [], []
-    for x, y in batches(held_out, preprocess):
-        images.append(x)
-        labels.append(torch.full((len(x),), -1) if y is None else y)
-        prints.append(fingerprints(x))
-    x, y, marks = torch.cat(images), torch.cat(labels), torch.cat(prints)
+    if isinstance(held_out, Features):
+        y, marks = held_out.labels, held_out.prints
+        y = torch.full((len(held_out),), -1) if y is None else y
+    else:
+        images, labels, prints = [], [], []
+        for x, classes in batches(held_out, preprocess):
+            images.append(x)
+            labels.append(torch.full((len(x),), -1) if classes is None else classes)
+            prints.append(fingerprints(x))
+        pixels, y, marks = torch.cat(images), torch.cat(labels), torch.cat(prints)
     first = first_of(marks)
     if not 0 < int(first.sum()) < len(first):
         raise InputError(f"held_out must have images enough for two halves, since {why}; got {len(first)}")
-    return Half(x[first], y[first], marks[first]), Half(x[~first], y[~first], marks[~first])
+    taken = held_out.subset if isinstance(held_out, Features) else pixels.__getitem__
+    return Half(taken(first), y[first], marks[first]), Half(taken(~first), y[~first], marks[~first])

@@ -1,6 +1,6 @@
 """AMP: the paper's detector."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -11,7 +11,7 @@ from kedge.anchoring import DEFAULT_K, Anchored
 from kedge.anchoring import tta as augmentation
 from kedge.anchoring.sampling import SAMPLINGS, choose
 from kedge.checks import at_least, one_of, shape_of
-from kedge.data import Preprocess
+from kedge.data import Features, Preprocess
 from kedge.detectors.base import Outputs
 from kedge.detectors.logits import RescoringDetector
 from kedge.detectors.registry import register
@@ -130,6 +130,11 @@ class AMP(RescoringDetector):
         self.load_state({})
         given = self._anchors is not None or self._k is not None or self._seed is not None
         if given or self.net.anchors is None or (self.net.per_image is not None) != self.per_image:
+            if isinstance(train_set, Features):
+                raise InputError(
+                    "train_set must be images, from which AMP draws anchors, not features, which are of the network "
+                    "with the anchors that it has: leave anchors, k and seed out, or fit on images"
+                )
             k = self._k or DEFAULT_K
             if isinstance(self._anchors, Tensor):
                 images = preprocess.batch(self._anchors)
@@ -142,9 +147,13 @@ class AMP(RescoringDetector):
                 "anchors must be at least two, so that they can disagree; got 1: set more with set_anchors"
             )
 
-    def fit_held_out(self, images: Tensor, labels: Tensor) -> None:
+    def fit_held_out(self, images: Any, labels: Tensor) -> None:
         """Learn the tau that all images share: the mean over these."""
-        taus = [scores.tau(self.per_anchor_logits(self.as_input(x)), self.tau) for x in images.split(256)]
+        if isinstance(images, Features):
+            read = images.anchor_batches(1024, self.net.mean.device)
+        else:
+            read = (self.per_anchor_logits(self.as_input(x)) for x in images.split(256))
+        taus = [scores.tau(per_anchor, self.tau) for per_anchor in read]
         self.global_tau = float(torch.cat(taus).double().mean())
 
     def per_anchor_logits(self, x: Tensor, which: range | None = None) -> Tensor:
@@ -154,6 +163,15 @@ class AMP(RescoringDetector):
     def outputs(self, x: Tensor) -> Outputs:
         """The marginalised logits, tau and the score of the rescaled logits."""
         return self.of_per_anchor_logits(self.per_anchor_logits(x))
+
+    @property
+    def takes_features(self) -> bool:
+        """Whether each anchor is paired with the image itself, as in `kedge.extract`."""
+        return self.tta == 1
+
+    def of_extracted(self, features: Features, size: int) -> Iterator[Outputs]:
+        """The outputs of extracted per-anchor logits."""
+        yield from map(self.of_per_anchor_logits, features.anchor_batches(size, self.net.mean.device))
 
     def of_per_anchor_logits(self, per_anchor: Tensor) -> Outputs:
         """The outputs as a function of the per-anchor logits (K, B, C): pure tensor operations."""

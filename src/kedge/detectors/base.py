@@ -86,6 +86,10 @@ class Calibration:
     threshold: float
     temperature: float
 
+    def verdicts(self, score: Tensor) -> tuple[Tensor, Tensor]:
+        """The p-value of each score (N,), and whether it is flagged, (N,)."""
+        return calibration.p_values(self.scores, score), score.double() > self.threshold
+
 
 class HeldOut(NamedTuple):
     """What `Detector.calibrate` sets the threshold on."""
@@ -154,8 +158,11 @@ class Detector(ABC):
             if net.anchors is None:
                 net.set_anchors(choose(train_set, preprocess, DEFAULT_K, "random", seed=0))
 
-    def fit_held_out(self, images: Tensor, labels: Tensor) -> None:
-        """Learn from held-out images (N, D, ...) and labels (N,), -1 if unknown; runs as `fit_method` does."""
+    def fit_held_out(self, images: Any, labels: Tensor) -> None:
+        """Learn from held-out images (N, D, ...) and labels (N,), -1 if unknown; runs as `fit_method` does.
+
+        A method that takes features is given `Features` in place of the images if `calibrate` is.
+        """
         raise NotImplementedError
 
     def config(self) -> dict[str, Any]:
@@ -188,10 +195,15 @@ class Detector(ABC):
         return False
 
     def of_features(self, logits: Tensor, features: Tensor) -> Outputs:
-        """The outputs for logits (B, C) and last features (B, d), of a method that takes them."""
+        """The outputs for logits (B, C), which they keep, and last features (B, d), of a method that takes them."""
         raise InputError(
             f"{type(self).__name__} reads more of the network than logits and last features; pass the images themselves"
         )
+
+    def of_extracted(self, features: Features, size: int) -> Iterator[Outputs]:
+        """The outputs for extracted features, so many images at a time, of a method that takes them."""
+        for part, _ in features.batches(size, self.net.mean.device):
+            yield self.of_features(part.logits, part.features)
 
     @property
     def cost(self) -> Cost:
@@ -260,7 +272,13 @@ class Detector(ABC):
         return self._run(images, batch_size, progress)[0].score
 
     def calibrate(
-        self, held_out: Any, *, alpha: float = 0.05, delta: float | None = None, batch_size: int = 256
+        self,
+        held_out: Any,
+        *,
+        alpha: float = 0.05,
+        delta: float | None = None,
+        batch_size: int = 256,
+        temperature: float | None = None,
     ) -> Self:
         """Set the threshold on held-out in-distribution images that were not trained on.
 
@@ -274,6 +292,7 @@ class Detector(ABC):
             alpha: The largest share of in-distribution images to flag.
             delta: None, or the probability with which the guarantee may fail for this calibration set.
             batch_size: Images at a time.
+            temperature: That of ``probability``, where it is known already; by default it is fitted to the labels.
         """
         between("alpha", alpha, 0, 1, open_ends=True)
         at_least("batch_size", batch_size, 1)
@@ -284,7 +303,8 @@ class Detector(ABC):
         names = class_names(held_out, self.classes)
         held = self._on_held_out(held_out, names, alpha, delta, batch_size)
         scores = held.outputs.score.double().sort().values
-        temperature = calibration.temperature_of_known(held.outputs.logits, held.labels)
+        if temperature is None:
+            temperature = calibration.temperature_of_known(held.outputs.logits, held.labels)
         threshold = calibration.threshold(scores, alpha, delta, **held.learned)
         self.calibration = Calibration(scores, held.prints, alpha, delta, threshold, temperature)
         return self
@@ -405,6 +425,7 @@ class Detector(ABC):
         preprocess = self._check_fitted()
         at_least("batch_size", batch_size, 1)
         outs: list[Outputs] = []
+        logits = images.logits if isinstance(images, Features) else None  # those that the outputs will keep
         labels: list[Tensor] = []
         prints = [torch.empty(0, 16, dtype=torch.uint8)]
         label = None if progress is not None else "calibrating" if held_out else "scoring"
@@ -413,14 +434,16 @@ class Detector(ABC):
             for out, bad, y, marks in read(images, preprocess, batch_size, held_out, label):
                 for name, values in (("scores", out.score), ("logits", out.logits)):
                     finite(name, values, "the network gives NaN or infinite logits here; check its weights")
-                outs.append(out.without(bad))
+                out = out.without(bad)
+                outs.append(out if logits is None else replace(out, logits=out.logits.new_empty(0)))
                 labels.append(torch.full((len(bad),), UNKNOWN) if y is None else y.cpu())
                 prints.append(marks)
                 if progress is not None:
                     progress(sum(map(len, labels)))
         columns = zip(*(vars(out).values() for out in outs), strict=True)
         whole: list[Any] = [None if values[0] is None else torch.cat(values) for values in columns]
-        return Outputs(*whole), torch.cat(labels), torch.cat(prints)
+        out = Outputs(*whole)
+        return out if logits is None else replace(out, logits=logits), torch.cat(labels), torch.cat(prints)
 
     def _of_images(
         self, images: Any, preprocess: Preprocess, size: int, held_out: bool, label: str | None
@@ -437,9 +460,12 @@ class Detector(ABC):
                 f"features must be of images preprocessed as the detector's are, by {preprocess}; {features.name!r} "
                 f"has {features.preprocess}"
             )
-        for part, prints in features.batches(max(size, 1024), self.net.mean.device):
-            out = self.of_features(part.logits, part.features)
-            yield out, torch.zeros(len(prints), dtype=torch.bool), part.labels, prints
+        done, labels = 0, features.labels
+        for out in self.of_extracted(features, max(size, 1024)):
+            rows = slice(done, done + len(out.score))
+            done = rows.stop
+            bad = torch.zeros(len(out.score), dtype=torch.bool)
+            yield out, bad, None if labels is None else labels[rows], features.prints[rows]
 
     def _check_features(self, features: Features) -> None:
         """Raise if the method does not take features, or these are of another network."""
@@ -464,21 +490,26 @@ class Detector(ABC):
         labels = renumbered(labels, names, self.classes)
         return HeldOut(out, labels, torch.cat([learned, prints]), {"halved": self.learns_held_out})
 
-    def _learn_from_half(self, held_out: Any, names: Sequence[str]) -> tuple[list[tuple[Tensor, int]], Tensor]:
+    def _learn_from_half(self, held_out: Any, names: Sequence[str]) -> tuple[Any, Tensor]:
         """Let the method learn from half of the held-out images; return the rest, and the half's fingerprints."""
         why = f"{type(self).__name__} learns from one and sets its threshold on the other"
         half, rest = halves(held_out, self._check_fitted(), why)
         refuse_training_images(torch.cat([half.prints, rest.prints]), self.fitted_on)
+        if isinstance(half.images, Features):
+            self._check_features(half.images)
         self.calibration = None  # what is learned changes the scores, so no earlier threshold holds
         with evaluating(self.net), torch.no_grad():
             self.fit_held_out(half.images, renumbered(half.labels, names, self.classes))
-        labels = renumbered(rest.labels, names, self.classes).tolist()
-        return list(zip(rest.images, labels, strict=True)), half.prints
+        labels = renumbered(rest.labels, names, self.classes)
+        if isinstance(rest.images, Features):
+            return replace(rest.images, labels=labels, classes=()), half.prints
+        return list(zip(rest.images, labels.tolist(), strict=True)), half.prints
 
     def _decided(self, out: Outputs, calibrated: Calibration) -> Detection:
         bad = out.logits.isnan().any(dim=1)  # by NaN pixels
         score = out.score.masked_fill(bad, math.inf)
-        is_ood = (score.double() > calibrated.threshold) | bad
+        p_value, is_ood = calibrated.verdicts(score)
+        is_ood |= bad
         words = [DAMAGED if nan else word for nan, word in zip(bad.tolist(), self.reasons(out), strict=True)]
         return Detection(
             label=out.logits.argmax(dim=1).masked_fill(bad, UNKNOWN),
@@ -486,7 +517,7 @@ class Detector(ABC):
             probability=(out.logits / calibrated.temperature).softmax(dim=1),
             tau=out.tau,
             score=score,
-            p_value=calibration.p_values(calibrated.scores, score),
+            p_value=p_value,
             is_ood=is_ood,
             reasons=tuple(word if flagged else None for word, flagged in zip(words, is_ood.tolist(), strict=True)),
         )

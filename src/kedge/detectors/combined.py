@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from kedge.anchoring import Anchored
 from kedge.calibration import to_learn_from
 from kedge.checks import one_of
-from kedge.data import Preprocess
+from kedge.data import Features, Preprocess
 from kedge.data.labels import renumbered
 from kedge.data.leakage import halves, smallest_prints
 from kedge.detectors.base import Cost, Detector, HeldOut, Outputs, passes
@@ -115,8 +115,9 @@ z-scores |
 
     @property
     def takes_features(self) -> bool:
-        """Whether all parts do, and no rule needs images."""
-        return all(part.takes_features for part in self.parts) and not RULES[self.rule].weighed
+        """Whether all parts do, from last features, and no rule needs images."""
+        taking = all(part.takes_features and part.reads != "per_anchor_logits" for part in self.parts)
+        return taking and not RULES[self.rule].weighed
 
     @property
     def cost(self) -> Cost:
@@ -257,9 +258,10 @@ z-scores |
                         part.fit_held_out(one.images, labels[0])
                 if rule.weighed:
                     outside = raw._of_outliers(one.images)
-            held_out = [*zip(one.images, labels[0].tolist(), strict=True)]
-            held_out += zip(other.images, labels[1].tolist(), strict=True)
-            names = ()
+            if not isinstance(held_out, Features):
+                held_out = [*zip(one.images, labels[0].tolist(), strict=True)]
+                held_out += zip(other.images, labels[1].tolist(), strict=True)
+                names = ()
         out, given, prints = raw._run(held_out, batch_size, held_out=True)
         refuse_training_images(prints, self.fitted_on)
         first = first_of(prints)

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from kedge.anchoring import Anchored
 from kedge.checks import at_least, finite
 from kedge.data import Preprocess, batches, shape_of_inputs
 from kedge.data.features import MANIFEST, Features, open_columns, read_manifest, write_manifest
@@ -111,8 +112,13 @@ class Extraction:
             for images, labels in batches(data, self.preprocess, size=self.batch_size, label=self.label):
                 x = self.net.as_input(images)
                 self.head = self.head or find_head(self.net, x[:2])
-                logits, features = self.net.features(x, [self.head + INPUT])
-                yield {
+                columns = {}
+                if isinstance(self.net, Anchored):
+                    per_anchor, features = self.net.marginalise(x, [self.head + INPUT])  # (K, B, C)
+                    logits, columns["per_anchor"] = per_anchor.mean(dim=0), per_anchor.transpose(0, 1).cpu()
+                else:
+                    logits, features = self.net.features(x, [self.head + INPUT])
+                yield columns | {
                     "logits": finite("logits", logits, "check the network's weights").cpu(),
                     "features": finite("features", features[self.head + INPUT], "check the network's weights").cpu(),
                     "labels": torch.full((len(x),), UNKNOWN) if labels is None else labels,
@@ -150,6 +156,7 @@ def _on_disk(extraction: Extraction, data: Any, folder: Path, identity: dict[str
         if manifest is None:
             folder.mkdir(parents=True, exist_ok=True)
             sizes = {"outputs": part["logits"].shape[1], "width": part["features"].shape[1]}
+            sizes["anchors"] = part["per_anchor"].shape[1] if "per_anchor" in part else 0
             dtype = str(part["logits"].numpy().dtype)
             manifest = {**identity, "head": extraction.head, "dtype": dtype, "images": len(data), "done": 0, **sizes}
             columns = open_columns(folder, manifest, mode="r+", create=True)

@@ -80,11 +80,6 @@ class LogitDetector(FeatureDetector):
         """Whether it has a shape."""
         return self._shape is not None
 
-    @property
-    def takes_features(self) -> bool:
-        """Whether it does not learn from held-out images as well."""
-        return not self.learns_held_out
-
     def fit_features(self, batches: TrainingFeatures) -> None:
         """Learn the values that the shape clips at, if it does."""
         if self._shape is None or not self._shape.learns:

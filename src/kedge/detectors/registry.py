@@ -2,6 +2,7 @@
 
 import functools
 import importlib
+import inspect
 import pkgutil
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -36,6 +37,22 @@ def named_methods() -> dict[str, tuple[type["Detector"], Mapping[str, Any]]]:
     kinds = registered().items()
     named: dict[str, tuple[type[Detector], Mapping[str, Any]]] = {name: (kind, {}) for name, kind in kinds}
     return named | {name: (kind, options) for _, kind in kinds for name, options in kind.variants.items()}
+
+
+def post_hoc(*, unanchored: bool = False) -> dict[str, tuple[type["Detector"], Mapping[str, Any]]]:
+    """The methods of `named_methods` that are built on one network, without a training of their own.
+
+    With ``unanchored`` those alone that read any unanchored network as evaluation runs it.
+    """
+
+    def needs_more(kind: type["Detector"]) -> bool:
+        required = [name for name, p in inspect.signature(kind).parameters.items() if p.default is p.empty]
+        return hasattr(kind, "prepare") or required != ["net"]
+
+    def special(kind: type["Detector"]) -> bool:
+        return unanchored and (kind.changes_network or kind.reads == "per_anchor_logits")
+
+    return {name: made for name, made in named_methods().items() if not needs_more(made[0]) and not special(made[0])}
 
 
 def make(method: str, net: Any, **options: Any) -> "Detector":

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from kedge import calibration, scores
 from kedge.checks import between
-from kedge.data import Preprocess
+from kedge.data import Features, Preprocess
 from kedge.detectors.base import Outputs
 from kedge.detectors.logits import LogitDetector
 from kedge.detectors.registry import register
@@ -51,7 +51,7 @@ class TemperatureScaling(LogitDetector):
         super().fit_method(train_set, preprocess)
         self.temperature = self.given
 
-    def fit_held_out(self, images: Tensor, labels: Tensor) -> None:
+    def fit_held_out(self, images: Any, labels: Tensor) -> None:
         """Fit the temperature by the likelihood of the labels."""
         known = labels >= 0
         if not bool(known.any()):
@@ -59,7 +59,10 @@ class TemperatureScaling(LogitDetector):
                 "held_out must have labels, since TemperatureScaling fits its temperature to them; pass labelled "
                 "images, or temperature= with a fixed one"
             )
-        logits = torch.cat([self.net(self.as_input(x)).cpu() for x in images[known].split(256)])
+        if isinstance(images, Features):
+            logits = images.logits[known]
+        else:
+            logits = torch.cat([self.net(self.as_input(x)).cpu() for x in images[known].split(256)])
         self.temperature = calibration.temperature_of_known(logits, labels[known])
 
     def of_logits(self, logits: Tensor) -> Outputs:

@@ -3,6 +3,8 @@
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from statistics import fmean
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -14,7 +16,7 @@ from kedge.detectors import Detection, Detector, RescoringDetector
 from kedge.errors import InputError, NotReadyError
 from kedge.evaluation.leaks import refuse_leaks
 from kedge.evaluation.result import Evaluation, EvaluationResult, ShiftedResult, inside_right, inside_scores
-from kedge.metrics import CLASSIFIER_METRICS, Predictions, aurc, detection_metrics
+from kedge.metrics import CLASSIFIER_METRICS, Estimate, Predictions, aurc, detection_metrics
 from kedge.progress import progress_bar
 
 PERMUTED = ", tau permuted"  # follows the name of the detector that a control belongs to
@@ -102,10 +104,10 @@ def evaluate(
                 detections[set_name] = detector(images, progress=lambda n: report(done + n, total))  # noqa: B023
                 done += len(images)
             seconds = time.perf_counter() - started
-            table.results[name] = _result(name, detector, detections, table, version, seconds, seed)
+            table.results[name] = result_of(name, detector, detections, table, version, seconds, seed)
             if controls and isinstance(detector, RescoringDetector) and detector.rescores:  # the type that has with_tau
                 permuted = _permuted(detector, detections, seed)
-                table.results[name + PERMUTED] = _result(name, detector, permuted, table, version, seconds, seed)
+                table.results[name + PERMUTED] = result_of(name, detector, permuted, table, version, seconds, seed)
     return table
 
 
@@ -171,15 +173,28 @@ def _in_memory(images: Any, preprocess: Preprocess | None) -> Any:
     return gather(images, preprocess)
 
 
-def _result(
+def result_of(
     name: str,
     detector: Detector,
     detections: dict[str, Detection],
     table: Evaluation,
-    sets: Mapping[str, ImageSet],
+    sets: Mapping[str, Any],
     seconds: float,
-    seed: int,
+    seed: int = 0,
+    classifier: Mapping[str, float] = MappingProxyType({}),
 ) -> EvaluationResult:
+    """The result of a detector whose detections on all sets took some seconds.
+
+    Args:
+        name: The detector's, for errors.
+        detector: Calibrated.
+        detections: By set.
+        table: What the result is for: its sets, groups and resamples.
+        sets: By name, as the detector took them.
+        seconds: For all images.
+        seed: Random seed of the bootstrap.
+        classifier: Metrics of the classifier that are known already.
+    """
     test = sets[table.id_name]
     if test.labels is not None:  # as many classes as the network has, where the detector has no names for them
         classes = detections[test.name].probability.shape[1]
@@ -192,7 +207,12 @@ def _result(
     predictions = _predictions(detector, detections[test.name], test)[0]
     return EvaluationResult(
         metrics=metrics,
-        classifier={} if predictions is None else {name: m(predictions) for name, m in CLASSIFIER_METRICS.items()},
+        classifier={}
+        if predictions is None
+        else {
+            name: classifier[name] if name in classifier else metric(predictions)
+            for name, metric in CLASSIFIER_METRICS.items()
+        },
         flagged={name: float(d.is_ood.double().mean()) for name, d in detections.items()},
         milliseconds=1000 * seconds / sum(map(len, detections.values())),
         cost=detector.cost,
@@ -200,6 +220,10 @@ def _result(
         detections=detections,
         shifted={name: _shifted(detector, detections[name], sets[name]) for name in table.shifted_names},
         apart=table.apart,
+        groups={
+            group: {m: Estimate(fmean(metrics[ood][m].value for ood in oods)) for m in metrics[oods[0]]}
+            for group, oods in table.groups.items()
+        },
     )
 
 

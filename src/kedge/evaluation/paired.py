@@ -5,14 +5,14 @@ of their difference is therefore much narrower than their two intervals suggest,
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from kedge.checks import one_of
-from kedge.evaluation.result import Evaluation
+from kedge.evaluation.result import Drawn, Evaluation, EvaluationResult
 from kedge.metrics import COUNTED, DETECTION_METRICS, METRICS, Estimate, Repeated
 
 RESAMPLES = 500
@@ -110,7 +110,8 @@ def best_beyond_noise(evaluation: Evaluation, *, resamples: int = RESAMPLES, see
     The images are the only noise considered: another training run may change the order of the detectors too.
 
     Args:
-        evaluation: Of two or more detectors; with one, or with sets that are too small, none is best.
+        evaluation: Of two or more detectors; with one, or with sets that are too small, none is best. Its own
+            redrawn metrics are used if it has some, see `with_intervals`.
         resamples: Number of bootstrap resamples.
         seed: Random seed of the bootstrap.
     """
@@ -123,8 +124,12 @@ def best_beyond_noise(evaluation: Evaluation, *, resamples: int = RESAMPLES, see
         place = winner(values, drawn, METRICS[metric].sign)
         return None if place is None else names[place]
 
-    metrics = results[0].measured
-    drawn = redrawn_results(evaluation, names, metrics, resamples, seed)
+    if evaluation.drawn is None:
+        metrics: Sequence[str] = results[0].measured
+        drawn = redrawn_results(evaluation, names, metrics, resamples, seed)
+    else:
+        metrics, drawn = evaluation.drawn.metrics, evaluation.drawn.values
+        resamples = len(drawn)
     overall: dict[str, str | None] = {}
     by_set: dict[tuple[str, str], str | None] = {}
     for m, metric in enumerate(metrics):
@@ -140,6 +145,40 @@ def best_beyond_noise(evaluation: Evaluation, *, resamples: int = RESAMPLES, see
         drawn_means = np.stack([right[:, rng.integers(n, size=n)].mean(axis=1) for _ in range(resamples)])
         overall["accuracy"] = named(list(right.mean(axis=1)), drawn_means, "accuracy")
     return Best(overall, by_set, enough, resamples)
+
+
+def with_intervals(
+    evaluation: Evaluation, metrics: Sequence[str], *, resamples: int = RESAMPLES, seed: int = 0
+) -> Evaluation:
+    """The evaluation with intervals of some metrics, on each OOD set and of the means over its groups.
+
+    All of them, and `best_beyond_noise` of the result, come from the same redrawn images.
+
+    Args:
+        evaluation: From `kedge.evaluate`.
+        metrics: Of ID against OOD images; those that can have no interval are left as they are.
+        resamples: Number of bootstrap resamples.
+        seed: Random seed of the bootstrap.
+    """
+    names = [name for name in metrics if METRICS[name].interval]
+    labels, oods = list(evaluation.results), evaluation.ood_names
+    drawn = redrawn_results(evaluation, labels, names, resamples, seed)  # (R, detectors, OOD sets, metrics)
+    sides = [(1 - LEVEL) / 2, (1 + LEVEL) / 2]
+    by_set = np.quantile(drawn, sides, axis=0)  # (2, detectors, OOD sets, metrics)
+    places = {group: [oods.index(ood) for ood in members] for group, members in evaluation.groups.items()}
+    by_group = {group: np.quantile(drawn[:, :, at].mean(axis=2), sides, axis=0) for group, at in places.items()}
+
+    def again(place: int, result: EvaluationResult) -> EvaluationResult:
+        def estimates(known: dict[str, Estimate], ends: NDArray[np.float64]) -> dict[str, Estimate]:
+            pairs = zip(names, ends.T.tolist(), strict=True)
+            return known | {name: Estimate(known[name].value, *pair) for name, pair in pairs}
+
+        metrics = {ood: estimates(result.metrics[ood], by_set[:, place, j]) for j, ood in enumerate(oods)}
+        groups = {group: estimates(result.groups[group], ends[:, place]) for group, ends in by_group.items()}
+        return replace(result, metrics=metrics, groups=groups)
+
+    results = {label: again(place, evaluation.results[label]) for place, label in enumerate(labels)}
+    return replace(evaluation, results=results, resamples=resamples, drawn=Drawn(tuple(names), drawn))
 
 
 def difference(

@@ -4,7 +4,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from kedge.checks import needs
@@ -12,6 +14,8 @@ from kedge.data import ImageSet
 from kedge.detectors import Cost, Detection
 from kedge.display import html_table
 from kedge.metrics import CLASSIFIER_METRICS, METRICS, Estimate
+
+HEADLINE = ("auroc", "fpr95")  # of groups of OOD sets, and of a report's first sentence
 
 
 @dataclass(frozen=True)
@@ -43,6 +47,7 @@ class EvaluationResult:
         detections: The detector's output on each set.
         shifted: By set of known classes in other conditions.
         apart: OOD sets that the mean leaves out.
+        groups: By group of OOD sets, then by metric, the mean over the sets of the group.
     """
 
     metrics: dict[str, dict[str, Estimate]]
@@ -54,6 +59,7 @@ class EvaluationResult:
     detections: dict[str, Detection] = field(repr=False)
     shifted: dict[str, ShiftedResult] = field(default_factory=dict)
     apart: tuple[str, ...] = ()
+    groups: dict[str, dict[str, Estimate]] = field(default_factory=dict)
 
     def value(self, metric: str, ood: str | None = None) -> float | None:
         """Any metric of `kedge.metrics.METRICS`, see `detection_value`; None for one that was not measured."""
@@ -81,6 +87,14 @@ class EvaluationResult:
         return self.classifier.get("accuracy")
 
 
+@dataclass(frozen=True)
+class Drawn:
+    """Metrics of every detector on redrawn images."""
+
+    metrics: tuple[str, ...]
+    values: NDArray[np.float64]  # (resamples, detectors, OOD sets, metrics)
+
+
 @dataclass(frozen=True, repr=False)
 class Evaluation:
     """Results by detector, and the sets that they were measured on.
@@ -95,6 +109,9 @@ class Evaluation:
         shifted_names: The sets of known classes in other conditions.
         known_in: By OOD set, the set of images from its source that count as in distribution against it.
         apart: OOD sets that are in no mean.
+        groups: By title, OOD sets whose means are shown apart, such as near and far ones.
+        left_out: Methods that have no result, with the reason.
+        drawn: Metrics on redrawn images, for all detectors, if they were kept.
     """
 
     results: dict[str, EvaluationResult]
@@ -104,6 +121,9 @@ class Evaluation:
     shifted_names: tuple[str, ...] = ()
     known_in: dict[str, str] = field(default_factory=dict)
     apart: tuple[str, ...] = ()
+    groups: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    left_out: dict[str, str] = field(default_factory=dict)
+    drawn: "Drawn | None" = field(default=None, repr=False)
 
     def __repr__(self) -> str:
         return f"Evaluation({', '.join(self.results)}; {self.id_name} against {', '.join(self.ood_names)})"
@@ -116,9 +136,9 @@ class Evaluation:
         return html_table(table.heads, table.rows, table.caption)
 
     def _table(self) -> Any:
-        from kedge.evaluation.summary import SeedSummary  # which imports this module
+        from kedge.evaluation.summary import SeedSummary, grouped_table  # which imports this module
 
-        return SeedSummary({0: self}).table()
+        return grouped_table(self, HEADLINE) if self.groups else SeedSummary({0: self}).table()
 
     def to_rows(self) -> list[dict[str, Any]]:
         """One dictionary per detector and OOD set: every metric of the pair, and the share of the set that is flagged.
@@ -192,6 +212,8 @@ class Evaluation:
             "shifted": list(self.shifted_names),
             "known in": self.known_in,
             "apart": list(self.apart),
+            "groups": {group: list(oods) for group, oods in self.groups.items()},
+            "left out": self.left_out,
             "results": {
                 name: {
                     **{metric: result.value(metric) for metric in CLASSIFIER_METRICS},
@@ -201,6 +223,10 @@ class Evaluation:
                     "flagged": result.flagged,
                     "shifted": {name: vars(shifted) for name, shifted in result.shifted.items()},
                     "mean": {metric: result.mean(metric) for metric in result.measured},
+                    "groups": {
+                        group: {metric: vars(estimate) for metric, estimate in by_metric.items()}
+                        for group, by_metric in result.groups.items()
+                    },
                     "metrics": {
                         ood: {metric: vars(estimate) for metric, estimate in by_metric.items()}
                         for ood, by_metric in result.metrics.items()

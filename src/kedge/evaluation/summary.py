@@ -11,7 +11,7 @@ from rich.table import Table
 
 from kedge.errors import InputError
 from kedge.evaluation.result import Evaluation, EvaluationResult
-from kedge.metrics import METRICS
+from kedge.metrics import METRICS, Estimate
 
 SHOWN = tuple(name for name, metric in METRICS.items() if metric.shown)
 WIDE = 130  # columns of a terminal that shows all of them side by side
@@ -172,6 +172,33 @@ class SeedSummary:
         seeds = f", mean ± deviation over {len(self.evaluations)} seeds" if len(self.evaluations) > 1 else ""
         star = f"{STAR} " if any(result.uses_outliers for result in self.first.results.values()) else ""
         return f"{words}{seeds}. {star}"
+
+
+def grouped_table(evaluation: Evaluation, metrics: Sequence[str], *, by_set: bool = False) -> TextTable:
+    """One row per method: metrics of each group of OOD sets, or of each set, with their intervals; and the cost."""
+    columns = evaluation.ood_names if by_set else tuple(evaluation.groups)
+    rows = []
+    for label, result in evaluation.results.items():
+        places = result.metrics if by_set else result.groups
+        cells = [_with_interval(places[column][m], m) for column in columns for m in metrics if m in result.measured]
+        plain = [METRICS[m].text(result.classifier[m]) for m in metrics if m in result.classifier]
+        rows.append((starred(label, result), *cells, *plain, passes_text(result), f"{result.milliseconds:.2f}"))
+    first = next(iter(evaluation.results.values()))
+    heads = [f"{column} {METRICS[m].head}" for column in columns for m in metrics if m in first.measured]
+    heads += [METRICS[m].head for m in metrics if m in first.classifier]
+    right = "" if first.accuracy is None else f"Accuracy {METRICS['accuracy'].text(first.accuracy)} %. "
+    members = "" if by_set else "; ".join(f"{name}: {', '.join(oods)}" for name, oods in evaluation.groups.items())
+    caption = f"In distribution: {evaluation.id_name}. {right}In %{members and f', means over {members}'}"
+    caption += f", 95 % intervals of {evaluation.resamples} resamples. " if evaluation.resamples else ". "
+    caption += f"{STAR} " if any(result.uses_outliers for result in evaluation.results.values()) else ""
+    caption += "passes: through the network for one image, forward + backward; ms: for one image, on this machine."
+    return TextTable(caption, ("method", *heads, "passes", "ms"), tuple(rows))
+
+
+def _with_interval(estimate: Estimate, metric: str) -> str:
+    text = METRICS[metric].text
+    ends = () if estimate.low is None or estimate.high is None else (text(estimate.low), text(estimate.high))
+    return text(estimate.value) + (f" ({' to '.join(ends)})" if ends else "")
 
 
 def starred(label: str, result: EvaluationResult) -> str:

@@ -53,12 +53,15 @@ class EarlyExit(AMP):
             self.preprocess, self.classes = detector.preprocess, detector.classes
             self.fitted_on = detector.fitted_on
 
-    def calibrate(
-        self, held_out: Any, *, alpha: float = 0.05, delta: float | None = None, batch_size: int = 256
-    ) -> Self:
+    def calibrate(self, held_out: Any, *, alpha: float = 0.05, **options: Any) -> Self:
         """Learn ``exit_threshold`` for alpha from half of the images, and calibrate on the others."""
         self._alpha = alpha
-        return super().calibrate(held_out, alpha=alpha, delta=delta, batch_size=batch_size)
+        return super().calibrate(held_out, alpha=alpha, **options)
+
+    @property
+    def takes_features(self) -> bool:
+        """False, since it leaves out passes that `kedge.extract` makes."""
+        return False
 
     def fit_held_out(self, images: Tensor, labels: Tensor) -> None:
         """Learn ``exit_threshold``."""

@@ -2,6 +2,6 @@
 
 from kedge.export.int8 import quantise, recalibrate
 from kedge.export.onnx import export_onnx
-from kedge.export.runtime import Difference, OnnxDetector, compare
+from kedge.export.runtime import Difference, OnnxDetector, compare_verdicts
 
-__all__ = ["Difference", "OnnxDetector", "compare", "export_onnx", "quantise", "recalibrate"]
+__all__ = ["Difference", "OnnxDetector", "compare_verdicts", "export_onnx", "quantise", "recalibrate"]

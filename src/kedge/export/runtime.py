@@ -103,7 +103,7 @@ class Difference:
         return self.largest <= CLOSE * self.scale and not self.verdicts  # NaN is not close
 
 
-def compare(detector: Detector, path: str | os.PathLike[str], *, images: int = 8, seed: int = 0) -> Difference:
+def compare_verdicts(detector: Detector, path: str | os.PathLike[str], *, images: int = 8, seed: int = 0) -> Difference:
     """Compare a calibrated detector with the file it was exported to, on random images, at once and one by one."""
     if detector.preprocess is None or detector.calibration is None:
         raise NotReadyError("the detector must be fitted and calibrated before it is compared: call fit and calibrate")

@@ -82,6 +82,7 @@ class Metric:
         of_counts: The value of a metric of ID and OOD images, from `Counts`; None for a metric of the classifier.
         of_predictions: The value of a metric of the classifier, on labelled ID images; None for the others.
         joint: Whether ``of_counts`` needs to know which ID images are classified correctly.
+        ranks: Whether ``of_predictions`` depends on the detector's score.
         higher_is_better: The direction.
         percent: Whether tables show it times 100.
         interval: Whether a bootstrap interval holds its level.
@@ -93,6 +94,7 @@ class Metric:
     of_counts: Callable[[Counts], float] | None = None
     of_predictions: Callable[[Predictions], float] | None = None
     joint: bool = False
+    ranks: bool = False
     higher_is_better: bool = True
     percent: bool = True
     interval: bool = True
@@ -163,6 +165,7 @@ METRICS: dict[str, Metric] = {
         "AURC",
         "The mean error rate on ID images over all shares of images kept, those with low scores first.",
         of_predictions=lambda p: aurc(p.score, p.right),
+        ranks=True,
         higher_is_better=False,
     ),
     "scod_aurc": Metric(
@@ -194,6 +197,7 @@ METRICS: dict[str, Metric] = {
         "AUGRC",
         "The mean share of ID images that are kept and misclassified, over all shares of images kept.",
         of_predictions=lambda p: augrc(p.score, p.right),
+        ranks=True,
         higher_is_better=False,
         shown=False,
     ),

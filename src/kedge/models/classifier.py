@@ -24,6 +24,7 @@ _MODES: dict[nn.Module, bool] = {}
 _USERS: Counter[nn.Module] = Counter()
 _MODES_LOCK = threading.Lock()
 _OF_SIZES = ("size", "shape", "match", "channels")  # words in what torch and timm say about inputs that do not fit
+_CHECKSUMS: dict[nn.Module, str] = {}  # of the networks of `unchanged` blocks
 
 
 class Classifier(nn.Module):
@@ -170,6 +171,8 @@ def as_classifier(net: nn.Module) -> Classifier:
 
 def checksum(net: Classifier) -> str:
     """The sha256 of a network's weights, buffers and normalisation."""
+    if net in _CHECKSUMS:
+        return _CHECKSUMS[net]
     digest = hashlib.sha256()
     for name, value in sorted(net.state_dict().items()):
         if isinstance(value, Tensor):
@@ -206,6 +209,18 @@ def _fitting(network: nn.Module, x: Tensor) -> Iterator[None]:
             f"{type(network).__name__} cannot take inputs of shape {tuple(x.shape[1:])}: {reason}. Give it images of "
             "the size that it is made for (size=, --size)"
         ) from error
+
+
+@contextlib.contextmanager
+def unchanged(net: Classifier) -> Iterator[None]:
+    """Promise that the network's weights stay as they are inside the block, so that `checksum` reads them once."""
+    known = net in _CHECKSUMS  # in a block around this one
+    _CHECKSUMS[net] = checksum(net)
+    try:
+        yield
+    finally:
+        if not known:
+            del _CHECKSUMS[net]
 
 
 def logits_of(output: Any) -> Tensor:

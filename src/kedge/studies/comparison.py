@@ -14,18 +14,16 @@ from torch import Tensor
 
 from kedge.detectors.base import Detector
 from kedge.detectors.detection import Detection
-from kedge.detectors.registry import make, named_methods
+from kedge.detectors.registry import make, post_hoc
 from kedge.errors import InputError, NotReadyError
 from kedge.evaluation.report.figures import require
 from kedge.evaluation.summary import SeedValues, TextTable
-from kedge.files import atomic
+from kedge.files import atomic, file_name
 from kedge.io import artifact
 from kedge.metrics import METRICS, Predictions, auroc, fpr95
 from kedge.models import build
 from kedge.models.classifier import Classifier
 from kedge.provenance import provenance
-from kedge.studies.openood import post_hoc
-from kedge.studies.run import file_name
 from kedge.studies.tasks import GROUPS, Task
 
 ON_ID = ("accuracy", "ece", "aurc", "augrc")  # metrics of the classifier on the ID test images
@@ -58,9 +56,8 @@ class Row:
 
 def single_methods() -> dict[str, Row]:
     """A row for each registered method of one network that takes features."""
-    net, kinds = Classifier(build("compact", width=4)), post_hoc()
-    names = [name for name, (kind, _) in named_methods().items() if kind in kinds]
-    return {name: Row(name) for name in names if make(name, net).takes_features}
+    net = Classifier(build("compact", width=4))
+    return {name: Row(name) for name in post_hoc(unanchored=True) if make(name, net).takes_features}
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,8 @@ import torch
 
 from kedge.data import ImageSet, Preprocess, StreamedSet, gather, sources
 from kedge.data.leakage import fingerprints, shared
-from kedge.detectors import AMP, Detector, Energy, registered
-from kedge.detectors.registry import named_methods
+from kedge.detectors import AMP, Energy
+from kedge.detectors.registry import post_hoc
 from kedge.errors import InputError, NotReadyError
 from kedge.studies import sets
 from kedge.studies.leaderboard import leaderboard_methods
@@ -128,26 +128,17 @@ def openood(known: str, setting: Setting) -> Study:
     return Study(f"openood-{known}", f"OpenOOD v1.5, {known}", about, (suite,))
 
 
-def post_hoc() -> list[type[Detector]]:
-    """The registered methods that read one unanchored network as it is."""
-    return [
-        kind
-        for kind in registered().values()
-        if not (hasattr(kind, "prepare") or kind.changes_network or kind.reads == "per_anchor_logits")
-        and [name for name, p in inspect.signature(kind).parameters.items() if p.default is p.empty] == ["net"]
-    ]
-
-
 def _rows() -> dict[str, MethodPlan]:
-    """A row for each post-hoc method and its variants, and one more with outliers for those that take some."""
-    kinds, on_board = post_hoc(), {method: name for name, method in leaderboard_methods().items()}
+    """A row for each method that reads one unanchored network as it is, and one more with outliers for some."""
+    on_board = {method: name for name, method in leaderboard_methods().items()}
+    methods = post_hoc(unanchored=True)
     rows = {
         kind.__name__ if name == kind.name else name: MethodPlan(
             kind, ("unanchored",), options, paper=on_board.get(name)
         )
-        for name, (kind, options) in named_methods().items()
-        if kind in kinds
+        for name, (kind, options) in methods.items()
     }
+    kinds = dict.fromkeys(kind for kind, _ in methods.values())
     taking = [kind for kind in kinds if "outliers" in inspect.signature(kind).parameters]
     return rows | {f"{kind.__name__}*": MethodPlan(kind, ("unanchored",), outliers=True) for kind in taking}
 

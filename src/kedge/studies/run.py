@@ -3,7 +3,6 @@
 import copy
 import hashlib
 import json
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import fields, replace
 from pathlib import Path
@@ -11,24 +10,23 @@ from typing import Any
 
 from torch import Tensor
 
-from kedge.anchoring import Anchored, anchor
-from kedge.data import ImageSet, Preprocess, StreamedSet
+from kedge.anchoring import anchor
+from kedge.data import Features, ImageSet, Preprocess, StreamedSet
 from kedge.detectors import Cost, Detection, Detector, extract
 from kedge.errors import FileFormatError, InputError, NotReadyError
 from kedge.evaluation import Evaluation, EvaluationResult, ShiftedResult, evaluate
+from kedge.evaluation.comparison import pass_seconds
 from kedge.evaluation.core import PERMUTED
-from kedge.files import atomic
+from kedge.files import atomic, file_name
 from kedge.io import artifact
 from kedge.metrics import Estimate
-from kedge.models.classifier import Classifier
+from kedge.models.classifier import Classifier, checksum
 from kedge.provenance import provenance
-from kedge.studies.memory import Memory, pass_seconds
 from kedge.studies.plan import Suite, SuiteData
 from kedge.training import Progress, train
 
 TrainingProgress = Callable[[str, Progress], None]
 ScoringProgress = Callable[[str, int, int], None]
-TIMED = 64  # images on which a network's pass is timed
 
 
 class SuiteRun:
@@ -59,8 +57,7 @@ class SuiteRun:
         self.on_training, self.on_scoring = on_training, on_scoring
         self.training = dict(training or {})
         self._trained: dict[tuple[str, int], Classifier] = {}
-        self._memory: dict[tuple[str, int], Memory] = {}
-        self._extracted: dict[tuple[str, int], SuiteData] = {}
+        self._extracted: dict[tuple[str, str, str], Features] = {}
         self._data: tuple[int, SuiteData] | None = None  # of the last seed: reading it can take minutes
 
     def run(self) -> dict[int, Evaluation]:
@@ -76,7 +73,6 @@ class SuiteRun:
         labels = [label for label in self.suite.methods if data.outliers is not None or not self._needs_outliers(label)]
         results = {label: self._cell(label, data, seed) for label in labels}
         self._trained.clear()
-        self._memory.clear()
         self._extracted.clear()
         shifted, known = tuple(s.name for s in data.shifted), {ood: s.name for ood, s in data.known_in.items()}
         apart = tuple(s.name for s in data.ood if s.name in self.suite.apart)
@@ -95,15 +91,11 @@ class SuiteRun:
         data, method = self.data(seed), self.suite.methods[label]
         # A copy, since a detector may give a network other anchors.
         networks = [copy.deepcopy(self.network(name, seed)) for name in method.networks]
-        for name, net in zip(method.networks, networks, strict=True):
-            if isinstance(net, Anchored):
-                self._memory.setdefault((name, seed), Memory()).attach(net)
         detector = method.build(networks, data.outliers)
-        data = self._sets(label, detector, seed)
-        detector.fit(data.train, preprocess=_preprocess(data)).calibrate(data.held_out)
-        for memory in self._memory.values():
-            memory.start()
-        return detector
+        # Anchors are drawn from images, and features are of a network with anchors.
+        train = data.train if detector.anchored else self._read(label, detector, seed, data.train)
+        detector.fit(train, preprocess=_preprocess(data))
+        return detector.calibrate(self._read(label, detector, seed, data.held_out))
 
     def data(self, seed: int) -> SuiteData:
         """The sets of a seed, read once."""
@@ -151,49 +143,41 @@ class SuiteRun:
         detector, permuted, report = self.detector(label, seed), self.suite.methods[label].permuted, self.on_scoring
         if permuted and not getattr(detector, "rescores", False):
             raise InputError(f"permuted must be False for {label!r}: its score does not depend on the image's tau")
-        sets = self._sets(label, detector, seed)
+
+        def read(images: Any) -> Any:
+            return self._read(label, detector, seed, images)
+
         evaluation = evaluate(
             {label: detector},
-            sets.test,
-            sets.ood,
-            shifted=sets.shifted,
-            known_in=sets.known_in,
+            read(data.test),
+            tuple(map(read, data.ood)),
+            shifted=tuple(map(read, data.shifted)),
+            known_in={ood: read(images) for ood, images in data.known_in.items()},
             controls=permuted,
             resamples=self.suite.resamples,
             progress=None if report is None else (lambda done, total: report(label, done, total)),
         )
         result = evaluation.results[label + PERMUTED if permuted else label]
-        # Logits that another row computed already are part of this row's cost too.
-        saved = sum(memory.saved for memory in self._memory.values()) / sum(map(len, result.detections.values()))
-        if sets is not data:
-            saved = pass_seconds(detector.net, data.test.images[:TIMED])
-        result = replace(result, milliseconds=result.milliseconds + 1000 * saved)
+        if isinstance(read(data.test), Features):  # the pass through the network is part of each row's cost
+            alone = pass_seconds(detector.net, data.test, _preprocess(data))
+            result = replace(result, milliseconds=result.milliseconds + 1000 * alone)
         write_cell(path, result, identity, self._trainings(label, data, seed))
         return result
 
-    def _sets(self, label: str, detector: Detector, seed: int) -> SuiteData:
-        """The sets of a row; features in place of images where the suite extracts them and the method takes them."""
-        data, names = self.data(seed), self.suite.methods[label].networks
-        if not self.suite.extract or not detector.takes_features or detector.anchored or len(names) > 1:
-            return data
-        if (names[0], seed) not in self._extracted:
-            net, folder = self.network(names[0], seed), self.directory / f"seed-{seed}" / "features"
-
-            def once(images: Any) -> Any:
-                target = folder / file_name(names[0]) / file_name(images.name)
-                return extract(net, images, target, preprocess=_preprocess(data), batch_size=256)
-
-            self._extracted[names[0], seed] = replace(
-                data,
-                train=once(data.train),
-                held_out=once(data.held_out),
-                test=once(data.test),
-                ood=tuple(map(once, data.ood)),
-                shifted=tuple(map(once, data.shifted)),
-                known_in={ood: once(images) for ood, images in data.known_in.items()},
-                preprocess=_preprocess(data),
-            )
-        return self._extracted[names[0], seed]
+    def _read(self, label: str, detector: Detector, seed: int, images: Any) -> Any:
+        """A set as a row takes it: its features, where several rows can share them, or the images."""
+        names = self.suite.methods[label].networks
+        shared = self.suite.extract or detector.anchored
+        if not shared or not detector.takes_features or len(names) > 1:
+            return images
+        key = checksum(detector.net), images.name, images.checksum
+        if key not in self._extracted:
+            home = self.directory / f"seed-{seed}" / "features" / file_name(names[0])
+            home = home / key[0][:12] if detector.anchored else home  # a network for each draw of anchors
+            folder = home / file_name(images.name) if self.suite.extract else None
+            preprocess = _preprocess(self.data(seed))
+            self._extracted[key] = extract(detector.net, images, folder, preprocess=preprocess, batch_size=256)
+        return self._extracted[key]
 
     def _needs_outliers(self, label: str) -> bool:
         """Whether a method, or the training of one of its networks, takes the suite's outliers."""
@@ -300,8 +284,3 @@ def _detection(tensors: Mapping[str, Tensor]) -> Detection:
 
 def _preprocess(data: SuiteData) -> Preprocess:
     return data.preprocess or Preprocess(tuple(data.test.images.shape[1:]))
-
-
-def file_name(label: str) -> str:
-    """A label as a file name: letters, digits, and a hyphen for anything else; a star and a plus become words."""
-    return re.sub(r"[^a-z0-9]+", "-", label.lower().replace("*", " starred").replace("+", " plus")).strip("-")

@@ -4,11 +4,12 @@ import base64
 import io
 from typing import Any
 
+import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor
 
-from kedge.data import ImageSet, batches
+from kedge.data import Features, ImageSet, StreamedSet, batches
 from kedge.detectors import AMP, Detection
 from kedge.errors import NotReadyError
 from kedge.evaluation import Evaluation
@@ -50,8 +51,18 @@ def per_anchor_probabilities(detector: AMP, one: ImageSet) -> Tensor:
     return (logits / detector.calibration.temperature).softmax(dim=-1).cpu()
 
 
-def image_section(evaluation: Evaluation, lead: str, detector: AMP | None = None) -> Html:
-    """The in-distribution images that score highest and the OOD images that score lowest."""
+def pixels(images: ImageSet | StreamedSet, index: int) -> Tensor:
+    """One image of a set, (D, H, W), as it is before preprocessing."""
+    if isinstance(images, ImageSet):
+        return images.images[index]
+    array = np.array(images.image(index).convert("RGB"))  # (H, W, D)
+    return torch.from_numpy(array).permute(2, 0, 1)
+
+
+def image_section(evaluation: Evaluation, lead: str, detector: AMP | None = None) -> Html | None:
+    """The in-distribution images that score highest and the OOD images that score lowest; None without images."""
+    if any(isinstance(images, Features) for images in evaluation.sets.values()):
+        return None
     detections, id_name, oods = evaluation.results[lead].detections, evaluation.id_name, evaluation.ood_names
     alarms = [(id_name, i) for i in detections[id_name].score.argsort(descending=True, stable=True)[:ALARMS].tolist()]
     misses = [(ood, i) for ood in oods for i in detections[ood].score.argsort(stable=True)[:MISSES_PER_SET].tolist()]
@@ -129,7 +140,7 @@ def _card(evaluation: Evaluation, detection: Detection, name: str, index: int, d
     lines = [predicted, measured, _verdict(detection, index)]
     if detector is not None:
         lines.append(_votes(detector, images.subset([index]), detector.classes or classes))
-    return {"source": png_address(images.images[index]), "alt": alt, "set": name, "lines": lines}
+    return {"source": png_address(pixels(images, index)), "alt": alt, "set": name, "lines": lines}
 
 
 def _votes(detector: AMP, one: ImageSet, classes: tuple[str, ...]) -> str:

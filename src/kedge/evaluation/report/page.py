@@ -13,11 +13,9 @@ from kedge.evaluation.report import charts, figures
 from kedge.evaluation.report.document import document, write_page
 from kedge.evaluation.report.gallery import anchor_section, image_section
 from kedge.evaluation.report.markup import percent, render_template
-from kedge.evaluation.result import Curve
+from kedge.evaluation.result import HEADLINE, Curve
 from kedge.evaluation.summary import SHOWN, STAR, passes_text, starred
 from kedge.metrics import METRICS
-
-HEADLINE = ("auroc", "fpr95")
 
 
 def write_report(
@@ -79,6 +77,7 @@ def write_report(
         "metrics": {name: METRICS[name] for name in SHOWN},
         "more": {name: metric for name, metric in METRICS.items() if name not in SHOWN},
         "outliers": any(result.uses_outliers for result in evaluation.results.values()),
+        "headline": HEADLINE,
         "record": record or {},
         "starred": starred,
         "guaranteed": guaranteed,
@@ -88,6 +87,7 @@ def write_report(
     }
     parts = (  # identifier, name in the links, content
         ("summary", "Summary", render_template("summary.html", **context)),
+        ("groups", "Groups", render_template("groups.html", **context) if evaluation.groups else None),
         ("curves", "Curves", charts.curve_section(evaluation, curves)),
         ("sets", "Set by set", render_template("sets.html", **context)),
         ("shifted", "Shifted images", render_template("shifted.html", **context) if evaluation.shifted_names else None),

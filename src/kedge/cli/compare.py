@@ -1,0 +1,113 @@
+"""``kedge compare``: all methods that apply to a network, in one table."""
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.markup import escape
+
+from kedge.checks import one_of
+from kedge.cli.inputs import open_network, open_set, open_sets
+from kedge.cli.options import AsJson, Classes, DataDir, Mean, Network, Size, Std, Threads, Weights
+from kedge.cli.terminal import Console, printable
+from kedge.detectors.registry import named_methods
+from kedge.evaluation import compare as compare_methods
+from kedge.evaluation.paired import RESAMPLES
+from kedge.evaluation.report import write_report
+from kedge.evaluation.report.figures import require
+from kedge.evaluation.result import HEADLINE
+from kedge.evaluation.summary import grouped_table
+from kedge.files import atomic, check_target
+from kedge.metrics import METRICS
+from kedge.provenance import provenance
+from kedge.threads import use_threads
+
+
+def compare(
+    network: Network,
+    train: Annotated[
+        str, typer.Option(help="Images that it was trained on: a name, folder:PATH, npz:PATH or features:FOLDER.")
+    ],
+    held_out: Annotated[
+        str,
+        typer.Option(help="In-distribution images that it was not trained on; half of them are tested without --test."),
+    ],
+    near: Annotated[
+        list[str] | None,
+        typer.Option(help="OOD images of the same kind, such as other classes of the data set; may be repeated."),
+    ] = None,
+    far: Annotated[list[str] | None, typer.Option(help="OOD images of other kinds; may be repeated.")] = None,
+    ood: Annotated[list[str] | None, typer.Option(help="OOD images that are in no group; may be repeated.")] = None,
+    test: Annotated[str | None, typer.Option(help="In-distribution test images.")] = None,
+    methods: Annotated[
+        str | None,
+        typer.Option(help="Names as in docs/methods.md, with commas between; by default all that read features."),
+    ] = None,
+    every: Annotated[
+        bool, typer.Option("--all", help="Add the methods with passes of their own, such as those of gradients.")
+    ] = False,
+    metric: Annotated[
+        list[str] | None,
+        typer.Option(help=f"Column of the table, may be repeated: {', '.join(METRICS)}. By default AUROC and FPR95."),
+    ] = None,
+    by_set: Annotated[bool, typer.Option("--by-set", help="Print a column for each OOD set as well.")] = False,
+    out: Annotated[
+        Path, typer.Option("--out", "-o", help="Folder for the features, metrics.json and report.html.")
+    ] = Path("runs/compare"),
+    half: Annotated[bool, typer.Option("--half", help="Store features in half precision.")] = False,
+    resamples: Annotated[int, typer.Option(min=0, help="Bootstrap resamples for intervals; 0 for none.")] = RESAMPLES,
+    seed: Annotated[int, typer.Option(min=0, help="Random seed of the split and the bootstrap.")] = 0,
+    batch: Annotated[int, typer.Option(min=1, help="Images at a time.")] = 64,
+    weights: Weights = None,
+    classes: Classes = None,
+    mean: Mean = None,
+    std: Std = None,
+    size: Size = None,
+    as_json: AsJson = False,
+    threads: Threads = None,
+    data_dir: DataDir = None,
+) -> None:
+    """Fit and judge every method that applies to a classifier as it is; images pass through the network once.
+
+    Features are kept in --out, where a run that was stopped goes on. To judge saved detectors: `kedge evaluate`.
+
+    For example:
+
+        kedge compare timm:resnet50 --train imagenet --held-out folder:val --near folder:ssb_hard --far textures
+
+        kedge compare birds.kedge --train folder:train --held-out folder:val --ood folder:other --methods msp,knn,mds++
+    """
+    console = Console(stderr=as_json)
+    columns = [one_of("--metric", name, tuple(METRICS)) for name in metric or HEADLINE]
+    names = [one_of("--methods", name.strip(), tuple(named_methods())) for name in (methods or "").split(",") if name]
+    check_target("--out", out, folder=True)
+    require()  # before minutes of work, not after
+    use_threads(threads)
+    images = open_set(train, "train", data_dir=data_dir)
+    held, tested = (None if name is None else open_set(name, data_dir=data_dir) for name in (held_out, test))
+    near, far, ood = near or [], far or [], ood or []
+    oods = open_sets([*near, *far, *ood], data_dir=data_dir)
+    net = open_network(network, images, weights=weights, classes=classes, mean=mean, std=std, size=size)
+    first, second = len(near), len(near) + len(far)
+    evaluation = compare_methods(
+        net, images, held, oods[second:], near=oods[:first], far=oods[first:second], test=tested, methods=names,
+        every=every, directory=out, half=half, metrics=columns, resamples=resamples, seed=seed, batch_size=batch,
+    )  # fmt: skip
+    record = {"command": " ".join(["kedge", *sys.argv[1:]]), "made with": provenance()}
+    text = json.dumps({"record": record, **evaluation.as_dict()}, indent=1)
+    with atomic(out / "metrics.json") as temporary:
+        temporary.write_text(text, encoding="utf-8")
+    title = f"Methods on {evaluation.id_name}"
+    report = write_report(out / "report.html", evaluation, title=title, record=record)
+    if as_json:
+        typer.echo(text)
+        return
+    console.print(grouped_table(evaluation, columns).terminal())
+    if by_set:
+        console.print(grouped_table(evaluation, columns, by_set=True).terminal())
+    for name, reason in evaluation.left_out.items():
+        console.print(f"[yellow]left out[/]  {name}: {escape(printable(reason))}")
+    console.wrote("metrics", out / "metrics.json")
+    console.wrote("report", report)

@@ -1,0 +1,52 @@
+"""``kedge extract``: one pass of a network over images, for any number of detectors."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from kedge import detectors
+from kedge.cli.inputs import open_network
+from kedge.cli.options import Classes, DataDir, Mean, Network, Size, Std, Threads, Weights
+from kedge.cli.terminal import Console
+from kedge.data import sources
+from kedge.files import check_target
+from kedge.threads import use_threads
+
+
+def extract(
+    network: Network,
+    data: Annotated[str, typer.Option(help="Images: a data set by name, folder:PATH, npz:PATH or list:PATH.")],
+    out: Annotated[Path, typer.Option("--out", "-o", help="Folder for the features.")],
+    split: Annotated[str | None, typer.Option(help="The split of a data set by name.")] = None,
+    head: Annotated[
+        str | None, typer.Option(help="Name of the last linear layer; by default it is found by running the network.")
+    ] = None,
+    half: Annotated[bool, typer.Option("--half", help="Store features in half precision.")] = False,
+    batch: Annotated[int, typer.Option(min=1, help="Images at a time.")] = 64,
+    weights: Weights = None,
+    classes: Classes = None,
+    mean: Mean = None,
+    std: Std = None,
+    size: Size = None,
+    threads: Threads = None,
+    data_dir: DataDir = None,
+) -> None:
+    """Store a network's logits and last features of images; every detector of these alone takes them for the images.
+
+    If stopped, the same command goes on. `kedge compare` and `kedge evaluate` take the folder as features:FOLDER.
+
+    For example:
+
+        kedge extract timm:resnet50 --data folder:photos/train -o features/train
+
+        kedge extract birds.kedge --data folder:new/ -o features/new --half
+    """
+    check_target("--out", out, folder=True)
+    use_threads(threads)
+    images = sources.load_dataset(data, split, data_dir=data_dir)
+    net = open_network(network, images, weights=weights, classes=classes, mean=mean, std=std, size=size)
+    features = detectors.extract(net, images, out, head=head, half=half, batch_size=batch)
+    console, (outputs, width) = Console(), (features.logits.shape[1], features.features.shape[1])
+    console.print(f"{len(features):,} images, {outputs:,} logits and {width:,} features of each")
+    console.wrote("features", out)

@@ -1,0 +1,77 @@
+"""What commands take: a network, by name or in a saved detector, and sets, of images or of extracted features."""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from kedge.data import Features, sources
+from kedge.data.sources.entry import Images
+from kedge.detectors import load
+from kedge.errors import InputError
+from kedge.io.artifact import locate
+from kedge.models.classifier import Classifier
+from kedge.models.named import network as named_network
+
+
+def open_network(
+    name: str,
+    images: Any,
+    *,
+    weights: Path | None = None,
+    classes: int | None = None,
+    mean: str | None = None,
+    std: str | None = None,
+    size: int | None = None,
+) -> Classifier:
+    """The network of an argument NETWORK and the options that go with it.
+
+    Without ``classes`` a network with ``weights`` gets as many as ``images`` has.
+    """
+    options = {"--weights": weights, "--classes": classes, "--mean": mean, "--std": std, "--size": size}
+    if locate(name).is_file():
+        if stray := [option for option, value in options.items() if value is not None]:
+            raise InputError(f"{', '.join(stray)} must come without a saved detector, whose network has them: {name}")
+        detector = load(name)
+        if detector.preprocess is not None:
+            detector.net.record.setdefault("preprocess", asdict(detector.preprocess))
+        if detector.classes:
+            detector.net.record.setdefault("classes", list(detector.classes))
+        return detector.net
+    if weights is not None and classes is None:
+        classes = len(images.classes) or None
+    published = weights is None and name.split(":")[0] in ("timm", "hf", "torchvision")
+    return named_network(
+        name, classes=classes, pretrained=published, weights=weights, mean=_numbers("--mean", mean),
+        std=_numbers("--std", std), size=size,
+    )  # fmt: skip
+
+
+def open_set(name: str, split: str | None = None, *, data_dir: Path | None = None) -> Images | Features:
+    """A set by name, as `kedge.data.load_dataset` takes it, or ``features:FOLDER`` of ``kedge extract``."""
+    kind, _, folder = name.partition(":")
+    if kind == "features" and folder:
+        return Features.open(folder)
+    return sources.load_dataset(name, split, data_dir=data_dir)
+
+
+def open_sets(names: Sequence[str], *, data_dir: Path | None = None) -> list[Any]:
+    """Sets by name; those of equal names are named as they were given: folder:known/test becomes known/test."""
+    given = [(name, open_set(name, data_dir=data_dir)) for name in names]
+    count = Counter(images.name for _, images in given)
+    return [
+        images if count[images.name] == 1 else replace(images, name=name.partition(":")[2] or name)
+        for name, images in given
+    ]
+
+
+def _numbers(option: str, text: str | None) -> list[float] | None:
+    if text is None:
+        return None
+    try:
+        return [float(part) for part in text.split(",")]
+    except ValueError as error:
+        raise InputError(
+            f"{option} must be one number, or one per channel with commas between; got {text!r}"
+        ) from error
