@@ -16,7 +16,7 @@ import kedge
 from helpers import colors, encoded, picture, run_cli
 from kedge import metrics
 from kedge.data.sources import load_dataset
-from kedge.errors import ArchitectureError, InputError, KedgeWarning, NotReadyError
+from kedge.errors import ArchitectureError, InputError, KedgeError, KedgeWarning, NotReadyError
 from kedge.io import graphs
 from kedge.models.graph import StoredGraph
 from kedge.serving import Settings, create_app
@@ -44,6 +44,19 @@ class Branching(torch.nn.Module):
 
     def forward(self, x):
         return self.body(x) * (2 if x.mean() > 0.5 else 1)
+
+class Masked(Branching):
+    def forward(self, x, mask):
+        return self.body(x * mask)
+
+def masked():
+    return Masked()
+
+def maps():
+    return torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3), torch.nn.ReLU(), torch.nn.Conv2d(8, 3, 3))
+
+def soft():
+    return torch.nn.Sequential(build(), torch.nn.Softplus())
 
 def branching():
     return kedge.Classifier(Branching(), mean=0.5, std=0.25)
@@ -262,6 +275,24 @@ def test_bad_input_names_the_option(folder: Path) -> None:
         assert isinstance(result.exception, InputError)
         assert words in str(result.exception)
         assert not (folder / "a.kedge").exists()
+
+
+@pytest.mark.parametrize(
+    ("network", "size", "words"),
+    [
+        ("masked", 12, "the network must take one input, images (B, D, H, W); Masked takes x, mask"),
+        ("maps", 12, "the network must return logits (B, C), or an object with them as .logits; got (1, 3, 8, 8)"),
+        ("whole", 2, "Sequential cannot take inputs of shape (3, 2, 2): Calculated padded input size"),
+        ("soft", 12, "are not the output of one linear layer inside it; name another layer"),
+    ],
+)
+def test_a_network_that_cannot_be_used_says_why(folder: Path, network: str, size: int, words: str) -> None:
+    base = ("--train", "folder:train", "--held-out", "folder:held", "--mean", 0.5, "--std", 0.25, "-o", "a.kedge")
+    method = "msp" if network == "maps" else "knn"
+    result = run_cli("fit", f"photo_net:{network}", *base, "--size", size, "--method", method)
+    assert isinstance(result.exception, KedgeError), result.exception
+    assert words in str(result.exception)
+    assert not (folder / "a.kedge").exists()
 
 
 def small_network(classes: int = 3) -> nn.Module:

@@ -59,8 +59,9 @@ def find_head(net: Classifier, example: Tensor) -> str:
                 if _gives(layer, net.features(example, [name + INPUT])[1][name + INPUT], logits):
                     return name
     raise ArchitectureError(
-        f"the logits of {type(net.network).__name__} are not the output of one linear layer inside it; wrap the "
-        "network in a module that ends in a linear layer"
+        f"the logits of {type(net.network).__name__} are not the output of one linear layer inside it; name another "
+        "layer where the method reads one (layer=, kedge fit --layer), or wrap the network in a module that ends in a "
+        "linear layer"
     )
 
 

@@ -298,4 +298,5 @@ def warn_skipped(reasons: Sequence[str]) -> None:
     """List images that a training could not decode in a warning, if there are any."""
     if reasons:
         listed = "; ".join(reasons[:LISTED]) + ("; ..." if len(reasons) > LISTED else "")
-        warnings.warn(f"{len(reasons)} images were skipped in training: {listed}", KedgeWarning, stacklevel=5)
+        count = "1 image was" if len(reasons) == 1 else f"{len(reasons)} images were"
+        warnings.warn(f"{count} skipped in training: {listed}", KedgeWarning, stacklevel=5)
