@@ -42,6 +42,14 @@ and on those of `kedge.anchor`, with logits and features averaged over the ancho
 alone, and Student on the unanchored ones that `kedge.distill` trains from them.
 `kedge reproduce methods` trains the networks and prints all methods in one table. Methods that learn from
 outliers have a star there, and `kedge.evaluate` refuses sets that hold any of the images they learned from.
+
+The defaults of a method's options are its paper's. `kedge.tune` chooses others without OOD images, by classes that are
+held out or by synthetic outliers, and the file of the detector records the choice:
+
+```python
+detector = kedge.tune("knn", net, train_set, held_out, by="classes").fit(train_set).calibrate(more_held_out)
+detector = kedge.protect(net, train_set, held_out, method="knn", tune="synthetic")
+```
 """
 
 CHOOSING = """

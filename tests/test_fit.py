@@ -324,3 +324,16 @@ def test_protect_warns_where_the_promise_is_weaker() -> None:
         kedge.protect(net, torch.rand(40, 3, 8, 8))
     with pytest.raises(InputError, match="method"):
         kedge.protect(net, colors(90), method="none")
+
+
+def test_options_are_chosen_on_half_of_the_held_out_images_and_shown(folder: Path) -> None:
+    base = ("--train", "folder:train", "--held-out", "folder:held", "--size", 12)
+    for by, name in (("classes", "held-out classes"), ("synthetic", "synthetic outliers"), ("folder:fresh", "fresh")):
+        fitted = run_cli("fit", "photo_net:whole", *base, "--tune", by, "-o", "a.kedge", "--overwrite")
+        assert fitted.exit_code == 0, (fitted.output, fitted.exception)
+        words = str(kedge.load("a.kedge").tuned)
+        assert f"by {name} (AUROC" in words
+        assert f"options   {words}" in fitted.output
+        assert words in run_cli("info", "a.kedge").output
+    refused = run_cli("fit", "photo_net:whole", *base, "--method", "msp", "--tune", "classes", "-o", "b.kedge")
+    assert "'msp' has none" in str(refused.exception)

@@ -58,6 +58,7 @@ from .detectors import WeiPer as WeiPer
 from .detectors import extract as extract
 from .detectors import load as load
 from .evaluation import compare as compare
+from .detectors import tune as tune
 from .evaluation import evaluate as evaluate
 from .experimental import EarlyExit as EarlyExit
 from .experimental import Student as Student

@@ -12,6 +12,7 @@ from kedge.checks import one_of
 from kedge.data import ImageSet, StreamedSet, batches, gather
 from kedge.detectors import Detector
 from kedge.detectors.registry import make, named_methods
+from kedge.detectors.tuning import tune as choose_options
 from kedge.errors import InputError, KedgeWarning
 from kedge.models.classifier import evaluating
 from kedge.models.named import network
@@ -28,6 +29,7 @@ def protect(
     method: str = DEFAULT_METHOD,
     alpha: float = 0.05,
     delta: float | None = None,
+    tune: Any = None,
     seed: int = 0,
     **options: Any,
 ) -> Detector:
@@ -44,6 +46,8 @@ def protect(
         method: Name of a detector, as in docs/methods.md.
         alpha: See `Detector.calibrate`.
         delta: See `Detector.calibrate`.
+        tune: How to choose the options that are not given, see `kedge.tune`: ``"classes"``, ``"synthetic"``, or OOD
+            images. It takes half of ``held_out``; the threshold is set on the other half.
         seed: Random seed of the splits.
         **options: Options of the detector.
 
@@ -59,6 +63,8 @@ def protect(
     if isinstance(net, str):
         net = network(net, pretrained=True)
     detector = make(method, net, **options)
+    if tune is not None and not isinstance(train_set if held_out is None else held_out, (ImageSet, StreamedSet)):
+        raise InputError("held_out must be an ImageSet or a StreamedSet with tune=, which takes half of it")
     if held_out is None:
         if not isinstance(train_set, (ImageSet, StreamedSet)):
             raise InputError("held_out must be given, unless train_set is an ImageSet or a StreamedSet")
@@ -69,6 +75,9 @@ def protect(
             KedgeWarning,
             stacklevel=2,
         )
+    if tune is not None:
+        judged, held_out = held_out.split(0.5, seed=seed)
+        detector = choose_options(method, net, train_set, judged, by=tune, seed=seed, **options)
     detector.fit(train_set)
     assert detector.preprocess is not None
     if not isinstance(held_out, (ImageSet, StreamedSet)):

@@ -16,6 +16,7 @@ from kedge.detectors import Detector
 from kedge.detectors.registry import named_methods
 from kedge.errors import InputError
 from kedge.files import check_target
+from kedge.io.tuned import WAYS
 from kedge.protect import DEFAULT_METHOD, protect
 from kedge.threads import use_threads
 
@@ -44,6 +45,13 @@ def fit(
         float | None,
         typer.Option(help="Probability, over draws of the held-out images, that more than ALPHA is flagged."),
     ] = None,
+    tune: Annotated[
+        str | None,
+        typer.Option(
+            help="Choose the method's options: by 'classes' that are held out, by 'synthetic' outliers, or by OOD "
+            "images, as folder:PATH; takes half of --held-out."
+        ),
+    ] = None,
     seed: Annotated[int, typer.Option(min=0, help="Random seed of the splits.")] = 0,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace --out.")] = False,
     threads: Threads = None,
@@ -70,7 +78,8 @@ def fit(
     options = {} if layer is None else {"layer": layer}
     if layer is not None and "layer" not in inspect.signature(named_methods()[method][0]).parameters:
         raise InputError(f"--layer must come with a method that reads one layer, such as knn; {method} takes none")
-    detector = protect(net, images, held, method=method, alpha=alpha, delta=delta, seed=seed, **options)
+    by = tune if tune is None or tune in WAYS else sources.load_dataset(tune, None, data_dir=data_dir)
+    detector = protect(net, images, held, method=method, alpha=alpha, delta=delta, tune=by, seed=seed, **options)
     detector.save(out)
     print_result(detector, out)
 
@@ -79,6 +88,8 @@ def print_result(detector: Detector, path: Path) -> None:
     """Print what `protect` measured on held-out images, where the detector is, and what to type next."""
     console, result = Console(), detector.net.record["held_out"]
     assert detector.calibration is not None
+    if detector.tuned is not None:
+        console.print(f"options   {escape(printable(detector.tuned))}", highlight=False)
     if result["accuracy"] is not None:
         console.print(f"held-out accuracy {result['accuracy']:.1%}")
     console.print(

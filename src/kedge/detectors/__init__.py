@@ -40,8 +40,10 @@ from kedge.detectors.trained.svi import SVI
 from kedge.detectors.trained.svi_avuc import SVIAvUC
 from kedge.detectors.trained.udg import UDG
 from kedge.detectors.tta import TTA
+from kedge.detectors.tuning import Tuner, tune
 from kedge.detectors.vim import ViM
 from kedge.detectors.weiper import WeiPer
+from kedge.io.tuned import Tuned
 
 __all__ = [
     "AMP",
@@ -91,6 +93,8 @@ __all__ = [
     "SVIAvUC",
     "TemperatureScaling",
     "TrainedDetector",
+    "Tuned",
+    "Tuner",
     "ViM",
     "WeiPer",
     "extract",
@@ -99,4 +103,5 @@ __all__ = [
     "register",
     "registered",
     "thread_copies",
+    "tune",
 ]  # fmt: skip

@@ -57,6 +57,7 @@ class AdaSCALE(FeatureDetector):
     variants: ClassVar[Mapping[str, Mapping[str, Any]]] = {"adascale-l": {"scale": "logits"}}
     options = ("scale", "percentile", "k1", "k2", "lam", "o", "epsilon", "head")
     learned = ("shifts",)
+    grid: Mapping[str, Sequence[Any]] = {"percentile": ((0.5, 0.6), (0.6, 0.7), (0.7, 0.8), (0.8, 0.85), (0.85, 0.95))}
 
     def __init__(
         self,

@@ -29,6 +29,7 @@ from kedge.errors import InputError, KedgeWarning, NormalisationWarning, NotRead
 from kedge.io import artifact
 from kedge.io.graphs import graphs
 from kedge.io.rebuild import describe
+from kedge.io.tuned import Tuned
 from kedge.models.classifier import Classifier, as_classifier, checksum, evaluating
 from kedge.models.ensemble import Ensemble
 
@@ -119,6 +120,8 @@ class Detector(ABC):
             sets the threshold on the other half, since a threshold holds for images that the method never saw.
         variants: Names of further methods that are this detector with other options, with those options.
         options: Constructor arguments that are attributes; ``"k:given"`` if the attribute of ``k`` is ``given``.
+        grid: Options that `kedge.tune` chooses, with the values that it tries beside the defaults.
+        tuned: How options were chosen, if they were.
         learned: Attributes, tensors or numbers, that `fit` or `calibrate` set; see `state`.
     """
 
@@ -131,6 +134,7 @@ class Detector(ABC):
     variants: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
     options: ClassVar[tuple[str, ...]] = ()
     learned: tuple[str, ...] = ()
+    grid: Mapping[str, Sequence[Any]] = {}
 
     def __init__(self, net: nn.Module) -> None:
         if not isinstance(net, nn.Module):
@@ -140,6 +144,7 @@ class Detector(ABC):
         self.calibration: Calibration | None = None
         self.classes: tuple[str, ...] = ()
         self.fitted_on = torch.empty(0, dtype=torch.int64)  # see `training_prints`
+        self.tuned: Tuned | None = None
         self._prints: list[Tensor] = []
         self._fitted_to = self._anchors_version
 
@@ -221,8 +226,9 @@ class Detector(ABC):
 
     @property
     def outliers(self) -> Tensor | None:
-        """Fingerprints (N, 16) of the outliers that the network or the method learned from, or None."""
+        """Fingerprints (N, 16) of the outliers that network or method learned from, or options were chosen on."""
         seen = [module.outliers for module in self._classifiers if module.outliers is not None]
+        seen += [self.tuned.outliers] if self.tuned is not None and len(self.tuned.outliers) else []
         return torch.cat([prints.cpu() for prints in seen]) if seen else None
 
     @property
@@ -253,7 +259,8 @@ class Detector(ABC):
         self._prints = []
         with evaluating(self.net), torch.no_grad():
             self.fit_method(train_set, preprocess)
-        self.fitted_on = training_prints(train_set, preprocess, self._prints)
+        held_out = None if self.tuned is None else self.tuned.held_out
+        self.fitted_on = training_prints(train_set, preprocess, self._prints, held_out)
         self._prints = []
         self._fitted_to = self._anchors_version
         self.preprocess = preprocess
@@ -342,6 +349,8 @@ class Detector(ABC):
         }
         parts = {"net": self.net.state_dict(), "detector": self.state(), "calibration": calibrated}
         parts["fit"] = {"prints": self.fitted_on}
+        if self.tuned is not None:
+            header, parts["tuned"] = header | {"tuned": self.tuned.header()}, self.tuned.tensors()
         values = {f"{part}.{name}": value for part, each in parts.items() for name, value in each.items()}
         stored, reasons = graphs(self.net, self.preprocess.shape, fixed=not self.changes_network)
         values |= stored

@@ -1,5 +1,6 @@
 """DICE."""
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -43,6 +44,7 @@ class DICE(FeatureDetector):
     name = "dice"
     options = ("sparsity", "head")
     learned = ("mask",)
+    grid: Mapping[str, Sequence[Any]] = {"sparsity": (0.1, 0.3, 0.5, 0.7, 0.8, 0.9, 0.95)}
 
     def __init__(self, net: nn.Module, *, sparsity: float = 0.9, head: str | None = None) -> None:
         super().__init__(net, head=head)

@@ -99,6 +99,7 @@ class Gram(Detector):
     name = "gram"
     reads = "maps"
     options = ("layers", "powers", "normalise")
+    grid: Mapping[str, Sequence[Any]] = {"powers": ((1,), (1, 2, 3), (1, 2, 3, 4, 5)), "normalise": (False, True)}
 
     def __init__(
         self,

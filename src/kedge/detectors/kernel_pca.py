@@ -1,6 +1,7 @@
 """Reconstruction errors of kernel principal components: CoP and CoRP."""
 
 import math
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -12,6 +13,8 @@ from kedge.detectors.features import FeatureDetector, TrainingFeatures
 from kedge.detectors.gaussians import ClassStatistics
 from kedge.detectors.knn import directions
 from kedge.detectors.registry import register
+
+VARIANCES = (0.5, 0.7, 0.8, 0.85, 0.9, 0.95, 0.99)
 
 
 @register
@@ -43,6 +46,7 @@ class CoP(FeatureDetector):
     name = "cop"
     options: ClassVar[tuple[str, ...]] = ("variance", "head")
     learned: tuple[str, ...] = ("mean", "components")
+    grid: Mapping[str, Sequence[Any]] = {"variance": VARIANCES}
 
     def __init__(self, net: nn.Module, *, variance: float = 0.85, head: str | None = None) -> None:
         super().__init__(net, head=head)
@@ -105,6 +109,7 @@ class CoRP(CoP):
     name = "corp"
     options = ("variance", "gamma", "m:given", "seed", "head")
     learned = ("mean", "components", "frequencies", "phases")
+    grid: Mapping[str, Sequence[Any]] = {"variance": VARIANCES, "gamma": (0.5, 1.0, 2.0, 3.0)}
 
     def __init__(
         self,

@@ -1,6 +1,6 @@
 """KNN."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -49,6 +49,7 @@ class KNN(FeatureDetector):
     name = "knn"
     options = ("k:given", "layer:given_layer", "limit", "seed", "head")
     learned = ("bank", "default_k")
+    grid: Mapping[str, Sequence[Any]] = {"k": (1, 5, 10, 20, 50, 100, 200, 500, 1000)}
 
     def __init__(
         self,

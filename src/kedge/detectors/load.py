@@ -17,6 +17,7 @@ from kedge.io import artifact
 from kedge.io.migrate import migrate, migrate_tensors
 from kedge.io.rebuild import rebuild, saved_preprocess
 from kedge.io.schema import CalibrationPart, Header, arguments, check, readable
+from kedge.io.tuned import Tuned
 from kedge.scores import Score
 
 MOST_PASSES = 4096  # per image; a file that needs more is damaged, and would seem to hang
@@ -76,6 +77,7 @@ def load(
             raise FileFormatError(f"fit.prints must be whole numbers (N,); got {prints.dtype} {tuple(prints.shape)}")
         detector.fitted_on = prints
         detector.load_state(artifact.part(tensors, "detector."))
+        detector.tuned = Tuned.read(header.get("tuned"), artifact.part(tensors, "tuned."))
         if header["calibration"] is not None:
             detector.calibration = _calibration(header["calibration"], **artifact.part(tensors, "calibration."))
         _try_out(detector)

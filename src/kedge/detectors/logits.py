@@ -66,6 +66,7 @@ class LogitDetector(FeatureDetector):
         if self._shape is not None:
             self.reads = "features"
             self._percentiles = self._shape.checked(percentile)
+            self.grid = {**self.grid, "percentile": self._shape.grid}
             self.learned = (*self.learned, "clip") if self._shape.learns else self.learned
         elif percentile is not None:
             raise InputError(f"percentile must be given with a shape, one of {', '.join(map(repr, SHAPES))}")
@@ -212,6 +213,7 @@ class GEN(LogitDetector):
 
     name = "gen"
     options = ("gamma", "m", *LogitDetector.options)
+    grid: Mapping[str, Sequence[Any]] = {"gamma": (0.01, 0.1, 0.3, 0.5), "m": (10, 50, 100)}
 
     def __init__(
         self,

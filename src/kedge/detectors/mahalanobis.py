@@ -98,6 +98,9 @@ class Mahalanobis(FeatureDetector):
             layers = getattr(inside, "feature_layers", LAST)
         self.given_layers = layers if layers == LAST else chosen_layers(inside, layers)
         super().__init__(net, head=head, layer=None if layers == LAST else self.given_layers[0])
+        self.grid = {"shrinkage": (0.0, 0.01, 0.1, 0.3, OAS)}
+        if self.given_layers != LAST:
+            self.grid["layers"] = (self.given_layers, *((name,) for name in self.given_layers))
         self.epsilon = between("epsilon", epsilon, 0, 1)
         self.combine = one_of("combine", combine or ("equal" if outliers is None else "logistic"), COMBINATIONS)
         self.normalize, self.relative = normalize, relative

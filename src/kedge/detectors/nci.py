@@ -1,5 +1,6 @@
 """NCI."""
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -40,6 +41,7 @@ class NCI(FeatureDetector):
     name = "nci"
     options = ("alpha", "head")
     learned = ("mean",)
+    grid: Mapping[str, Sequence[Any]] = {"alpha": (1e-4, 1e-3, 1e-2, 0.1)}
 
     def __init__(self, net: nn.Module, *, alpha: float = 1e-4, head: str | None = None) -> None:
         super().__init__(net, head=head)

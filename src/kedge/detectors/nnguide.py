@@ -1,5 +1,6 @@
 """NNGuide."""
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -43,6 +44,7 @@ class NNGuide(FeatureDetector):
     name = "nnguide"
     options = ("k", "limit", "seed", "head")
     learned = ("bank",)
+    grid: Mapping[str, Sequence[Any]] = {"k": (1, 5, 10, 50, 100, 500)}
 
     def __init__(
         self, net: nn.Module, *, k: int = 10, limit: int = 50_000, seed: int = 0, head: str | None = None

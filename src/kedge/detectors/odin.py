@@ -1,5 +1,6 @@
 """ODIN."""
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -50,6 +51,7 @@ class ODIN(Detector):
     reads = "gradients"
     options = ("temperature", "epsilon:given", "seed")
     learned = ("epsilon",)
+    grid: Mapping[str, Sequence[Any]] = {"temperature": (1.0, 10.0, 100.0, 1000.0), "epsilon": EPSILONS}
 
     def __init__(
         self, net: nn.Module, *, temperature: float = 1000.0, epsilon: float | None = None, seed: int = 0

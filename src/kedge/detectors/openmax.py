@@ -1,5 +1,6 @@
 """OpenMax, and the fit of its Weibull distributions."""
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -47,6 +48,7 @@ class OpenMax(LogitDetector):
     name = "openmax"
     options = ("tail", "alpha")
     learned = ("means", "weibull")
+    grid: Mapping[str, Sequence[Any]] = {"tail": (10, 20, 50), "alpha": (1, 3, 10, 20)}
     learns_logits = True
     needs_labels = True
     reads_twice = True

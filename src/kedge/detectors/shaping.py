@@ -80,12 +80,14 @@ class Shape:
     Args:
         function: Of features (B, d) and numbers; returns features, or factors (B, 1) of the logits.
         percentile: Default from the shape's paper.
+        grid: Values that `kedge.tune` tries.
         learns: Whether the numbers are those quantiles of the training activations, not the percentiles themselves.
         of_logits: Whether it returns factors of the logits.
     """
 
     function: Callable[..., Tensor]
     percentile: tuple[float, ...]
+    grid: Sequence[float | tuple[float, ...]]
     learns: bool = False
     of_logits: bool = False
 
@@ -124,15 +126,16 @@ class Shape:
         return numbers
 
 
+SHARES = (0.3, 0.5, 0.65, 0.75, 0.8, 0.85, 0.9, 0.95)
 SHAPES = {
-    "react": Shape(react, (0.9,), learns=True),
-    "vra": Shape(vra, (0.6, 0.95), learns=True),
-    "ash": Shape(ash_s, (0.9,)),
-    "ash-s": Shape(ash_s, (0.9,)),
-    "ash-p": Shape(ash_p, (0.6,)),
-    "ash-b": Shape(ash_b, (0.65,)),
-    "scale": Shape(scale, (0.85,)),
-    "lts": Shape(lts, (0.95,), of_logits=True),
+    "react": Shape(react, (0.9,), (0.7, 0.8, 0.85, 0.9, 0.95, 0.99), learns=True),
+    "vra": Shape(vra, (0.6, 0.95), ((0.3, 0.95), (0.5, 0.9), (0.6, 0.95), (0.6, 0.99), (0.8, 0.99)), learns=True),
+    "ash": Shape(ash_s, (0.9,), SHARES),
+    "ash-s": Shape(ash_s, (0.9,), SHARES),
+    "ash-p": Shape(ash_p, (0.6,), SHARES),
+    "ash-b": Shape(ash_b, (0.65,), SHARES),
+    "scale": Shape(scale, (0.85,), SHARES),
+    "lts": Shape(lts, (0.95,), SHARES, of_logits=True),
 }
 
 

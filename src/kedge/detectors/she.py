@@ -69,6 +69,7 @@ class SHE(FeatureDetector):
     ) -> None:
         super().__init__(net, head=head)
         self.patterns = one_of("patterns", patterns, PATTERNS)
+        self.grid = {"beta": (0.001, 0.01, 0.1, 0.2, 1.0)} if patterns == "all" else {}
         self.beta = between("beta", beta, 0, float("inf"), open_ends=True)
         self.limit, self.seed = at_least("limit", limit, 1), at_least("seed", seed, 0)
         self.bank: Any = None  # (N, d)

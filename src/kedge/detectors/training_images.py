@@ -18,11 +18,17 @@ READ = 256  # images that are read for their fingerprints alone, where the metho
 SHARED = 0.005  # held-out images that may equal training images; real sets have duplicates
 
 
-def training_prints(train_set: Any, preprocess: Preprocess, read: Sequence[Tensor]) -> Tensor:
+def training_prints(
+    train_set: Any, preprocess: Preprocess, read: Sequence[Tensor], tuned: Tensor | None = None
+) -> Tensor:
     """Fingerprints as numbers (N,) of images that a method has ``read``, or of some training images if it read none.
 
-    The smallest are kept: a random sample that does not depend on the order of the images.
+    The smallest are kept: a random sample that does not depend on the order of the images. All of those that options
+    were ``tuned`` on (M, 16) are added.
     """
+    if tuned is not None:
+        read_and_tuned: Tensor = torch.cat([training_prints(train_set, preprocess, read), _numbers(tuned)]).unique()
+        return read_and_tuned
     if isinstance(train_set, Features):
         read = [train_set.prints]
     if not read and isinstance(train_set, Iterator):  # it may be read only once
@@ -42,8 +48,8 @@ def refuse_training_images(held_out: Tensor, fitted_on: Tensor) -> None:
     if shared > SHARED * min(len(held_out), len(fitted_on)):
         raise InputError(
             f"held_out must not hold images that the detector was fitted on; at least {shared} of {len(held_out)} are "
-            "such, and the threshold would be too low for others: hold images out before fit, as "
-            "train_set, held_out = images.split(0.9)"
+            "such, or its options were chosen on them, and the threshold would be too low for others: hold images out "
+            "before fit, as train_set, held_out = images.split(0.9)"
         )
 
 

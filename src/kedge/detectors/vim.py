@@ -1,6 +1,6 @@
 """ViM."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, cast
 
 import torch
@@ -48,6 +48,7 @@ class ViM(FeatureDetector):
     options = ("dim:given", "residual_only", "head")
     variants: ClassVar[Mapping[str, Mapping[str, Any]]] = {"residual": {"residual_only": True}}
     learned = ("origin", "residual", "alpha")
+    grid: Mapping[str, Sequence[Any]] = {"dim": (8, 16, 32, 64, 128, 256, 512, 1000)}
     reads_twice = True
 
     def __init__(

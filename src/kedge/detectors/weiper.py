@@ -1,6 +1,6 @@
 """WeiPer."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -53,6 +53,7 @@ class WeiPer(FeatureDetector):
     name = "weiper"
     options = ("delta", "repeats", "bins", "weight", "msp_weight", "limit", "seed", "head")
     learned = ("ranges", "histograms")
+    grid: Mapping[str, Sequence[Any]] = {"delta": (1.0, 1.8, 2.4), "weight": (0.1, 1.0, 2.5, 5.0)}
 
     def __init__(
         self,

@@ -224,6 +224,7 @@ def result_of(
             group: {m: Estimate(fmean(metrics[ood][m].value for ood in oods)) for m in metrics[oods[0]]}
             for group, oods in table.groups.items()
         },
+        tuned="" if detector.tuned is None else str(detector.tuned),
     )
 
 

@@ -26,6 +26,8 @@ def refuse_leaks(detectors: Mapping[str, Detector], sets: Mapping[str, ImageSet 
             used["anchor"] = torch.cat([fingerprints(images) for images in anchors])
         if detector.outliers is not None:
             used["training outlier"] = detector.outliers
+        if detector.tuned is not None:
+            used["tuning image"] = detector.tuned.held_out
         records = [module.record for module in detector.net.modules() if isinstance(module, Classifier)]
         records += [record.get("teacher", {}) for record in records]  # the training data of a student's teacher
         data = [record.get("data", {}) for record in records]

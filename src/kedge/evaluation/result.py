@@ -43,11 +43,13 @@ class EvaluationResult:
         flagged: Share of each set that the threshold flags, the in-distribution set among them.
         milliseconds: Wall time per image.
         cost: Passes through the network per image.
-        uses_outliers: Whether network or method learned from outliers; the tables mark it with a star.
+        uses_outliers: Whether network or method learned from outliers, or options were chosen on some; the tables mark
+            it with a star.
         detections: The detector's output on each set.
         shifted: By set of known classes in other conditions.
         apart: OOD sets that the mean leaves out.
         groups: By group of OOD sets, then by metric, the mean over the sets of the group.
+        tuned: How `kedge.tune` chose options, in words; empty if it did not.
     """
 
     metrics: dict[str, dict[str, Estimate]]
@@ -60,6 +62,7 @@ class EvaluationResult:
     shifted: dict[str, ShiftedResult] = field(default_factory=dict)
     apart: tuple[str, ...] = ()
     groups: dict[str, dict[str, Estimate]] = field(default_factory=dict)
+    tuned: str = ""
 
     def value(self, metric: str, ood: str | None = None) -> float | None:
         """Any metric of `kedge.metrics.METRICS`, see `detection_value`; None for one that was not measured."""
@@ -220,6 +223,7 @@ class Evaluation:
                     "milliseconds_per_image": result.milliseconds,
                     "passes_per_image": vars(result.cost),
                     "uses_outliers": result.uses_outliers,
+                    "tuned": result.tuned,
                     "flagged": result.flagged,
                     "shifted": {name: vars(shifted) for name, shifted in result.shifted.items()},
                     "mean": {metric: result.mean(metric) for metric in result.measured},

@@ -16,7 +16,7 @@ from kedge.metrics import METRICS, Estimate
 SHOWN = tuple(name for name, metric in METRICS.items() if metric.shown)
 WIDE = 130  # columns of a terminal that shows all of them side by side
 NARROW = 4  # metrics side by side in a narrower one
-STAR = "* learned from outliers."
+STAR = "* learned from outliers, or its options were chosen on some."
 _LATEX = {
     "\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_", "{": r"\{", "}": r"\}",
     "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "↑": r"$\uparrow$", "↓": r"$\downarrow$", "±": r"$\pm$",
@@ -171,7 +171,9 @@ class SeedSummary:
     def _caption(self, words: str) -> str:
         seeds = f", mean ± deviation over {len(self.evaluations)} seeds" if len(self.evaluations) > 1 else ""
         star = f"{STAR} " if any(result.uses_outliers for result in self.first.results.values()) else ""
-        return f"{words}{seeds}. {star}"
+        chosen = [f"{label}: {result.tuned}" for label, result in self.first.results.items() if result.tuned]
+        options = f"Options chosen, {'; '.join(chosen)}. " if chosen else ""
+        return f"{words}{seeds}. {star}{options}"
 
 
 def grouped_table(evaluation: Evaluation, metrics: Sequence[str], *, by_set: bool = False) -> TextTable:

@@ -6,6 +6,7 @@ from typing import Any
 from kedge.io import artifact
 from kedge.io.migrate import migrate
 from kedge.io.schema import Header, check, readable
+from kedge.io.tuned import Tuned
 
 
 def facts(file: str | os.PathLike[str]) -> dict[str, Any]:
@@ -25,10 +26,12 @@ def facts(file: str | os.PathLike[str]) -> dict[str, Any]:
         options = {} if spec is None else {k: v for k, v in spec["arguments"].items() if k != "config"}
         data, teacher, held_out = record.get("data", {}), record.get("teacher"), record.get("held_out", {})
         weights = artifact.part(tensors, "net.")
+        tuned = Tuned.read(header.get("tuned"), artifact.part(tensors, "tuned."))
         anchors = [value for name, value in weights.items() if name.endswith("anchors")]
         return {
             "method": header["detector"]["name"],
             "options": ", ".join(f"{k} {v}" for k, v in header["detector"]["config"].items() if v is not None),
+            "tuned": None if tuned is None else str(tuned),
             "network": members[0]["type"] if spec is None else spec["name"],
             "arguments": ", ".join(f"{k} {_short(v)}" for k, v in options.items()) or None,
             "networks": len(members),
