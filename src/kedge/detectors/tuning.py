@@ -190,7 +190,7 @@ class Tuner:
         for kept, *masks in self._splits(sets[0].logits.shape[1]):
             layer = with_rows(self.net.network.get_submodule(head), kept)
             net = Classifier(nn.Sequential(nn.Identity(), layer)).to(self.net.mean.device).eval()
-            parts = [cut(s, mask, kept) for s, mask in zip(sets, masks, strict=True)]
+            parts = [restricted(s, mask, kept) for s, mask in zip(sets, masks, strict=True)]
             network = checksum(net)
             rounds.append(Round(net, *(replace(part, network=network, head="1") for part in parts)))
         return rounds
@@ -208,7 +208,7 @@ class Tuner:
         for kept, *masks in self._splits(int(layer.out_features)):  # type: ignore[arg-type]
             net = copy.deepcopy(self.net, {id(tensor): tensor for tensor in shared})
             net.network.set_submodule(head, with_rows(layer, kept))
-            rounds.append(Round(net, *(cut(s, mask, kept) for s, mask in zip(self._sets, masks, strict=True))))
+            rounds.append(Round(net, *(restricted(s, mask, kept) for s, mask in zip(self._sets, masks, strict=True))))
         return rounds
 
     @property
@@ -288,7 +288,7 @@ def with_rows(layer: nn.Module, rows: Tensor | None) -> nn.Linear:
     return result
 
 
-def cut(images: Any, mask: Tensor | None, kept: Tensor | None) -> Any:
+def restricted(images: Any, mask: Tensor | None, kept: Tensor | None) -> Any:
     """The images where a mask is true, with labels and logits of the outputs that are kept."""
     if mask is None:
         return images
