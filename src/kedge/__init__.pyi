@@ -57,8 +57,8 @@ from .detectors import ViM as ViM
 from .detectors import WeiPer as WeiPer
 from .detectors import extract as extract
 from .detectors import load as load
-from .evaluation import compare as compare
 from .detectors import tune as tune
+from .evaluation import compare as compare
 from .evaluation import evaluate as evaluate
 from .experimental import EarlyExit as EarlyExit
 from .experimental import Student as Student
