@@ -9,7 +9,6 @@ import torch
 
 from kedge.checks import needs
 from kedge.data.batches import batches, names_of
-from kedge.detectors.detection import verdict
 from kedge.display import counted
 from kedge.errors import NotReadyError
 
@@ -51,7 +50,7 @@ def plot_verdicts(detector: "Detector", images: Any, most: int) -> Any:
     names = names_of(images)
     columns = min(len(x), 4)
     rows = math.ceil(len(x) / columns)
-    figure = pyplot.Figure(figsize=(2.6 * columns, 3 * rows), layout="constrained")
+    figure = pyplot.Figure(figsize=(2.6 * columns, 3.3 * rows), layout="constrained")
     panels = list(figure.subplots(rows, columns, squeeze=False).flat)
     for axes in panels:
         axes.axis("off")
@@ -63,7 +62,8 @@ def plot_verdicts(detector: "Detector", images: Any, most: int) -> Any:
         words = [
             *names[place : place + 1],
             f"{label} {row['probability'] or 0:.0%}",
-            f"{verdict(row)}, p {row['p_value']:.2g}",
+            f"{'out of' if row['is_ood'] else 'in'} distribution, p {row['p_value']:.2g}",
+            *([row["reason"]] if row["reason"] else []),
         ]
         axes.set_title("\n".join(words), fontsize=8, color="#b3261e" if row["is_ood"] else "black")
     return figure
