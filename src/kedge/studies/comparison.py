@@ -20,7 +20,7 @@ from kedge.evaluation.report.figures import require
 from kedge.evaluation.summary import SeedValues, TextTable
 from kedge.files import atomic, file_name
 from kedge.io import artifact
-from kedge.metrics import METRICS, Predictions, auroc, fpr95
+from kedge.metrics import METRICS, Predictions, accuracy, auroc, fpr95
 from kedge.models import build
 from kedge.models.classifier import Classifier
 from kedge.provenance import provenance
@@ -88,21 +88,31 @@ def cell(label: str, row: Row, task: Task, folder: Path, *, alpha: float = 0.05)
 def scored(detector: Detector, task: Task, alpha: float = 0.05) -> Cell:
     """Fit, calibrate and score a detector on a task."""
     detector.fit(task.train).calibrate(task.held_out, alpha=alpha)
-    known, *others = ((name, detector(each)) for name, each in task.tested.items())
+    others = {name: detector(each) for name, each in task.tested.items()}
+    known, shifted = others.pop(task.test.name), {each.name: each for each in task.shifted}
     result = {
-        "id": on_known(known[1], task.test.labels) | {"flagged": float(known[1].is_ood.double().mean())},
+        "id": on_known(known, task.test.labels) | {"flagged": float(known.is_ood.double().mean())},
         "sets": {
             name: {
-                "auroc": auroc(known[1].score, found.score),
-                "fpr95": fpr95(known[1].score, found.score),
+                "auroc": auroc(known.score, found.score),
+                "fpr95": fpr95(known.score, found.score),
                 "flagged": float(found.is_ood.double().mean()),
             }
-            for name, found in others
+            for name, found in others.items()
+            if name not in shifted
+        },
+        "shifted": {
+            name: {
+                "accuracy": accuracy(found.label, shifted[name].labels),
+                "flagged": float(found.is_ood.double().mean()),
+            }
+            for name, found in others.items()
+            if name in shifted
         },
         "groups": {group: list(names) for group, names in task.groups.items()},
         "images": {"fit": len(task.train), "calibration": len(task.held_out)},
     }
-    return Cell(result, {name: found.score for name, found in (known, *others)})
+    return Cell(result, {task.test.name: known.score, **{name: found.score for name, found in others.items()}})
 
 
 def on_known(found: Detection, truth: Tensor | None) -> dict[str, float]:

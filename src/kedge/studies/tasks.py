@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from kedge.checks import needs
-from kedge.data import Features, ImageSet, Preprocess, StreamedSet, class_split, sources
+from kedge.data import Features, ImageSet, Preprocess, StreamedSet, class_split, gather, sources
 from kedge.detectors.extraction import extract, with_head
 from kedge.errors import NotReadyError
 from kedge.models import build
@@ -27,6 +27,7 @@ from kedge.seeds import seeded
 from kedge.studies import sets
 from kedge.studies.demo import KNOWN, demo_data
 from kedge.studies.openood import IMAGENET_STATISTICS
+from kedge.studies.shifts import SHIFTS, shift
 from kedge.studies.study import SMOKE_CLASSES, Setting, smoke_data
 from kedge.training import Recipe, recipe, train
 from kedge.training.frozen import train_head
@@ -55,6 +56,7 @@ class Task:
         test: Labelled test images of the known classes.
         near: Sets of other classes of the same kind of images.
         far: Sets of other kinds of images.
+        shifted: The test images in other conditions, labelled.
     """
 
     name: str
@@ -65,11 +67,12 @@ class Task:
     test: Features
     near: tuple[Features, ...]
     far: tuple[Features, ...]
+    shifted: tuple[Features, ...] = ()
 
     @property
     def tested(self) -> dict[str, Features]:
         """All sets that are scored, by name, the in-distribution set first."""
-        return {each.name: each for each in (self.test, *self.near, *self.far)}
+        return {each.name: each for each in (self.test, *self.near, *self.far, *self.shifted)}
 
     @property
     def groups(self) -> dict[str, tuple[str, ...]]:
@@ -101,18 +104,43 @@ def photos(name: str, data_dir: Path | None) -> StreamedSet:
     return sources.folder(folder, name=name)
 
 
-def photo_task(name: str, setting: Setting, folder: Path, seed: int) -> Task:
-    """One of `PHOTOS`: a linear head on frozen features for the classes at even positions."""
+def photo_task(
+    name: str, setting: Setting, folder: Path, seed: int, *, per_class: int | None = None, shifted: bool = False
+) -> Task:
+    """One of `PHOTOS`: a linear head on frozen features for the classes at even positions.
+
+    Args:
+        name: Name of the set.
+        setting: Where the data is.
+        folder: Folder of extracted features.
+        seed: Of the split and of the head.
+        per_class: At most so many images of a class to fit on.
+        shifted: Whether the test images are read in other conditions too, see `SHIFTS`.
+    """
     backbone = lite0()
     known, near = class_split(_photo_features(backbone, name, setting, folder))
     order = torch.randperm(len(known), generator=torch.Generator().manual_seed(seed))
     cuts = int(SHARES[0] * len(order)), int(sum(SHARES) * len(order))
     fit, held_out, test = (known.subset(part) for part in order.tensor_split(cuts))
+    if per_class is not None:
+        fit = fit.subset(first_of_each(fit.labels, per_class))
     net = linear_head(backbone, fit, seed=seed)
     others = [each for each in (*PHOTOS, *UNLABELLED) if each != name and each not in OVERLAP.get(name, ())]
     far = [replace(_photo_features(backbone, each, setting, folder), labels=None, classes=()) for each in others]
     fit, held_out, test, near, *far = (with_head(each, net) for each in (fit, held_out, test, near, *far))
-    return Task(name, seed, net, fit, held_out, test, (near,), tuple(far))
+    changed: list[Features] = []
+    if shifted:
+        pixels = gather(class_split(photos(name, setting.data_dir))[0].subset(order[cuts[1] :]), CENTER, name=name)
+        for each in SHIFTS:
+            home = folder / "lite0-shifted" / f"{name}-seed-{seed}" / each
+            changed.append(with_head(extract(backbone, shift(pixels, each), home, preprocess=CENTER), net))
+    return Task(name, seed, net, fit, held_out, test, (near,), tuple(far), tuple(changed))
+
+
+def first_of_each(labels: Tensor | None, n: int) -> Tensor:
+    """Indices of the first n images of each class."""
+    assert labels is not None
+    return torch.cat([(labels == label).nonzero()[:n, 0] for label in labels.unique()])
 
 
 def linear_head(backbone: Classifier, fit: Features, *, seed: int) -> Classifier:
@@ -153,7 +181,7 @@ def digits_task(setting: Setting, folder: Path, seed: int) -> Task:
     data = demo_data(seed=seed)
     near, *far = data.ood
     parts = (data.train, data.calibration, data.test)
-    size = {"width": 16, "classes": len(KNOWN), "channels": 1}
+    size = {"width": 8, "classes": len(KNOWN), "channels": 1}
     return _trained("digits", parts, (near,), tuple(far), size, recipe("demo", epochs=4), folder, seed)
 
 
