@@ -20,6 +20,7 @@ from kedge.models import build
 from kedge.seeds import seeded
 from kedge.studies import sets, tasks
 from kedge.studies.comparison import MethodTable, Row, cell, interval, run_rows, single_methods
+from kedge.studies.shifts import SHIFTS, shift
 from kedge.studies.study import Setting
 
 CLASSES = ("ash", "bay", "cox", "dog")  # ash and cox are known
@@ -174,13 +175,16 @@ def test_single_methods_are_all_that_take_features():
 
 
 def test_the_study_runs_at_the_smoke_scale_and_reads_what_is_there(tmp_path, monkeypatch):
-    options = ("default", "--scale", "smoke", "--seeds", "2", "--out", tmp_path, "--rows", "m*", "--rows", "gen")
+    options = ["default", "--scale", "smoke", "--seeds", "2", "--out", tmp_path]
+    options += [word for pattern in ("m*", "gen", "mds++ + gen") for word in ("--rows", pattern)]
     result = run_cli("reproduce", *options, columns=200)
     assert result.exit_code == 0, result.output
     record = json.loads((tmp_path / "metrics.json").read_text())
     assert list(record["results"]["gen"]["toy"]) == ["0", "1"]
     assert record["record"]["seeds"] == [0, 1]
     assert "| mds++ |" in (tmp_path / "tables.md").read_text()
+    assert "mds++ + gen" in record["summary"]
+    assert "mds++ + gen" not in record["single"]
     assert (tmp_path / "worst-against-mean.svg").read_text().startswith("<?xml")
     monkeypatch.setattr(kedge.detectors.MSP, "fit", None)
     again = run_cli("reproduce", *options, columns=200)
@@ -193,3 +197,26 @@ def test_a_study_without_data_says_how_to_get_it(tmp_path, monkeypatch):
     result = run_cli("reproduce", "default", "--out", tmp_path / "out", "--data-dir", tmp_path, "--rows", "msp")
     assert isinstance(result.exception, NotReadyError)
     assert "put them into" in str(result.exception)
+
+
+def test_few_images_and_other_conditions_are_parts_of_a_photo_task(photographs, tmp_path):
+    task = tasks.photo_task("pets", photographs, tmp_path / "features", 0, per_class=3, shifted=True)
+    assert task.train.labels.bincount().tolist() == [3, 3]
+    assert [part.name for part in task.shifted] == [f"pets, {name}" for name in SHIFTS]
+    for part in task.shifted:
+        assert part.labels.equal(task.test.labels)
+        assert not part.prints.equal(task.test.prints)
+    result = cell("MSP", ROWS["MSP"], task, tmp_path / "cells", alpha=0.25).result
+    assert list(result["shifted"]) == [f"pets, {name}" for name in SHIFTS]
+    assert set(result["sets"]) == {"pets, other classes", *task.groups["far"]}
+
+
+def test_conditions_change_what_they_name():
+    grey = kedge.ImageSet(torch.full((1, 3, 40, 40), 100, dtype=torch.uint8))
+    edge = kedge.ImageSet(torch.cat([torch.zeros(1, 3, 40, 20), torch.full((1, 3, 40, 20), 200)], dim=3).byte())
+    assert shift(grey, "dimmed").images.unique().tolist() == [40]
+    assert shift(grey, "rotated").images.unique().tolist() == [100]  # no black corners
+    row = shift(edge, "blurred").images[0, 0, 20].int()
+    assert (row[18:22].diff() > 0).all()
+    noise = kedge.ImageSet(images(1, side=40))
+    assert not shift(noise, "compressed").images.equal(noise.images)

@@ -181,7 +181,7 @@ def digits_task(setting: Setting, folder: Path, seed: int) -> Task:
     data = demo_data(seed=seed)
     near, *far = data.ood
     parts = (data.train, data.calibration, data.test)
-    size = {"width": 8, "classes": len(KNOWN), "channels": 1}
+    size = {"width": 16, "classes": len(KNOWN), "channels": 1}
     return _trained("digits", parts, (near,), tuple(far), size, recipe("demo", epochs=4), folder, seed)
 
 
