@@ -10,6 +10,10 @@ import torch
 
 from kedge.data import ImageSet, Preprocess, StreamedSet, gather, sources
 from kedge.data.leakage import fingerprints, shared
+from kedge.data.sources.photographs import OPENOOD_CLASSIC as CLASSIC
+from kedge.data.sources.photographs import OPENOOD_LARGE as LARGE
+from kedge.data.sources.photographs import OPENOOD_LISTS as LISTS
+from kedge.data.sources.photographs import read_openood
 from kedge.detectors import AMP, Energy
 from kedge.detectors.registry import post_hoc
 from kedge.errors import InputError, NotReadyError
@@ -19,8 +23,6 @@ from kedge.studies.plan import Board, MethodPlan, NetworkPlan, Protocol, SuiteDa
 from kedge.studies.study import SMALL_OOD, SMALL_TEST, SMOKE_IMAGES, SMOKE_SIDE, Setting, Study, smoke_data, some
 from kedge.training import Recipe, recipe
 
-LISTS = "benchmark_imglist"
-CLASSIC, LARGE = "images_classic", "images_largescale"
 SMALL_TRAIN, SMALL_SIDE = 50_000, 32  # at the small scale, where the network is kedge's compact one
 AS_THEY_ARE = ("imagenet_c",)  # shifted sets whose images have the network's size already
 IMAGENET_STATISTICS = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
@@ -43,7 +45,6 @@ class Benchmark:
         shifted: By name, the lists of the sets of known classes in other conditions.
         side: Height and width of the inputs.
         crop: Share of the scaled image that the central crop keeps.
-        images: The folder of the images.
     """
 
     classes: int
@@ -57,7 +58,6 @@ class Benchmark:
     shifted: dict[str, str]
     side: int = 32
     crop: float = 1.0
-    images: str = CLASSIC
 
 
 _CIFAR = partial(
@@ -66,7 +66,7 @@ _CIFAR = partial(
 )  # fmt: skip
 _IMAGENET = partial(
     Benchmark, statistics=IMAGENET_STATISTICS, near=("ssb_hard", "ninco"), validation="openimage_o",
-    far=("inaturalist", "textures", "openimage_o"), side=224, crop=224 / 256, images=LARGE,
+    far=("inaturalist", "textures", "openimage_o"), side=224, crop=224 / 256,
 )  # fmt: skip
 BENCHMARKS = {
     "cifar10": _CIFAR(
@@ -223,10 +223,9 @@ def openood_list(home: Path, benchmark: str, stem: str) -> StreamedSet:
         stem: The list's name without its ending, such as ``"test_tin"``.
     """
     path = home / LISTS / benchmark / f"{stem}.txt"
-    root = home / (CLASSIC if stem == "test_textures" else BENCHMARKS[benchmark].images)
     if not path.is_file():
         raise NotReadyError(f"OpenOOD's list {path} is not here: download {LISTS} again")
     try:
-        return sources.image_list(path, root, name=f"{benchmark} {stem}")
+        return read_openood(path, stem, f"{benchmark} {stem}")
     except InputError as error:
         raise NotReadyError(f"OpenOOD's images are not complete: {error}") from error

@@ -6,7 +6,7 @@ A new data set is an entry here and, if its format is new, a reader ``(path, spl
 from dataclasses import replace
 from functools import partial
 
-from kedge.data.sources import cifar, folders, mirrors
+from kedge.data.sources import cifar, folders, mirrors, photographs
 from kedge.data.sources.arrays import STEMS, read_converted, read_idx_pair, verify_cifar10, verify_mnist
 from kedge.data.sources.entry import Checksum, File, Form, Source
 from kedge.data.sources.lsun import read_lmdb
@@ -28,6 +28,9 @@ _IMAGENET_C = {  # archives, their checksums and the corruptions that each holds
     "noise": ("e80562d7f6c3f8834afb1ecf27252745", ("gaussian_noise", "impulse_noise", "shot_noise")),
     "weather": ("33ffea4db4d93fe4a428c40a6ce0c25d", ("brightness", "fog", "frost", "snow")),
 }
+_OPENOOD = (
+    "test_ninco", "test_ssb_hard", "test_inaturalist", "test_textures", "test_openimage_o", "val_openimage_o",
+)  # fmt: skip
 _LEVELS = {
     part: tuple(f"{c}/{level}" for c in held for level in range(1, 6)) for part, (_, held) in _IMAGENET_C.items()
 }
@@ -39,6 +42,10 @@ def _torchvision(digest: str, module: str) -> Checksum:
 
 def _pytorch_ood(digest: str, module: str) -> Checksum:
     return Checksum("md5", digest, f"md5, pytorch-ood 0.4.0, dataset/img/{module}.py")
+
+
+def _zenodo(digest: str, record: int) -> Checksum:
+    return Checksum("md5", digest, f"md5, Zenodo record {record}")
 
 
 def _archive(url: str, checksum: Checksum | None, *holds: str, splits: tuple[str, ...] = ()) -> File:
@@ -104,6 +111,25 @@ def _odin(title: str, stem: str, link: str, digest: str | None) -> Source:
         splits=("test",),
         files=(_archive(f"https://www.dropbox.com/s/raw/{link}/{stem}.tar.gz", checksum, stem),),
         forms=(Form((stem,), folders.read_unlabelled),),
+    )
+
+
+def _imagenette(side: int, digest: str) -> Source:
+    """Ten classes of ImageNet, scaled to a shorter side."""
+    stem = f"imagenette2-{side}"
+    return Source(
+        name=f"imagenette-{side}",
+        title=f"Imagenette ({side} pixels)",
+        homepage="https://github.com/fastai/imagenette",
+        licence="Apache-2.0; the images are ImageNet's",
+        splits=("train", "val"),
+        default="val",
+        files=(
+            _archive(
+                f"https://s3.amazonaws.com/fast-ai-imageclas/{stem}.tgz", _torchvision(digest, "imagenette"), stem
+            ),
+        ),
+        forms=(Form((f"{stem}/{{split}}",), folders.read_imagenet),),
     )
 
 
@@ -325,6 +351,151 @@ _ALL = (
             ),
             Hub("zalando-datasets/fashion_mnist", gray=True),
         ),
+    ),
+    Source(
+        name="oxford-pets",
+        title="Oxford-IIIT Pet",
+        homepage="https://www.robots.ox.ac.uk/~vgg/data/pets/",
+        licence="CC-BY-SA-4.0",
+        splits=("all", "trainval", "test"),
+        default="all",
+        files=(
+            _archive(
+                "https://www.robots.ox.ac.uk/~vgg/data/pets/data/images.tar.gz",
+                _torchvision("5c4f3ee8e5d25df40f4fd59a7f44e54c", "oxford_iiit_pet"),
+                "images",
+            ),
+            _archive(
+                "https://www.robots.ox.ac.uk/~vgg/data/pets/data/annotations.tar.gz",
+                _torchvision("95a8c909bbe2e81eed6a22bccdf3f68f", "oxford_iiit_pet"),
+                "annotations",
+            ),
+        ),
+        forms=(Form(("images", "annotations"), photographs.read_pets),),
+    ),
+    Source(
+        name="flowers-102",
+        title="Oxford Flowers-102",
+        homepage="https://www.robots.ox.ac.uk/~vgg/data/flowers/102/",
+        licence=NOT_STATED,
+        splits=("all", "train", "val", "test"),
+        default="all",
+        files=(
+            _archive(
+                "https://www.robots.ox.ac.uk/~vgg/data/flowers/102/102flowers.tgz",
+                _torchvision("52808999861908f626f3c1f4e79d11fa", "flowers102"),
+                "jpg",
+            ),
+            *(
+                _archive(
+                    f"https://www.robots.ox.ac.uk/~vgg/data/flowers/102/{file}", _torchvision(digest, "flowers102")
+                )
+                for file, digest in (
+                    ("imagelabels.mat", "e0620be6f572b9609742df49c70aed4d"),
+                    ("setid.mat", "a5357ecc9cb78c4bef273ce3793fc85c"),
+                )
+            ),
+        ),
+        forms=(Form(("jpg", "imagelabels.mat", "setid.mat"), photographs.read_flowers),),
+    ),
+    Source(
+        name="caltech-101",
+        title="Caltech-101, without backgrounds",
+        homepage="https://data.caltech.edu/records/mzrjq-6wc02",
+        licence="CC-BY-4.0",
+        splits=("all",),
+        default="all",
+        files=(
+            _archive("https://data.caltech.edu/records/mzrjq-6wc02/files/caltech-101.zip", None, "caltech-101"),
+            File(
+                "caltech-101/101_ObjectCategories.tar.gz",
+                checksum=_torchvision("b224c7392d521a49829488ab0f1120d9", "caltech"),
+                holds=("101_ObjectCategories",),
+            ),
+        ),
+        forms=(Form(("101_ObjectCategories",), photographs.read_caltech101),),
+    ),
+    Source(
+        name="cub-200",
+        title="Caltech-UCSD Birds-200-2011",
+        homepage="https://data.caltech.edu/records/65de6-vp158",
+        licence=NOT_STATED,
+        splits=("all", "train", "test"),
+        default="all",
+        files=(_archive("https://data.caltech.edu/records/65de6-vp158/files/CUB_200_2011.tgz", None, "CUB_200_2011"),),
+        forms=(Form(("CUB_200_2011",), photographs.read_cub),),
+    ),
+    _imagenette(160, "e793b78cc4c9e9a4ccc0c1155377a412"),
+    _imagenette(320, "3df6f0d01a2c9592104656642f5e78a3"),
+    Source(
+        name="stanford-dogs",
+        title="Stanford Dogs",
+        homepage="https://www.tensorflow.org/datasets/catalog/stanford_dogs",
+        licence=f"{NOT_STATED}; the images are ImageNet's",
+        splits=("all",),
+        default="all",
+        files=(File("images.tar", holds=("Images",)),),
+        forms=(Form(("Images",), photographs.read_classes),),
+        by_hand="take images.tar from its authors' page, vision.stanford.edu/aditya86/ImageNetDogs, and put it into "
+        "{folder}",
+    ),
+    Source(
+        name="food-101",
+        title="Food-101",
+        homepage="https://data.vision.ee.ethz.ch/cvl/datasets_extra/food-101/",
+        licence=f"{NOT_STATED}; the images are Foodspotting's",
+        splits=("train", "test"),
+        files=(
+            _archive(
+                "https://data.vision.ee.ethz.ch/cvl/food-101.tar.gz",
+                _torchvision("85eeb15f3717b99a5da872d97d918f87", "food101"),
+                "food-101",
+            ),
+        ),
+        forms=(Form(("food-101",), photographs.read_food),),
+    ),
+    Source(
+        name="eurosat",
+        title="EuroSAT (RGB)",
+        homepage="https://zenodo.org/records/7711810",
+        licence="MIT",
+        splits=("all",),
+        default="all",
+        files=(
+            _archive(
+                "https://zenodo.org/records/7711810/files/EuroSAT_RGB.zip",
+                _zenodo("f46e308c4d50d4bf32fedad2d3d62f3b", 7711810),
+                "EuroSAT_RGB",
+            ),
+        ),
+        forms=(Form(("EuroSAT_RGB",), photographs.read_classes),),
+    ),
+    Source(
+        name="ninco",
+        title="NINCO (no ImageNet class objects)",
+        homepage="https://zenodo.org/records/8013288",
+        licence="MIT; the images are those of their sources",
+        splits=("test",),
+        files=(
+            _archive(
+                "https://zenodo.org/records/8013288/files/NINCO_all.tar.gz",
+                _pytorch_ood("b9ffae324363cd900a81ce3c367cd834", "ninco"),
+                "NINCO",
+            ),
+        ),
+        forms=(Form(("NINCO/NINCO_OOD_classes",), folders.read_unlabelled),),
+    ),
+    Source(
+        name="openood",
+        title="OpenOOD v1.5 (image lists for ImageNet)",
+        homepage="https://github.com/Jingkang50/OpenOOD",
+        licence=f"{NOT_STATED}; the images are those of their sources",
+        splits=tuple(f"imagenet/{split}" for split in _OPENOOD),
+        split_help="imagenet/LIST, such as imagenet/test_ssb_hard",
+        default="imagenet/test_ninco",
+        forms=(Form((f"{photographs.OPENOOD_LISTS}/{{split}}.txt",), photographs.read_openood),),
+        by_hand="run OpenOOD's scripts/download/download.py and put its folders "
+        f"{photographs.OPENOOD_LISTS}, {photographs.OPENOOD_CLASSIC} and {photographs.OPENOOD_LARGE} into {{folder}}",
     ),
 )
 

@@ -38,7 +38,9 @@ class File:
     """One file of the official distribution. Over http it must have a published checksum."""
 
     name: str  # in the set's folder
-    urls: tuple[str, ...] = ()  # tried in this order; none for a file that must be fetched by hand
+    urls: tuple[
+        str, ...
+    ] = ()  # tried in this order; none if an earlier archive holds it, or for a file fetched by hand
     checksum: Checksum | None = None  # as published; None is "recorded on first use"
     holds: tuple[str, ...] = ()  # what an archive contains at its top; empty for a file that is read as it is
     splits: tuple[str, ...] = ()  # that need this file; empty for all of them
@@ -113,5 +115,5 @@ class Source:
         """Which file to put where, for a machine without a network."""
         if self.by_hand:
             return self.by_hand.format(folder=folder)
-        files = "; ".join(f"{file.name} ({', '.join(file.urls)})" for file in self.needed(splits))
+        files = "; ".join(f"{file.name} ({', '.join(file.urls)})" for file in self.needed(splits) if file.urls)
         return f"put into {folder}: {files}"

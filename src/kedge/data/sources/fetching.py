@@ -102,7 +102,7 @@ def _unpack(source: Source, folder: Path, splits: tuple[str, ...], progress: Pro
 def _official(source: Source, folder: Path, splits: tuple[str, ...], progress: Progress | None, timeout: float) -> str:
     for file in source.needed(splits):
         target = folder / file.name
-        if not target.is_file() and not (file.holds and file.unpacked(folder)):
+        if file.urls and not target.is_file() and not (file.holds and file.unpacked(folder)):
             actual = download(file.urls, target, checksum=file.checksum, progress=progress, timeout=timeout)
             verified(target, file.checksum, came_from=f"downloaded from {', '.join(file.urls)}", computed=actual)
     _unpack(source, folder, splits, progress)

@@ -52,12 +52,12 @@ def folder(path: str | os.PathLike[str], split: str | None = None, *, name: str 
         raise InputError(f"folder must hold images; there is none in {root} (of {', '.join(sorted(endings()))})")
     if any("/" not in file for file in files):
         return StreamedSet(Files(root, files), name=title)  # without classes
-    if set(_tops(files)) <= set(_PARTS):
+    if set(top_folders(files)) <= set(_PARTS):
         raise InputError(
             f"split must be given for {root}, which holds {', '.join(parts)} and no classes: add --split {parts[-1]} "
             f"if the command has it, or name the folder {root / parts[-1]}"
         )
-    return _by_class(root, files, _tops(files), title)
+    return by_class(root, files, top_folders(files), title)
 
 
 def image_list(
@@ -117,28 +117,28 @@ def read_scood(path: Path, split: str, name: str) -> StreamedSet:
 
 def read_unlabelled(path: Path, split: str, name: str) -> StreamedSet:
     """ODIN's sets: every image in a folder, without labels."""
-    return StreamedSet(Files(path, _images_in(path)), name=name)
+    return StreamedSet(Files(path, images_in(path)), name=name)
 
 
 def read_imagenet(path: Path, split: str, name: str) -> StreamedSet:
     """ImageNet and ImageNet-C: a folder for each class, named by its WordNet number."""
-    files = _images_in(path)
+    files = images_in(path)
     loose = next((file for file in files if "/" not in file), None)
     if loose is not None:
         raise FileFormatError(f"{path} must hold a folder for each class; {loose} is in none: sort the images first")
-    return _by_class(path, files, _tops(files), name)
+    return by_class(path, files, top_folders(files), name)
 
 
 def read_textures(path: Path, split: str, name: str) -> StreamedSet:
     """DTD: ``images/{class}/*.jpg`` and the lists ``labels/{train,val,test}{1..10}.txt``; "all" reads no list."""
-    files = _images_in(path / "images")
-    classes = sorted(set(_tops(files)))
+    files = images_in(path / "images")
+    classes = sorted(set(top_folders(files)))
     if split != "all":
         numbered = split if split[-1].isdigit() else f"{split}1"  # the first of ten partitions, as is usual
         listed = path / "labels" / f"{numbered}.txt"
-        files = tuple(line.strip() for line in _lines(listed))
-        _check_listed(listed, files, path / "images")
-    return _by_class(path / "images", files, _tops(files), name, classes)
+        files = tuple(line.strip() for line in text_lines(listed))
+        check_listed(listed, files, path / "images")
+    return by_class(path / "images", files, top_folders(files), name, classes)
 
 
 def read_places365(path: Path, split: str, name: str) -> StreamedSet:
@@ -157,18 +157,18 @@ def read_tiny_imagenet(path: Path, split: str, name: str) -> StreamedSet:
 
     The classes are numbered in the sorted order of their WordNet numbers, as torchvision's ImageFolder does.
     """
-    classes = sorted(_lines(path / "wnids.txt"))
+    classes = sorted(text_lines(path / "wnids.txt"))
     if split == "train":
-        files = _images_in(path / "train")
-        return _by_class(path / "train", files, _tops(files), name, classes)
+        files = images_in(path / "train")
+        return by_class(path / "train", files, top_folders(files), name, classes)
     listed, root = path / "val" / "val_annotations.txt", path / "val" / "images"
-    rows = [line.split()[:2] for line in _lines(listed)]
+    rows = [line.split()[:2] for line in text_lines(listed)]
     wrong = next((row for row in rows if len(row) < 2), None)
     if wrong is not None:
         raise FileFormatError(f"{listed} must name an image and a class per line; got {' '.join(wrong)!r}")
     files = tuple(row[0] for row in rows)
-    _check_listed(listed, files, root)
-    return _by_class(root, files, [row[1] for row in rows], name, classes)
+    check_listed(listed, files, root)
+    return by_class(root, files, [row[1] for row in rows], name, classes)
 
 
 def endings() -> frozenset[str]:
@@ -189,7 +189,7 @@ def image_names(root: Path) -> tuple[str, ...]:
     return tuple(sorted(names))
 
 
-def _by_class(
+def by_class(
     root: Path, files: Iterable[str], tops: list[str], name: str, classes: Sequence[str] | None = None
 ) -> StreamedSet:
     """A set of files with the name of the class of each."""
@@ -206,11 +206,11 @@ def _listed_set(
     listed: Path, root: Path, rows: list[tuple[str, int]], name: str, classes: tuple[str, ...] = ()
 ) -> StreamedSet:
     files = tuple(file for file, _ in rows)
-    _check_listed(listed, files, root)
+    check_listed(listed, files, root)
     return StreamedSet(Files(root, files), torch.tensor([label for _, label in rows]), name, classes)
 
 
-def _check_listed(listed: Path, files: Sequence[str], root: Path) -> None:
+def check_listed(listed: Path, files: Sequence[str], root: Path) -> None:
     """All files must exist, inside the root."""
     for number, file in enumerate(files, start=1):
         inside = PurePosixPath(file)
@@ -227,7 +227,7 @@ def _check_listed(listed: Path, files: Sequence[str], root: Path) -> None:
 def _rows(path: Path, key: str | None = None) -> list[tuple[str, int]]:
     """The lines of a list: a path and a whole number, or JSON with the number under ``key``; negative ones are -1."""
     rows = []
-    for number, line in enumerate(_lines(path), start=1):
+    for number, line in enumerate(text_lines(path), start=1):
         text, _, value = line.strip().partition(" ") if key else line.strip().rpartition(" ")
         try:
             label = json.loads(value)[key] if key else int(value)
@@ -240,7 +240,7 @@ def _rows(path: Path, key: str | None = None) -> list[tuple[str, int]]:
     return rows
 
 
-def _lines(path: Path) -> list[str]:
+def text_lines(path: Path) -> list[str]:
     """The lines of a text file that are not blank."""
     try:
         lines = read_limited(path, _LARGEST_LIST).decode("utf-8").splitlines()
@@ -249,13 +249,14 @@ def _lines(path: Path) -> list[str]:
     return [line for line in lines if line.strip()]
 
 
-def _images_in(path: Path) -> tuple[str, ...]:
+def images_in(path: Path) -> tuple[str, ...]:
+    """The image files in a folder that must have some, see `image_names`."""
     files = image_names(path)
     if not files:
         raise FileFormatError(f"{path} holds no images")
     return files
 
 
-def _tops(files: Iterable[str]) -> list[str]:
+def top_folders(files: Iterable[str]) -> list[str]:
     """The first folder of each file."""
     return [file.partition("/")[0] for file in files]
