@@ -28,6 +28,7 @@ _IMAGENET_C = {  # archives, their checksums and the corruptions that each holds
     "noise": ("e80562d7f6c3f8834afb1ecf27252745", ("gaussian_noise", "impulse_noise", "shot_noise")),
     "weather": ("33ffea4db4d93fe4a428c40a6ce0c25d", ("brightness", "fog", "frost", "snow")),
 }
+_FLOWERS = "https://www.robots.ox.ac.uk/~vgg/data/flowers/102"
 _OPENOOD = (
     "test_ninco", "test_ssb_hard", "test_inaturalist", "test_textures", "test_openimage_o", "val_openimage_o",
 )  # fmt: skip
@@ -382,7 +383,7 @@ _ALL = (
         default="all",
         files=(
             _archive(
-                "https://www.robots.ox.ac.uk/~vgg/data/flowers/102/102flowers.tgz",
+                f"{_FLOWERS}/102flowers.tgz",
                 _torchvision("52808999861908f626f3c1f4e79d11fa", "flowers102"),
                 "jpg",
             ),
