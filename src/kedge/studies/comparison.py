@@ -89,7 +89,8 @@ def scored(detector: Detector, task: Task, alpha: float = 0.05) -> Cell:
     """Fit, calibrate and score a detector on a task."""
     detector.fit(task.train).calibrate(task.held_out, alpha=alpha)
     others = {name: detector(each) for name, each in task.tested.items()}
-    known, shifted = others.pop(task.test.name), {each.name: each for each in task.shifted}
+    known = others.pop(task.test.name)
+    shifted = {each.name: each.labels for each in task.shifted if each.labels is not None}
     result = {
         "id": on_known(known, task.test.labels) | {"flagged": float(known.is_ood.double().mean())},
         "sets": {
@@ -103,11 +104,10 @@ def scored(detector: Detector, task: Task, alpha: float = 0.05) -> Cell:
         },
         "shifted": {
             name: {
-                "accuracy": accuracy(found.label, shifted[name].labels),
-                "flagged": float(found.is_ood.double().mean()),
+                "accuracy": accuracy(others[name].label, labels),
+                "flagged": float(others[name].is_ood.double().mean()),
             }
-            for name, found in others.items()
-            if name in shifted
+            for name, labels in shifted.items()
         },
         "groups": {group: list(names) for group, names in task.groups.items()},
         "images": {"fit": len(task.train), "calibration": len(task.held_out)},
