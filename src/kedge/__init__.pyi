@@ -68,6 +68,7 @@ from .hub import push_to_hub as push_to_hub
 from .models.classifier import Classifier as Classifier
 from .models.named import network as network
 from .protect import protect as protect
+from .training import AnchoredHead as AnchoredHead
 from .training import train as train
 
 __version__: str

@@ -31,13 +31,41 @@ def tau(per_anchor: Tensor, reduce: str = "sum") -> Tensor:
         >>> tau(two_anchors)
         tensor([0.6817])
     """
-    if per_anchor.ndim != 3 or per_anchor.shape[0] < 2:
-        raise InputError(
-            f"per-anchor logits must be (K, B, C) with at least two anchors; got {tuple(per_anchor.shape)}: "
-            "set more anchors with set_anchors, or use a score that needs no temperature"
-        )
-    spread = per_anchor.sigmoid().std(dim=0)  # (B, C)
+    spread = _several(per_anchor).sigmoid().std(dim=0)  # (B, C)
     return spread.sum(dim=-1) if one_of("reduce", reduce, REDUCTIONS) == "sum" else spread.mean(dim=-1)
+
+
+def probability_deviation(per_anchor: Tensor) -> Tensor:
+    """The deviation over anchors of each class's softmax probability, summed over classes.
+
+    Args:
+        per_anchor: Logits under each anchor, (K, B, C).
+
+    Example:
+        >>> two_anchors = torch.tensor([[[0.0, 100.0]], [[100.0, 0.0]]])
+        >>> probability_deviation(two_anchors)
+        tensor([1.4142])
+    """
+    return _several(per_anchor).softmax(dim=-1).std(dim=0).sum(dim=-1)
+
+
+def relative_deviation(per_anchor: Tensor) -> Tensor:
+    """The deviation of logits over anchors, relative to that of the mean logits over classes.
+
+    Both are root mean squares of logits less their mean over classes, so that neither a common offset nor the scale of
+    the logits changes it.
+
+    Args:
+        per_anchor: Logits under each anchor, (K, B, C).
+
+    Example:
+        >>> relative_deviation(torch.tensor([[[2.0, 0.0]], [[4.0, 0.0]]]))  # 1 and 2 from their mean over classes
+        tensor([0.4714])
+    """
+    centred = _several(per_anchor) - per_anchor.mean(dim=-1, keepdim=True)  # (K, B, C)
+    over_anchors = centred.var(dim=0).mean(dim=-1).sqrt()
+    over_classes = centred.mean(dim=0).square().mean(dim=-1).sqrt()
+    return over_anchors / over_classes.clamp_min(TAU_FLOOR)
 
 
 def rescale(logits: Tensor, tau: Tensor, rule: str = "exp") -> Tensor:
@@ -111,6 +139,15 @@ def mutual_information(per_anchor: Tensor) -> Tensor:
     # The mean Kullback-Leibler divergence from the mean: equal to the difference of entropies, without cancellation.
     divergence = (log_p.exp() * (log_p - log_mean)).sum(dim=-1).mean(dim=0)
     return divergence.clamp_min(0)
+
+
+def _several(per_anchor: Tensor) -> Tensor:
+    if per_anchor.ndim != 3 or per_anchor.shape[0] < 2:
+        raise InputError(
+            f"per-anchor logits must be (K, B, C) with at least two anchors; got {tuple(per_anchor.shape)}: "
+            "set more anchors with set_anchors, or use a score that needs no temperature"
+        )
+    return per_anchor
 
 
 SCORES: dict[str, Score] = {

@@ -3,13 +3,15 @@
 import math
 import threading
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from kedge.anchoring import survey
+from kedge.anchoring import inner, survey
+from kedge.anchoring.corruption import FeatureNoise, Transform
 from kedge.anchoring.layer import AnchoredLayer, Call, Folded, Pairs, calling, check_affine
 from kedge.anchoring.options import AnchoringOptions, Draw
 from kedge.anchoring.sampling import choose_per_image
@@ -38,6 +40,7 @@ class Anchored(Classifier):
         corrupting: Whether training applies T to anchors; off, they stay clean.
         memory_cap: Bytes that the activations of one pass may take; anchors are folded into the batch up to it. By
             default three quarters of the processor's last cache, since weights need room there too.
+        weights_fixed: Whether the anchors' part is kept without a look at the weights that it depends on.
     """
 
     anchors: Tensor | None
@@ -63,9 +66,12 @@ class Anchored(Classifier):
         self.batches_seen = 0
         self.corrupting = True
         self.memory_cap = min(max((last_cache() or DEFAULT_CACHE) * 3 // 4, CAPS[0]), CAPS[1])
+        self.weights_fixed = False
         self._must_be_first = must_be_first
         self._growth: float | None = None  # the largest activation over the size of the image, once surveyed
-        self._prefix: tuple[str, ...] | None = None  # the layers before the anchored one, see `survey.prefix`
+        self._behind: float | None = None  # the share of operations behind an inner layer, if what is before runs once
+        self._before: tuple[str, ...] = ()  # the layers called before the anchored one
+        self._in_turn = False  # whether applying them in turn is all that happens before it
         self._cache: tuple[list[Tensor], Tensor] | None = None  # anchors and weights of the layer, and its maps
         self._classes: int | None = None
 
@@ -80,6 +86,21 @@ class Anchored(Classifier):
     def k(self) -> int:
         """Anchors per image, 0 before `set_anchors`."""
         return (0 if self.anchors is None else len(self.anchors)) if self.per_image is None else self.per_image
+
+    @property
+    def runs_once(self) -> bool:
+        """Whether layers with weights come before the anchored one and run once per image; known after `check`."""
+        return self._behind is not None
+
+    @property
+    def passes(self) -> float:
+        """Forward passes through the network for each image: K, for an anchored layer that reads it.
+
+        Where other layers come before the anchored one, they run once, and only the operations behind it count K times.
+        """
+        if self.anchors is not None:
+            self.check(self.anchors)
+        return self.k if self._behind is None else round(1 + (self.k - 1) * self._behind, 3)
 
     def set_anchors(self, images: Tensor, *, per_image: int | None = None) -> None:
         """Freeze the anchors of evaluation.
@@ -173,7 +194,12 @@ class Anchored(Classifier):
             shared = self.shared_maps() if self.per_image is None else None
             for part, chosen_by in zip(x.split(size), (x if like is None else like).split(size), strict=True):
                 maps = self._own_maps(chosen_by) if shared is None else shared
-                parts.append(self._fold(part, maps[numbers], views, min(k, rows), layers))
+                normalised = self.normalise(part)
+                augmented = {number: view(normalised, number) if number else normalised for number in set(views)}
+                if self._behind is None:
+                    parts.append(self._fold(augmented, maps[numbers], views, min(k, rows), layers))
+                else:
+                    parts.append(inner.per_anchor(self.network, augmented, maps[numbers], views, layers))
         features = {name: torch.cat([values[name] for _, values in parts]) for name in layers}
         return torch.cat([logits for logits, _ in parts], dim=1), features
 
@@ -218,15 +244,12 @@ class Anchored(Classifier):
         call = Pairs(self.draw.permutation, masked=self.draw.masked if options.mask > 0 else None)
         if len(among) != len(x):
             call.clean = self._at_layer(anchors[rows], normalised)
-        if corruption is not None:
+        if isinstance(corruption, FeatureNoise):
+            chosen = self.draw.per_sample
+            call.corrupt = partial(_corrupted, corruption, seed=seed, chosen=chosen, all_together=True)
+        elif corruption is not None:
             anchors = self.as_input(anchors) if anchors.dtype == torch.uint8 else anchors
-            chosen = anchors if per_sample is None else anchors[per_sample]
-            with seeded(seed):
-                corrupted = corruption(chosen)
-            if shape_of(corrupted) != shape_of(chosen):
-                raise InputError(f"corruption must keep the shape {shape_of(chosen)}, got {shape_of(corrupted)}")
-            if per_sample is not None:
-                corrupted = anchors.index_put((per_sample,), corrupted.to(anchors.dtype))
+            corrupted = _corrupted(corruption, anchors, seed=seed, chosen=per_sample)
             call.corrupted = self._at_layer(corrupted[rows], normalised)
         with calling(call):
             logits = logits_of(self.network(normalised))
@@ -234,43 +257,57 @@ class Anchored(Classifier):
         return logits
 
     def _fold(
-        self, x: Tensor, maps: Tensor, views: Sequence[int], group: int, layers: Sequence[str]
+        self, augmented: dict[int, Tensor], maps: Tensor, views: Sequence[int], group: int, layers: Sequence[str]
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """Per-anchor logits and mean features of a few images, their anchors folded into the batch in groups."""
-        normalised = self.normalise(x)
-        augmented = {number: view(normalised, number) if number else normalised for number in set(views)}
-        call = Folded(images=len(x), maps=maps, views=views)
-        outputs, sums = [], dict.fromkeys(layers, torch.zeros((), dtype=self.mean.dtype, device=x.device))
+        count = len(augmented[views[0]])
+        call = Folded(images=count, maps=maps, views=views)
+        outputs, sums = [], dict.fromkeys(layers, torch.zeros((), dtype=maps.dtype, device=maps.device))
         for first, part in zip(range(0, len(views), group), maps.split(group), strict=True):
             call.maps, call.views = part, views[first : first + group]
             with calling(call):
                 folded = torch.cat([augmented[number] for number in call.views])  # networks may read B off their input
                 output, features = read_features(self.network, folded, layers) if layers else (self.network(folded), {})
-            outputs.append(logits_of(output).view(len(part), len(x), -1))  # (K, B, C)
+            outputs.append(logits_of(output).view(len(part), count, -1))  # (K, B, C)
             for name, value in features.items():
                 if len(value) != len(folded):
                     raise InputError(f"layer {name!r} must give a row per image; it gives {shape_of(value)}")
-                sums[name] = sums[name] + value.reshape(len(part), len(x), *value.shape[1:]).sum(dim=0)
+                sums[name] = sums[name] + value.reshape(len(part), count, *value.shape[1:]).sum(dim=0)
         return torch.cat(outputs), {name: value / len(maps) for name, value in sums.items()}
 
     def shared_maps(self) -> Tensor:
         """The anchors' part of the anchored layer, (K, 1, ...), from the cache while nothing it depends on changed."""
         assert self.anchors is not None
         self.check(self.anchors)
-        layer, anchors = self.anchored_layer, self._at_layer(self.anchors)
+        if self.weights_fixed and self._cache is not None:
+            return self._cache[1]
+        layer, before, hooked = self.anchored_layer, *self._layers_before()
         state = [*layer.parameters(), *layer.buffers()]
-        if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (anchors, *state)):
-            return layer.anchor_maps(anchors)[:, None]
-        state = [anchors.to(self.mean.dtype), *state]
+        run_once = self._behind is not None  # many layers come before it, which is too much to do for every batch
+        weights = [tensor for each in before for tensor in (*each.parameters(), *each.buffers())] if run_once else []
+        anchors = None if run_once else self._at_layer(self.anchors)
+        needed = [*state, *weights] if anchors is None else [anchors, *state]
+        if (hooked and run_once) or (torch.is_grad_enabled() and any(tensor.requires_grad for tensor in needed)):
+            return layer.anchor_maps(self._at_layer(self.anchors))[:, None]
         # Compared by value: a version counter misses edits through .data and of the layers before.
+        if anchors is None:
+            state = [self.anchors, self.mean, self.std, inner.fingerprint(weights), *state]
+        else:
+            state = [anchors.to(self.mean.dtype), *state]
         if self._cache is None or not _same(state, self._cache[0]):
             # In full precision, so that maps made under autocast serve without it too; inference_mode(False) turns
             # gradients on again, and a cache must not hold a graph.
             full = torch.autocast(self.mean.device.type, enabled=False)
             with full, torch.inference_mode(False), torch.no_grad():
                 kept = [tensor.detach().clone() for tensor in state]
-                self._cache = kept, layer.anchor_maps(kept[0])[:, None]
+                reached = kept[0] if anchors is not None else self._at_layer(kept[0]).clone()
+                self._cache = kept, layer.anchor_maps(reached)[:, None]
         return self._cache[1]
+
+    def _layers_before(self) -> tuple[list[nn.Module], bool]:
+        """The layers called before the anchored one, and whether any has hooks, which may change what it gives."""
+        layers = [self.network.get_submodule(name) for name in self._before]
+        return layers, any(layer._forward_hooks or layer._forward_pre_hooks for layer in layers)
 
     def _own_maps(self, x: Tensor) -> Tensor:
         """The maps of each image's own anchors, (K, B, ...)."""
@@ -283,9 +320,8 @@ class Anchored(Classifier):
     def _at_layer(self, anchors: Tensor, batch: Tensor | None = None) -> Tensor:
         """Anchors as they reach the anchored layer; see `survey.through` for ``batch``, normalised training images."""
         anchors = self.normalise(self.as_input(anchors))
-        layers = [self.network.get_submodule(name) for name in self._prefix or ()]
-        hooked = any(layer._forward_hooks or layer._forward_pre_hooks for layer in layers)
-        if self._prefix is not None and not hooked:
+        layers, hooked = self._layers_before()
+        if self._in_turn and not hooked:
             return survey.through(layers, anchors, batch)
         # It takes more than calling layers in turn: run the network, in evaluation mode so that no statistics change.
         call = Call()
@@ -316,10 +352,17 @@ class Anchored(Classifier):
         survey.check_called_once(self.layer, result)
         assert call.reached is not None
         check_affine(self.anchored_layer.layer_x, f"the layer {self.layer!r}", call.reached)
-        self._prefix = survey.prefix(self.network, result.before(self.layer), self.normalise(one), call.reached)
+        self._before = tuple(result.before(self.layer))
+        self._in_turn = survey.in_turn(self.network, self._before, self.normalise(one), call.reached)
         if self._must_be_first:
             survey.check_first(self.network, self.layer, result, one, forward)
-        self._growth = result.row_bytes / (one.numel() * one.element_size())
+        if survey.has_weights_before(self.network, self.layer, result):
+            with evaluating(self.network):
+                output = self.anchored_layer.layer_x(call.reached)
+                if inner.runs_once(self.network, self.normalise(one), output.detach()):
+                    self._behind = result.share_behind(self.layer)
+        row_bytes = result.row_bytes(result.calls[0] if self._behind is None else self.layer)
+        self._growth = row_bytes / (one.numel() * one.element_size())
 
     def _check_images(self, x: Tensor) -> None:
         if not isinstance(x, Tensor) or not (x.is_floating_point() or x.dtype == torch.uint8):
@@ -340,6 +383,21 @@ class Anchored(Classifier):
             raise FileFormatError(f"the state of an anchored network must be {expected}; got {state.tolist()}")
         self.batches_seen, self.per_image = seen, per_image or None
         self.anchors_version += 1
+
+
+def _corrupted(
+    corruption: Transform, anchors: Tensor, *, seed: int, chosen: Tensor | None, all_together: bool = False
+) -> Tensor:
+    """T of all anchors or of the ``chosen`` ones; ``all_together`` if it depends on the others."""
+    taken = anchors if chosen is None or all_together else anchors[chosen]
+    with seeded(seed):
+        corrupted = corruption(taken)
+    if shape_of(corrupted) != shape_of(taken):
+        raise InputError(f"corruption must keep the shape {shape_of(taken)}, got {shape_of(corrupted)}")
+    if chosen is None:
+        return corrupted
+    corrupted = corrupted[chosen] if all_together else corrupted
+    return anchors.index_put((chosen,), corrupted.to(anchors.dtype))
 
 
 def _same(state: Sequence[Tensor], kept: Sequence[Tensor]) -> bool:

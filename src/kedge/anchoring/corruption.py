@@ -1,13 +1,14 @@
-"""T, the corruption of anchors in consistency training: the paper's five, in pixel space, drawn per image."""
+"""T, the corruption of anchors in consistency training: the paper's five, in pixel space, or noise on features."""
 
 import functools
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
+from kedge.checks import between
 from kedge.errors import InputError
 
 Transform = Callable[[Tensor], Tensor]
@@ -67,9 +68,34 @@ class Corruption:
         return corrupted.clamp(0, 1)
 
 
+@dataclass(frozen=True)
+class FeatureNoise:
+    """Normal noise on anchors as they reach the anchored layer, for one inside a network or on features.
+
+    Args:
+        scale: The noise's deviation, relative to that of each feature over the batch.
+
+    Example:
+        >>> net = nn.Sequential(nn.Flatten(), nn.Linear(12, 8), nn.ReLU(), nn.Linear(8, 2))
+        >>> from kedge import anchor
+        >>> anchor(net, layer="3", corruption=FeatureNoise(0.5), every=1).train()(torch.rand(4, 3, 2, 2)).shape
+        torch.Size([4, 2])
+    """
+
+    scale: float = 0.5
+    at_layer: ClassVar[bool] = True  # rather than on images
+
+    def __post_init__(self) -> None:
+        between("scale", self.scale, 0, 100)
+
+    def __call__(self, features: Tensor) -> Tensor:
+        """Add noise to features (B, ...) of a batch."""
+        return features + self.scale * features.std(dim=0, correction=0) * torch.randn_like(features)
+
+
 def describe_corruption(corruption: str | Transform | None) -> Any:
     """The option ``corruption`` as plain data; of a function of the user's own only the name is kept."""
-    if isinstance(corruption, Corruption):
+    if isinstance(corruption, (Corruption, FeatureNoise)):
         return asdict(corruption)
     if callable(corruption):
         return {"function": getattr(corruption, "__qualname__", type(corruption).__name__)}

@@ -6,7 +6,7 @@ A0 is A without its constant. So the image's part is computed once per image and
 
 import contextlib
 import copy
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any, cast
@@ -40,6 +40,7 @@ class Pairs(Call):
     permutation: Tensor
     clean: Tensor | None = None  # the anchors as they reach the layer, if they are not in this batch
     corrupted: Tensor | None = None  # T(c)
+    corrupt: Callable[[Tensor], Tensor] | None = None  # T, if it acts on anchors as they reach the layer
     masked: Tensor | None = None  # the pairs whose anchor half is zero
 
 
@@ -51,6 +52,13 @@ class Folded(Call):
     maps: Tensor  # the anchors' parts, (K, 1 or B, ...)
     views: Sequence[int]  # the augmented view that each anchor is paired with
     image_parts: dict[int, Tensor] = field(default_factory=dict)  # by view; kept for the next group of anchors
+
+
+@dataclass
+class OneAnchor(Call):
+    """Evaluation of each image once, with one anchor's part for all of them or one each; see `inner`."""
+
+    part: Tensor  # (1 or B, ...)
 
 
 _CALL: ContextVar[Call | None] = ContextVar("call", default=None)  # each thread has its own
@@ -103,11 +111,15 @@ class AnchoredLayer(nn.Module):
         call.reached = x
         if isinstance(call, Folded):
             return self._folded(x, call)
+        if isinstance(call, OneAnchor):
+            return cast(Tensor, self.layer_x(x) + call.part)
         if not isinstance(call, Pairs):
             return cast(Tensor, self.layer_x(x))
         _check_rows(x, len(call.permutation))
         clean = x[call.permutation] if call.clean is None else call.clean
         anchors = clean if call.corrupted is None else call.corrupted
+        if call.corrupt is not None:
+            anchors = call.corrupt(anchors)
         if call.masked is not None:
             anchors = anchors.masked_fill(call.masked.view((-1,) + (1,) * (x.ndim - 1)), 0)
         return cast(Tensor, self.layer_x(x - clean) + linear_part(self.layer_c, anchors))

@@ -19,8 +19,8 @@ class AnchoringOptions:
 
     Args:
         corruption: T of consistency training: ``"default"`` for the five corruptions (images only), ``"authors"`` for
-            them as in the published code, a `Corruption`, a function of your own on batches of anchors, or None for
-            no consistency.
+            them as in the published code, a `Corruption`, a function of your own on batches of anchors, a
+            `FeatureNoise` on what reaches the anchored layer, or None for no consistency.
         every: T acts on every N-th batch (5 for CIFAR, 10 for ImageNet).
         per_sample: Whether T acts on a share 1 / every of the pairs of each batch instead.
         mask: Probability of reference masking: the anchor's half is zero, the residual stays.

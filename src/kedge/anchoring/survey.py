@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
+from torch.utils.flop_counter import FlopCounterMode
 
 from kedge.anchoring.layer import TORCH_LAYERS, AnchoredLayer, is_quantized
 from kedge.errors import ArchitectureError
@@ -22,34 +23,50 @@ _NORMS = (_NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm, nn.LocalResponseNor
 
 @dataclass
 class Survey:
-    """One forward pass of one image: all layers in calling order, and the bytes of the largest output."""
+    """One forward pass of one image: all layers in calling order, the bytes of their outputs, and the operations."""
 
     calls: list[str] = field(default_factory=list)
-    row_bytes: int = 1
+    sizes: list[int] = field(default_factory=list)  # bytes, 0 if the output is no tensor
+    operations: list[int] = field(default_factory=list)  # so far, as each layer returns
+    all_operations: int = 0
 
     def before(self, name: str) -> list[str]:
         """The layers that were called before the one of that name."""
         return self.calls[: self.calls.index(name)]
 
+    def row_bytes(self, since: str) -> int:
+        """The bytes of the largest output, of the layer of that name or a later one."""
+        return max(1, *self.sizes[self.calls.index(since) :])
+
+    def share_behind(self, name: str) -> float:
+        """The share of the pass's operations that come after the layer of that name."""
+        return 1 - self.operations[self.calls.index(name)] / max(1, self.all_operations)
+
 
 def survey(network: nn.Module, forward: Callable[[], Any]) -> Survey:
     """Run a forward pass of one image and record which layers are called, in order."""
-    result = Survey()
+    result, counter = Survey(), FlopCounterMode(display=False)
 
     @own_thread
     def note(name: str, output: Any) -> None:
         result.calls.append(name)
-        if isinstance(output, Tensor):
-            result.row_bytes = max(result.row_bytes, output.numel() * output.element_size())
+        result.sizes.append(output.numel() * output.element_size() if isinstance(output, Tensor) else 0)
+        result.operations.append(counter.get_total_flops())
 
     with contextlib.ExitStack() as stack:
         stack.enter_context(evaluating(network))
         for name, module in _leaves(network):
             if ".parametrizations." not in f".{name}":  # such a module computes a weight, not an activation
                 stack.enter_context(module.register_forward_hook(lambda _m, _i, out, name=name: note(name, out)))
-        with torch.no_grad():
+        with torch.no_grad(), counter:
             forward()
+    result.all_operations = counter.get_total_flops()
     return result
+
+
+def has_weights_before(network: nn.Module, layer: str, result: Survey) -> bool:
+    """Whether layers with weights, apart from normalization, were called before the one of that name."""
+    return _first_called(network, result) != layer
 
 
 def _first_called(network: nn.Module, result: Survey) -> str | None:
@@ -142,15 +159,15 @@ def check_untied(network: nn.Module, layer: str) -> None:
             )
 
 
-def prefix(network: nn.Module, names: Sequence[str], x: Tensor, reached: Tensor) -> tuple[str, ...] | None:
-    """The layers before the anchored one, if applying them in turn is all that happens to the input; None otherwise."""
+def in_turn(network: nn.Module, names: Sequence[str], x: Tensor, reached: Tensor) -> bool:
+    """Whether applying the layers before the anchored one in turn is all that happens to the input."""
     with evaluating(network), torch.no_grad():
         try:
             for name in names:
                 x = network.get_submodule(name)(x)
         except Exception:  # a layer that takes something else than the output of the one before
-            return None
-    return tuple(names) if x.shape == reached.shape and torch.equal(x, reached) else None
+            return False
+    return x.shape == reached.shape and torch.equal(x, reached)
 
 
 def through(layers: Sequence[nn.Module], anchors: Tensor, batch: Tensor | None = None) -> Tensor:

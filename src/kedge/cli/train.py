@@ -20,6 +20,8 @@ from kedge.threads import cores
 from kedge.training.api import skipping
 from kedge.training.frozen import train_head
 
+HEAD_ANCHORS = 50  # of an anchored head, which cost little beside the network before it
+
 
 def train(
     data: Annotated[str, typer.Argument(help="Data set by name (see kedge data list), folder:PATH or npz:PATH.")],
@@ -41,6 +43,12 @@ def train(
     freeze: Annotated[
         bool, typer.Option("--freeze", help="Train the last layer alone, on features that are extracted once.")
     ] = False,
+    head_width: Annotated[
+        int | None,
+        typer.Option(
+            min=0, help="With --freeze: units of a hidden layer, 0 for none; by default 512 with --anchor, else none."
+        ),
+    ] = None,
     recipe: Annotated[
         str | None,
         typer.Option(
@@ -114,6 +122,8 @@ def train(
 
         kedge train folder:photos/ --network timm:efficientnet_lite0 --pretrained --freeze
 
+        kedge train folder:photos/ --network timm:efficientnet_lite0 --pretrained --freeze --anchor
+
         kedge train imagenet --network resnet50 --recipe imagenet --size 224 --every 10 --accelerator gpu --devices 8
     """
     tuned = pretrained or weights is not None
@@ -133,9 +143,12 @@ def train(
     stray = [f"--{name.replace('_', '-')}" for name, value in options.items() if value is not None]
     if stray and not anchor:
         raise InputError(f"{', '.join(stray)} must come with --anchor: an unanchored network has no anchors")
-    if freeze and (anchor or synthetic_outliers or loss or pixmix):
-        others = "--anchor, --synthetic-outliers, --loss and --pixmix"
+    given_mask = mask is not None or mask_target is not None
+    if freeze and (synthetic_outliers or loss or pixmix or given_mask or variant == "recommended"):
+        others = "--synthetic-outliers, --variant recommended, --loss, --pixmix and --mask"
         raise InputError(f"--freeze must come without {others}: it trains the head alone")
+    if head_width is not None and not freeze:
+        raise InputError("--head-width must come with --freeze: it is the width of a head on frozen features")
     if loss is not None:
         one_of("--loss", loss, tuple(training.LOSSES))
     count, channels = int(images.labels.max()) + 1, images.images.shape[1] if isinstance(images, ImageSet) else 3
@@ -157,7 +170,7 @@ def train(
     changes = {key: value for key, value in given.items() if value is not None}
     net: Classifier = base
     minimized: str | training.Loss | None = loss
-    if anchor:
+    if anchor and not freeze:
         options |= {"init": init, "variant": variant, "synthetic_outliers": synthetic_outliers, "seed": seed}
         anchored = anchoring.anchor(net, **options)
         net, synthetic_outliers = anchored, anchored.options.synthetic_outliers
@@ -166,8 +179,15 @@ def train(
     if loss and synthetic_outliers:
         raise InputError(f"--loss {loss} must come without synthetic outliers; add --synthetic-outliers 0")
     if freeze:
-        more = {} if epochs is None else {"epochs": epochs}
-        trained = train_head(net, part, seed=seed, preprocess=preprocess, **more)
+        more: dict[str, Any] = {} if epochs is None else {"epochs": epochs}
+        if anchor or head_width:
+            timing = {"every": every, "per_sample": per_sample}
+            more |= {key: value for key, value in timing.items() if value is not None}
+            more |= {} if head_width is None else {"width": head_width}
+            head = training.AnchoredHead(anchored=anchor, seed=seed, **more)
+            trained = head.attach(net, part, preprocess=preprocess)
+        else:
+            trained = train_head(net, part, seed=seed, preprocess=preprocess, **more)
     else:
         trained = training.train(
             net, part, training.recipe(recipe, **changes), seed=seed, loss=minimized, directory=out, resume=resume,
@@ -179,7 +199,8 @@ def train(
     if half:
         trained.round_weights()
     if anchor:
-        detector = protect(trained, part, held_out, method="amp", seed=seed, variant=variant)
+        many = {"k": min(HEAD_ANCHORS, len(part))} if freeze else {}
+        detector = protect(trained, part, held_out, method="amp", seed=seed, variant=variant, **many)
     else:
         detector = protect(trained, part, held_out, method=DEFAULT_METHOD if tuned else "kl_uniform", seed=seed)
     detector.save(out / "detector.kedge")

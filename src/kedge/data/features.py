@@ -10,6 +10,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor
+from torch.utils.data import TensorDataset
 
 from kedge.data.imageset import Splittable, check_labels
 from kedge.data.preprocess import Preprocess
@@ -104,6 +105,11 @@ class Features(Splittable):
             raise InputError("the features must hold per-anchor logits: extract them again, of an anchored network")
         for part in self.per_anchor.split(size):
             yield _on(device, part).transpose(0, 1)
+
+    def as_inputs(self) -> TensorDataset:
+        """The features as vectors with labels, -1 if unknown, for a network that takes them as inputs."""
+        labels = torch.full((len(self),), -1) if self.labels is None else self.labels
+        return TensorDataset(self.features.to(torch.promote_types(self.features.dtype, torch.float32)), labels)
 
     @classmethod
     def open(cls, directory: str | os.PathLike[str]) -> "Features":

@@ -1,6 +1,7 @@
 """AMP: the paper's detector."""
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import torch
@@ -21,6 +22,14 @@ from kedge.errors import InputError, NotReadyError
 PER_ANCHOR_SCORES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "tau": lambda per_anchor, tau: tau,
     "mutual_information": lambda per_anchor, tau: scores.mutual_information(per_anchor),
+    "probability_deviation": lambda per_anchor, tau: scores.probability_deviation(per_anchor),
+    "relative_deviation": lambda per_anchor, tau: scores.relative_deviation(per_anchor),
+}
+
+# How tau is taken of the per-anchor logits (K, B, C).
+TAUS: dict[str, Callable[[Tensor], Tensor]] = {
+    **{reduce: partial(scores.tau, reduce=reduce) for reduce in scores.REDUCTIONS},
+    "relative": scores.relative_deviation,
 }
 
 
@@ -46,8 +55,8 @@ class AMP(RescoringDetector):
             and draws anchors per image, as the published code does; ``"recommended"`` takes the mean, shares the
             anchors and pairs them with augmented views of the image.
         score: ``"kl_uniform"``, ``"msp"``, ``"max_logit"``, ``"entropy"``, ``"energy"`` or a function of your own on
-            the rescaled logits (B, C); or ``"tau"`` or ``"mutual_information"`` of the per-anchor logits.
-        tau: ``"sum"`` or ``"mean"`` over classes, if not the variant's.
+            the rescaled logits (B, C); or a reading of the disagreement alone, see below.
+        tau: ``"sum"`` or ``"mean"`` over classes, if not the variant's; or ``"relative"``, see below.
         rescale: ``"exp"``, ``"plain"`` or ``"none"``; by default ``"exp"`` up to 200 classes and ``"plain"`` above.
         shared_tau: Whether all images are divided by the mean tau of held-out images, learned in `calibrate`: a
             control for the effect of each image's own tau.
@@ -61,6 +70,20 @@ class AMP(RescoringDetector):
         seed: Seed of the draw of anchors.
 
     `fit` keeps the anchors of a network that has some, unless ``anchors``, ``k`` or ``seed`` is given.
+
+    The disagreement between anchors can be read in four ways, as ``score=``:
+
+    | reading | over anchors | saturates |
+    |---|---|---|
+    | ``"tau"`` | deviation of each class's sigmoid, over classes | yes: it vanishes where all logits are far from \
+zero, however much they deviate |
+    | ``"probability_deviation"`` | deviation of each class's probability, summed | only where one class has all \
+probability under every anchor, which a common offset of the logits does not change |
+    | ``"mutual_information"`` | entropy of the mean probabilities less the mean entropy | the same; at most log K |
+    | ``"relative_deviation"`` | deviation of the logits, relative to that of their mean over classes | no: neither \
+offset nor scale of the logits changes it, but it is large where all mean logits are nearly equal |
+
+    With ``tau="relative"`` the logits are divided by 1 + exp of the last.
 
     Example:
         >>> import torch
@@ -101,7 +124,7 @@ class AMP(RescoringDetector):
         super().__init__(net, score=score, rescale=rescale, others=PER_ANCHOR_SCORES)
         defaults = VARIANTS[one_of("variant", variant, tuple(VARIANTS))]
         self.variant, self.per_image = variant, defaults["per_image"]
-        self.tau = one_of("tau", tau or defaults["tau"], scores.REDUCTIONS)
+        self.tau = one_of("tau", tau or defaults["tau"], tuple(TAUS))
         self.tta = one_of("tta", defaults["tta"] if tta is None else tta, augmentation.CHOICES)
         if shared_tau and not super().rescores:
             raise InputError(
@@ -153,7 +176,7 @@ class AMP(RescoringDetector):
             read = images.anchor_batches(1024, self.net.mean.device)
         else:
             read = (self.per_anchor_logits(self.as_input(x)) for x in images.split(256))
-        taus = [scores.tau(per_anchor, self.tau) for per_anchor in read]
+        taus = [TAUS[self.tau](per_anchor) for per_anchor in read]
         self.global_tau = float(torch.cat(taus).double().mean())
 
     def per_anchor_logits(self, x: Tensor, which: range | None = None) -> Tensor:
@@ -175,7 +198,7 @@ class AMP(RescoringDetector):
 
     def of_per_anchor_logits(self, per_anchor: Tensor) -> Outputs:
         """The outputs as a function of the per-anchor logits (K, B, C): pure tensor operations."""
-        logits, tau = per_anchor.mean(dim=0), scores.tau(per_anchor, self.tau)
+        logits, tau = per_anchor.mean(dim=0), TAUS[self.tau](per_anchor)
         if isinstance(self.score_by, str) and self.score_by in PER_ANCHOR_SCORES:
             return Outputs(logits, PER_ANCHOR_SCORES[self.score_by](per_anchor, tau), tau)
         return Outputs(logits, self.rescored(logits, tau), tau)

@@ -53,10 +53,10 @@ UNNORMALISED = (
 
 @dataclass(frozen=True)
 class Cost:
-    """Passes for one image, through all but the first layer."""
+    """Passes for one image, through all but the first layer; a fraction where part of a network runs per anchor."""
 
-    forward: int
-    backward: int = 0
+    forward: float
+    backward: float = 0
 
 
 @dataclass(frozen=True)
@@ -248,6 +248,7 @@ class Detector(ABC):
             train_set: Images in any form that `kedge.data.batches` takes, or their `Features`.
             preprocess: How images become inputs; by default they are resized to the training images' size.
         """
+        given, train_set = train_set, self._as_inputs(train_set)
         if isinstance(train_set, Features):
             self._check_features(train_set)
             preprocess = train_set.preprocess
@@ -260,11 +261,11 @@ class Detector(ABC):
         with evaluating(self.net), torch.no_grad():
             self.fit_method(train_set, preprocess)
         held_out = None if self.tuned is None else self.tuned.held_out
-        self.fitted_on = training_prints(train_set, preprocess, self._prints, held_out)
+        self.fitted_on = training_prints(given, preprocess, self._prints, held_out)
         self._prints = []
         self._fitted_to = self._anchors_version
         self.preprocess = preprocess
-        self.classes = tuple(getattr(train_set, "classes", ()) or self.classes)
+        self.classes = tuple(getattr(given, "classes", ()) or self.classes)
         self.calibration = None
         return self
 
@@ -400,7 +401,7 @@ class Detector(ABC):
 
     def pieces(self, x: Tensor) -> tuple[Tensor, ...]:
         """A batch in pieces that are small enough for taking gradients."""
-        return tuple(x.split(max(1, GRADIENT_ROWS // passes(self.net))))
+        return tuple(x.split(max(1, int(GRADIENT_ROWS // passes(self.net)))))
 
     # Steps of the verbs.
 
@@ -434,11 +435,13 @@ class Detector(ABC):
         preprocess = self._check_fitted()
         at_least("batch_size", batch_size, 1)
         outs: list[Outputs] = []
-        logits = images.logits if isinstance(images, Features) else None  # those that the outputs will keep
+        vectors = self._as_inputs(images) is not images
+        extracted = isinstance(images, Features) and not vectors
+        logits = images.logits if extracted else None  # those that the outputs will keep
         labels: list[Tensor] = []
         prints = [torch.empty(0, 16, dtype=torch.uint8)]
         label = None if progress is not None else "calibrating" if held_out else "scoring"
-        read = self._of_features if isinstance(images, Features) else self._of_images
+        read = self._of_features if extracted else self._of_vectors if vectors else self._of_images
         with evaluating(self.net), torch.no_grad():
             for out, bad, y, marks in read(images, preprocess, batch_size, held_out, label):
                 for name, values in (("scores", out.score), ("logits", out.logits)):
@@ -476,6 +479,23 @@ class Detector(ABC):
             bad = torch.zeros(len(out.score), dtype=torch.bool)
             yield out, bad, None if labels is None else labels[rows], features.prints[rows]
 
+    def _of_vectors(self, features: Features, _preprocess: Preprocess, size: int, *_: Any) -> Iterator[_Part]:
+        for part, prints in features.batches(size, self.net.mean.device):
+            bad = torch.zeros(len(prints), dtype=torch.bool)
+            yield self.outputs(self.as_input(part.features)), bad, part.labels, prints
+
+    def _as_inputs(self, images: Any) -> Any:
+        """Features as inputs, if the network is a head on such features; anything else as it is."""
+        source = self.net.record.get("features")
+        if source is None or not isinstance(images, Features):
+            return images
+        if images.network != source["network"]:
+            raise InputError(
+                f"features must be of the network that the head was trained behind; {images.name!r} was extracted from "
+                "another, or from this one before its weights changed: extract them again"
+            )
+        return images.as_inputs()
+
     def _check_features(self, features: Features) -> None:
         """Raise if the method does not take features, or these are of another network."""
         if not self.takes_features:
@@ -502,7 +522,7 @@ class Detector(ABC):
     def _learn_from_half(self, held_out: Any, names: Sequence[str]) -> tuple[Any, Tensor]:
         """Let the method learn from half of the held-out images; return the rest, and the half's fingerprints."""
         why = f"{type(self).__name__} learns from one and sets its threshold on the other"
-        half, rest = halves(held_out, self._check_fitted(), why)
+        half, rest = halves(self._as_inputs(held_out), self._check_fitted(), why)
         refuse_training_images(torch.cat([half.prints, rest.prints]), self.fitted_on)
         if isinstance(half.images, Features):
             self._check_features(half.images)
@@ -532,10 +552,13 @@ class Detector(ABC):
         )
 
 
-def passes(net: Classifier) -> int:
-    """Forward passes per image: one, one per anchor, or those of an ensemble's members together."""
+def passes(net: Classifier) -> float:
+    """Forward passes per image: one, one per anchor, or those of an ensemble's members together.
+
+    Behind an anchored layer inside the network alone there is one per anchor; see `Anchored.passes`.
+    """
     if isinstance(net, Ensemble):
         return sum(passes(member) for member in net.members)
     if isinstance(net, Anchored) and net.anchors is not None:
-        return net.per_image or len(net.anchors)
+        return net.passes
     return 1

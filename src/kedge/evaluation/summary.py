@@ -211,7 +211,7 @@ def starred(label: str, result: EvaluationResult) -> str:
 def passes_text(result: EvaluationResult) -> str:
     """The passes through the network for one image, forward + backward."""
     cost = result.cost
-    return f"{cost.forward} + {cost.backward}" if cost.backward else str(cost.forward)
+    return f"{cost.forward:g} + {cost.backward:g}" if cost.backward else f"{cost.forward:g}"
 
 
 def _latex(text: str) -> str:

@@ -20,19 +20,24 @@ OUTPUTS = ("label", "probability", "score", "tau", "p_value", "is_ood")
 
 
 class FrozenAnchors(nn.Module):
-    """The anchored layer with the anchors' part as a constant (K, 1, ...); anchor k has view ``views[k]``."""
+    """The anchored layer with the anchors' part as a constant (K, 1, ...); anchor k has view ``views[k]``.
+
+    Attributes:
+        rows: The views that its input holds one after the other: one for each anchor, or each view once.
+    """
 
     anchor_maps: Tensor
 
     def __init__(self, layer: AnchoredLayer, maps: Tensor, views: Sequence[int]) -> None:
         super().__init__()
         self.views, self.layer_x = views, layer.layer_x
+        self.rows = list(views)
         self.register_buffer("anchor_maps", maps.detach().contiguous())
 
     def forward(self, x: Tensor) -> Tensor:
-        """Images, once per anchor, (K * B, ...) -> (K * B, ...); the part of each view is computed once."""
-        by_anchor = x.view(len(self.anchor_maps), -1, *x.shape[1:])  # (K, B, ...)
-        parts = {number: self.layer_x(by_anchor[self.views.index(number)]) for number in dict.fromkeys(self.views)}
+        """Images by ``rows``, (K * B, ...) or fewer -> (K * B, ...); the part of each view is computed once."""
+        by_view = x.view(len(self.rows), -1, *x.shape[1:])  # (K, B, ...)
+        parts = {number: self.layer_x(by_view[self.rows.index(number)]) for number in dict.fromkeys(self.views)}
         both = parts[self.views[0]] if len(parts) == 1 else torch.stack([parts[number] for number in self.views])
         both = both + self.anchor_maps  # (K, B, ...)
         return both.reshape(-1, *both.shape[2:])
@@ -61,6 +66,10 @@ class Graph(nn.Module):
         count = getattr(detector, "tta", 1)
         self.views = [number % count for number in anchors]  # of the image, one for each anchor
         self.net = _bare(detector.net, anchors, self.views)
+        self.rows = self.views  # views that the network sees, for each anchor or once
+        once = isinstance(self.net, Anchored) and self.net.runs_once and not self.layers
+        if once and detector.preprocess is not None:
+            self._run_once(detector.preprocess.shape)
         self.calibration, self.probability = nn.Module(), nn.Module()
         self.calibration.register_buffer("scores", torch.tensor([0.1251, 0.2502, 0.3753]))
         self.calibration.register_buffer("ranks", torch.tensor(4.1254))  # n + 1, by which ranks are divided
@@ -101,7 +110,7 @@ class Graph(nn.Module):
             return out, out.logits[None]
         seen = {number: view(x, number) for number in self.views}
         # All rows, though the layer reads only the first of each view: networks may read B off their input.
-        folded = torch.cat([seen[number] for number in self.views]) if self.views else x
+        folded = torch.cat([seen[number] for number in self.rows]) if self.rows else x
         output, features = read_features(self.net.network, folded, self.layers)
         rows, k = logits_of(output), len(self.views) or 1
         logits_k = rows.view(k, -1, rows.shape[1])
@@ -114,6 +123,25 @@ class Graph(nn.Module):
             z = features[layer].view(k, -1, *features[layer].shape[1:])  # (K, B, ...)
             return detector.of_features(logits, z.mean(dim=0) if self.views else z[0]), logits_k
         return detector.of_logits(logits), logits_k
+
+    def _run_once(self, shape: Sequence[int]) -> None:
+        """Let what lies before an inner anchored layer run once per view, where that gives the same logits.
+
+        The rows then multiply at the layer, which a network cannot take that carries x around it or reads B before it.
+        """
+        layer = cast(FrozenAnchors, self.net.network.get_submodule(cast(Anchored, self.net).layer))
+        images = torch.rand((3, *shape), generator=torch.Generator().manual_seed(0))
+        with torch.no_grad():
+            x = self.net.normalise(images)
+            _, expected = self._outputs(x, None)
+            self.rows = layer.rows = list(dict.fromkeys(self.views))
+            try:
+                _, logits = self._outputs(x, None)
+                same = logits.shape == expected.shape and torch.allclose(logits, expected, rtol=1e-3, atol=1e-4)
+            except Exception:  # of shapes that do not fit
+                same = False
+        if not same:
+            self.rows = layer.rows = self.views
 
 
 def check_exportable(detector: Detector) -> None:

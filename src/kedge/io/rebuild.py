@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from kedge.anchoring import Anchored, anchor
-from kedge.anchoring.corruption import Corruption, describe_corruption
+from kedge.anchoring.corruption import Corruption, FeatureNoise, describe_corruption
 from kedge.anchoring.options import AnchoringOptions
 from kedge.checks import one_of
 from kedge.data import Preprocess
@@ -181,4 +181,6 @@ def _corruption(saved: Any) -> Any:
         return saved
     if "function" in saved:  # it is not in the file, and only training needs it
         return None
+    if "scale" in saved:
+        return FeatureNoise(**arguments(FeatureNoise, saved, "corruption"))
     return Corruption(**arguments(Corruption, saved, "corruption"))

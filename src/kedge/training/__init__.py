@@ -2,6 +2,7 @@
 
 from kedge.training.api import train
 from kedge.training.engine import is_first_process
+from kedge.training.heads import AnchoredHead
 from kedge.training.loader import statistics
 from kedge.training.losses import LOSSES, CrossEntropy, LogitNorm, Loss, Step, StepLoss, SyntheticOutliers, T2FNorm
 from kedge.training.recipes import RECIPES, Recipe, recipe
@@ -10,6 +11,7 @@ from kedge.training.trainer import Progress
 __all__ = [
     "LOSSES",
     "RECIPES",
+    "AnchoredHead",
     "CrossEntropy",
     "LogitNorm",
     "Loss",

@@ -77,14 +77,10 @@ def train_head(
 
 def fit_head(net: Classifier, data: Any, preprocess: Preprocess, *, epochs: int = EPOCHS, seed: int = 0) -> int:
     """Train the last linear layer in place, as `train_head` does, without a record; return the number of images."""
-    x, y, name = _stored(net, data) if isinstance(data, Features) else _features(net, data, preprocess)
+    x, y, name = _stored(net, data) if isinstance(data, Features) else features_of(net, data, preprocess)
     head = net.network.get_submodule(name)
     assert isinstance(head, nn.Linear)
-    if not 0 <= int(y.min()) <= int(y.max()) < head.out_features or len(y.unique()) < 2:
-        raise InputError(
-            f"labels must lie in 0..{head.out_features - 1}, of at least two classes; "
-            f"got {int(y.min())}..{int(y.max())}"
-        )
+    check_classes(y, head.out_features)
     mean, std = x.mean(dim=0), x.std(dim=0, correction=0).clamp(min=1e-6)
     if head.bias is None:
         mean = torch.zeros_like(mean)  # there is no place for it
@@ -103,8 +99,16 @@ def _stored(net: Classifier, data: Features) -> tuple[Tensor, Tensor, str]:
     return data.features.to(net.mean.device, torch.float32), data.labels.to(net.mean.device), data.head
 
 
+def check_classes(y: Tensor, classes: int) -> None:
+    """Raise unless labels are those of at least two of so many classes."""
+    if not 0 <= int(y.min()) <= int(y.max()) < classes or len(y.unique()) < 2:
+        raise InputError(
+            f"labels must lie in 0..{classes - 1}, of at least two classes; got {int(y.min())}..{int(y.max())}"
+        )
+
+
 @torch.no_grad()
-def _features(net: Classifier, data: Any, preprocess: Preprocess) -> tuple[Tensor, Tensor, str]:
+def features_of(net: Classifier, data: Any, preprocess: Preprocess) -> tuple[Tensor, Tensor, str]:
     """The head's inputs (N, d), the labels (N,) and the head's name."""
     features, labels, name = [], [], None
     with evaluating(net):
@@ -119,18 +123,23 @@ def _features(net: Classifier, data: Any, preprocess: Preprocess) -> tuple[Tenso
     return torch.cat(features), torch.cat(labels).to(net.mean.device), name
 
 
-@torch.enable_grad()
 def _fitted(x: Tensor, y: Tensor, like: nn.Linear, epochs: int, seed: int) -> nn.Linear:
     """A linear layer trained on standardised features."""
     with seeded(seed):
         head = nn.Linear(x.shape[1], like.out_features, bias=like.bias is not None, device=x.device)
-        optimizer = torch.optim.AdamW(head.parameters(), lr=LR, weight_decay=WEIGHT_DECAY)
-        passes = max(epochs, math.ceil(FEWEST_STEPS / math.ceil(len(x) / BATCH)))
-        schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, passes)
-        for _ in range(passes):
-            for part in torch.randperm(len(x)).to(x.device).split(BATCH):
-                optimizer.zero_grad()
-                F.cross_entropy(head(x[part]), y[part]).backward()
-                optimizer.step()
-            schedule.step()
+        descend(head, x, y, epochs)
     return head
+
+
+@torch.enable_grad()
+def descend(head: nn.Module, x: Tensor, y: Tensor, epochs: int) -> None:
+    """Train a head in place on features (N, d) and labels (N,); the order is drawn from torch's own generator."""
+    optimizer = torch.optim.AdamW(head.parameters(), lr=LR, weight_decay=WEIGHT_DECAY)
+    passes = max(epochs, math.ceil(FEWEST_STEPS / math.ceil(len(x) / BATCH)))
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, passes)
+    for _ in range(passes):
+        for part in torch.randperm(len(x)).to(x.device).split(BATCH):
+            optimizer.zero_grad()
+            F.cross_entropy(head(x[part]), y[part]).backward()
+            optimizer.step()
+        schedule.step()

@@ -155,7 +155,7 @@ def prepare_engines(
                         exact, target = folder / _exact_file(name in early), folder / f"{name}.onnx"
                         quantise(exact, target, training_images, held_out, engine=runtime)
     kept = {name: reason for name, reason in left_out.items() if name in wanted}
-    return Prepared(folder, shape, detector.cost.forward, tuple(name for name in wanted if name not in kept), kept)
+    return Prepared(folder, shape, int(detector.cost.forward), tuple(name for name in wanted if name not in kept), kept)
 
 
 @contextmanager
