@@ -20,7 +20,7 @@ from kedge.models import build
 from kedge.seeds import seeded
 from kedge.studies import sets, tasks
 from kedge.studies.comparison import MethodTable, Row, cell, interval, run_rows, single_methods
-from kedge.studies.shifts import SHIFTS, shift
+from kedge.studies.shifts import SHIFTS, shifted_images
 from kedge.studies.study import Setting
 
 CLASSES = ("ash", "bay", "cox", "dog")  # ash and cox are known
@@ -214,9 +214,9 @@ def test_few_images_and_other_conditions_are_parts_of_a_photo_task(photographs, 
 def test_conditions_change_what_they_name():
     grey = kedge.ImageSet(torch.full((1, 3, 40, 40), 100, dtype=torch.uint8))
     edge = kedge.ImageSet(torch.cat([torch.zeros(1, 3, 40, 20), torch.full((1, 3, 40, 20), 200)], dim=3).byte())
-    assert shift(grey, "dimmed").images.unique().tolist() == [40]
-    assert shift(grey, "rotated").images.unique().tolist() == [100]  # no black corners
-    row = shift(edge, "blurred").images[0, 0, 20].int()
+    assert shifted_images(grey, "dimmed").images.unique().tolist() == [40]
+    assert shifted_images(grey, "rotated").images.unique().tolist() == [100]  # no black corners
+    row = shifted_images(edge, "blurred").images[0, 0, 20].int()
     assert (row[18:22].diff() > 0).all()
     noise = kedge.ImageSet(images(1, side=40))
-    assert not shift(noise, "compressed").images.equal(noise.images)
+    assert not shifted_images(noise, "compressed").images.equal(noise.images)

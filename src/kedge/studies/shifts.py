@@ -40,12 +40,12 @@ SHIFTS: dict[str, Callable[[Image.Image], Image.Image]] = {
 }
 
 
-def shift(images: ImageSet, name: str) -> ImageSet:
+def shifted_images(images: ImageSet, name: str) -> ImageSet:
     """RGB images under one of `SHIFTS`, with their labels.
 
     Example:
         >>> white = ImageSet(torch.full((1, 3, 8, 8), 255, dtype=torch.uint8), name="white")
-        >>> shift(white, "dimmed").images.unique()
+        >>> shifted_images(white, "dimmed").images.unique()
         tensor([102], dtype=torch.uint8)
     """
     change = SHIFTS[one_of("name", name, tuple(SHIFTS))]

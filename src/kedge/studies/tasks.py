@@ -27,7 +27,7 @@ from kedge.seeds import seeded
 from kedge.studies import sets
 from kedge.studies.demo import KNOWN, demo_data
 from kedge.studies.openood import IMAGENET_STATISTICS
-from kedge.studies.shifts import SHIFTS, shift
+from kedge.studies.shifts import SHIFTS, shifted_images
 from kedge.studies.study import SMOKE_CLASSES, Setting, smoke_data
 from kedge.training import Recipe, recipe, train
 from kedge.training.frozen import train_head
@@ -133,7 +133,7 @@ def photo_task(
         pixels = gather(class_split(photos(name, setting.data_dir))[0].subset(order[cuts[1] :]), CENTER, name=name)
         for each in SHIFTS:
             home = folder / "lite0-shifted" / f"{name}-seed-{seed}" / each
-            changed.append(with_head(extract(backbone, shift(pixels, each), home, preprocess=CENTER), net))
+            changed.append(with_head(extract(backbone, shifted_images(pixels, each), home, preprocess=CENTER), net))
     return Task(name, seed, net, fit, held_out, test, (near,), tuple(far), tuple(changed))
 
 
