@@ -12,7 +12,7 @@ SECONDS ?= 600
 MINUTES ?= 5
 
 demo: $(VENV)/.demo  ## Install kedge and run the demo: a trained detector and a report in runs/demo.
-	$(BIN)/kedge demo
+	$(BIN)/kedge demo --overwrite
 
 test: $(VENV)/.test  ## Install kedge with its test tools; lint, check types, run the tests.
 	$(BIN)/ruff check .
@@ -45,7 +45,7 @@ docs: $(VENV)/.test  ## Write docs/methods.md out of the docstrings, and the tab
 	$(BIN)/python docs/tables.py
 
 bench: $(VENV)/.test  ## Time verdicts in plain forward passes, training steps, and metrics against scikit-learn's.
-	$(BIN)/kedge bench
+	$(BIN)/kedge bench --overwrite
 	$(BIN)/python benchmarks/metrics.py
 	$(BIN)/python benchmarks/training.py
 

@@ -63,6 +63,24 @@ def test_an_error_names_the_option_and_not_the_argument(tmp_path, detector):
     assert str(run_cli(*odd).exception).startswith("--format must be one of")
 
 
+def test_ctrl_c_says_what_is_kept_and_how_to_go_on(monkeypatch, tmp_path, detector):
+    def interrupted(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("kedge.cli.info.facts", interrupted)
+    done = run_cli("info", detector)
+    assert (done.exit_code, "stopped: nothing was written" in done.stderr) == (130, True)
+    monkeypatch.setattr("kedge.data.sources.load_dataset", interrupted)
+    done = run_cli("train", "cifar10", "--out", tmp_path / "run")
+    assert (done.exit_code, "the same command goes on from there" in done.stderr) == (130, True)
+
+
+def test_the_detector_comes_first_and_is_asked_for(tmp_path, detector):
+    for command in ("score", "watch"):
+        with pytest.raises(InputError, match="must follow the detector"):
+            raise run_cli(command, detector).exception
+
+
 class Plugin:
     def __init__(self, name, value):
         self.name, self.value = name, value

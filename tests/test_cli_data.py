@@ -87,7 +87,7 @@ def test_show_prints_json(run, isun):
     shown = json.loads(run("show", "isun", "--json")[0])
     assert (shown["name"], shown["images"], shown["size"], shown["counts"]) == ("isun", 5, "32 x 32", {})
     assert shown["checksum"] == load_dataset("isun").checksum
-    assert shown["sheet"] == "sheet.png"
+    assert shown["sheet"] is None
 
 
 def test_show_of_a_streamed_set_skips_damaged_images_on_request(run, tmp_path):

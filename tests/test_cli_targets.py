@@ -61,3 +61,19 @@ def test_what_a_report_needs_is_looked_for_first(tmp_path, monkeypatch, command)
     with pytest.raises(NotReadyError, match=r"matplotlib\.figure"):
         raise run_cli(*command, tmp_path / "out").exception
     assert not list(tmp_path.iterdir())
+
+
+def test_no_command_replaces_a_file_unless_it_is_told_to(tmp_path):
+    (tmp_path / "file").write_text("of somebody else")
+    (tmp_path / "detector.kedge").write_text("a finished run")
+    (tmp_path / "bench.json").write_text("{}")
+    fit = ["fit", "compact", "--train", "none", "-o"]
+    commands = [[*command, tmp_path / "file"] for command in (*FILES, fit)] + [[*c, tmp_path] for c in FOLDERS[:3]]
+    for command in commands:
+        with pytest.raises(InputError, match=r"must not exist yet; .* does: choose another name, or use --overwrite"):
+            raise run_cli(*command).exception
+        if command[0] != "demo":  # which has nothing else to refuse
+            assert "must not exist" not in str(run_cli(*command, "--overwrite").exception), command
+    with pytest.raises(InputError, match=r"--out must name a file to write; to replace .* itself, use --overwrite"):
+        raise run_cli("calibrate", "none.kedge", "npz:none.npz").exception
+    assert (tmp_path / "file").read_text() == "of somebody else"

@@ -45,7 +45,7 @@ def line(**values):
 
 
 def watch(folder, *arguments, detector="msp"):
-    return run_cli("watch", *arguments, "--detector", folder / f"{detector}.kedge")
+    return run_cli("watch", folder / f"{detector}.kedge", *arguments, "--overwrite")
 
 
 def watched(folder, *arguments):

@@ -88,9 +88,20 @@ def file_name(label: str) -> str:
     return re.sub(r"[^a-z0-9]+", "-", label.lower().replace("*", " starred").replace("+", " plus")).strip("-")
 
 
-def check_target(name: str, path: str | os.PathLike[str], *, folder: bool = False) -> None:
-    """Raise an error about ``name`` if a file, or files in a ``folder``, could not be written; nothing is created."""
+def check_target(
+    name: str, path: str | os.PathLike[str], *, folder: bool = False, overwrite: bool | None = None
+) -> None:
+    """Raise an error about ``name`` if a file, or files in a ``folder``, could not be written; nothing is created.
+
+    Args:
+        name: The option.
+        path: The file, or the folder.
+        folder: Whether it is a folder.
+        overwrite: Whether an existing file may be replaced; None if the caller decides.
+    """
     target = Path(path)
+    if overwrite is False and target.is_file():
+        raise InputError(f"{name} must not exist yet; {target} does: choose another name, or use --overwrite")
     if not folder and target.is_dir():
         raise InputError(f"{name} must be a file to write; {target} is a folder: add a file name")
     home = target if folder else target.parent

@@ -1,6 +1,5 @@
 """The command line."""
 
-import re
 import sys
 import warnings
 from collections.abc import Iterator
@@ -13,7 +12,7 @@ import typer
 from rich.markup import escape
 
 from kedge import __version__
-from kedge.cli.config import flags, read_config
+from kedge.cli.config import as_typed, flags, read_config
 from kedge.cli.lazy import Group, LazyCommand
 from kedge.cli.terminal import Console
 from kedge.errors import InputError, KedgeError, KedgeWarning
@@ -23,6 +22,8 @@ COMMANDS = (
     "fit", "train", "calibrate", "compare", "evaluate", "extract", "info", "distill", "export", "score", "serve",
     "watch", "data",
 )  # fmt: skip
+RESUMED = {"train", "distill", "score", "reproduce", "data", "compare", "extract"}  # after they are stopped
+STOPPED = 130  # the exit code after Ctrl-C, as of other commands
 
 
 class Commands(Group):
@@ -41,13 +42,19 @@ class Commands(Group):
         """Run a command."""
         try:
             return super().invoke(ctx)
+        except KeyboardInterrupt:
+            name, words = ctx.invoked_subcommand, "nothing was written"
+            if name in RESUMED and (name != "score" or {"-o", "--out"} & set(sys.argv)):
+                words = "what is done is kept, and the same command goes on from there"
+            _report("stopped", "yellow", words)
+            raise typer.Exit(STOPPED) from None
         except KedgeError as error:
             command = self.commands.get(ctx.invoked_subcommand)
-            name, *rest = re.split(r"(?= must )", str(error), maxsplit=1)
-            flag = flags(command.loaded).get(name) if rest and isinstance(command, LazyCommand) else None
-            if flag is None:
+            options = flags(command.loaded) if isinstance(command, LazyCommand) else {}
+            words = as_typed(str(error), options)
+            if words == str(error):
                 raise
-            raise type(error)(flag + rest[0]) from error
+            raise type(error)(words) from error
 
 
 def plugins() -> dict[str, LazyCommand]:

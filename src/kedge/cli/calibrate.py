@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 from rich.markup import escape
 
-from kedge.cli.options import AsJson, DataDir, DetectorFile, Model
+from kedge.cli.options import AsJson, DataDir, DetectorFile, Model, Overwrite
 from kedge.cli.terminal import Console
 from kedge.data import sources
 from kedge.detectors import load
@@ -26,7 +26,10 @@ def calibrate(
         float | None,
         typer.Option(help="Probability, over draws of the calibration images, that more than ALPHA is flagged."),
     ] = None,
-    out: Annotated[Path | None, typer.Option(help="The file to write; by default the same file.")] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", help="The file to write; with --overwrite, the same file.")
+    ] = None,
+    overwrite: Overwrite = False,
     model: Model = None,
     data_dir: DataDir = None,
     as_json: AsJson = False,
@@ -35,16 +38,18 @@ def calibrate(
 
     For example:
 
-        kedge calibrate runs/train/detector.kedge folder:fresh-photos/
-
         kedge calibrate detector.kedge folder:fresh-photos/ --alpha 0.01 --delta 0.1 --out strict.kedge
+
+        kedge calibrate runs/train/detector.kedge folder:fresh-photos/ --overwrite
 
         kedge calibrate cifar10 folder:my-photos/ --out mine.kedge
     """
     if out is None and locate(file) != file:
         raise InputError(f"--out must name a file to write: {file} comes with kedge and is not changed")
     target = out or file
-    check_target("--out", target)
+    if out is None and not overwrite:
+        raise InputError(f"--out must name a file to write; to replace {file} itself, use --overwrite")
+    check_target("--out", target, overwrite=overwrite)
     detector = load(file, model=model)
     detector.calibrate(sources.load_dataset(images, split, data_dir=data_dir), alpha=alpha, delta=delta)
     detector.save(target)
@@ -56,3 +61,4 @@ def calibrate(
         typer.echo(json.dumps(result | {"alpha": alpha, "delta": delta}, indent=1))
         return
     Console().print(f"threshold {threshold:.6g} from {count:,} images  [bold]{escape(str(target))}[/]")
+    Console().next(f"kedge score {target} PHOTOS")

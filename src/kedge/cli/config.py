@@ -1,6 +1,8 @@
 """Options from a TOML file."""
 
+import re
 import tomllib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,23 @@ def flags(command: Any) -> dict[str, str]:
     typed = {name: f"--{name.replace('_', '-')}" for name in long}
     aliases = {argument: typed[name] for argument, name in ALIASES.items() if name in typed}
     return aliases | {long[name]: flag for name, flag in typed.items()} | typed
+
+
+def as_typed(message: str, options: Mapping[str, str]) -> str:
+    """An error of the library in the words of the command line: options instead of Python arguments.
+
+    Example:
+        >>> as_typed("alpha must lie in (0, 1); got 2: pass resume=False", {"alpha": "--alpha", "resume": "--resume"})
+        '--alpha must lie in (0, 1); got 2: use --no-resume'
+    """
+
+    def switch(match: re.Match[str]) -> str:
+        flag = options.get(match[2])
+        return match[0] if flag is None else f"use {flag if match[3] == 'True' else flag.replace('--', '--no-', 1)}"
+
+    name, *rest = re.split(r"(?= must )", message, maxsplit=1)
+    message = options.get(name, name) + "".join(rest) if rest else message
+    return re.sub(r"(pass )?\b(\w+)=(True|False)\b", switch, message)
 
 
 def _parameters(command: Any) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from kedge.cli.lazy import Command, Group
+from kedge.cli.options import Overwrite
 from kedge.cli.terminal import Console
 from kedge.data import sources
 from kedge.files import atomic, check_target
@@ -64,6 +65,7 @@ def list_(data_dir: DataDir = None, as_json: AsJson = False) -> None:
         mark = "[green]yes[/]" if here[entry.name] else "no"
         table.add_row(entry.name, entry.title, escape(entry.shown_splits), mark, entry.licence)
     Console().print(table)
+    Console().next("kedge data get NAME", "kedge data show NAME")
 
 
 @data.command(cls=Command)
@@ -96,19 +98,23 @@ def get(name: Name, split: Part = None, data_dir: DataDir = None) -> None:
         f"{time.monotonic() - start:.1f} s)\nlicence: {entry.licence}",
         highlight=False,
     )
+    console.next(f"kedge data show {name}" + (f" --split {split}" if split else ""))
 
 
 @data.command(cls=Command)
 def show(
     name: AnyName,
     split: Split = None,
-    out: Annotated[Path, typer.Option("--out", "-o", help="PNG file for the contact sheet.")] = Path("sheet.png"),
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", help="PNG file for a sheet of images; none is drawn without it.")
+    ] = None,
+    overwrite: Overwrite = False,
     images: Annotated[int, typer.Option(min=1, help="Number of images on the sheet.")] = 64,
     data_dir: DataDir = None,
     skip_damaged: Annotated[bool, typer.Option("--skip-damaged", help="Skip images that cannot be read.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Print the size, classes, channel means and checksum of a data set, and draw a sheet of its images.
+    """Print the size, classes, channel means and checksum of a data set, and with --out draw a sheet of its images.
 
     For example:
 
@@ -118,14 +124,16 @@ def show(
 
         kedge data show folder:photos/ --skip-damaged --json
     """
-    check_target("--out", out)
+    if out is not None:
+        check_target("--out", out, overwrite=overwrite)
     dataset = sources.load_dataset(name, split, data_dir=data_dir, on_error="skip" if skip_damaged else "raise")
     summary = sources.summarize_dataset(dataset)
-    sheet = sources.contact_sheet(dataset, images)
-    with atomic(out) as temporary:
-        sheet.save(temporary, format="PNG")
+    if out is not None:
+        sheet = sources.contact_sheet(dataset, images)
+        with atomic(out) as temporary:
+            sheet.save(temporary, format="PNG")
     if as_json:
-        typer.echo(json.dumps({**summary.as_dict(), "sheet": str(out)}, indent=1))
+        typer.echo(json.dumps({**summary.as_dict(), "sheet": None if out is None else str(out)}, indent=1))
         return
     table = Table(show_header=False, box=None, pad_edge=False)
     some = "" if summary.measured == summary.images else f" (of {summary.measured:,} images, evenly spaced)"
@@ -136,8 +144,12 @@ def show(
     table.add_row("means", ", ".join(f"{value:.4f}" for value in summary.mean) + some)
     table.add_row("deviations", ", ".join(f"{value:.4f}" for value in summary.std) + some)
     table.add_row("checksum", f"{summary.checksum}\n{summary.checksum_of}")
-    table.add_row("sheet", f"[bold]{escape(str(out))}[/]")
-    Console().print(table, highlight=False)
+    if out is not None:
+        table.add_row("sheet", f"[bold]{escape(str(out))}[/]")
+    console = Console()
+    console.print(table, highlight=False)
+    if out is None:
+        console.next("add -o sheet.png to see the images")
 
 
 def _as_json(entry: sources.Source, home: Path, here: bool) -> dict[str, object]:

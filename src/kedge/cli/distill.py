@@ -6,12 +6,13 @@ from typing import Annotated
 import typer
 
 from kedge import experimental, training
-from kedge.cli.options import DataDir, Model
+from kedge.cli.options import DataDir, Model, Overwrite
 from kedge.cli.terminal import Console
 from kedge.data import sources
 from kedge.detectors import load
 from kedge.experimental.distillation import MIX
 from kedge.files import check_target
+from kedge.training.trainer import CHECKPOINT
 
 
 def distill(
@@ -43,6 +44,7 @@ def distill(
     ] = None,
     resume: Annotated[bool, typer.Option(help="Resume from the last checkpoint in the folder.")] = True,
     workers: Annotated[int, typer.Option(min=0, help="Processes that read images from disk.")] = 2,
+    overwrite: Overwrite = False,
     half: Annotated[bool, typer.Option("--half", help="Round the weights to half precision; halves the file.")] = False,
     model: Model = None,
     data_dir: DataDir = None,
@@ -63,9 +65,11 @@ def distill(
         kedge evaluate cifar10 student.kedge --test cifar10 --ood svhn   # compare it with its teacher
     """
     directory = directory or out.with_name(f"{out.name}.run")
-    check_target("--out", out)
+    check_target("--out", out, overwrite=overwrite)
     check_target("--directory", directory, folder=True)
     console, teacher = Console(), load(file, model=model)
+    if resume and (directory / CHECKPOINT).exists():
+        console.resumes(directory, "--no-resume")
     chosen = experimental.distillation_recipe(teacher, recipe, fresh=network is not None)
     images = sources.load_dataset(train, train_split, data_dir=data_dir)
     changes = {key: value for key, value in {"epochs": epochs, "batch": batch, "lr": lr}.items() if value is not None}
@@ -80,3 +84,4 @@ def distill(
         share, count = agreement["share"], agreement["images"]
         console.print(f"agrees with the teacher on {share:.1%} of {count:,} validation images")
     console.wrote("student", out)
+    console.next(f"kedge evaluate {file} {out} --test {train} --ood IMAGES")

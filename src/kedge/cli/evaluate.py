@@ -9,7 +9,7 @@ import typer
 
 from kedge.checks import one_of
 from kedge.cli.inputs import open_sets
-from kedge.cli.options import AsJson, DataDir, Model
+from kedge.cli.options import AsJson, DataDir, Model, Overwrite
 from kedge.cli.terminal import Console
 from kedge.detectors import load
 from kedge.errors import InputError
@@ -17,7 +17,7 @@ from kedge.evaluation import SeedSummary
 from kedge.evaluation import evaluate as evaluate_detectors
 from kedge.evaluation.report import write_report
 from kedge.evaluation.report.figures import require
-from kedge.evaluation.summary import SHOWN
+from kedge.evaluation.summary import SHOWN, rows_by_set
 from kedge.files import check_target
 from kedge.metrics import METRICS
 from kedge.provenance import provenance
@@ -39,6 +39,7 @@ def evaluate(
         typer.Option(help=f"Column of the table, may be repeated: {', '.join(METRICS)}. By default some of them."),
     ] = None,
     report: Annotated[Path | None, typer.Option(help="Write an HTML report here.")] = None,
+    overwrite: Overwrite = False,
     model: Model = None,
     as_json: AsJson = False,
     data_dir: DataDir = None,
@@ -58,7 +59,7 @@ def evaluate(
     console = Console(stderr=as_json)
     columns = [one_of("--metric", name, tuple(METRICS)) for name in metric or SHOWN]
     if report is not None:  # before minutes of scoring, not after
-        check_target("--report", report)
+        check_target("--report", report, overwrite=overwrite)
         require()
     detectors = {
         file.stem if len({f.stem for f in files}) == len(files) else str(file): load(file, model=model)
@@ -73,7 +74,10 @@ def evaluate(
     else:
         for table in SeedSummary({seed: evaluation}).tables(console.width, columns):
             console.print(table.terminal())
+        console.print(rows_by_set(evaluation, columns).terminal())
     if report is not None:
         record = {"command": " ".join(["kedge", *sys.argv[1:]]), "made with": provenance()}
         title, lead = f"{evaluation.id_name} and OOD sets", next(iter(detectors.values()))
         console.wrote("report", write_report(report, evaluation, title=title, detector=lead, record=record))
+    elif not as_json:
+        console.next("add --report report.html for the figures and the images behind the numbers")

@@ -11,7 +11,7 @@ import torch
 import typer
 from rich.markup import escape
 
-from kedge.cli.options import AsJson, DataDir, DetectorFile, Model
+from kedge.cli.options import AsJson, DataDir, DetectorFile, Model, Overwrite
 from kedge.cli.terminal import Console
 from kedge.data import batches, sources
 from kedge.detectors import AMP, Detector, load
@@ -46,6 +46,7 @@ def export(
     engine: Annotated[
         str | None, typer.Option(help=f"With --int8: the engine that will run it, {' (default) or '.join(ENGINES)}.")
     ] = None,
+    overwrite: Overwrite = False,
     model: Model = None,
     data_dir: DataDir = None,
     as_json: AsJson = False,
@@ -62,7 +63,7 @@ def export(
         kedge export cifar10 -o small.onnx --early-exit --int8 cifar10 --calibrate folder:held-out/
     """
     _check_options(int8, int8_split, early_exit, calibrate, calibrate_split, engine)
-    check_target("--out", out)
+    check_target("--out", out, overwrite=overwrite)
     console, detector = Console(stderr=as_json), load(file, model=model)
     result: dict[str, Any] = {"file": str(out)}
     engine, training, held_out = engine or ENGINES[0], None, None
@@ -101,6 +102,7 @@ def export(
     if as_json:
         typer.echo(json.dumps(result, indent=1))
     console.print(f"{result['bytes'] / 1e6:.2f} MB  [bold]{escape(str(out))}[/]", highlight=False)
+    console.next(f"kedge.export.OnnxDetector({str(out)!r})(images) in Python")
 
 
 def _check_options(

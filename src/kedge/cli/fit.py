@@ -5,12 +5,11 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.markup import escape
 
 from kedge.checks import one_of
 from kedge.cli.inputs import open_network
-from kedge.cli.options import Classes, DataDir, Mean, Network, Size, Std, Threads, Weights
-from kedge.cli.terminal import Console, printable
+from kedge.cli.options import Classes, DataDir, Mean, Network, Overwrite, Size, Std, Threads, Weights
+from kedge.cli.terminal import Console
 from kedge.data import sources
 from kedge.detectors import Detector
 from kedge.detectors.registry import named_methods
@@ -53,7 +52,7 @@ def fit(
         ),
     ] = None,
     seed: Annotated[int, typer.Option(min=0, help="Random seed of the splits.")] = 0,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace --out.")] = False,
+    overwrite: Overwrite = False,
     threads: Threads = None,
     data_dir: DataDir = None,
 ) -> None:
@@ -68,9 +67,7 @@ def fit(
         kedge fit timm:efficientnet_lite0 --weights birds.safetensors --train folder:train -o birds.kedge
     """
     one_of("--method", method, tuple(named_methods()))
-    check_target("--out", out)
-    if out.exists() and not overwrite:
-        raise InputError(f"--out must not exist yet; {out} does: choose another name, or use --overwrite")
+    check_target("--out", out, overwrite=overwrite)
     use_threads(threads)
     images = sources.load_dataset(train, "train", data_dir=data_dir, on_error="skip")
     held = None if held_out is None else sources.load_dataset(held_out, None, data_dir=data_dir, on_error="skip")
@@ -97,5 +94,4 @@ def print_result(detector: Detector, path: Path) -> None:
         f"(at most {detector.calibration.alpha:.0%} expected)"
     )
     console.wrote("detector", path)
-    name = escape(printable(path))
-    console.print(f"next      kedge score --detector {name} PHOTOS   or   kedge serve {name}")
+    console.next(f"kedge score {path} PHOTOS", f"kedge serve {path}")

@@ -33,3 +33,4 @@ def info(file: DetectorFile, as_json: AsJson = False) -> None:
         if words is not None:
             table.add_row(f"[bold]{name.replace('_', ' ')}[/]", escape(str(words)))
     Console().print(table)
+    Console().next(f"kedge score {file} PHOTOS")

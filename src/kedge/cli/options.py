@@ -5,6 +5,8 @@ from typing import Annotated
 
 import typer
 
+from kedge.errors import InputError
+
 Network = Annotated[
     str,
     typer.Argument(
@@ -33,4 +35,15 @@ Model = Annotated[
 ]
 DataDir = Annotated[Path | None, typer.Option(help="Folder of all data sets; by default the variable KEDGE_DATA.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
+FormerDetector = Annotated[Path | None, typer.Option("--detector", hidden=True, help="The detector.")]
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace files that exist.")]
 Threads = Annotated[int | None, typer.Option(min=1, help="Compute threads; by default one per available core.")]
+
+
+def detector_and(what: str, values: list[str], former: Path | None) -> tuple[Path, list[str]]:
+    """The detector and what follows it; ``--detector`` still names it too."""
+    detector, rest = (former, values) if former is not None else (Path(values[0]), values[1:])
+    if not rest:
+        example = "as in `kedge score birds.kedge photos/`"
+        raise InputError(f"{what} must follow the detector, {example}; got {values[0]} alone")
+    return detector, rest

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from kedge.checks import one_of
-from kedge.cli.options import Model, Threads
+from kedge.cli.options import FormerDetector, Model, Overwrite, Threads, detector_and
 from kedge.cli.terminal import Console, printable
 from kedge.detectors.detection import verdict
 from kedge.errors import InputError
@@ -32,10 +32,15 @@ UNREAD = 5  # the exit code if no image could be read, and with --fail-on-ood if
 
 
 def score(
-    inputs: Annotated[list[str], typer.Argument(help="Images, folders, globs, lists (.txt), tars, parquet files.")],
-    detector: Annotated[
-        Path, typer.Option(help="A calibrated detector, or the name of one that comes with kedge: cifar10.")
+    inputs: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="DETECTOR IMAGES...",
+            help="A calibrated detector, or the name of one that comes with kedge: cifar10. Then images, folders, "
+            "globs, lists (.txt), tars, parquet files.",
+        ),
     ],
+    former: FormerDetector = None,
     out: Annotated[Path | None, typer.Option("--out", "-o", help=f"File of rows: .{', .'.join(FORMATS)}.")] = None,
     kind: Annotated[str | None, typer.Option("--format", help="Format of --out; by default its ending.")] = None,
     column: Annotated[str | None, typer.Option(help="Column of parquet inputs with the images.")] = None,
@@ -54,7 +59,7 @@ def score(
     parallel: Annotated[int | None, typer.Option(min=1, help="Workers of Ray; by default one per core.")] = None,
     summary: Annotated[bool, typer.Option(help="Write a page with shares, a plot and the most suspicious.")] = True,
     top: Annotated[int, typer.Option(min=0, help="Number of suspicious images to show.")] = 20,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace --out and its summary.")] = False,
+    overwrite: Overwrite = False,
     raw_cells: Annotated[
         bool,
         typer.Option("--raw-cells", help="Write text that a spreadsheet would take for a formula into CSV as it is."),
@@ -75,17 +80,20 @@ def score(
 
     For example:
 
-        kedge score --detector detector.kedge photo.jpg
+        kedge score detector.kedge photo.jpg
 
-        kedge score --detector detector.kedge photos/ 'more/*.png' -o out.parquet
+        kedge score detector.kedge photos/ 'more/*.png' -o out.parquet
 
-        kedge score --detector detector.kedge shard-{000..099}.tar -o out.csv --fail-on-ood
+        kedge score detector.kedge shard-{000..099}.tar -o out.csv --fail-on-ood
 
-        kedge score --detector detector.kedge /shared/photos -o /shared/out.parquet --engine ray --ray-address auto
+        kedge score detector.kedge /shared/photos -o /shared/out.parquet --engine ray --ray-address auto
     """
+    detector, inputs = detector_and("IMAGES", inputs, former)
     runner = _engine(engine, ray_address, parallel, threads)
     page = _page_of(out, overwrite) if out is not None and summary else None
     console, result = Console(stderr=as_json), summarize_rows([])
+    if out is not None and not overwrite and is_begun(out):
+        console.resumes(out, "--overwrite")
 
     def finish(rows: Path) -> None:
         nonlocal result
@@ -112,6 +120,7 @@ def score(
             typer.echo(json.dumps(result.as_dict(), indent=1))
         flagged = f"{result.flagged:,} flagged ({result.share:.1%})"
         console.wrote(f"{result.images:,} images, {flagged}, {result.errors:,} unreadable  ", out)
+        console.next(f"kedge watch {detector} {out}")
     if fail_on_ood and result.flagged:
         raise typer.Exit(FLAGGED)
     if result.errors == result.images or (fail_on_ood and result.errors):

@@ -37,3 +37,11 @@ class Console(rich.console.Console):
     def wrote(self, what: str, path: object) -> None:
         """Print what a file is and where it was written."""
         self.print(f"{what:<10}[bold]{escape(printable(path))}[/]")
+
+    def resumes(self, path: object, hint: str) -> None:
+        """Print that work that was begun goes on, and how to begin anew."""
+        self.print(f"{'resuming':<10}{escape(printable(path))}; {hint} begins anew")
+
+    def next(self, *commands: str) -> None:
+        """Print what to type next."""
+        self.print(f"{'next':<10}{'   or   '.join(escape(printable(command)) for command in commands)}")

@@ -9,6 +9,8 @@ from kedge import anchoring, training
 from kedge.anchoring.options import MASK_TARGETS
 from kedge.checks import between, one_of
 from kedge.cli.fit import print_result
+from kedge.cli.options import Overwrite
+from kedge.cli.terminal import Console
 from kedge.data import ImageSet, Preprocess, sources
 from kedge.detectors.amp import VARIANTS
 from kedge.errors import InputError
@@ -19,6 +21,7 @@ from kedge.protect import DEFAULT_METHOD, protect
 from kedge.threads import cores
 from kedge.training.api import skipping
 from kedge.training.frozen import train_head
+from kedge.training.trainer import CHECKPOINT
 
 HEAD_ANCHORS = 50  # of an anchored head, which cost little beside the network before it
 
@@ -100,6 +103,7 @@ def train(
     ] = "auto",
     precision: Annotated[str | None, typer.Option(help="Fabric's name: bf16-mixed, 16-mixed, ...")] = None,
     resume: Annotated[bool, typer.Option(help="Resume from the last checkpoint in the folder.")] = True,
+    overwrite: Overwrite = False,
     half: Annotated[bool, typer.Option("--half", help="Round the weights to half precision; halves the file.")] = False,
     tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Write TensorBoard files too.")] = False,
     data_dir: Annotated[Path | None, typer.Option(help="Folder of data sets; KEDGE_DATA by default.")] = None,
@@ -132,6 +136,7 @@ def train(
     hold_out = (0.2 if tuned else 0.1) if hold_out is None else hold_out
     between("--hold-out", hold_out, 0, 1, open_ends=True)
     check_target("--out", out, folder=True)
+    check_target("--out", out / "detector.kedge", overwrite=overwrite or not resume)
     try:
         images = sources.load_dataset(data, "train", data_dir=data_dir)
     except InputError:  # a small set is read at once, with its damaged images
@@ -178,6 +183,8 @@ def train(
         minimized = training.SyntheticOutliers(synthetic_outliers)
     if loss and synthetic_outliers:
         raise InputError(f"--loss {loss} must come without synthetic outliers; add --synthetic-outliers 0")
+    if resume and (out / CHECKPOINT).exists():
+        Console().resumes(out, "--no-resume")
     if freeze:
         more: dict[str, Any] = {} if epochs is None else {"epochs": epochs}
         if anchor or head_width:

@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from kedge.cli.options import FormerDetector, Overwrite, detector_and
 from kedge.cli.terminal import Console
 from kedge.detectors.load import load_calibration
 from kedge.drift import history, scores_of
@@ -19,8 +20,14 @@ DRIFTED = 4  # the exit code with --fail-on-drift
 
 
 def watch(
-    rows: Annotated[list[Path], typer.Argument(help="Files that kedge score wrote, in the order of time.")],
-    detector: Annotated[Path, typer.Option(help="The detector that scored them.")],
+    files: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="DETECTOR ROWS...",
+            help="The detector that scored the images. Then files that kedge score wrote, in the order of time.",
+        ),
+    ],
+    former: FormerDetector = None,
     out: Annotated[
         Path | None, typer.Option("--out", "-o", help="The page to write; by default next to the last file of rows.")
     ] = None,
@@ -34,6 +41,7 @@ def watch(
         bool,
         typer.Option("--any-detector", help="Accept rows of another detector, as before a new calibration."),
     ] = False,
+    overwrite: Overwrite = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")] = False,
     fail_on_drift: Annotated[bool, typer.Option(help=f"Exit with code {DRIFTED} on an alarm.")] = False,
 ) -> None:
@@ -46,16 +54,18 @@ def watch(
 
     For example:
 
-        kedge watch monday.parquet tuesday.parquet --detector detector.kedge
+        kedge watch detector.kedge monday.parquet tuesday.parquet
 
-        kedge watch out.parquet --detector cifar10 --alpha 0.001 --fail-on-drift
+        kedge watch cifar10 out.parquet --alpha 0.001 --fail-on-drift
     """
     console = Console(stderr=as_json)
+    detector, given = detector_and("ROWS", files, former)
+    rows = [Path(file) for file in given]
     target = out or rows[-1].with_name(f"{rows[-1].stem}-drift.html")
-    check_target("--out", target)
+    check_target("--out", target, overwrite=overwrite)
     calibration = load_calibration(detector)
     if calibration is None:
-        raise NotReadyError(f"--detector must be calibrated; {detector} is not: run kedge calibrate first")
+        raise NotReadyError(f"DETECTOR must be calibrated; {detector} is not: run kedge calibrate first")
     every = (row for file in rows for row in read_rows(file, kind))
     scores = scores_of(every, detector, any_detector=any_detector)
     if not len(scores):
@@ -75,6 +85,8 @@ def watch(
         }
         typer.echo(json.dumps(outputs, indent=1))
     console.print(drift_finding(result))
-    console.wrote("plot", target)
+    console.wrote("page", target)
+    if drifted:
+        console.next(f"look at the images of the page; if they are in distribution, kedge calibrate {detector} IMAGES")
     if drifted and fail_on_drift:
         raise typer.Exit(DRIFTED)

@@ -203,6 +203,21 @@ def _with_interval(estimate: Estimate, metric: str) -> str:
     return text(estimate.value) + (f" ({' to '.join(ends)})" if ends else "")
 
 
+def rows_by_set(evaluation: Evaluation, metrics: Sequence[str] = SHOWN) -> TextTable:
+    """One row per method and OOD set: the metrics of detection, and the share of the set that the threshold flags."""
+    measured = next(iter(evaluation.results.values())).measured
+    shown = [metric for metric in metrics if metric in measured]
+    rows = []
+    for label, result in evaluation.results.items():
+        for ood in evaluation.ood_names:
+            cells = [METRICS[metric].text(result.detection_value(metric, ood)) for metric in shown]
+            rows.append((starred(label, result), ood, *cells, f"{100 * result.flagged[ood]:.1f}"))
+    inside = "; ".join(f"{label} {100 * r.flagged[evaluation.id_name]:.1f}" for label, r in evaluation.results.items())
+    caption = f"By OOD set, in %. flagged: by the threshold, which flags of {evaluation.id_name}: {inside}."
+    heads = ("method", "OOD set", *(METRICS[metric].head for metric in shown), "flagged")
+    return TextTable(caption, heads, tuple(rows))
+
+
 def starred(label: str, result: EvaluationResult) -> str:
     """A method's label, with a star if it learned from outliers."""
     return f"{label.rstrip('* ')} *" if result.uses_outliers else label

@@ -10,6 +10,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from kedge import models
+from kedge.cli.options import Overwrite
 from kedge.cli.terminal import Console
 from kedge.detectors import Detector, load
 from kedge.errors import FileFormatError, InputError
@@ -44,6 +45,7 @@ def bench(
         "runs/bench"
     ),
     compare: Annotated[Path | None, typer.Option("--against", help="An earlier bench.json to compare with.")] = None,
+    overwrite: Overwrite = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead, for programs.")] = False,
 ) -> None:
     """Measure the cost of a detection, in forward passes of the same network without anchoring.
@@ -60,7 +62,8 @@ def bench(
 
         kedge bench wrn-40-2 --training 0 --against runs/release-1/bench.json
     """
-    check_target("--out", out, folder=True)  # before minutes of measuring, not after
+    check_target("--out", out, folder=True)
+    check_target("--out", out / "bench.json", overwrite=overwrite)  # before minutes of measuring, not after
     require()
     console = Console(stderr=as_json)
     then = None if compare is None else _read(compare)

@@ -8,6 +8,7 @@ import typer
 from rich import box
 from rich.table import Table
 
+from kedge.cli.options import Overwrite
 from kedge.cli.terminal import Console
 from kedge.evaluation import Evaluation
 from kedge.evaluation.report import write_report
@@ -30,6 +31,7 @@ def demo(
     out: Annotated[Path, typer.Option(help="Folder for the detector, the metrics and the report.")] = Path("runs/demo"),
     seed: Annotated[int, typer.Option(help="Random seed.")] = 0,
     epochs: Annotated[int | None, typer.Option(min=1, help="Passes over the training images; 12 by default.")] = None,
+    overwrite: Overwrite = False,
 ) -> None:
     """Train an anchored network and an unanchored baseline on digits, and compare how they detect other images.
 
@@ -42,10 +44,11 @@ def demo(
 
         kedge demo --out runs/demo --seed 1
 
-        kedge score --detector runs/demo/detector.kedge photo.png
+        kedge score runs/demo/detector.kedge photo.png
     """
     console = Console()
     check_target("--out", out, folder=True)
+    check_target("--out", out / "detector.kedge", overwrite=overwrite)
     require()
     with progress_bar("training") as update:
         detector, evaluation = run_demo(
@@ -61,6 +64,7 @@ def demo(
     console.print(results_table(evaluation))
     for what, path in {"detector": out / "detector.kedge", "metrics": out / "metrics.json", "report": report}.items():
         console.wrote(what, path)
+    console.next(f"kedge score {out / 'detector.kedge'} PHOTOS", f"kedge serve {out / 'detector.kedge'}")
 
 
 def results_table(evaluation: Evaluation) -> Table:
