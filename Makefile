@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 PIP := python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 INSTALL := $(BIN)/$(PIP)
 
-.PHONY: demo test coverage e2e evidence fuzz load chaos bench peers clean docs
+.PHONY: demo test coverage e2e evidence fuzz load chaos bench peers clean docs tables
 
 SECONDS ?= 600
 MINUTES ?= 5
@@ -40,7 +40,10 @@ load: $(VENV)/.test  ## Hold four times the capacity of the service, with hostil
 chaos: $(VENV)/.test  ## Kill scoring, training and serving at random lines, resume, compare: make chaos MINUTES=60.
 	$(BIN)/python benchmarks/chaos.py --minutes $(MINUTES)
 
-docs: $(VENV)/.test  ## Write docs/methods.md out of the docstrings, and the tables of docs/results.
+docs: $(VENV)/.docs  ## Build the site into build/site, strictly; open build/site/index.html.
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+
+tables: $(VENV)/.test  ## Write docs/methods.md out of the docstrings, and the tables of docs/results.
 	$(BIN)/python docs/methods.py
 	$(BIN)/python docs/tables.py
 

@@ -28,7 +28,7 @@ GROUPS = {  # by ``reads``, in the order of the table
 
 HEAD = """# The methods
 
-<!-- Written by docs/methods.py from the docstrings in src/kedge/detectors; edit them, then run `make docs`. -->
+<!-- Written by docs/methods.py from the docstrings in src/kedge/detectors; edit them, then run `make tables`. -->
 
 Every method is a class with the same verbs, so a user can swap one word:
 

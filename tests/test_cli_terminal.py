@@ -64,7 +64,8 @@ def test_a_pipe_gets_whole_lines(home, tmp_path):
     environment = {key: value for key, value in os.environ.items() if key != "FORCE_COLOR"} | {"COLUMNS": "80"}
     command = [sys.executable, "-m", "kedge", *map(str, command)]
     done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=100)
-    (caption,) = lines(done.stdout)
+    caption, of_sets = lines(done.stdout)
+    assert of_sets.startswith("By OOD set, in %.")
     assert caption.startswith(f"In distribution: {name}. In %")
     assert caption.endswith("on this machine.")
     (wrote,) = lines(run_cli("calibrate", detector, f"npz:{long}", "--out", tmp_path / f"{name}.kedge").output)

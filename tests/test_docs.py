@@ -12,7 +12,7 @@ DOCS = Path(__file__).parent.parent / "docs"
 
 def test_the_page_of_methods_is_what_the_docstrings_say():
     made = runpy.run_path(str(DOCS / "methods.py"))["page"]()
-    assert (DOCS / "methods.md").read_text() == made, "run `make docs`"
+    assert (DOCS / "methods.md").read_text() == made, "run `make tables`"
 
 
 def test_every_registered_method_has_a_section_with_a_summary_and_says_when_to_use_it():

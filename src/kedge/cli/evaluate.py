@@ -17,7 +17,7 @@ from kedge.evaluation import SeedSummary
 from kedge.evaluation import evaluate as evaluate_detectors
 from kedge.evaluation.report import write_report
 from kedge.evaluation.report.figures import require
-from kedge.evaluation.summary import SHOWN, rows_by_set
+from kedge.evaluation.summary import BY_SET, SHOWN, rows_by_set
 from kedge.files import check_target
 from kedge.metrics import METRICS
 from kedge.provenance import provenance
@@ -74,7 +74,7 @@ def evaluate(
     else:
         for table in SeedSummary({seed: evaluation}).tables(console.width, columns):
             console.print(table.terminal())
-        console.print(rows_by_set(evaluation, columns).terminal())
+        console.print(rows_by_set(evaluation, metric or BY_SET).terminal())
     if report is not None:
         record = {"command": " ".join(["kedge", *sys.argv[1:]]), "made with": provenance()}
         title, lead = f"{evaluation.id_name} and OOD sets", next(iter(detectors.values()))

@@ -14,6 +14,7 @@ from kedge.evaluation.result import Evaluation, EvaluationResult
 from kedge.metrics import METRICS, Estimate
 
 SHOWN = tuple(name for name, metric in METRICS.items() if metric.shown)
+BY_SET = ("auroc", "fpr95")
 WIDE = 130  # columns of a terminal that shows all of them side by side
 NARROW = 4  # metrics side by side in a narrower one
 STAR = "* learned from outliers, or its options were chosen on some."
@@ -203,7 +204,7 @@ def _with_interval(estimate: Estimate, metric: str) -> str:
     return text(estimate.value) + (f" ({' to '.join(ends)})" if ends else "")
 
 
-def rows_by_set(evaluation: Evaluation, metrics: Sequence[str] = SHOWN) -> TextTable:
+def rows_by_set(evaluation: Evaluation, metrics: Sequence[str] = BY_SET) -> TextTable:
     """One row per method and OOD set: the metrics of detection, and the share of the set that the threshold flags."""
     measured = next(iter(evaluation.results.values())).measured
     shown = [metric for metric in metrics if metric in measured]
