@@ -69,7 +69,7 @@ def on_files(files: Files, config: Any) -> Files:
         files.append(File.generated(config, name, content=_moved((ROOT / source).read_text(), source, name)))
     files.append(File.generated(config, "examples.md", content=_examples()))
     for title, names in references().items():
-        page = f"# {title}\n\n" + "".join(f"::: {name}\n\n" for name in names)
+        page = f"# {title}\n\n" + "".join(f"::: {name}\n{_members(name)}\n" for name in names)
         files.append(File.generated(config, f"reference/{title.lower()}.md", content=page))
     return files
 
@@ -100,6 +100,14 @@ def _moved(markdown: str, source: str, name: str) -> str:
         return f"{image}[{text}]({relative}{anchor or ''})"
 
     return LINK.sub(link, markdown)
+
+
+def _members(name: str) -> str:
+    """The options of an entry: of a single method only what the user calls, since `Detector` documents the verbs."""
+    module, _, last = name.rpartition(".")
+    if module != "kedge.detectors" or last in ("Detector", "Detection") or not last[0].isupper():
+        return ""
+    return "    options:\n      members: [prepare, loss]\n"
 
 
 def _examples() -> str:
