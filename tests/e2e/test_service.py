@@ -55,12 +55,18 @@ def test_an_image_is_tried_and_explained(address, visit, width, dark, tmp_path):
     page.wait_for_selector("#result:not([hidden])")
     assert page.inner_text("#verdict")
     assert page.inner_text("#prediction").endswith("%)")
+    assert page.locator("#classes li").count() == 3
+    page.click("#why summary")
     assert page.locator("#by-anchor li").count() == 5
     assert "threshold" in page.get_attribute("#plot", "aria-label")
     assert page.evaluate("document.documentElement.scrollWidth") <= width
     Image.new("RGB", (40, 30), "white").save(tmp_path / "white.png")
     page.set_input_files("#file", str(tmp_path / "white.png"))
     page.locator("#recent li").nth(1).wait_for()
+    assert page.inner_text("#title") == "white.png"
+    assert page.get_attribute("#photo", "src").startswith("blob:")
+    page.click("#recent li >> nth=1 >> button")
+    assert page.inner_text("#title") == "anchor 1"
     assert seen.errors == []
     inside = (address, "data:", "blob:")
     assert [url for url in seen.requests if not url.startswith(inside)] == []
@@ -86,4 +92,9 @@ def test_what_is_no_image_is_told(address, visit, tmp_path):
     seen.page.wait_for_selector("#examples button")
     seen.page.set_input_files("#file", str(tmp_path / "notes.txt"))
     seen.page.wait_for_selector("#problem:not(:empty)")
+    assert "notes.txt: " in seen.page.inner_text("#problem")
     assert "cannot be read as an image" in seen.page.inner_text("#problem")
+    Image.new("RGB", (9, 9), "red").save(tmp_path / "red.png")
+    seen.page.set_input_files("#file", [str(tmp_path / name) for name in ("notes.txt", "red.png", "notes.txt")])
+    seen.page.locator("#recent li").first.wait_for()
+    seen.page.wait_for_function("document.getElementById('problem').textContent.split('notes.txt').length == 3")

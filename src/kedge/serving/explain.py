@@ -14,6 +14,7 @@ from kedge.evaluation.report.gallery import per_anchor_probabilities, png_addres
 
 SHOWN = 12  # anchors at most
 EXAMPLES = 3  # anchors among the examples
+LIKELY = 5  # classes with a bar
 
 
 def background(detector: Detector) -> dict[str, Any]:
@@ -52,6 +53,18 @@ def predictions_by_anchor(detector: Detector, image: Tensor) -> list[dict[str, A
     return [
         {"label": k, "class": names[k] if k < len(names) else None, "probability": p}
         for k, p in zip(label.tolist(), probability.tolist(), strict=True)
+    ]
+
+
+def likely_classes(detector: Detector, image: Tensor, most: int = LIKELY) -> list[dict[str, Any]]:
+    """The most probable classes of an image (D, H, W), the first one first; empty for one with NaN pixels."""
+    (probability,) = detector(image[None]).probability
+    if bool(probability.isnan().any()):
+        return []
+    best, names = probability.topk(min(most, len(probability))), detector.classes
+    return [
+        {"label": k, "class": names[k] if k < len(names) else None, "probability": p}
+        for p, k in zip(best.values.tolist(), best.indices.tolist(), strict=True)
     ]
 
 

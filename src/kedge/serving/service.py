@@ -18,7 +18,7 @@ from kedge.detectors import Detector, for_inference, thread_copies
 from kedge.errors import InputError, KedgeError, NotReadyError
 from kedge.serving.batcher import Batcher, Busy
 from kedge.serving.bodies import LARGE, Files, LargeError, Refused, body_of, decode, parser_of
-from kedge.serving.explain import data_url, predictions_by_anchor
+from kedge.serving.explain import data_url, likely_classes, predictions_by_anchor
 from kedge.serving.metrics import Metrics
 from kedge.serving.settings import Settings
 
@@ -114,15 +114,15 @@ class Service:
         ]
 
     async def explain(self, request: Request) -> dict[str, Any]:
-        """The row of one image, and the prediction under each anchor."""
+        """The row of one image, its most probable classes, and the prediction under each anchor."""
         async with self._images(request) as images:
             if len(images) != 1:
                 raise Refused(422, f"a request must hold one image to explain; got {len(images)}")
             if isinstance(image := images[0], InputError):
                 raise image
             (row,) = await self.batcher.submit([image])
-            by_anchor = await self.batcher.between(self._by_anchor, image)
-        return {"result": row | {"name": "images[0]", "error": None}, "anchors": by_anchor, "image": data_url(image)}
+            more = await self.batcher.between(self._explained, image)
+        return {"result": row | {"name": "images[0]", "error": None}, **more, "image": data_url(image)}
 
     @contextlib.asynccontextmanager
     async def _images(self, request: Request) -> AsyncIterator[list[Tensor | InputError]]:
@@ -185,9 +185,10 @@ class Service:
         await asyncio.gather(*(some() for _ in range(self.settings.readers)))
         return [images[place] for place in range(len(files))]
 
-    def _by_anchor(self, image: Tensor) -> list[dict[str, Any]]:
+    def _explained(self, image: Tensor) -> dict[str, Any]:
         with _as_own_failure():
-            return predictions_by_anchor(self.detector, image)
+            classes, anchors = likely_classes(self.detector, image), predictions_by_anchor(self.detector, image)
+        return {"classes": classes, "anchors": anchors}
 
     def _run(self, detector: Detector, images: Tensor) -> list[dict[str, Any]]:
         with _as_own_failure():

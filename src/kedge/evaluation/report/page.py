@@ -98,7 +98,8 @@ def write_report(
         ("record", "Record", render_template("record.html", **context)),
     )
     paragraphs = [paragraph.strip() for paragraph in intro.split("\n\n") if paragraph.strip()]
-    return write_page(path, document(title, evaluation_finding(evaluation, best), paragraphs, parts))
+    finding = plain_finding(evaluation, lead)
+    return write_page(path, document(title, finding, [evaluation_finding(evaluation, best), *paragraphs], parts))
 
 
 def guaranteed(result: EvaluationResult) -> float | None:
@@ -108,6 +109,18 @@ def guaranteed(result: EvaluationResult) -> float | None:
     """
     flagged = [float(d.p_value[d.is_ood].max()) for d in result.detections.values() if bool(d.is_ood.any())]
     return max(flagged, default=None)
+
+
+def plain_finding(evaluation: Evaluation, lead: str) -> str:
+    """What the threshold of a detector does with the images, in a sentence that needs no other."""
+    flagged, over = evaluation.results[lead].flagged, [evaluation.ood_names[place] for place in evaluation.averaged]
+    share = sum(flagged[ood] for ood in over) / len(over)
+    hardest = min(over, key=lambda ood: flagged[ood])
+    what = f"{percent(share)} % of {hardest}, which it should"
+    if len(over) > 1:
+        fewest = f"from {percent(flagged[hardest])} % of {hardest} upwards"
+        what = f"{percent(share)} % of the images that it should flag ({fewest}, over {len(over)} sets)"
+    return f"{lead} flags {what}, and {percent(flagged[evaluation.id_name])} % of {evaluation.id_name}, which it should not."
 
 
 def evaluation_finding(evaluation: Evaluation, best: Best) -> str:
