@@ -299,7 +299,7 @@ def test_an_explanation_is_the_row_and_the_prediction_under_each_anchor(detector
     assert {predicted["class"] for predicted in answer["anchors"]} <= set(CLASSES)
     assert answer["image"].startswith("data:image/png;base64,")
     likely = answer["classes"]
-    assert [each["class"] for each in likely][0] == answer["result"]["class"]
+    assert likely[0]["class"] == answer["result"]["class"]
     assert likely == sorted(likely, key=lambda each: -each["probability"])
     assert sum(each["probability"] for each in likely) == pytest.approx(1)
     assert background["threshold"] == detector.calibration.threshold

@@ -120,7 +120,8 @@ def plain_finding(evaluation: Evaluation, lead: str) -> str:
     if len(over) > 1:
         fewest = f"from {percent(flagged[hardest])} % of {hardest} upwards"
         what = f"{percent(share)} % of the images that it should flag ({fewest}, over {len(over)} sets)"
-    return f"{lead} flags {what}, and {percent(flagged[evaluation.id_name])} % of {evaluation.id_name}, which it should not."
+    inside = f"{percent(flagged[evaluation.id_name])} % of {evaluation.id_name}, which it should not"
+    return f"{lead} flags {what}, and {inside}."
 
 
 def evaluation_finding(evaluation: Evaluation, best: Best) -> str:
