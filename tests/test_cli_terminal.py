@@ -68,7 +68,8 @@ def test_a_pipe_gets_whole_lines(home, tmp_path):
     assert of_sets.startswith("By OOD set, in %.")
     assert caption.startswith(f"In distribution: {name}. In %")
     assert caption.endswith("on this machine.")
-    (wrote,) = lines(run_cli("calibrate", detector, f"npz:{long}", "--out", tmp_path / f"{name}.kedge").output)
+    wrote, following = lines(run_cli("calibrate", detector, f"npz:{long}", "--out", tmp_path / f"{name}.kedge").output)
+    assert following.startswith("next")
     assert wrote.endswith(f"{tmp_path / name}.kedge")
     shown = lines(run_cli("data", "show", f"npz:{long}", "-o", tmp_path / f"{name}.png").output)
     assert [line.split() for line in shown] == [["name", name], ["sheet", f"{tmp_path / name}.png"]]
