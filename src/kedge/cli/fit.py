@@ -5,11 +5,12 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.markup import escape
 
 from kedge.checks import one_of
 from kedge.cli.inputs import open_network
 from kedge.cli.options import Classes, DataDir, Mean, Network, Overwrite, Size, Std, Threads, Weights
-from kedge.cli.terminal import Console
+from kedge.cli.terminal import Console, printable
 from kedge.data import sources
 from kedge.detectors import Detector
 from kedge.detectors.registry import named_methods
