@@ -247,14 +247,40 @@ def note_dropout(mine: Any, its: Any, data: Data) -> str:
     )
 
 
+def gen_in_double(data: Data) -> Tensor:
+    """The peer's score of logits in double precision, in which 1 - p does not cancel; as a sum."""
+    with torch.no_grad():
+        logits = torch.cat([data.net(x) for x in data.images.split(128)]).double()
+    return logits.shape[1] * peers.GEN.score(logits)
+
+
+def rmd_in_double(data: Data) -> Tensor:
+    """Scores by the peer with its sums in double precision; as if its covariances were means."""
+    torch.set_default_dtype(torch.float64)
+    try:
+        detector = peers.RMD(nn.Sequential(encoder(data.net), Double())).fit(load(data.train, 128))
+        return len(data.train) * peer_scores(detector, data.images, 128)
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+class Double(nn.Module):
+    """Features in double precision."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The same numbers."""
+        return x.double()
+
+
 def note_gen(mine: Any, its: Any, data: Data) -> str:
-    """How many probabilities the peer's bounds change."""
+    """What the peer's bounds do."""
     with torch.no_grad():
         p = data.net(data.images).softmax(dim=1)
-    share = float(((p < 1e-7) | (p > 1 - 1e-7)).double().mean())
+    bounded = ((p < 1e-7) | (p > 1 - 1e-7)).any(dim=1)
+    apart = (mine.score(data.images) - gen_in_double(data)).abs()[~bounded].max()
     return (
-        f"the peer takes a mean, not a sum: x C; and it moves {share:.0%} of the probabilities here to 1e-7 or "
-        "1 - 1e-7, whose small powers count, where kedge computes with logarithms"
+        "the peer in double, its mean x C; it bounds probabilities by 1e-7, which kedge does not; the "
+        f"{int((~bounded).sum())} of {len(p)} images without such are {float(apart):.0e} away"
     )
 
 
@@ -325,7 +351,7 @@ METHODS = [
         "GEN",
         own("gen"),
         peer(peers.GEN, whole),
-        align=lambda scores, d: d.net.network.fc.out_features * scores,
+        align=lambda scores, d: gen_in_double(d),
         agrees=False,
         note=note_gen,
     ),
@@ -367,8 +393,11 @@ METHODS = [
         own("rmds", shrinkage=0.0),
         peer(peers.RMD, encoded),
         fits=True,
-        align=lambda scores, d: len(d.train) * scores,
-        note=said("aligned: kedge without the shrinkage of its default; the peer's covariances are sums: x N"),
+        align=lambda scores, d: rmd_in_double(d),
+        note=said(
+            "aligned: kedge without the shrinkage of its default; the peer's code in double, since differences of "
+            "large distances cancel in single precision, and times N, since its covariances are sums"
+        ),
     ),
     Method("KNN", own("knn", k=K), peer(peers.KNN, encoded, k=K), fits=True),
     Method("ViM", own("vim", dim=DIM), peer_vim, fits=True, align=lambda scores, d: vim_in_double(d), note=note_vim),
