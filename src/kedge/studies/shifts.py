@@ -13,6 +13,7 @@ from kedge.checks import one_of
 from kedge.data import ImageSet
 
 BLUR, DIM, QUALITY, DEGREES = 1.5, 0.4, 10, 15  # at 160 pixels: standard deviation, factor, of JPEG, angle
+MARGIN = 3  # pixels beside the corners, over which the filters reach
 
 
 def _compressed(image: Image.Image) -> Image.Image:
@@ -27,7 +28,7 @@ def _rotated(image: Image.Image) -> Image.Image:
     angle = math.radians(DEGREES)
     short, long = sorted(image.size)
     kept = short / (short * math.cos(angle) + long * math.sin(angle))
-    left, top = (side * (1 - kept) / 2 for side in image.size)
+    left, top = (side * (1 - kept) / 2 + MARGIN for side in image.size)
     box = (left, top, image.width - left, image.height - top)
     return turned.resize(image.size, Image.Resampling.BICUBIC, box=box)
 
