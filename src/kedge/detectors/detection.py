@@ -136,4 +136,4 @@ def verdict(row: Mapping[str, Any]) -> str:
     """The verdict of a row in words, with the reason if there is one."""
     if not row["is_ood"]:
         return "in distribution"
-    return "OUT OF DISTRIBUTION" + (f", {row['reason']}" if row["reason"] else "")
+    return "OUT OF DISTRIBUTION" + (f" ({row['reason']})" if row["reason"] else "")
