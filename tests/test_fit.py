@@ -16,6 +16,7 @@ import kedge
 from helpers import colors, encoded, picture, run_cli
 from kedge import metrics
 from kedge.data.sources import load_dataset
+from kedge.detectors.combined import DEFAULT
 from kedge.errors import ArchitectureError, InputError, KedgeError, KedgeWarning, NotReadyError
 from kedge.io import graphs
 from kedge.models.graph import StoredGraph
@@ -85,7 +86,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_a_fitted_file_works_with_every_command_without_the_networks_code(folder: Path) -> None:
     fitted = run_cli(
         "fit", "photo_net:whole", "--train", "folder:train", "--held-out", "folder:held", "--size", 12, "-o", "a.kedge",
-        "--layer", "5",
+        "--method", "knn", "--layer", "5",
     )  # fmt: skip
     assert fitted.exit_code == 0, fitted.output
     assert "accuracy" in fitted.output
@@ -301,7 +302,7 @@ def small_network(classes: int = 3) -> nn.Module:
 
 def test_protect_reports_what_held_out_images_show() -> None:
     net = kedge.Classifier(small_network(), mean=0.5, std=0.25)
-    detector = kedge.protect(net, colors(90), colors(80, seed=1), k=5)
+    detector = kedge.protect(net, colors(90), colors(80, seed=1), method="knn", k=5)
     record = detector.net.record["held_out"]
     assert (record["images"], record["judged"]) == (80, 40)
     second = colors(80, seed=1).split(0.5, seed=0)[1]
@@ -313,10 +314,10 @@ def test_protect_reports_what_held_out_images_show() -> None:
 def test_protect_warns_where_the_promise_is_weaker() -> None:
     net = kedge.Classifier(small_network(), mean=0.5, std=0.25)
     with pytest.warns(KedgeWarning, match="held_out"):
-        kedge.protect(net, colors(200), k=5)
+        kedge.protect(net, colors(200), method="knn", k=5)
     with pytest.warns(KedgeWarning, match="5 classes"):
         detector = kedge.protect(
-            kedge.Classifier(small_network(5), mean=0.5, std=0.25), colors(90), colors(80, seed=1), k=5
+            kedge.Classifier(small_network(5), mean=0.5, std=0.25), colors(90), colors(80, seed=1), method="knn", k=5
         )
     assert detector.net.record["held_out"]["accuracy"] is None
     assert detector.classes == ()
@@ -329,7 +330,9 @@ def test_protect_warns_where_the_promise_is_weaker() -> None:
 def test_options_are_chosen_on_half_of_the_held_out_images_and_shown(folder: Path) -> None:
     base = ("--train", "folder:train", "--held-out", "folder:held", "--size", 12)
     for by, name in (("classes", "held-out classes"), ("synthetic", "synthetic outliers"), ("folder:fresh", "fresh")):
-        fitted = run_cli("fit", "photo_net:whole", *base, "--tune", by, "-o", "a.kedge", "--overwrite")
+        fitted = run_cli(
+            "fit", "photo_net:whole", *base, "--method", "knn", "--tune", by, "-o", "a.kedge", "--overwrite"
+        )
         assert fitted.exit_code == 0, (fitted.output, fitted.exception)
         words = str(kedge.load("a.kedge").tuned)
         assert f"by {name} (AUROC" in words
@@ -337,3 +340,39 @@ def test_options_are_chosen_on_half_of_the_held_out_images_and_shown(folder: Pat
         assert words in run_cli("info", "a.kedge").output
     refused = run_cli("fit", "photo_net:whole", *base, "--method", "msp", "--tune", "classes", "-o", "b.kedge")
     assert "'msp' has none" in str(refused.exception)
+
+
+def test_protect_makes_the_default_whose_summary_says_what_was_measured() -> None:
+    net = kedge.Classifier(small_network(), mean=0.5, std=0.25)
+    detector = kedge.protect(net, colors(90), colors(160, seed=1))
+    assert isinstance(detector, kedge.Combined)
+    assert detector.config()["rule"] == DEFAULT["rule"]
+    assert [part["name"] for part in detector.config()["parts"]] == list(DEFAULT["parts"])
+    record, text = net.record["held_out"], detector.summary
+    assert f"{record['flagged']:.1%} of 80 held-out images that the threshold was not set on; at most 5.0%" in text
+    assert f"{record['accuracy']:.1%} of 80" in text
+    learned = 160 - len(detector.calibration.scores)  # type: ignore[union-attr]
+    assert f"160 images, {learned} of them to learn from; the threshold is set on {160 - learned}" in text
+    assert "the logits and features inside the network; forward passes for an image: 1" in text
+    assert "It cannot promise\n- how many unknown images it finds" in text
+    with pytest.raises(NotReadyError, match="sum up"):
+        print(kedge.MSP(net).summary)
+
+
+def test_protect_takes_methods_to_combine_and_images_without_labels() -> None:
+    net = kedge.Classifier(small_network(), mean=0.5, std=0.25)
+    both = kedge.protect(net, colors(90), colors(80, seed=1), method="vim,max_logit,knn", rule="fisher")
+    assert [type(part) for part in both.parts] == [kedge.ViM, kedge.MaxLogit, kedge.KNN]  # type: ignore[attr-defined]
+    unlabelled = kedge.protect(net, colors(90).images, colors(80, seed=1).images)
+    assert [type(part) for part in unlabelled.parts] == [kedge.KNN, kedge.GEN]  # type: ignore[attr-defined]
+    with pytest.raises(InputError, match="'genn'"):
+        kedge.protect(net, colors(90), colors(80), method="mds++,genn")
+
+
+def test_protect_splits_nothing_off_what_the_network_was_trained_on() -> None:
+    recipe = kedge.training.Recipe(epochs=1, batch=16, lr=0.02, crop=0, flip=False)
+    net = kedge.train(kedge.Classifier(small_network(), mean=0.5, std=0.25), colors(90), recipe)
+    with pytest.raises(InputError, match="trained on all of train_set"):
+        kedge.protect(net, colors(90))
+    with pytest.raises(InputError, match="is the training set of the network"):
+        kedge.protect(net, colors(60, seed=2), colors(90))

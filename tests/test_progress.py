@@ -86,7 +86,7 @@ def test_every_verb_shows_its_progress(terminal, capsys):
         "scoring": lambda: detector(fresh),
         "evaluating": lambda: kedge.evaluate({"knn": detector}, fresh, [other]),
         "training": lambda: kedge.train(network(), labelled(), recipe("demo", epochs=2, batch=8)),
-        "reading": lambda: kedge.protect(network(), train, list(fresh.images), k=5),
+        "reading": lambda: kedge.protect(network(), train, list(fresh.images), method="knn", k=5),
     }
     for label, verb in verbs.items():
         verb()

@@ -4,20 +4,21 @@ import warnings
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
 from kedge import metrics
-from kedge.checks import one_of
 from kedge.data import ImageSet, StreamedSet, batches, gather
 from kedge.detectors import Detector
-from kedge.detectors.registry import make, named_methods
+from kedge.detectors.registry import make, method_of
 from kedge.detectors.tuning import tune as choose_options
 from kedge.errors import InputError, KedgeWarning
 from kedge.models.classifier import evaluating
 from kedge.models.named import network
 
-DEFAULT_METHOD = "knn"
+DEFAULT_METHOD = "default"
+WITHOUT_LABELS = "knn,gen"  # instead of the default, whose first part learns from each class
 HELD_OUT = 0.2  # of the training images, if no others are given
 
 
@@ -35,15 +36,17 @@ def protect(
 ) -> Detector:
     """Fit and calibrate a detector on a classifier as it is: one pass over the training images.
 
-    ``detector.net.record["held_out"]`` then holds what was measured on held-out images, where half of them set the
-    threshold and the other half was judged: ``images``, ``judged``, ``flagged`` (share) and ``accuracy`` (or None).
+    ``print(detector.summary)`` says what was measured and what it cannot promise. ``detector.net.record["held_out"]``
+    holds what was measured on held-out images, where half of them set the threshold and the other half was judged:
+    ``images``, ``judged``, ``flagged`` (share) and ``accuracy`` (or None).
 
     Args:
         net: The classifier, best as a `kedge.Classifier` with its normalisation; or a name that `kedge.network` takes,
             whose published weights are then loaded.
         train_set: The images that it was trained on, or others of the same kind.
         held_out: In-distribution images that it was not trained on; by default a fifth of ``train_set`` is split off.
-        method: Name of a detector, as in docs/methods.md.
+        method: Name of a detector, as in docs/methods.md, or several with commas between, as ``"mds++,gen"``, for their
+            `Combined`. By default `Combined` as it is; of training images without labels, KNN and GEN.
         alpha: See `Detector.calibrate`.
         delta: See `Detector.calibrate`.
         tune: How to choose the options that are not given, see `kedge.tune`: ``"classes"``, ``"synthetic"``, or OOD
@@ -56,10 +59,12 @@ def protect(
         >>> images = ImageSet(torch.randint(0, 256, (180, 3, 2, 2), dtype=torch.uint8))
         >>> layers = nn.Flatten(), nn.Linear(12, 8), nn.ReLU(), nn.Linear(8, 2)
         >>> net = Classifier(nn.Sequential(*layers), mean=0.5, std=0.3)
-        >>> protect(net, *images.split(0.5), k=5)(torch.rand(3, 3, 2, 2)).is_ood.shape
+        >>> protect(net, *images.split(0.5))(torch.rand(3, 3, 2, 2)).is_ood.shape
         torch.Size([3])
     """
-    one_of("method", method, tuple(named_methods()))
+    method_of(method)
+    if method == DEFAULT_METHOD and not _has_labels(train_set):
+        method = WITHOUT_LABELS
     if isinstance(net, str):
         net = network(net, pretrained=True)
     detector = make(method, net, **options)
@@ -68,6 +73,11 @@ def protect(
     if held_out is None:
         if not isinstance(train_set, (ImageSet, StreamedSet)):
             raise InputError("held_out must be given, unless train_set is an ImageSet or a StreamedSet")
+        if train_set.checksum in detector.trained_on:
+            raise InputError(
+                "held_out must be given: the network was trained on all of train_set, so none of its images can be "
+                "held out; pass in-distribution images that it was not trained on"
+            )
         train_set, held_out = train_set.split(1 - HELD_OUT, seed=seed)
         warnings.warn(
             f"the threshold is set on {len(held_out)} of the training images: if the network was trained on them, more "
@@ -93,6 +103,13 @@ def protect(
     detector.calibrate(held_out, alpha=alpha, delta=delta)
     detector.net.record["held_out"] = record | {"accuracy": right}
     return detector
+
+
+def _has_labels(train_set: Any) -> bool:
+    """Whether training images have labels, as far as that can be told without reading them."""
+    if isinstance(train_set, torch.Tensor | np.ndarray):
+        return False
+    return not hasattr(train_set, "labels") or train_set.labels is not None
 
 
 def _with_known_labels(detector: Detector, held_out: Any) -> Any:

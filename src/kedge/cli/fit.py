@@ -7,13 +7,12 @@ from typing import Annotated
 import typer
 from rich.markup import escape
 
-from kedge.checks import one_of
 from kedge.cli.inputs import open_network
 from kedge.cli.options import Classes, DataDir, Mean, Network, Overwrite, Size, Std, Threads, Weights
 from kedge.cli.terminal import Console, printable
 from kedge.data import sources
 from kedge.detectors import Detector
-from kedge.detectors.registry import named_methods
+from kedge.detectors.registry import method_of
 from kedge.errors import InputError
 from kedge.files import check_target
 from kedge.io.tuned import WAYS
@@ -31,7 +30,9 @@ def fit(
         typer.Option(help="In-distribution images that it was not trained on; by default a fifth of --train."),
     ] = None,
     out: Annotated[Path, typer.Option("--out", "-o", help="The file to write.")] = Path("detector.kedge"),
-    method: Annotated[str, typer.Option(help="Name of the detector, as in docs/methods.md.")] = DEFAULT_METHOD,
+    method: Annotated[
+        str, typer.Option(help="Name of the detector, as in docs/methods.md, or several to combine, as mds++,gen.")
+    ] = DEFAULT_METHOD,
     weights: Weights = None,
     classes: Classes = None,
     mean: Mean = None,
@@ -67,14 +68,14 @@ def fit(
 
         kedge fit timm:efficientnet_lite0 --weights birds.safetensors --train folder:train -o birds.kedge
     """
-    one_of("--method", method, tuple(named_methods()))
+    kind, _ = method_of(method, "--method")
     check_target("--out", out, overwrite=overwrite)
     use_threads(threads)
     images = sources.load_dataset(train, "train", data_dir=data_dir, on_error="skip")
     held = None if held_out is None else sources.load_dataset(held_out, None, data_dir=data_dir, on_error="skip")
     net = open_network(network, images, weights=weights, classes=classes, mean=mean, std=std, size=size)
     options = {} if layer is None else {"layer": layer}
-    if layer is not None and "layer" not in inspect.signature(named_methods()[method][0]).parameters:
+    if layer is not None and "layer" not in inspect.signature(kind).parameters:
         raise InputError(f"--layer must come with a method that reads one layer, such as knn; {method} takes none")
     by = tune if tune is None or tune in WAYS else sources.load_dataset(tune, None, data_dir=data_dir)
     detector = protect(net, images, held, method=method, alpha=alpha, delta=delta, tune=by, seed=seed, **options)

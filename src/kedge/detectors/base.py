@@ -22,7 +22,7 @@ from kedge.data.features import Features
 from kedge.data.labels import UNKNOWN, class_names, renumbered
 from kedge.data.leakage import fingerprints, halves
 from kedge.detectors.detection import Detection
-from kedge.detectors.show import VERBS, describe_detector, detector_facts, plot_verdicts
+from kedge.detectors.show import VERBS, describe_detector, detector_facts, plot_verdicts, summary
 from kedge.detectors.training_images import refuse_training_images, training_prints
 from kedge.display import html_facts
 from kedge.errors import InputError, KedgeWarning, NormalisationWarning, NotReadyError
@@ -367,6 +367,11 @@ class Detector(ABC):
             most: Number of images to show, from the first one on.
         """
         return plot_verdicts(self, images, most)
+
+    @property
+    def summary(self) -> str:
+        """What was measured on held-out images and what it cannot promise, in a few lines to print."""
+        return summary(self)
 
     def __repr__(self) -> str:
         return describe_detector(self)

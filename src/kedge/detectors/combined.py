@@ -95,10 +95,13 @@ z-scores |
     ) -> None:
         if isinstance(detectors, nn.Module):
             super().__init__(detectors)
-            built = [self._built(part, f"parts[{i}]") for i, part in enumerate(parts or DEFAULT["parts"])]
+            given = DEFAULT["parts"] if parts is None else parts
+            built = [self._built(part, f"parts[{i}]") for i, part in enumerate(given)]
+            self._names = [part if isinstance(part, str) else part["name"] for part in given]
         else:
             built = _on_one_network(detectors, parts)
             super().__init__(built[0].net)
+            self._names = [part.name for part in built]
         self.parts = [copy.copy(part) for part in built]
         if not 2 <= len(self.parts) <= MOST_PARTS:
             raise InputError(f"detectors must be 2 to {MOST_PARTS}; got {len(self.parts)}")
@@ -149,7 +152,7 @@ z-scores |
 
     def outputs(self, x: Tensor) -> Outputs:
         """The outputs of all parts for one pass, combined."""
-        layers = self._layers
+        layers = self.layers
         logits, per_anchor = None, None
         features: dict[str, Tensor] = {}
         if any(_shares(part) == "anchors" for part in self.parts):
@@ -170,6 +173,15 @@ z-scores |
         """The outputs for logits (B, C), if all parts read logits alone."""
         return self._combined([part.of_logits(logits) for part in self.parts])  # type: ignore[attr-defined]
 
+    @property
+    def in_one_pass(self) -> bool:
+        """Whether all parts share a pass, so that `of_pass` gives the outputs."""
+        return all(map(_shares, self.parts))
+
+    def of_pass(self, logits: Tensor, per_anchor: Tensor | None = None, features: Tensor | None = None) -> Outputs:
+        """The outputs for logits (B, C), those per anchor (K, B, C), and the features of `layers` (B, d)."""
+        return self._combined([self._of_shared(part, logits, logits, per_anchor, features) for part in self.parts])
+
     def reasons(self, out: Outputs) -> list[str]:
         """What raised the score of each image: the words of the part that adds the most."""
         assert out.parts is not None
@@ -177,7 +189,10 @@ z-scores |
 
     def config(self) -> dict[str, Any]:
         """The parts with their arguments, the rule and the standardisation."""
-        parts = [{"name": part.name, "config": json.loads(json.dumps(part.config()))} for part in self.parts]
+        parts = [
+            {"name": name, "config": json.loads(json.dumps(part.config()))}
+            for name, part in zip(self._names, self.parts, strict=True)
+        ]
         return {"parts": parts, "rule": self.rule, "standardise": self.standardise}
 
     def state(self) -> dict[str, Tensor]:
@@ -197,7 +212,7 @@ z-scores |
     # Steps.
 
     @property
-    def _layers(self) -> list[str]:
+    def layers(self) -> list[str]:
         """The one layer that parts share, if any reads it."""
         sharing = [part for part in self.parts if _shares(part) == "features" and isinstance(part, FeatureDetector)]
         layers = {part.layer for part in sharing if part.reads_features}

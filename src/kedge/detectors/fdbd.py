@@ -37,6 +37,7 @@ class FDBD(FeatureDetector):
     """
 
     name = "fdbd"
+    reason = "between classes"
     learned = ("mean", "gaps")
 
     def __init__(self, net: nn.Module, *, head: str | None = None) -> None:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from kedge.checks import finite
 from kedge.data import Preprocess
 from kedge.data.features import FeatureBatch, Features
-from kedge.detectors.base import Detector, Outputs
+from kedge.detectors.base import REASONS, Detector, Outputs
 from kedge.errors import InputError
 from kedge.models.head import check_head, find_head, head_name
 
@@ -49,6 +49,11 @@ class FeatureDetector(Detector):
     def reads_features(self) -> bool:
         """Whether it reads the layer at all, which a method may leave to an option."""
         return True
+
+    @property
+    def reason(self) -> str:
+        """As of other methods, by whether it reads the layer."""
+        return REASONS["features" if self.reads_features else "logits"]
 
     @property
     def takes_features(self) -> bool:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from kedge import scores
 from kedge.checks import at_least, between, one_of, resolve, shape_of
-from kedge.detectors.base import Detector, Outputs
+from kedge.detectors.base import REASONS, Detector, Outputs
 from kedge.detectors.detection import Detection
 from kedge.detectors.features import FeatureDetector, TrainingFeatures
 from kedge.detectors.registry import register
@@ -80,6 +80,11 @@ class LogitDetector(FeatureDetector):
     def reads_features(self) -> bool:
         """Whether it has a shape."""
         return self._shape is not None
+
+    @property
+    def reason(self) -> str:
+        """That of the logits, also where they are shaped."""
+        return REASONS["logits"]
 
     def fit_features(self, batches: TrainingFeatures) -> None:
         """Learn the values that the shape clips at, if it does."""

@@ -55,9 +55,17 @@ def post_hoc(*, unanchored: bool = False) -> dict[str, tuple[type["Detector"], M
     return {name: made for name, made in named_methods().items() if not needs_more(made[0]) and not special(made[0])}
 
 
+def method_of(method: str, argument: str = "method") -> tuple[type["Detector"], Mapping[str, Any]]:
+    """The detector and the options that a name stands for; names with commas between stand for their combination."""
+    methods, names = named_methods(), method.split(",")
+    for name in names:
+        one_of(argument, name, tuple(methods))
+    return methods[method] if len(names) == 1 else (DETECTORS["combined"], {"parts": names})
+
+
 def make(method: str, net: Any, **options: Any) -> "Detector":
-    """A detector by the name of its method, before `fit`."""
-    kind, given = named_methods()[one_of("method", method, tuple(named_methods()))]
+    """A detector by the name of its method, before `fit`; see `method_of`."""
+    kind, given = method_of(method)
     return kind(net, **{**given, **options})
 
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from kedge.anchoring import Anchored
 from kedge.anchoring.layer import AnchoredLayer
 from kedge.anchoring.tta import view
-from kedge.detectors import Detector, Outputs
+from kedge.detectors import Combined, Detector, Outputs
 from kedge.detectors.inference import reads_logits_alone
 from kedge.errors import InputError
 from kedge.models.classifier import Classifier, logits_of
@@ -61,7 +61,8 @@ class Graph(nn.Module):
         super().__init__()
         check_exportable(detector)
         self._detector, self.which = (copy.copy(detector),), which
-        self.layers = [cast(Any, detector).layer] if detector.reads == "features" else []
+        own = [cast(Any, detector).layer] if detector.reads == "features" and hasattr(detector, "layer") else []
+        self.layers: list[str] = detector.layers if isinstance(detector, Combined) else own
         anchors = which or range(detector.net.k if isinstance(detector.net, Anchored) else 0)
         count = getattr(detector, "tta", 1)
         self.views = [number % count for number in anchors]  # of the image, one for each anchor
@@ -119,10 +120,13 @@ class Graph(nn.Module):
         if detector.reads == "per_anchor_logits":
             return detector.of_per_anchor_logits(logits_k), logits_k
         logits = logits_k.mean(dim=0) if self.views else logits_k[0]
+        z: Tensor | None = None
         for layer in self.layers:
             z = features[layer].view(k, -1, *features[layer].shape[1:])  # (K, B, ...)
-            return detector.of_features(logits, z.mean(dim=0) if self.views else z[0]), logits_k
-        return detector.of_logits(logits), logits_k
+            z = z.mean(dim=0) if self.views else z[0]
+        if isinstance(detector, Combined):
+            return detector.of_pass(logits, logits_k, z), logits_k
+        return detector.of_logits(logits) if z is None else detector.of_features(logits, z), logits_k
 
     def _run_once(self, shape: Sequence[int]) -> None:
         """Let what lies before an inner anchored layer run once per view, where that gives the same logits.
@@ -147,7 +151,10 @@ class Graph(nn.Module):
 def check_exportable(detector: Detector) -> None:
     """Raise an `InputError` with the reason if an ONNX file cannot hold a detector."""
     net = detector.net
-    if not (reads_logits_alone(detector) or (detector.reads == "features" and detector.takes_features)):
+    of_features = detector.reads == "features" and detector.takes_features
+    if isinstance(detector, Combined):
+        of_features = detector.in_one_pass
+    if not (reads_logits_alone(detector) or of_features):
         raise InputError(
             "detector must be a function of the logits, or of them and the input of the last layer, such as AMP, "
             f"MSP or KNN; got {type(detector).__name__}, which reads more of the network: run it with kedge"

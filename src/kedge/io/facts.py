@@ -1,6 +1,7 @@
 """A description of a saved detector, as plain data, without running anything from the file."""
 
 import os
+from collections.abc import Mapping
 from typing import Any
 
 from kedge.io import artifact
@@ -30,7 +31,7 @@ def facts(file: str | os.PathLike[str]) -> dict[str, Any]:
         anchors = [value for name, value in weights.items() if name.endswith("anchors")]
         return {
             "method": header["detector"]["name"],
-            "options": ", ".join(f"{k} {v}" for k, v in header["detector"]["config"].items() if v is not None),
+            "options": ", ".join(f"{k} {v}" for k, v in readable_options(header["detector"]["config"]).items()),
             "tuned": None if tuned is None else str(tuned),
             "network": members[0]["type"] if spec is None else spec["name"],
             "arguments": ", ".join(f"{k} {_short(v)}" for k, v in options.items()) or None,
@@ -53,6 +54,14 @@ def facts(file: str | os.PathLike[str]) -> dict[str, Any]:
             **{name: header["versions"].get(name) for name in ("kedge", "torch")},
             "bytes": artifact.locate(file).stat().st_size,
         }
+
+
+def readable_options(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments of a detector that are set; the parts of a combination by their names."""
+    options = {name: value for name, value in config.items() if value is not None}
+    if "parts" in options:
+        options["parts"] = " + ".join(part["name"] for part in options["parts"])
+    return options
 
 
 def _short(value: Any) -> str:
