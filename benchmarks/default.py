@@ -1,6 +1,6 @@
-"""The cost of the default detector: a verdict against a forward pass, and `fit` against a pass over the training images.
+"""The cost of the default detector: a verdict against a forward pass, and `fit` against a pass over its images.
 
-    python benchmarks/default.py [--network NAME] [--side 160] [--method default] [--images 512] [--repeats 9] [--threads 1]
+    python benchmarks/default.py [--network NAME] [--side 160] [--images 512] [--repeats 9] [--threads 1]
 
 Both pairs are timed in turns, so that other load on the machine affects all alike. Printed are the median and the
 quartiles, over turns, of the ratio. The weights and the images are random: neither changes the time. The pass over the
