@@ -15,7 +15,6 @@ import json
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +23,11 @@ import torch
 import kedge
 from existing_classifier import backbone
 from kedge.data import Preprocess, StreamedSet, batches, sources
+from kedge.data.classes import class_split
 from kedge.evaluation import Evaluation
 from kedge.evaluation.report import write_report
+from kedge.evaluation.result import HEADLINE
+from kedge.evaluation.summary import grouped_table
 from kedge.files import atomic
 from kedge.models.named import replace_head
 from kedge.provenance import provenance
@@ -39,15 +41,6 @@ def some(images: StreamedSet, most: int | None) -> StreamedSet:
     """At most that many images of a set, the same ones each time."""
     order = torch.randperm(len(images), generator=torch.Generator().manual_seed(0))
     return images if most is None or len(images) <= most else images.subset(order[:most].sort().values)
-
-
-def halves_of_classes(images: StreamedSet) -> tuple[StreamedSet, StreamedSet]:
-    """The images of the classes at even places, numbered anew, and those of the others."""
-    assert images.labels is not None
-    even = images.labels % 2 == 0
-    known, others = images.subset(even, name="pets"), images.subset(~even, name="other pets")
-    assert known.labels is not None
-    return replace(known, labels=known.labels // 2, classes=images.classes[::2]), replace(others, labels=None)
 
 
 def timed(work: Callable[[], Any]) -> tuple[Any, dict[str, float]]:
@@ -69,7 +62,7 @@ def main() -> None:
         torch.set_num_threads(options.threads)
     home = sources.data_folder(options.data_dir) / "photos"
     photos = {name: sources.folder(home / name) for name in ("pets", *FAR)}
-    known, others = halves_of_classes(photos["pets"])
+    known, others = class_split(photos["pets"])
     train, held_out = known.split(0.6)
     near, far = some(others, options.most), [some(photos[name], options.most) for name in FAR]
     preprocess = Preprocess((3, SIZE, SIZE), crop=0.875)
@@ -94,7 +87,7 @@ def main() -> None:
     count, alone = timed(one_pass)
     table, whole = timed(comparison)
     ratio = {by: whole[by] / alone[by] for by in alone}
-    print(table)
+    print(grouped_table(table, HEADLINE).markdown())
     for name, reason in table.left_out.items():
         print(f"left out: {name}: {reason}")
     print(f"{count:,} images, {len(table.results)} methods, {torch.get_num_threads()} threads")

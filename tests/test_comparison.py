@@ -214,7 +214,7 @@ def folder(tmp_path_factory):
     kedge.MSP(network()).fit(given["train"]).calibrate(given["held"]).save(home / "msp.kedge")
     for name, images in given.items():
         for i, (image, label) in enumerate(images):
-            place = home / name / CLASSES[label]
+            place = home / ("other/held" if name == "odd" else name) / CLASSES[label]
             place.mkdir(parents=True, exist_ok=True)
             pixels = image.permute(1, 2, 0).numpy()
             Image.fromarray(pixels).resize((300 + i, 280)).save(place / f"{i}.png")
@@ -228,15 +228,16 @@ def test_the_commands_extract_and_compare(folder, tmp_path, monkeypatch):
     assert "60 images, 4 logits" in done.output
     assert kedge.Features.open(tmp_path / "train").features.dtype == torch.float16
     command = [
-        "compare", "msp.kedge", "--train", f"features:{tmp_path / 'train'}", "--held-out", "folder:held", "--near",
-        "folder:dim", "--far", "folder:odd", "--methods", "msp,knn,odin", "--resamples", 20, "-o", tmp_path / "out",
+        "compare", "msp.kedge", "--train", f"features:{tmp_path / 'train'}", "--held-out", "folder:held",
+        "--near", "folder:dim", "--far", "folder:other/held", "--methods", "msp,knn,odin", "--resamples", 20,
+        "-o", tmp_path / "out",
     ]  # fmt: skip
     done = run(*command, "--by-set")
     assert done.exit_code == 0, done.output
     for text in ("near AUROC", "far FPR95", "dim AUROC", "knn", "left out  odin: ", "Accuracy"):
         assert text in done.output.replace("\n", " "), text
     facts = json.loads((tmp_path / "out" / "metrics.json").read_text())
-    assert facts["groups"] == {"near": ["dim"], "far": ["odd"]}
+    assert facts["groups"] == {"near": ["dim"], "far": ["other/held"]}  # two folders of the same name
     assert set(facts["results"]) == {"msp", "knn"}
     page = (tmp_path / "out" / "report.html").read_text()
     assert "Groups of sets" in page
@@ -251,4 +252,4 @@ def test_the_commands_extract_and_compare(folder, tmp_path, monkeypatch):
 
 def test_a_saved_network_has_its_own_options(folder):
     with pytest.raises(InputError, match=r"--size must come without a saved detector"):
-        raise run("extract", folder / "msp.kedge", "--data", f"folder:{folder}/odd", "-o", "x", "--size", 3).exception
+        raise run("extract", folder / "msp.kedge", "--data", f"folder:{folder}/dim", "-o", "x", "--size", 3).exception

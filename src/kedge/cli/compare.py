@@ -86,9 +86,10 @@ def compare(
     require()  # before minutes of work, not after
     use_threads(threads)
     images = open_set(train, "train", data_dir=data_dir)
-    held, tested = (None if name is None else open_set(name, data_dir=data_dir) for name in (held_out, test))
     near, far, ood = near or [], far or [], ood or []
-    oods = open_sets([*near, *far, *ood], data_dir=data_dir)
+    given = [held_out, *filter(None, [test]), *near, *far, *ood]
+    held, *others = open_sets(given, data_dir=data_dir)  # all of them at once, so that their names differ
+    tested, oods = (None, others) if test is None else (others[0], others[1:])
     net = open_network(network, images, weights=weights, classes=classes, mean=mean, std=std, size=size)
     first, second = len(near), len(near) + len(far)
     evaluation = compare_methods(
@@ -105,8 +106,8 @@ def compare(
         typer.echo(text)
         return
     console.print(grouped_table(evaluation, columns).terminal())
-    if by_set:
-        console.print(grouped_table(evaluation, columns, by_set=True).terminal())
+    for column in columns if by_set else ():
+        console.print(grouped_table(evaluation, [column], by_set=True).terminal())
     for name, reason in evaluation.left_out.items():
         console.print(f"[yellow]left out[/]  {name}: {escape(printable(reason))}")
     console.wrote("metrics", out / "metrics.json")

@@ -39,8 +39,8 @@ OUTPUT_KINDS = ("logits", "per_anchor_logits", "output")  # `reads` of methods t
 DAMAGED = "damaged pixels"  # the reason of an image with NaN or infinite pixels
 REASONS = {  # what an alarm means, by what a method reads
     **dict.fromkeys(("logits", "output"), "between classes"),
-    "per_anchor_logits": "unstable prediction",
-    **dict.fromkeys(("features", "network"), "unlike anything seen"),
+    **dict.fromkeys(("per_anchor_logits", "passes"), "unstable prediction"),
+    **dict.fromkeys(("features", "maps", "network"), "unlike anything seen"),
     "gradients": "unusual response of the network",
     "images": "unusual pixels",
 }

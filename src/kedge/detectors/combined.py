@@ -360,7 +360,7 @@ def _shares(part: Detector) -> str | None:
     """What a part takes of a pass for several: ``"features"``, ``"logits"``, ``"anchors"``, or None."""
     if part.reads == "logits" and hasattr(part, "of_logits"):
         return "logits"
-    if part.takes_features:
+    if part.takes_features and part.reads != "per_anchor_logits":
         return "features"
     as_they_are = getattr(part, "tta", 1) == 1 and not hasattr(part, "exit_threshold")
     return "anchors" if part.reads == "per_anchor_logits" and as_they_are else None
