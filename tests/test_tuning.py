@@ -13,6 +13,7 @@ from kedge.detectors import Tuner, registered
 from kedge.detectors.registry import make, named_methods
 from kedge.detectors.tuning import MAKERS, candidates, with_rows
 from kedge.errors import FileFormatError, InputError
+from kedge.evaluation.summary import grouped_table
 from kedge.io import artifact
 from kedge.metrics import auroc
 
@@ -281,3 +282,19 @@ def test_protect_chooses_on_half_of_the_held_out_images(tmp_path):
         kedge.protect(net, train, held_out, method="msp", tune="synthetic")
     with pytest.raises(InputError, match="held_out must be an ImageSet"):
         kedge.protect(net, train, list(held_out), tune="synthetic")
+
+
+def test_compare_chooses_options_on_images_that_neither_set_the_threshold_nor_are_tested():
+    net, train, held_out = network(), labelled(80, side=SIDE), labelled(160, side=SIDE, seed=1, name="held out")
+    other, validation = (labelled(30, side=SIDE, seed=s, name=f"set {s}") for s in (8, 9))
+    for by in ("classes", "synthetic", validation):
+        methods = ["knn", "gen", "msp", "odin"]
+        table = kedge.compare(net, train, held_out, [other], methods=methods, tune=by, resamples=0)
+        assert set(table.results) == set(methods)
+        chosen = {name: result.tuned for name, result in table.results.items()}
+        assert chosen["msp"] == chosen["odin"] == ""  # the one has no options, and the other reads more than features
+        caption = grouped_table(table, ["auroc"]).caption
+        assert all(f"{name}: {chosen[name]}" in caption for name in ("knn", "gen"))
+        assert table.results["knn"].uses_outliers is (by is validation)
+    with_leak = kedge.compare(net, train, held_out, [validation], methods=methods, tune=validation, resamples=0)
+    assert "among the training outliers" in with_leak.left_out["knn"]

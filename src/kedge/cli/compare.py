@@ -20,6 +20,7 @@ from kedge.evaluation.report.figures import require
 from kedge.evaluation.result import HEADLINE
 from kedge.evaluation.summary import grouped_table
 from kedge.files import atomic, check_target
+from kedge.io.tuned import WAYS
 from kedge.metrics import METRICS
 from kedge.provenance import provenance
 from kedge.threads import use_threads
@@ -48,6 +49,13 @@ def compare(
     every: Annotated[
         bool, typer.Option("--all", help="Add the methods with passes of their own, such as those of gradients.")
     ] = False,
+    tune: Annotated[
+        str | None,
+        typer.Option(
+            help="Choose options of methods that read features: by 'classes' that are held out, by 'synthetic' "
+            "outliers, or by OOD images, as folder:PATH; takes half of the held-out images."
+        ),
+    ] = None,
     metric: Annotated[
         list[str] | None,
         typer.Option(help=f"Column of the table, may be repeated: {', '.join(METRICS)}. By default AUROC and FPR95."),
@@ -91,10 +99,12 @@ def compare(
     held, *others = open_sets(given, data_dir=data_dir)  # all of them at once, so that their names differ
     tested, oods = (None, others) if test is None else (others[0], others[1:])
     net = open_network(network, images, weights=weights, classes=classes, mean=mean, std=std, size=size)
+    by = tune if tune is None or tune in WAYS else open_set(tune, data_dir=data_dir)
     first, second = len(near), len(near) + len(far)
     evaluation = compare_methods(
         net, images, held, oods[second:], near=oods[:first], far=oods[first:second], test=tested, methods=names,
-        every=every, directory=out, half=half, metrics=columns, resamples=resamples, seed=seed, batch_size=batch,
+        every=every, tune=by, directory=out, half=half, metrics=columns, resamples=resamples, seed=seed,
+        batch_size=batch,
     )  # fmt: skip
     record = {"command": " ".join(["kedge", *sys.argv[1:]]), "made with": provenance()}
     text = json.dumps({"record": record, **evaluation.as_dict()}, indent=1)

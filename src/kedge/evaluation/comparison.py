@@ -21,7 +21,7 @@ from kedge.checks import at_least, one_of
 from kedge.data import Features, ImageSet, Preprocess, StreamedSet, batches, gather, shape_of_inputs
 from kedge.data.imageset import Splittable
 from kedge.data.labels import renumbered
-from kedge.detectors import Detection, Detector, extract
+from kedge.detectors import Detection, Detector, Tuner, extract
 from kedge.detectors.registry import make, named_methods, post_hoc
 from kedge.errors import InputError, KedgeError
 from kedge.evaluation.core import result_of
@@ -51,6 +51,7 @@ def compare(
     test: Any = None,
     methods: Sequence[str] = (),
     every: bool = False,
+    tune: Any = None,
     directory: str | Path | None = None,
     preprocess: Preprocess | None = None,
     half: bool = False,
@@ -77,6 +78,9 @@ def compare(
         test: In-distribution test images, labelled or not.
         methods: Names of methods, as in docs/methods.md; by default all that take features.
         every: Whether to add all methods with passes of their own, such as those of gradients or feature maps.
+        tune: How to choose the options of methods that take features, see `kedge.tune`: ``"classes"``, ``"synthetic"``,
+            or OOD images. It takes half of the held-out images that set the thresholds; other methods keep their
+            defaults.
         directory: A folder for the features, in which a comparison that was stopped goes on; by default they are kept
             in memory.
         preprocess: How images become inputs; by default what the network's record says, or the images' size.
@@ -105,9 +109,14 @@ def compare(
     comparison = _Comparison(classifier, train_set, preprocess, directory, half, batch_size)
     held_out = comparison.splittable(held_out)
     held_out, test = held_out.split(0.5, seed=seed) if test is None else (held_out, comparison.splittable(test))
+    judged = None
+    if tune is not None:
+        judged, held_out = held_out.split(0.5, seed=seed)
     oods = tuple(map(comparison.splittable, oods))
     with unchanged(comparison.net):
         comparison.read(held_out, test, oods)
+        if judged is not None:
+            comparison.prepare_tuning(tune, judged, seed)
         groups = {"near": oods[: len(near)], "far": oods[len(near) : len(near) + len(far)]}
         named = {group: tuple(s.name for s in sets) for group, sets in groups.items() if sets}
         named = named or {"mean": tuple(s.name for s in oods)}
@@ -166,7 +175,8 @@ class _Comparison:
         self.directory = None if directory is None else Path(directory)
         self.head: str | None = None  # found in the first set
         self.pass_seconds = 0.0  # for an image
-        self.checked = False  # for leaks
+        self.tuner: Tuner | None = None
+        self.checked: set[bool] = set()  # for leaks, of methods whose options were chosen and of others
         self.methods: dict[tuple[type[Detector], str], str] = {}  # names, by what they are
 
     def splittable(self, images: Any) -> Any:
@@ -193,20 +203,29 @@ class _Comparison:
         if not isinstance(self.images[test.name], Features):
             self.pass_seconds = pass_seconds(self.net, self.images[test.name], self.preprocess)
 
+    def prepare_tuning(self, by: Any, judged: Any, seed: int) -> None:
+        """Choose options of the methods to come on held-out images that no threshold is set on."""
+        images = None if isinstance(self.train, Features) else self.train
+        judged = self._features(judged, "tuning")
+        self.tuner = Tuner(self.net, self.train_features, judged, by=by, seed=seed, images=images)
+
     def result(self, name: str, table: Evaluation, own_passes: bool) -> EvaluationResult:
         """Fit, calibrate and judge a method."""
         parameters = inspect.signature(named_methods()[name][0]).parameters
         bounded = "limit" in parameters and parameters["limit"].default is None
-        detector = make(name, self.net, **({"limit": KEPT} if bounded else {}))
+        options = {"limit": KEPT} if bounded else {}
+        detector = make(name, self.net, **options)
         if not detector.takes_features and not own_passes:
             raise InputError(OWN_PASSES)
         same = self.methods.setdefault((type(detector), json.dumps(detector.config(), default=str)), name)
         if same != name:
             raise InputError(f"it is {same} by another name")
+        if self.tuner is not None and detector.takes_features:
+            detector = self.tuner.detector(name, **options)
         detections, seconds = (self._by_features if detector.takes_features else self._by_images)(detector)
-        if not self.checked:
+        if (tuned := detector.tuned is not None) not in self.checked:
             refuse_leaks({name: detector}, self.features)
-            self.checked = True
+            self.checked.add(tuned)
         result = result_of(name, detector, detections, table, self.features, seconds, classifier=self.classifier)
         if detector.takes_features:
             self.classifier = {m: value for m, value in result.classifier.items() if not METRICS[m].ranks}

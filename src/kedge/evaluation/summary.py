@@ -172,9 +172,7 @@ class SeedSummary:
     def _caption(self, words: str) -> str:
         seeds = f", mean ± deviation over {len(self.evaluations)} seeds" if len(self.evaluations) > 1 else ""
         star = f"{STAR} " if any(result.uses_outliers for result in self.first.results.values()) else ""
-        chosen = [f"{label}: {result.tuned}" for label, result in self.first.results.items() if result.tuned]
-        options = f"Options chosen, {'; '.join(chosen)}. " if chosen else ""
-        return f"{words}{seeds}. {star}{options}"
+        return f"{words}{seeds}. {star}{chosen_options(self.first)}"
 
 
 def grouped_table(evaluation: Evaluation, metrics: Sequence[str], *, by_set: bool = False) -> TextTable:
@@ -194,6 +192,7 @@ def grouped_table(evaluation: Evaluation, metrics: Sequence[str], *, by_set: boo
     caption = f"In distribution: {evaluation.id_name}. {right}In %{members and f', means over {members}'}"
     caption += f", 95 % intervals of {evaluation.resamples} resamples. " if evaluation.resamples else ". "
     caption += f"{STAR} " if any(result.uses_outliers for result in evaluation.results.values()) else ""
+    caption += chosen_options(evaluation)
     caption += "passes: through the network for one image, forward + backward; ms: for one image, on this machine."
     return TextTable(caption, ("method", *heads, "passes", "ms"), tuple(rows))
 
@@ -217,6 +216,12 @@ def rows_by_set(evaluation: Evaluation, metrics: Sequence[str] = BY_SET) -> Text
     caption = f"By OOD set, in %. flagged: by the threshold, which flags of {evaluation.id_name}: {inside}."
     heads = ("method", "OOD set", *(METRICS[metric].head for metric in shown), "flagged")
     return TextTable(caption, heads, tuple(rows))
+
+
+def chosen_options(evaluation: Evaluation) -> str:
+    """The options that `kedge.tune` chose for each method, for captions; empty if it chose none."""
+    chosen = [f"{label}: {result.tuned}" for label, result in evaluation.results.items() if result.tuned]
+    return f"Options chosen, {'; '.join(chosen)}. " if chosen else ""
 
 
 def starred(label: str, result: EvaluationResult) -> str:

@@ -14,7 +14,7 @@ from kedge.evaluation.report.document import document, write_page
 from kedge.evaluation.report.gallery import anchor_section, image_section
 from kedge.evaluation.report.markup import percent, render_template
 from kedge.evaluation.result import HEADLINE, Curve
-from kedge.evaluation.summary import SHOWN, STAR, passes_text, starred
+from kedge.evaluation.summary import SHOWN, STAR, chosen_options, passes_text, starred
 from kedge.metrics import METRICS
 
 
@@ -80,6 +80,7 @@ def write_report(
         "headline": HEADLINE,
         "record": record or {},
         "starred": starred,
+        "chosen_options": chosen_options,
         "guaranteed": guaranteed,
         "passes_text": passes_text,
         "STAR": STAR,
