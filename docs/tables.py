@@ -27,8 +27,9 @@ PAGES = (
     DOCS.parent / "README.md",
     DOCS / "suites" / "cifar10-fast.md",
     DOCS / "suites" / "cifar10-longer.md",
-    DOCS / "insight.md",
+    DOCS / "suites" / "insight.md",
     DOCS / "speed.md",
+    DOCS / "suites" / "heads.md",
 )
 FRONT = (  # rows of cifar10-fast that the README shows
     "ODIN",
@@ -138,6 +139,10 @@ def filled(text: str) -> str:
         "quality": ("shipped", cost_in_quality),
         "quality of one view": ("shipped-one-view", cost_in_quality),
         "peers": ("peers", peers),
+        "heads": ("heads", lambda known: MethodTable.from_record(known).summary().markdown() + "\n"),
+        "heads by column": ("heads", lambda known: MethodTable.from_record(known).by_column().markdown() + "\n"),
+        "heads, errors": ("heads", heads_errors),
+        "heads, kernel": ("heads", heads_kernel),
         "default": ("default", lambda known: MethodTable.from_record(known).summary().markdown() + "\n"),
         "default by column": ("default", lambda known: MethodTable.from_record(known).by_column().markdown() + "\n"),
     }
@@ -146,6 +151,33 @@ def filled(text: str) -> str:
         if mark:
             text = before + mark + table(results(source)) + "<!-- end -->" + rest.partition("<!-- end -->")[2]
     return text
+
+
+def heads_errors(known: Mapping[str, Any]) -> str:
+    """AURC and AUGRC on the test images of each task, in percent, means over seeds; the lowest mean AURC first."""
+    results = known["results"]
+    tasks = list(next(iter(results.values())))
+
+    def mean(label: str, task: str, metric: str) -> float:
+        return 100 * statistics.fmean(each["id"][metric] for each in results[label][task].values())
+
+    rows = []
+    for label in sorted(results, key=lambda each: statistics.fmean(mean(each, task, "aurc") for task in tasks)):
+        rows.append([label, *(f"{mean(label, task, 'aurc'):.2f} / {mean(label, task, 'augrc'):.2f}" for task in tasks)])
+    return markdown(["score", *tasks], rows)
+
+
+def heads_kernel(known: Mapping[str, Any]) -> str:
+    """What the kernel predicts for the deviation over anchors, by task."""
+    rows = []
+    for task, found in known["theory"].items():
+        correlation = [found["correlation"][kind] for kind in ("anchors", "gaussian process")]
+        cells = [f"{each['all images']:.2f} ({each['known images']:.2f})" for each in correlation]
+        for kind in ("measured", "anchors", "gaussian process"):
+            cells.append(" / ".join(f"{100 * value:.1f}" for value in found["auroc"][kind].values()))
+        rows.append([task, *cells])
+    heads = ["task", "kernel, anchors", "kernel, Gaussian process", "AUROC measured", "kernel, anchors", "process"]
+    return markdown(heads, rows)
 
 
 def summary(known: Mapping[str, Any], only: Collection[str] = ()) -> str:

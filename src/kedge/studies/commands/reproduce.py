@@ -17,16 +17,18 @@ from kedge.progress import progress_bar
 from kedge.studies import STUDIES, run_ntk
 from kedge.studies.commands import StudyProgress
 from kedge.studies.default import run_default
+from kedge.studies.heads import run_heads
 from kedge.studies.plan import Suite
 from kedge.studies.publish import command_line, publish
 from kedge.studies.run import SuiteRun
 from kedge.studies.study import SCALES, Setting
 
-NTK, DEFAULT = "ntk", "default"
+NTK = "ntk"
+ON_TASKS = {"default": run_default, "heads": run_heads}  # studies of features that are extracted once
 
 
 def reproduce(
-    name: Annotated[str, typer.Argument(help=f"The study: {', '.join([*STUDIES, DEFAULT, NTK])}.")],
+    name: Annotated[str, typer.Argument(help=f"The study: {', '.join([*STUDIES, *ON_TASKS, NTK])}.")],
     scale: Annotated[
         str,
         typer.Option(
@@ -49,13 +51,14 @@ def reproduce(
     ] = None,
     features: Annotated[
         Path | None,
-        typer.Option(help="For default: folder of extracted features; runs/features, or OUT/features."),
+        typer.Option(help="For default and heads: folder of extracted features; runs/features, or OUT/features."),
     ] = None,
     weights: Annotated[
         list[Path] | None,
         typer.Option(
             help="For an openood study: a file of its network's weights, in place of training; repeated, one for each "
-            "seed, in place of --seeds. For default: files of the public CIFAR-10 networks, resnet20 and resnet56."
+            "seed, in place of --seeds. For default and heads: files of the public CIFAR-10 networks, resnet20 "
+            "and resnet56."
         ),
     ] = None,
     accelerator: Annotated[
@@ -81,12 +84,14 @@ def reproduce(
 
         kedge reproduce default --seeds 5 --data-dir ~/images --weights cifar10_resnet20.safetensors
 
+        kedge reproduce heads --seeds 5 --data-dir ~/images
+
         kedge reproduce ntk
     """
     console = Console()
     folder = out or Path("runs") / f"{name}-{scale}"
     networks = networks or (folder if out else folder.parent) / "networks"
-    one_of("NAME", name, (*STUDIES, DEFAULT, NTK))
+    one_of("NAME", name, (*STUDIES, *ON_TASKS, NTK))
     check_target("--out", folder, folder=True)
     require()  # before hours of training, not after
     if name == NTK:
@@ -95,9 +100,10 @@ def reproduce(
         return
     one_of("--scale", scale, SCALES)
     files = tuple(weights or ())
-    if name == DEFAULT:
+    if name in ON_TASKS:
         setting = Setting(scale, tuple(range(seeds)), data_dir, files)
-        compare_on_tasks(setting, folder, features or (folder if out else folder.parent) / "features", rows, console)
+        features = features or (folder if out else folder.parent) / "features"
+        compare_on_tasks(name, setting, folder, features, rows, console)
         return
     check_target("--networks", networks, folder=True)
     numbers = tuple(range(len(files) or seeds))
@@ -114,19 +120,21 @@ def reproduce(
         raise NotReadyError(f"{name} needs data that is not in {data_folder(data_dir)}: see above")
 
 
-def compare_on_tasks(setting: Setting, folder: Path, features: Path, rows: list[str] | None, console: Console) -> None:
-    """Run the study of the default detector, print its tables and write them."""
+def compare_on_tasks(
+    name: str, setting: Setting, folder: Path, features: Path, rows: list[str] | None, console: Console
+) -> None:
+    """Run a study on features, print its tables and write them."""
     check_target("--features", features, folder=True)
-    with progress_bar("default") as update:
-        comparison = run_default(
+    with progress_bar(name) as update:
+        comparison = ON_TASKS[name](
             setting, folder, features, patterns=tuple(rows or ()), command=command_line(),
             progress=lambda label, done, total: update(done, total, label=label),
         )  # fmt: skip
     for table in (comparison.summary(), comparison.by_column()):
         console.print(table.terminal())
-    for name, hint in comparison.missing.items():
-        console.print(f"[yellow]missing {escape(name)}:[/] {escape(hint)}")
-    console.wrote("tables", f"{folder / 'tables.md'}, metrics.json, worst-against-mean.svg")
+    for task, hint in comparison.missing.items():
+        console.print(f"[yellow]missing {escape(task)}:[/] {escape(hint)}")
+    console.wrote("tables", f"{folder / 'tables.md'}, metrics.json and a figure")
 
 
 def run_suite(suite: Suite, folder: Path, networks: Path, how: dict[str, Any], console: Console) -> bool:

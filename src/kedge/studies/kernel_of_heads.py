@@ -1,0 +1,92 @@
+"""What the kernel of an infinitely wide two-layer head predicts for the deviation over anchors, beside a trained head.
+
+The kernel is that of `kedge.studies.theory.ntk`: the first layer of a ReLU network is trained, on pairs [c, h - c] of
+normalised features.
+"""
+
+import math
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from kedge import metrics
+from kedge.anchoring import Anchored
+from kedge.studies.tasks import Task
+from kedge.studies.theory.ntk import dual_weights, encode
+
+PER_INPUT = 3  # anchors that each training feature is paired with
+ANCHORS = 10  # to predict with
+MOST = 150  # images of a set
+RIDGE = 1e-3  # relative to the kernel's mean diagonal
+
+
+def h_ntk(a: Tensor, b: Tensor) -> Tensor:
+    """`theory.ntk.h_ntk` by one matrix product: less exact at tiny angles, and fast for thousands of features."""
+    dots = a @ b.T
+    cosine = (dots / torch.outer(a.norm(dim=1), b.norm(dim=1)).clamp_min(1e-12)).clamp(-1, 1)
+    return dots * (math.pi - cosine.arccos()) / (2 * math.pi)
+
+
+@torch.no_grad()
+def compare(task: Task, head: Anchored) -> dict[str, Any]:
+    """Rank correlations of the measured deviation with both predictions, and the AUROC of all three by group.
+
+    ``"anchors"``: the deviation over anchors of the infinitely wide head, trained as the measured one is.
+    ``"gaussian process"``: the deviation of the process with the kernel of unanchored features.
+    """
+    x = F.normalize(task.train.features.double(), dim=1)
+    generator = torch.Generator().manual_seed(task.seed)
+    assert task.train.labels is not None
+    targets = F.one_hot(task.train.labels).double()
+    targets = targets - targets.mean(dim=0)
+    pairs = torch.cat([encode(x, x[torch.randperm(len(x), generator=generator)]) for _ in range(PER_INPUT)])
+    weights = dual_weights(*_ridged(h_ntk(pairs, pairs), targets.repeat(PER_INPUT, 1)))
+    anchors = torch.randperm(len(x), generator=generator)[:ANCHORS]
+    plain = h_ntk(x, x)
+    inverse = torch.linalg.inv(plain + RIDGE * plain.diag().mean() * torch.eye(len(x), dtype=x.dtype))
+    found: dict[str, dict[str, Tensor]] = {"measured": {}, "anchors": {}, "gaussian process": {}}
+    head_anchors = head.anchors
+    assert head_anchors is not None
+    for name, each in task.tested.items():
+        features = each.features[torch.randperm(len(each), generator=generator)[:MOST]]
+        points = F.normalize(features.double(), dim=1)
+        found["measured"][name] = deviation(head.per_anchor_logits(features.float()))
+        outputs = torch.stack([h_ntk(encode(points, x[c]), pairs) @ weights for c in anchors])
+        found["anchors"][name] = deviation(outputs)
+        cross = h_ntk(points, x)
+        variance = points.square().sum(dim=1) / 2 - ((cross @ inverse) * cross).sum(dim=1)
+        found["gaussian process"][name] = variance.clamp_min(0).sqrt()
+    return {
+        "correlation": {
+            kind: {
+                "all images": _correlation(found["measured"].values(), found[kind].values()),
+                "known images": _correlation([found["measured"][task.test.name]], [found[kind][task.test.name]]),
+            }
+            for kind in ("anchors", "gaussian process")
+        },
+        "auroc": {
+            kind: {
+                group: sum(float(metrics.auroc(values[task.test.name], values[name])) for name in names) / len(names)
+                for group, names in task.groups.items()
+            }
+            for kind, values in found.items()
+        },
+    }
+
+
+def deviation(per_anchor: Tensor) -> Tensor:
+    """The deviation over anchors of logits (K, B, C) less their mean over classes, root mean square over classes."""
+    centred = per_anchor - per_anchor.mean(dim=-1, keepdim=True)
+    return centred.var(dim=0).mean(dim=-1).sqrt()
+
+
+def _ridged(kernel: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    return kernel + RIDGE * kernel.diag().mean() * torch.eye(len(kernel), dtype=kernel.dtype), targets
+
+
+def _correlation(one: Any, other: Any) -> float:
+    """Spearman's rank correlation of values without ties."""
+    ranks = [torch.cat(list(each)).argsort().argsort().double() for each in (one, other)]
+    return float(torch.corrcoef(torch.stack(ranks))[0, 1])

@@ -1,0 +1,77 @@
+"""The study of heads: its references, the kernel's prediction, and a run at the smoke scale."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+
+from helpers import run_cli
+from kedge.studies import heads
+from kedge.studies.kernel_of_heads import deviation, h_ntk
+from kedge.studies.laplace import LastLayerLaplace
+from kedge.studies.theory import ntk
+from kedge.training import frozen
+
+
+def rand(*shape, seed=0):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def test_laplace_is_the_inverse_of_the_kronecker_curvature_with_a_prior():
+    h, z, labels = rand(30, 4), rand(30, 3, seed=1), torch.arange(30) % 3
+    posterior = LastLayerLaplace.fit(h, z, (h, z, labels))
+    p = z.softmax(dim=1).numpy()
+    features = np.concatenate([h.numpy(), np.ones((30, 1))], axis=1)
+    classes = np.mean([np.diag(row) - np.outer(row, row) for row in p], axis=0)
+    covariance = np.linalg.inv(np.kron(features.T @ features, classes) + posterior.precision * np.eye(15))
+    certain, variance = posterior(h[:5], z[:5])
+    for image in range(5):
+        jacobian = np.kron(features[image][None], np.eye(3))  # of the logits, by (d + 1, C) weights
+        expected = np.diag(jacobian @ covariance @ jacobian.T)
+        assert float(variance[image]) == pytest.approx(expected.mean())
+        scaled = z[image].numpy() / np.sqrt(1 + np.pi / 8 * expected)
+        np.testing.assert_allclose(certain[image].numpy(), scaled)
+
+
+def test_the_fast_kernel_is_the_kernel():
+    a, b = rand(6, 5), rand(4, 5, seed=1)
+    torch.testing.assert_close(h_ntk(a, b), ntk.h_ntk(a, b))
+
+
+def test_the_deviation_over_anchors_ignores_a_common_offset():
+    z = rand(4, 2, 3)
+    centred = z.numpy() - z.numpy().mean(axis=2, keepdims=True)
+    expected = np.sqrt(centred.var(axis=0, ddof=1).mean(axis=1))
+    np.testing.assert_allclose(deviation(z + rand(4, 2, 1, seed=2)).numpy(), expected)
+
+
+def test_scores_are_added_in_units_of_held_out_images():
+    one, two = (
+        {"held out": rand(50), "far": rand(5, seed=1)},
+        {"held out": rand(50, seed=2) * 9, "far": rand(5, seed=3)},
+    )
+    expected = sum((part["far"] - part["held out"].mean()) / part["held out"].std() for part in (one, two))
+    torch.testing.assert_close(heads.added([one, two])["far"], expected)
+
+
+def test_a_run_at_the_smoke_scale_has_every_row_and_resumes(tmp_path, monkeypatch):
+    monkeypatch.setattr(frozen, "FEWEST_STEPS", 5)
+    monkeypatch.setattr(heads, "EPOCHS", 1)
+    command = ("reproduce", "heads", "--scale", "smoke", "--out", tmp_path / "heads")
+    result = run_cli(*command)
+    assert result.exit_code == 0, result.exception
+    whole = json.loads((tmp_path / "heads" / "metrics.json").read_text())
+    for label in ("AMP", "anchored: tau", "unanchored: gen", "ensemble: gen", "Laplace: msp", "MDS++", heads.THIRD):
+        for task in ("toy", "toys"):
+            (result,) = whole["results"][label][task].values()
+            assert set(result["groups"]) == {"near", "far"}
+            assert 0 <= result["id"]["aurc"] <= 1
+    assert set(whole["by count"]["toy"]["tau"]) == {str(k) for k in heads.COUNTS}
+    assert len(whole["by distance"]["toy"]["distance"]) == heads.BINS
+    assert (tmp_path / "heads" / "heads.svg").read_text().startswith("<?xml")
+    monkeypatch.setattr(heads, "trained", None)  # every cell is there
+    again = run_cli(*command, "--rows", "anchored: tau")
+    assert again.exit_code == 0, again.exception
+    assert "anchored: tau" in again.output
+    assert "anchored: gen" not in again.output
