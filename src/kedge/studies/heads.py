@@ -76,7 +76,7 @@ class Heads:
 def trained(task: Task, options: Mapping[str, Any]) -> Heads:
     """All heads of a task; ``options`` are those of the anchored one."""
     train = some(task.train, MOST_TRAINED)
-    common = {"width": WIDTH, "epochs": FEW_EPOCHS if len(train) == MOST_TRAINED else EPOCHS}
+    common: dict[str, Any] = {"width": WIDTH, "epochs": FEW_EPOCHS if len(train) == MOST_TRAINED else EPOCHS}
     anchored = AnchoredHead(seed=task.seed, **common, **options).train(train)
     assert isinstance(anchored, Anchored)
     order = torch.randperm(len(train), generator=torch.Generator().manual_seed(task.seed))
@@ -177,7 +177,8 @@ def judged(found: Scored, labels: Mapping[str, Tensor], by_count: Mapping[str, A
         }
         for reading, by in by_count.items()
     }
-    accuracy = {kind: float((found_labels == truth).double().mean()) for kind, found_labels in labels.items()}
+    assert truth is not None
+    accuracy = {kind: float(torch.eq(found_labels, truth).double().mean()) for kind, found_labels in labels.items()}
     return {"results": results, "by count": counts, "accuracy": accuracy}
 
 
