@@ -8,7 +8,7 @@ import torch
 
 from helpers import run_cli
 from kedge.studies import heads
-from kedge.studies.kernel_of_heads import deviation, h_ntk
+from kedge.studies.kernel_of_heads import deviation, head_kernel
 from kedge.studies.laplace import LastLayerLaplace
 from kedge.studies.theory import ntk
 from kedge.training import frozen
@@ -36,7 +36,7 @@ def test_laplace_is_the_inverse_of_the_kronecker_curvature_with_a_prior():
 
 def test_the_fast_kernel_is_the_kernel():
     a, b = rand(6, 5), rand(4, 5, seed=1)
-    torch.testing.assert_close(h_ntk(a, b), ntk.h_ntk(a, b))
+    torch.testing.assert_close(head_kernel(a, b), ntk.h_ntk(a, b))
 
 
 def test_the_deviation_over_anchors_ignores_a_common_offset():
@@ -52,7 +52,7 @@ def test_scores_are_added_in_units_of_held_out_images():
         {"held out": rand(50, seed=2) * 9, "far": rand(5, seed=3)},
     )
     expected = sum((part["far"] - part["held out"].mean()) / part["held out"].std() for part in (one, two))
-    torch.testing.assert_close(heads.added([one, two])["far"], expected)
+    torch.testing.assert_close(heads.added_scores([one, two])["far"], expected)
 
 
 def test_a_run_at_the_smoke_scale_has_every_row_and_resumes(tmp_path, monkeypatch):

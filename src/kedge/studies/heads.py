@@ -75,7 +75,7 @@ class Heads:
 
 def trained(task: Task, options: Mapping[str, Any]) -> Heads:
     """All heads of a task; ``options`` are those of the anchored one."""
-    train = some(task.train, MOST_TRAINED)
+    train = some_of(task.train, MOST_TRAINED)
     common: dict[str, Any] = {"width": WIDTH, "epochs": FEW_EPOCHS if len(train) == MOST_TRAINED else EPOCHS}
     anchored = AnchoredHead(seed=task.seed, **common, **options).train(train)
     assert isinstance(anchored, Anchored)
@@ -91,7 +91,7 @@ def trained(task: Task, options: Mapping[str, Any]) -> Heads:
 @torch.no_grad()
 def score_all(heads: Heads, task: Task) -> tuple[Scored, dict[str, Tensor], dict[str, Any]]:
     """Scores of every method on every set, the labels that each kind of head predicts for test images, and by K."""
-    sets = {"held out": task.held_out, **{name: some(each) for name, each in task.tested.items()}}
+    sets = {"held out": task.held_out, **{name: some_of(each) for name, each in task.tested.items()}}
     found: Scored = {}
     labels: dict[str, Tensor] = {}
     by_count: dict[str, Any] = {}
@@ -122,7 +122,7 @@ def score_all(heads: Heads, task: Task) -> tuple[Scored, dict[str, Tensor], dict
         keep("Laplace: msp", name, scores.msp(certain))
         keep("Laplace: gen", name, scores.gen(certain))
         keep("Laplace: variance", name, variance)
-    distance = make("mds++", task.network).fit(some(task.train, MOST_TRAINED))
+    distance = make("mds++", task.network).fit(some_of(task.train, MOST_TRAINED))
     for name, each in sets.items():
         keep("MDS++", name, distance.score(each).float())
     for label, parts in {
@@ -132,11 +132,11 @@ def score_all(heads: Heads, task: Task) -> tuple[Scored, dict[str, Tensor], dict
         THIRD: ("MDS++", f"{UNANCHORED}: gen", f"{ANCHORED}: tau"),
         "MDS++ + GEN + mutual information": ("MDS++", f"{UNANCHORED}: gen", f"{ANCHORED}: mutual_information"),
     }.items():
-        found[label] = added([found[part] for part in parts])
+        found[label] = added_scores([found[part] for part in parts])
     return found, labels, by_count
 
 
-def added(parts: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
+def added_scores(parts: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
     """The sum of scores that are each standardised on held-out in-distribution images."""
     sums = {}
     for name in parts[0]:
@@ -147,7 +147,7 @@ def added(parts: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
 
 def judged(found: Scored, labels: Mapping[str, Tensor], by_count: Mapping[str, Any], task: Task) -> dict[str, Any]:
     """AUROC and FPR95 for every label and set, AURC and AUGRC on test images, and AUROC by the number of anchors."""
-    known, truth = task.test.name, some(task.test).labels
+    known, truth = task.test.name, some_of(task.test).labels
     groups = {group: list(names) for group, names in task.groups.items()}
 
     def sets(values: Mapping[str, Tensor]) -> dict[str, Any]:
@@ -188,9 +188,9 @@ def by_distance(found: Scored, task: Task) -> dict[str, list[float]]:
 
     The distance is one less the cosine to the nearest training feature.
     """
-    train = F.normalize(some(task.train, MOST_TRAINED).features.float(), dim=1)
+    train = F.normalize(some_of(task.train, MOST_TRAINED).features.float(), dim=1)
     names = [name for name in found["AMP"] if name != "held out"]
-    parts = [F.normalize(some(task.tested[name]).features.float(), dim=1) for name in names]
+    parts = [F.normalize(some_of(task.tested[name]).features.float(), dim=1) for name in names]
     distance = torch.cat([1 - (part @ train.T).amax(dim=1) for part in parts])
     bins = distance.argsort().tensor_split(BINS)
     curves = {"distance": [float(distance[each].mean()) for each in bins]}
@@ -201,7 +201,7 @@ def by_distance(found: Scored, task: Task) -> dict[str, list[float]]:
     return curves
 
 
-def choose(task: Task) -> dict[str, Any]:
+def choose_head(task: Task) -> dict[str, Any]:
     """By option, how well the readings and AMP tell held-out classes of the ID images: near OOD without OOD images."""
     names = tuple(str(number) for number in range(int(task.train.labels.max()) + 1))  # type: ignore[union-attr]
     known, others = class_split(replace(task.train, classes=task.train.classes or names))
@@ -260,13 +260,13 @@ def run_heads(
             missing[name] = str(error)
             continue
         if not options:
-            choices, options = chosen_options(setting, out, features)
-        cells[name, seed] = cell(task, options)
+            choices, options = options_of(setting, out, features)
+        cells[name, seed] = head_cell(task, options)
         with atomic(path) as temporary:
             temporary.write_text(json.dumps(cells[name, seed]))
     if not cells:
         raise NotReadyError(f"heads needs the data of a task: {'; '.join(missing.values())}")
-    choices = choices or chosen_options(setting, out, features)[0]
+    choices = choices or options_of(setting, out, features)[0]
     comparison = compared(cells, missing, patterns)
     record = {"command": command, "scale": setting.scale, "seeds": list(setting.seeds), "made with": provenance()}
     whole = {"record": record, **comparison.as_dict(), "choice": choices, **extras(cells)}
@@ -281,21 +281,21 @@ def run_heads(
     return comparison
 
 
-def cell(task: Task, options: Mapping[str, Any]) -> dict[str, Any]:
+def head_cell(task: Task, options: Mapping[str, Any]) -> dict[str, Any]:
     """Everything that is measured on a task and seed, as plain data."""
     heads = trained(task, options)
     found, labels, by_count = score_all(heads, task)
     measured = judged(found, labels, by_count, task)
-    theory = kernel_of_heads.compare(task, heads.anchored) if task.name in PHOTOS and task.seed == 0 else None
+    theory = kernel_of_heads.compare_kernels(task, heads.anchored) if task.name in PHOTOS and task.seed == 0 else None
     return {**measured, "options": dict(options), "by distance": by_distance(found, task), "theory": theory}
 
 
-def chosen_options(setting: Setting, out: Path, features: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+def options_of(setting: Setting, out: Path, features: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     """AUROC on held-out classes of the first task by option, and the options with which AMP has the largest."""
     path = out / "choice.json"
     if not path.exists():
         load = next(iter(tasks(setting).values()))
-        found = choose(load(setting, features, setting.seeds[0]))
+        found = choose_head(load(setting, features, setting.seeds[0]))
         with atomic(path) as temporary:
             temporary.write_text(json.dumps(found))
     found = json.loads(path.read_text())
@@ -333,7 +333,7 @@ def _mean(values: Sequence[Any]) -> Any:
     return statistics.fmean(values)
 
 
-def some(features: Features, most: int = MOST_SCORED) -> Features:
+def some_of(features: Features, most: int = MOST_SCORED) -> Features:
     """The features, or so many of them drawn at random, the same every time."""
     if len(features) <= most:
         return features

@@ -22,7 +22,7 @@ MOST = 150  # images of a set
 RIDGE = 1e-3  # relative to the kernel's mean diagonal
 
 
-def h_ntk(a: Tensor, b: Tensor) -> Tensor:
+def head_kernel(a: Tensor, b: Tensor) -> Tensor:
     """`theory.ntk.h_ntk` by one matrix product: less exact at tiny angles, and fast for thousands of features."""
     dots = a @ b.T
     cosine = (dots / torch.outer(a.norm(dim=1), b.norm(dim=1)).clamp_min(1e-12)).clamp(-1, 1)
@@ -30,7 +30,7 @@ def h_ntk(a: Tensor, b: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def compare(task: Task, head: Anchored) -> dict[str, Any]:
+def compare_kernels(task: Task, head: Anchored) -> dict[str, Any]:
     """Rank correlations of the measured deviation with both predictions, and the AUROC of all three by group.
 
     ``"anchors"``: the deviation over anchors of the infinitely wide head, trained as the measured one is.
@@ -42,9 +42,9 @@ def compare(task: Task, head: Anchored) -> dict[str, Any]:
     targets = F.one_hot(task.train.labels).double()
     targets = targets - targets.mean(dim=0)
     pairs = torch.cat([encode(x, x[torch.randperm(len(x), generator=generator)]) for _ in range(PER_INPUT)])
-    weights = dual_weights(*_ridged(h_ntk(pairs, pairs), targets.repeat(PER_INPUT, 1)))
+    weights = dual_weights(*_ridged(head_kernel(pairs, pairs), targets.repeat(PER_INPUT, 1)))
     anchors = torch.randperm(len(x), generator=generator)[:ANCHORS]
-    plain = h_ntk(x, x)
+    plain = head_kernel(x, x)
     inverse = torch.linalg.inv(plain + RIDGE * plain.diag().mean() * torch.eye(len(x), dtype=x.dtype))
     found: dict[str, dict[str, Tensor]] = {"measured": {}, "anchors": {}, "gaussian process": {}}
     head_anchors = head.anchors
@@ -53,9 +53,9 @@ def compare(task: Task, head: Anchored) -> dict[str, Any]:
         features = each.features[torch.randperm(len(each), generator=generator)[:MOST]]
         points = F.normalize(features.double(), dim=1)
         found["measured"][name] = deviation(head.per_anchor_logits(features.float()))
-        outputs = torch.stack([h_ntk(encode(points, x[c]), pairs) @ weights for c in anchors])
+        outputs = torch.stack([head_kernel(encode(points, x[c]), pairs) @ weights for c in anchors])
         found["anchors"][name] = deviation(outputs)
-        cross = h_ntk(points, x)
+        cross = head_kernel(points, x)
         variance = points.square().sum(dim=1) / 2 - ((cross @ inverse) * cross).sum(dim=1)
         found["gaussian process"][name] = variance.clamp_min(0).sqrt()
     return {
