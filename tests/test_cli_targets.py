@@ -15,6 +15,8 @@ FOLDERS = [
     ["reproduce", "ntk", "--out"],
     ["reproduce", "methods", "--networks"],
     ["distill", "none.kedge", "--train", "none", "-o", "student.kedge", "--directory"],
+    ["extract", "none.kedge", "--data", "none", "-o"],
+    ["compare", "none.kedge", "--train", "none", "--held-out", "none", "-o"],
 ]
 FILES = [
     ["distill", "none.kedge", "--train", "none", "-o"],
