@@ -90,9 +90,14 @@ def main() -> None:
     print(f"comparison {compared:.1f} s, report {written:.1f} s, one pass over all images {alone * count:.0f} s")
     print(f"extracting and comparing over one pass: {ratio:.2f}")
     if options.json:
+        facts = table.as_dict()
+        results = {
+            name: {group: {metric: by[metric] for metric in HEADLINE} for group, by in result["groups"].items()}
+            for name, result in facts["results"].items()
+        }
         seconds = {"pass": alone * count, "extraction": extracted * count, "comparison": compared, "report": written}
         record = {"made with": provenance(), "images": count, "methods": len(table.results), "timed": len(sample)}
-        record |= {"seconds": seconds, "ratio": ratio, "table": table.as_dict()}
+        record |= {"seconds": seconds, "ratio": ratio, "groups": facts["groups"], "results": results}
         with atomic(options.json) as temporary:
             temporary.write_text(json.dumps(record, indent=1) + "\n")
 

@@ -50,7 +50,8 @@ def test_each_method_gets_what_it_gets_alone(whole):
 
 def test_every_method_has_a_row_or_a_reason(whole):
     assert set(whole.results) | set(whole.left_out) == set(post_hoc())
-    assert {"msp", "gen", "knn", "vim", "rmds++", "dice", "gradnorm"} <= set(whole.results)
+    assert {"msp", "gen", "knn", "vim", "rmds++", "dice", "gradnorm", "combined"} <= set(whole.results)
+    assert whole.left_out["default"] == "it is combined by another name"
     assert "passes of its own" in whole.left_out["odin"]
     assert "anchor" in whole.left_out["amp"]
     best = [

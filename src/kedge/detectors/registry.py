@@ -42,12 +42,13 @@ def named_methods() -> dict[str, tuple[type["Detector"], Mapping[str, Any]]]:
 def post_hoc(*, unanchored: bool = False) -> dict[str, tuple[type["Detector"], Mapping[str, Any]]]:
     """The methods of `named_methods` that are built on one network, without a training of their own.
 
-    With ``unanchored`` those alone that read any unanchored network as evaluation runs it.
+    With ``unanchored`` those alone that read any unanchored network as evaluation runs it, and no combinations.
     """
 
     def needs_more(kind: type["Detector"]) -> bool:
         required = [name for name, p in inspect.signature(kind).parameters.items() if p.default is p.empty]
-        return hasattr(kind, "prepare") or required != ["net"]
+        combines = required == ["detectors"] and not unanchored  # it takes a network too
+        return hasattr(kind, "prepare") or not (required == ["net"] or combines)
 
     def special(kind: type["Detector"]) -> bool:
         return unanchored and (kind.changes_network or kind.reads == "per_anchor_logits")
