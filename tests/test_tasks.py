@@ -220,3 +220,16 @@ def test_conditions_change_what_they_name():
     assert (row[18:22].diff() > 0).all()
     noise = kedge.ImageSet(images(1, side=40))
     assert not shifted_images(noise, "compressed").images.equal(noise.images)
+
+
+def test_the_study_of_photographs_runs_with_fewer_images_to_fit_and_to_calibrate_on(tmp_path):
+    rows = [word for pattern in ("msp", "mds++", "mds++ + gen") for word in ("--rows", pattern)]
+    result = run_cli("reproduce", "photos", "--scale", "smoke", "--out", tmp_path, *rows, columns=200)
+    assert result.exit_code == 0, result.output
+    record = json.loads((tmp_path / "metrics.json").read_text())
+    few = record["50 held out"]["results"]["msp"]["toy"]["0"]
+    assert few["images"]["calibration"] == 50
+    assert record["all images"]["results"]["msp"]["toy"]["0"]["images"]["calibration"] == 96
+    flagged = [record["50 held out"]["results"]["msp"][name]["0"]["id"]["flagged"] for name in ("toy", "toys")]
+    text = (tmp_path / "tables.md").read_text()
+    assert f"/ {50 * sum(flagged):.1f} ± {100 * np.std(flagged, ddof=1):.1f}" in text

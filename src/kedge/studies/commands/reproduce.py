@@ -18,13 +18,18 @@ from kedge.studies import STUDIES, run_ntk
 from kedge.studies.commands import StudyProgress
 from kedge.studies.default import run_default
 from kedge.studies.heads import run_heads
+from kedge.studies.photos import run_photos
 from kedge.studies.plan import Suite
 from kedge.studies.publish import command_line, publish
 from kedge.studies.run import SuiteRun
 from kedge.studies.study import SCALES, Setting
 
 NTK = "ntk"
-ON_TASKS = {"default": run_default, "heads": run_heads}  # studies of features that are extracted once
+ON_TASKS = {
+    "default": run_default,
+    "heads": run_heads,
+    "photos": run_photos,
+}  # on features extracted once
 
 
 def reproduce(
