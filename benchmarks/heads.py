@@ -26,6 +26,7 @@ def with_head(net: Classifier, k: int, side: int) -> kedge.Anchored:
     whole = AnchoredHead.join(head, net)
     assert isinstance(whole, kedge.Anchored)
     whole.set_anchors(torch.rand(k, 3, side, side))
+    whole.fix_weights()  # as the copy that scores files and answers requests has them
     return whole
 
 

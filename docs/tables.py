@@ -29,6 +29,7 @@ PAGES = (
     DOCS / "suites" / "cifar10-longer.md",
     DOCS / "suites" / "insight.md",
     DOCS / "speed.md",
+    DOCS / "anchoring.md",
     DOCS / "suites" / "heads.md",
 )
 FRONT = (  # rows of cifar10-fast that the README shows
@@ -70,6 +71,22 @@ CHOSEN = (  # rows of cifar10-fast that the page of insight shows
     "KL to uniform",
     "KL to uniform (synthetic outliers)",
     "KL to uniform, TTA, 5 views (synthetic outliers)",
+)
+HEADS = (  # rows of the study of heads that the page of anchoring shows
+    "MDS++ + GEN",
+    "MDS++ + GEN + mutual information",
+    "MDS++ + GEN + tau",
+    "unanchored: gen",
+    "anchored: gen",
+    "ensemble: gen",
+    "Laplace: gen",
+    "unanchored: msp",
+    "anchored: mutual_information",
+    "anchored: probability_deviation",
+    "anchored: relative_deviation",
+    "anchored: tau",
+    "AMP",
+    "AMP, tau relative",
 )
 DRAWS = "AMP, other anchors"  # rows that only serve to measure noise
 
@@ -139,6 +156,7 @@ def filled(text: str) -> str:
         "quality": ("shipped", cost_in_quality),
         "quality of one view": ("shipped-one-view", cost_in_quality),
         "peers": ("peers", peers),
+        "heads, short": ("heads", heads_short),
         "heads": ("heads", lambda known: MethodTable.from_record(known).summary().markdown() + "\n"),
         "heads by column": ("heads", lambda known: MethodTable.from_record(known).by_column().markdown() + "\n"),
         "heads, errors": ("heads", heads_errors),
@@ -151,6 +169,18 @@ def filled(text: str) -> str:
         if mark:
             text = before + mark + table(results(source)) + "<!-- end -->" + rest.partition("<!-- end -->")[2]
     return text
+
+
+def heads_short(known: Mapping[str, Any]) -> str:
+    """The rows of the study of heads that the page of anchoring shows, by column."""
+    table = MethodTable.from_record(known)
+    heads = ["score", *(f"{task} {group}" for task, group in table.columns), "mean"]
+    rows = []
+    for label in HEADS:
+        columns = [(table.value(label, each), table.value(label, each, "fpr95")) for each in table.columns]
+        cells = [*columns, (table.mean(label), table.mean(label, "fpr95"))]
+        rows.append([label, *(f"{100 * auroc.mean:.1f} / {100 * fpr.mean:.0f}" for auroc, fpr in cells)])
+    return markdown(heads, rows)
 
 
 def heads_errors(known: Mapping[str, Any]) -> str:

@@ -223,6 +223,8 @@ def test_a_file_and_a_copy_for_inference_give_the_same_scores(tmp_path):
     assert loaded.cost.forward < 2
     fast = for_inference(detector)
     assert fast is not detector
+    assert fast.net.weights_fixed
+    assert not detector.net.weights_fixed
     torch.testing.assert_close(fast.score(x), detector.score(x), rtol=1e-4, atol=1e-5)
 
 

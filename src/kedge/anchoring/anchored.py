@@ -126,8 +126,13 @@ class Anchored(Classifier):
         if per_image is not None and at_least("per_image", per_image, 2) > len(images):
             raise InputError(f"per_image must be at most the number of anchors, {len(images)}; got {per_image}")
         self.anchors = images.detach().clone()
+        self._cache = None
         self.per_image = per_image
         self.anchors_version += 1
+
+    def fix_weights(self) -> None:
+        """Keep the anchors' part from now on without a look at the weights, which must not change any more."""
+        self._cache, self.weights_fixed = None, True
 
     def forward(  # type: ignore[override]  # a pair has no raw output of its own
         self, x: Tensor, *, among: Tensor | None = None, first: int = 0

@@ -31,6 +31,8 @@ def for_inference(detector: Detector) -> Detector:
     net = folded(detector.net)
     if net.mean.device.type == "cpu":  # elsewhere the fastest layout depends on the device
         net.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # torch's own stubs lack it
+    if isinstance(net, Anchored):
+        net.fix_weights()
     if not _same_logits(net, detector.net, detector.preprocess.shape):
         return detector
     fast = copy.copy(detector)

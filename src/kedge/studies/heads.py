@@ -19,6 +19,7 @@ from torch import Tensor
 
 from kedge import metrics, scores
 from kedge.anchoring import Anchored
+from kedge.checks import one_of
 from kedge.data import Features, class_split
 from kedge.detectors.registry import make
 from kedge.errors import NotReadyError
@@ -228,6 +229,7 @@ def run_heads(
     features: Path,
     *,
     patterns: tuple[str, ...] = (),
+    only: tuple[str, ...] = (),
     command: str = "",
     progress: Callable[[str, int, int], None] | None = None,
 ) -> MethodTable:
@@ -238,10 +240,13 @@ def run_heads(
         out: Folder for the cells, one for each task and seed, and the tables.
         features: Folder of extracted features, which studies on the same tasks share.
         patterns: Only rows whose label matches one of these, in which ``*`` is any text.
+        only: Names of the tasks to run; by default all.
         command: The command to run it again, for the record.
         progress: Called with what is running, the number of cells done and the number in all.
     """
     loaders, missing, cells = tasks(setting), {}, {}
+    if only:
+        loaders = {one_of("--tasks", name, tuple(loaders)): loaders[name] for name in only}
     todo = [(name, seed) for seed in setting.seeds for name in loaders]
     options: dict[str, Any] = {}
     choices: dict[str, Any] = {}
@@ -350,7 +355,7 @@ def hidden_and_logits(head: Classifier, features: Tensor) -> tuple[Tensor, Tenso
 
 def draw(whole: Mapping[str, Any], path: Path) -> None:
     """For each task, readings by distance from the data, and AUROC by the number of anchors."""
-    require()
+    matplotlib = require()
     from matplotlib.figure import Figure
 
     names = list(whole["by distance"])
@@ -374,5 +379,5 @@ def draw(whole: Mapping[str, Any], path: Path) -> None:
     axes[1][0].set_ylabel("AUROC of the reading alone, percent")
     for axis in axes[:, 0]:
         axis.legend(fontsize=7)
-    with atomic(path) as temporary:
+    with matplotlib.rc_context({"svg.fonttype": "none"}), atomic(path) as temporary:
         figure.savefig(temporary, format="svg", metadata={"Date": None})

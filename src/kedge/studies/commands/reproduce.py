@@ -58,6 +58,7 @@ def reproduce(
         Path | None,
         typer.Option(help="For default and heads: folder of extracted features; runs/features, or OUT/features."),
     ] = None,
+    tasks: Annotated[list[str] | None, typer.Option(help="For heads: only this task; may be repeated.")] = None,
     weights: Annotated[
         list[Path] | None,
         typer.Option(
@@ -108,7 +109,10 @@ def reproduce(
     if name in ON_TASKS:
         setting = Setting(scale, tuple(range(seeds)), data_dir, files)
         features = features or (folder if out else folder.parent) / "features"
-        compare_on_tasks(name, setting, folder, features, rows, console)
+        if tasks and name != "heads":
+            raise InputError(f"--tasks is for the study heads; {name} runs all of its tasks: leave it out")
+        more = {"only": tuple(tasks)} if tasks else {}
+        compare_on_tasks(name, setting, folder, features, rows, console, **more)
         return
     check_target("--networks", networks, folder=True)
     numbers = tuple(range(len(files) or seeds))
@@ -126,14 +130,14 @@ def reproduce(
 
 
 def compare_on_tasks(
-    name: str, setting: Setting, folder: Path, features: Path, rows: list[str] | None, console: Console
+    name: str, setting: Setting, folder: Path, features: Path, rows: list[str] | None, console: Console, **more: Any
 ) -> None:
     """Run a study on features, print its tables and write them."""
     check_target("--features", features, folder=True)
     with progress_bar(name) as update:
         comparison = ON_TASKS[name](
             setting, folder, features, patterns=tuple(rows or ()), command=command_line(),
-            progress=lambda label, done, total: update(done, total, label=label),
+            progress=lambda label, done, total: update(done, total, label=label), **more,
         )  # fmt: skip
     for table in (comparison.summary(), comparison.by_column()):
         console.print(table.terminal())
