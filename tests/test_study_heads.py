@@ -74,4 +74,4 @@ def test_a_run_at_the_smoke_scale_has_every_row_and_resumes(tmp_path, monkeypatc
     again = run_cli(*command, "--rows", "anchored: tau")
     assert again.exit_code == 0, again.exception
     assert "anchored: tau" in again.output
-    assert "anchored: gen" not in again.output
+    assert "ensemble: gen" not in again.output
