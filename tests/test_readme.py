@@ -40,8 +40,8 @@ def test_every_python_block_runs(number):
 
 
 def test_a_new_user_needs_fewer_than_fifteen_lines():
-    own_loop = next(block for block in BLOCKS if "backward()" in block and "is_ood" in block and "for x, y" in block)
-    assert len([line for line in own_loop.splitlines() if line.strip()]) < 15
+    protecting = next(block for block in BLOCKS if "kedge.protect(" in block and "is_ood" in block)
+    assert len([line for line in protecting.splitlines() if line.strip()]) < 15
 
 
 def test_the_suite_of_one_s_own_runs(elsewhere):

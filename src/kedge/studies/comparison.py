@@ -5,7 +5,7 @@ shortfall of a method in a column is how far its AUROC lies below that of the be
 """
 
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -192,11 +192,11 @@ class MethodTable:
         """All labels, the smallest worst shortfall first."""
         return sorted(self.results, key=lambda label: self.worst(label)[1])
 
-    def summary(self) -> TextTable:
-        """Means over near columns, far columns and all of them, and the worst shortfall; the smallest first."""
+    def summary(self, only: Collection[str] = ()) -> TextTable:
+        """Means over near, far and all columns, and the worst shortfall, of all rows or some; the smallest first."""
         near, far = ([column for column in self.columns if column[1] == group] for group in GROUPS)
         rows = []
-        for label in self.ordered:
+        for label in (label for label in self.ordered if not only or label in only):
             means = [
                 f"{interval(self.mean(label, 'auroc', part))} / {interval(self.mean(label, 'fpr95', part), 0)}"
                 for part in (near, far, self.columns)
@@ -253,8 +253,8 @@ def run_rows(
     return MethodTable(results, tuple(label for label, row in rows.items() if not row.parts), missing)
 
 
-def draw_worst_against_mean(comparison: MethodTable, path: Path) -> None:
-    """The worst shortfall of every row against its mean AUROC; rows made of several methods are filled."""
+def draw_worst_against_mean(comparison: MethodTable, path: Path, named: str = "") -> None:
+    """The worst shortfall of every row against its mean AUROC; of rows made of several methods only one is named."""
     require()
     from matplotlib.figure import Figure
 
@@ -264,8 +264,16 @@ def draw_worst_against_mean(comparison: MethodTable, path: Path) -> None:
         x, y = 100 * comparison.mean(label).mean, 100 * comparison.worst(label)[1]
         single = label in comparison.single
         axis.plot(x, y, "o", color="C0" if single else "C1", fillstyle="none" if single else "full")
-        axis.annotate(label, (x, y), xytext=(4, 3), textcoords="offset points", fontsize=7)
+        if single:
+            axis.annotate(label, (x, y), xytext=(4, 3), textcoords="offset points", fontsize=7)
+        elif label == named:
+            axis.annotate(label, (x, y), xytext=(-8, -3), textcoords="offset points", fontsize=9, ha="right")
+    axis.plot([], [], "o", color="C0", fillstyle="none", label="single methods")
+    axis.plot([], [], "o", color="C1", label="combinations")
+    axis.legend(loc="upper left")
     axis.set(xlabel="mean AUROC over columns, percent", ylabel="worst shortfall to the best single method, points")
+    axis.set_yscale("symlog", linthresh=1)
+    axis.yaxis.set_major_formatter("{x:g}")
     axis.invert_yaxis()
     axis.grid(alpha=0.3)
     with atomic(path) as temporary:

@@ -69,5 +69,5 @@ def run_default(
     for name, text in files.items():
         with atomic(out / name) as temporary:
             temporary.write_text(text, encoding="utf-8")
-    draw_worst_against_mean(comparison, out / "worst-against-mean.svg")
+    draw_worst_against_mean(comparison, out / "worst-against-mean.svg", " + ".join(DEFAULT))
     return comparison
