@@ -160,7 +160,7 @@ def test_the_command_writes_such_a_file_for_any_amp_detector(net, parts, tmp_pat
     for name, part in (("train", train), ("held", held)):
         np.savez(tmp_path / f"{name}.npz", x=part.images[:, 0].numpy(), y=part.labels.numpy())
     int8, new = ["--int8", f"npz:{tmp_path}/train.npz"], ["--calibrate", f"npz:{tmp_path}/held.npz"]
-    options = ["-o", tmp_path / "auto.onnx", "--early-exit", *new]
+    options = ["-o", tmp_path / "auto.onnx", "--overwrite", "--early-exit", *new]
     for more in ([], int8):
         done = run_cli("export", tmp_path / "whole.kedge", *options, *more)
         assert done.exit_code == 0, done.output
