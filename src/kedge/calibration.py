@@ -17,6 +17,7 @@ from torch import Tensor
 from kedge.checks import at_least, between, finite, shape_of
 from kedge.errors import InputError, KedgeWarning
 
+WATCHED = 20  # calibration scores that the tests for drift need
 ROWS = 4096  # logits that are held in double precision at a time
 
 
@@ -96,11 +97,11 @@ def to_learn_from(n: int, alpha: float, delta: float | None = None, *, share: fl
     About ``share`` of them, and at least ``least`` or half of them, but fewer where the others could flag nothing. The
     number of images that may be flagged grows in steps with that of calibration scores, and those beyond the last step
     are worth more to learn from: with alpha = 0.05, of 60 images 21 are learned from, since 39 scores flag as many as
-    40.
+    40. Where there are images enough, `WATCHED` remain, which tests for drift compare with.
 
     Example:
         >>> [to_learn_from(n, 0.05, share=0.2, least=20) for n in (30, 60, 100, 1000)]
-        [11, 21, 21, 201]
+        [10, 21, 21, 201]
     """
     rest = n - min(max(least, math.ceil(share * n)), n // 2)
     k = allowed(rest, alpha, delta)
@@ -108,7 +109,7 @@ def to_learn_from(n: int, alpha: float, delta: float | None = None, *, share: fl
         rest = bisect.bisect_left(range(1, rest + 1), k, key=lambda count: allowed(count, alpha, delta)) + 1
     else:
         rest = min(n - 2, _fewest(alpha, delta))
-    return n - rest
+    return n - max(rest, min(WATCHED, n - WATCHED // 2))
 
 
 def fit_temperature(logits: Tensor, labels: Tensor) -> float:
