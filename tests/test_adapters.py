@@ -217,7 +217,8 @@ def test_a_peer_runs_behind_the_verbs(kind, tmp_path):
     for detector in (peer, msp):
         assert detector.fit(labelled(seed=1)).calibrate(labelled(60, seed=2)) is detector
     for name, expected in vars(msp(x)).items():
-        torch.testing.assert_close(vars(peer(x))[name], expected)
+        if isinstance(expected, torch.Tensor):
+            torch.testing.assert_close(vars(peer(x))[name], expected)
     sets = labelled(30, seed=4, name="test"), [labelled(30, seed=5, name="other")]
     results = kedge.evaluate({"MaxSoftmax": peer, "MSP": msp}, *sets).results
     assert results["MaxSoftmax"].mean("auroc") == results["MSP"].mean("auroc")

@@ -56,7 +56,7 @@ def test_it_installs_extras_that_are_there_within_the_constraints():
 
 
 def test_it_serves_as_an_ordinary_user_on_the_port_that_it_exposes():
-    serve = typer.main.get_command(app).commands["serve"]
+    serve = typer.main.get_command(app).commands["serve"].loaded
     words = json.loads(after("ENTRYPOINT")[0]) + json.loads(after("CMD")[0])
     assert words[:2] == ["kedge", "serve"]
     parsed = serve.make_context("serve", words[2:])

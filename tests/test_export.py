@@ -493,7 +493,7 @@ def test_the_command_exports_quantises_and_reports_how_well(home, tmp_path):
     threshold, expected = (float(OnnxDetector(p).metadata["kedge.threshold"]) for p in (out, home / "int8.onnx"))
     assert threshold == pytest.approx(expected, rel=1e-4)
     assert [file.name for file in tmp_path.iterdir()] == ["a.onnx"]
-    facts = json.loads(run("export", home / "digits.kedge", "-o", out, "--json").stdout)
+    facts = json.loads(run("export", home / "digits.kedge", "-o", out, "--overwrite", "--json").stdout)
     assert (facts["file"], facts["bytes"]) == (str(out), out.stat().st_size)
     assert 0 <= facts["largest_difference"] < 1e-4 * facts["largest_score"]
 

@@ -290,7 +290,7 @@ def test_three_hundred_photographs_are_enough(photos, tmp_path):
         (next((tmp_path / "photos").glob(f"*/{number:03}.jpg"))).write_bytes(b"damaged")
     done = run_cli(*photos, "--pretrained", "--epochs", 3, "--out", tmp_path / "run")
     assert done.exit_code == 0, done.exception
-    for words in ("held-out accuracy", "flagged", "kedge score --detector", "kedge serve", "003.jpg", "100.jpg"):
+    for words in ("held-out accuracy", "flagged", "kedge score", "kedge serve", "003.jpg", "100.jpg"):
         assert words in done.output
     detector = kedge.load(tmp_path / "run" / "detector.kedge")
     record = detector.net.record
@@ -318,5 +318,3 @@ def test_the_defaults_depend_on_whether_the_network_is_trained_already(photos, t
     assert fresh.exit_code == 0, fresh.exception
     detector = kedge.load(tmp_path / "fresh" / "detector.kedge")
     assert (type(detector), detector.net.record["recipe"]["optimizer"]) == (kedge.AMP, "sgd")
-    wrong = run_cli(*photos, *weights, "--freeze", "--anchor", "--out", tmp_path / "wrong")
-    assert "--freeze must come without --anchor" in str(wrong.exception)

@@ -45,7 +45,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folders that the page names, and its network as a small one."""
     pytest.importorskip("timm")
     folder = tmp_path_factory.mktemp("photos")
-    for part, count in (("train", 36), ("val", 20), ("test", 20)):
+    for part, count in (("train", 50), ("val", 20), ("test", 20)):
         for number, color in enumerate(("red", "gold", "violet")):
             draw(folder / "flowers" / part / color, count, color, "ellipse", seed=10 * count + number)
     draw(folder / "other" / "textures", 40, "white", "rectangle", seed=3)
@@ -68,7 +68,7 @@ def small(text: str) -> str:
 
 def without_numbers(text: str) -> list[str]:
     """The lines of a text, with one sign for each number and for space."""
-    lines = (" ".join(re.sub(r"-?\d[\d.,]*(e-?\d+)?", "#", line).split()) for line in text.splitlines())
+    lines = (" ".join(re.sub(r"-?\d+([.,]\d+)*(e-?\d+)?", "#", line).split()) for line in text.splitlines())
     return [line for line in lines if line and not set(line) <= {"─", " "}]
 
 

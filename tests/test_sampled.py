@@ -255,7 +255,7 @@ def test_a_failure_in_mid_pass_leaves_no_hooks():
     net = build("compact", width=4, classes=4, dropout=0.3)
     detector = MCDropout(net, samples=2).fit(images(12))
     net.fc.weight = nn.Parameter(torch.zeros(4, 7))
-    with pytest.raises(RuntimeError):
+    with pytest.raises(InputError, match="Compact cannot take inputs"):
         detector.score(images(12))
     assert all(not module._forward_hooks and not module._forward_pre_hooks for module in net.modules())
 

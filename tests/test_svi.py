@@ -318,7 +318,7 @@ def test_a_failure_in_mid_pass_leaves_the_means():
     assert kedge.Energy(net).fit(x).score(x).equal(kedge.Energy(network()).fit(x).score(x))
     detector = SVI(net, samples=2).fit(x)
     net.network.fc.bias = nn.Parameter(torch.zeros(9))
-    with pytest.raises(RuntimeError):
+    with pytest.raises(InputError, match="Compact cannot take inputs"):
         detector.score(x)
     assert not svi._NOISE.get()
 

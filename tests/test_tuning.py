@@ -273,7 +273,7 @@ def test_given_ood_images_make_it_a_method_with_outliers(tmp_path):
 
 def test_protect_chooses_on_half_of_the_held_out_images(tmp_path):
     net, (train, held_out) = pixels_network(4), (noisy(96, range(4), 0), noisy(120, range(4), 1))
-    detector = kedge.protect(net, train, held_out, tune="classes")
+    detector = kedge.protect(net, train, held_out, method="knn", tune="classes")
     assert detector.tuned.by == "classes"
     assert len(detector.tuned.held_out) == 60
     assert len(detector.calibration.scores) == 60

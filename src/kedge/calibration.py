@@ -109,7 +109,7 @@ def to_learn_from(n: int, alpha: float, delta: float | None = None, *, share: fl
         rest = bisect.bisect_left(range(1, rest + 1), k, key=lambda count: allowed(count, alpha, delta)) + 1
     else:
         rest = min(n - 2, _fewest(alpha, delta))
-    return n - max(rest, min(WATCHED, n - WATCHED // 2))
+    return n - max(rest, min(WATCHED, n - 2))
 
 
 def fit_temperature(logits: Tensor, labels: Tensor) -> float:

@@ -97,7 +97,7 @@ class RankFeat(Detector):
         None where they cannot: with anchors, and where a connection leads around the map, which keeps B images.
         """
         if not self.anchored:
-            with suppress(RuntimeError):
+            with suppress(RuntimeError, InputError):
                 both = self._changed(x, lambda values: torch.cat([values, self._without(values)]))
                 if len(both) == 2 * len(x):
                     return both[: len(x)], both[len(x) :]

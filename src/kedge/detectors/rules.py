@@ -137,7 +137,7 @@ def raised_distance(z: Tensor, learned: State) -> Tensor:
     scores raised, and the squared distance is the largest ``z_A^T R_AA^-1 z_A`` over the subsets with
     ``R_AA^-1 z_A >= 0``. Where no score is raised the distance is 0, and ``max_j z_j`` orders the images instead.
     """
-    squares = [z.new_zeros(len(z))]
+    squares = [z.new_zeros(z.shape[0])]  # not len(z), which an exported graph would keep
     for size in range(1, z.shape[1] + 1):
         for chosen in combinations(range(z.shape[1]), size):
             inverse = torch.linalg.inv(learned["correlation"][list(chosen)][:, list(chosen)]).to(z)

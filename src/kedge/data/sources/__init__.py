@@ -46,7 +46,7 @@ def load_dataset(
     Example:
         >>> load_dataset("cifar-10")
         Traceback (most recent call last):
-        kedge.errors.InputError: there is no data set 'cifar-10'; did you mean cifar10 or cifar100? Known: cifar10, ...
+        kedge.errors.InputError: there is no data set 'cifar-10'; did you mean cifar10 or cifar100 or ...
     """
     one_of("on_error", on_error, ON_ERROR)
     kind, _, path = name.partition(":")
