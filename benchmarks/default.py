@@ -17,7 +17,7 @@ from kedge.data import ImageSet, Preprocess, batches
 from kedge.detectors.registry import make
 from kedge.models.classifier import evaluating
 from kedge.studies.bench.turns import in_turns, ratios
-from kedge.threads import use_threads
+from kedge.threads import keep_freed_memory, use_threads
 
 
 def main() -> None:
@@ -29,12 +29,13 @@ def main() -> None:
     parser.add_argument("--method", default="default", help="a method, or several with commas between")
     parser.add_argument("--batch", type=int, default=32, help="images of a verdict")
     parser.add_argument("--images", type=int, default=512, help="training images")
-    parser.add_argument("--repeats", type=int, default=9, help="turns of each")
+    parser.add_argument("--repeats", type=int, default=5, help="turns of each")
     parser.add_argument("--threads", type=int, default=1)
     options = parser.parse_args()
     if options.network.startswith("timm:"):
         import torchvision_ops  # noqa: F401 -- before timm, which imports torchvision
     use_threads(options.threads)
+    keep_freed_memory()  # as the command line does
     net = kedge.network(options.network, classes=options.classes, pretrained=False)
     generator = torch.Generator().manual_seed(0)
     preprocess = Preprocess((3, options.side, options.side))

@@ -257,6 +257,14 @@ def png(size=(40, 30), kind="PNG") -> bytes:
     return encoded(picture(*size), kind)
 
 
+@pytest.mark.parametrize(("shape", "expected"), [((3, 32, 32), 256), ((3, 160, 160), 32), ((3, 96, 96), 75)])
+def test_batches_of_large_images_have_fewer_of_them(shape, expected):
+    preprocess = Preprocess(shape)
+    assert preprocess.batch_size == expected
+    sizes = [len(x) for x, _ in batches(torch.zeros(expected + 1, *shape, dtype=torch.uint8), preprocess)]
+    assert sizes == [expected, 1]
+
+
 @pytest.mark.parametrize("path", ["missing.png", "", ".", "http://example.org/cat.png", "nul\0l.png", "x" * 5000])
 def test_a_path_without_an_image_is_an_error(path, tmp_path):
     refused(InputError, "cannot be read as an image", RULE, path)

@@ -125,6 +125,19 @@ def test_the_precision_is_scikit_learn_s_also_of_a_singular_covariance(width):
     assert not Mahalanobis(constant, layers=["1"]).fit(TensorDataset(x, y)).score(x).any()
 
 
+@pytest.mark.parametrize("shrinkage", [0.05, 1e-17])  # with and without a variance in every direction
+def test_a_shrunk_covariance_is_inverted_where_it_can_be(shrinkage):
+    x, y = vectors(width=3)
+    x = torch.cat([x, x[:, :1] + x[:, 1:2]], dim=1)  # singular
+    gaussians = Mahalanobis(flat(4), shrinkage=shrinkage).fit(TensorDataset(x, y)).gaussians["1:in"]
+    centred = np.concatenate([x[y == c] - x[y == c].mean(dim=0) for c in y.unique()])
+    covariance = centred.T @ centred / len(x)
+    shrunk = (1 - shrinkage) * covariance + shrinkage * np.trace(covariance) / 4 * np.eye(4)
+    precision = np.linalg.inv(shrunk) if shrinkage > 0.01 else np.linalg.pinv(covariance, rcond=1e-12, hermitian=True)
+    assert gaussians.whitening.shape == (4, 4 if shrinkage > 0.01 else 3)
+    np.testing.assert_allclose((gaussians.whitening @ gaussians.whitening.T).numpy(), precision, rtol=1e-9, atol=1e-12)
+
+
 # Of the last layer: MDS, RMDS, MDS++ and RMDS++.
 
 

@@ -67,7 +67,7 @@ def compare(
     half: Annotated[bool, typer.Option("--half", help="Store features in half precision.")] = False,
     resamples: Annotated[int, typer.Option(min=0, help="Bootstrap resamples for intervals; 0 for none.")] = RESAMPLES,
     seed: Annotated[int, typer.Option(min=0, help="Random seed of the split and the bootstrap.")] = 0,
-    batch: Annotated[int, typer.Option(min=1, help="Images at a time.")] = 64,
+    batch: Annotated[int | None, typer.Option(min=1, help="Images at a time; by default fewer of large ones.")] = None,
     weights: Weights = None,
     classes: Classes = None,
     mean: Mean = None,

@@ -23,7 +23,7 @@ def extract(
         str | None, typer.Option(help="Name of the last linear layer; by default it is found by running the network.")
     ] = None,
     half: Annotated[bool, typer.Option("--half", help="Store features in half precision.")] = False,
-    batch: Annotated[int, typer.Option(min=1, help="Images at a time.")] = 64,
+    batch: Annotated[int | None, typer.Option(min=1, help="Images at a time; by default fewer of large ones.")] = None,
     weights: Weights = None,
     classes: Classes = None,
     mean: Mean = None,

@@ -27,7 +27,7 @@ _LABEL_KEYS = ("labels", "label", "targets", "target", "y")
 
 
 def batches(
-    source: Any, preprocess: Preprocess, *, size: int = 256, nan: bool = False, label: str | None = None
+    source: Any, preprocess: Preprocess, *, size: int | None = None, nan: bool = False, label: str | None = None
 ) -> Iterator[Batch]:
     """Yield (images, labels) batches; labels is None if the source has none.
 
@@ -37,7 +37,7 @@ def batches(
         source: An `ImageSet`, a tensor or array of images, a PIL image, a path, a sequence of any of these, a data set
             or data loader of images, (image, label) pairs or mappings.
         preprocess: How they become inputs.
-        size: Images per batch; a data loader keeps its own batch size.
+        size: Images per batch, by default `Preprocess.batch_size`; a data loader keeps its own batch size.
         nan: Whether images with NaN or infinite pixels pass; otherwise they are an error.
         label: What is done with the batches, for a progress bar; None for no bar.
 
@@ -54,6 +54,7 @@ def batches(
                 done += len(x)
                 update(done)
         return
+    size = preprocess.batch_size if size is None else size
     empty, files = True, _is_files(source)
     parts: Iterator[tuple[Any, Any]] = _read_ahead(source, preprocess, size, nan) if files else _raw(source, size)
     for images, labels in parts:

@@ -24,6 +24,8 @@ FILTERS = {
 }
 FITS = ("crop", "stretch")
 LARGEST_INPUT = 2**24  # numbers, such as 3 x 2300 x 2300
+BATCHES = 32, 256  # images in a batch by default, at least and at most
+_BATCH_NUMBERS = 1 << 21  # that a batch aims at: the activations of larger ones do not fit into a processor's cache
 _AT_A_TIME = 1 << 20  # pixels in floating point
 
 
@@ -71,6 +73,14 @@ class Preprocess:
     def is_image(self) -> bool:
         """Whether the inputs are images, (D, H, W), rather than vectors or signals."""
         return len(self.shape) == 3
+
+    @property
+    def batch_size(self) -> int:
+        """Images in a batch where nothing else is said: 256 of 32 x 32, 32 of 224 x 224.
+
+        Larger batches of photographs take more memory and are slower on a processor.
+        """
+        return max(BATCHES[0], min(BATCHES[1], _BATCH_NUMBERS // math.prod(self.shape)))
 
     def __call__(self, item: Any, *, nan: bool = False) -> Tensor:
         """Turn one image (PIL, path, array or tensor) into a tensor of ``shape``; see `batch`."""

@@ -269,12 +269,14 @@ class Detector(ABC):
         self.calibration = None
         return self
 
-    def score(self, images: Any, *, batch_size: int = 256, progress: Callable[[int], None] | None = None) -> Tensor:
+    def score(
+        self, images: Any, *, batch_size: int | None = None, progress: Callable[[int], None] | None = None
+    ) -> Tensor:
         """Scores (N,), larger for further out of distribution, on the CPU; infinite for images with NaN pixels.
 
         Args:
             images: In any form that `kedge.data.batches` takes.
-            batch_size: Images at a time; the scores do not depend on it.
+            batch_size: Images at a time, by default `kedge.Preprocess.batch_size`; the scores do not depend on it.
             progress: Called with the number of images done after each batch, instead of a bar in a terminal.
         """
         return self._run(images, batch_size, progress)[0].score
@@ -285,7 +287,7 @@ class Detector(ABC):
         *,
         alpha: float = 0.05,
         delta: float | None = None,
-        batch_size: int = 256,
+        batch_size: int | None = None,
         temperature: float | None = None,
     ) -> Self:
         """Set the threshold on held-out in-distribution images that were not trained on.
@@ -299,11 +301,10 @@ class Detector(ABC):
             held_out: In-distribution images, labelled or not.
             alpha: The largest share of in-distribution images to flag.
             delta: None, or the probability with which the guarantee may fail for this calibration set.
-            batch_size: Images at a time.
+            batch_size: Images at a time, as for `score`.
             temperature: That of ``probability``, where it is known already; by default it is fitted to the labels.
         """
         between("alpha", alpha, 0, 1, open_ends=True)
-        at_least("batch_size", batch_size, 1)
         if delta is not None:
             between("delta", delta, 0, 1, open_ends=True)
         if str(getattr(held_out, "checksum", "")) in self.trained_on:
@@ -318,7 +319,7 @@ class Detector(ABC):
         return self
 
     def __call__(
-        self, images: Any, *, batch_size: int = 256, progress: Callable[[int], None] | None = None
+        self, images: Any, *, batch_size: int | None = None, progress: Callable[[int], None] | None = None
     ) -> Detection:
         """Classify images and flag those that are out of distribution.
 
@@ -431,14 +432,14 @@ class Detector(ABC):
     def _run(
         self,
         images: Any,
-        batch_size: int,
+        batch_size: int | None,
         progress: Callable[[int], None] | None = None,
         *,
         held_out: bool = False,
     ) -> tuple[Outputs, Tensor, Tensor]:
         """Outputs and labels of images, on the CPU; of held-out ones, fingerprints too, and NaN pixels are an error."""
         preprocess = self._check_fitted()
-        at_least("batch_size", batch_size, 1)
+        size = preprocess.batch_size if batch_size is None else at_least("batch_size", batch_size, 1)
         outs: list[Outputs] = []
         vectors = self._as_inputs(images) is not images
         extracted = isinstance(images, Features) and not vectors
@@ -448,7 +449,7 @@ class Detector(ABC):
         label = None if progress is not None else "calibrating" if held_out else "scoring"
         read = self._of_features if extracted else self._of_vectors if vectors else self._of_images
         with evaluating(self.net), torch.no_grad():
-            for out, bad, y, marks in read(images, preprocess, batch_size, held_out, label):
+            for out, bad, y, marks in read(images, preprocess, size, held_out, label):
                 for name, values in (("scores", out.score), ("logits", out.logits)):
                     finite(name, values, "the network gives NaN or infinite logits here; check its weights")
                 out = out.without(bad)
@@ -512,7 +513,7 @@ class Detector(ABC):
             )
 
     def _on_held_out(
-        self, held_out: Any, names: Sequence[str], alpha: float, delta: float | None, batch_size: int
+        self, held_out: Any, names: Sequence[str], alpha: float, delta: float | None, batch_size: int | None
     ) -> "HeldOut":
         """Learn from held-out images, if the method does, and score those that the threshold is set on."""
         learned = torch.empty(0, 16, dtype=torch.uint8)  # no test set may hold these images either

@@ -249,7 +249,7 @@ z-scores |
         return replace(out, score=rule.combine(evidence, learned).to(out.logits.dtype), parts=evidence)
 
     def _on_held_out(
-        self, held_out: Any, names: Sequence[str], alpha: float, delta: float | None, batch_size: int
+        self, held_out: Any, names: Sequence[str], alpha: float, delta: float | None, batch_size: int | None
     ) -> HeldOut:
         """Learn the standardisation from some images, and score the others."""
         preprocess, rule = self._check_fitted(), RULES[self.rule]

@@ -32,7 +32,7 @@ def extract(
     preprocess: Preprocess | None = None,
     head: str | None = None,
     half: bool = False,
-    batch_size: int = 64,
+    batch_size: int | None = None,
 ) -> Features:
     """Run a network over images once; every detector that reads logits or last features takes the result instead.
 
@@ -47,7 +47,7 @@ def extract(
         preprocess: How images become inputs; by default what the network's record says, or the images' size.
         head: The name of the last linear layer; by default it is found by running the network.
         half: Whether to store features in half precision.
-        batch_size: Images at a time.
+        batch_size: Images at a time, by default `kedge.Preprocess.batch_size`.
 
     Example:
         >>> from kedge import KNN, Classifier, ImageSet
@@ -60,7 +60,8 @@ def extract(
         >>> KNN(net, k=3).fit(features.subset(range(40))).score(features).shape
         torch.Size([60])
     """
-    at_least("batch_size", batch_size, 1)
+    if batch_size is not None:
+        at_least("batch_size", batch_size, 1)
     classifier = as_classifier(net)
     recorded = classifier.record.get("preprocess")
     known = None if recorded is None else Preprocess.from_record(recorded)
@@ -103,7 +104,7 @@ class Extraction:
     net: Classifier
     preprocess: Preprocess
     head: str | None
-    batch_size: int
+    batch_size: int | None
     label: str
 
     def rows(self, data: Any) -> Iterator[dict[str, Tensor]]:

@@ -13,7 +13,7 @@ class Gaussians:
     """Class Gaussians with one covariance, whitened, so that distances between whitened vectors are Euclidean."""
 
     centre: Tensor  # the mean of all training features, (D,)
-    whitening: Tensor  # W with W W^T the precision, one column for each direction in which features vary, (D, R)
+    whitening: Tensor  # W with W W^T the precision, R the number of directions in which features vary, (D, R)
     means: Tensor  # (mean of the class - centre) W, for each class that has images, (C, R)
 
 
@@ -39,7 +39,8 @@ class ClassStatistics:
         centred = features - means[index]  # (B, D)
         old = self.counts[present]
         moved = means - self.means[present]  # (P, D)
-        self.scatter += centred.T @ centred + moved.T @ ((old * new / (old + new))[:, None] * moved)
+        rows = torch.cat([centred, (old * new / (old + new)).sqrt()[:, None] * moved])  # (B + P, D)
+        self.scatter.addmm_(rows.T, rows)
         self.means[present] += moved * (new / (old + new))[:, None]
         self.counts[present] += new
 
@@ -72,16 +73,30 @@ class ClassStatistics:
         share = self.counts[seen] / self.counts.sum()  # (C,)
         centre = share @ self.means[seen]  # (D,)
         covariance = self.scatter / self.counts.sum()
-        variances, directions = torch.linalg.eigh(covariance)  # (D,), (D, D)
-        s, t = shrinkage
-        if s > 0:
-            variances = (1 - s) * variances.clamp(min=0) + s * t
         squares = covariance.diagonal() + share @ self.means[seen] ** 2  # the mean square of each feature, (D,)
-        noise = rounding**2 * squares @ directions**2  # (D,)
-        floor = len(variances) * torch.finfo(torch.float64).eps * variances[-1]  # as scipy.linalg.pinvh
-        kept = variances > noise.clamp(min=floor)
-        whitening = directions[:, kept] / variances[kept].sqrt()  # (D, R)
+        whitening = _whitening(covariance, shrinkage, rounding**2 * squares)
         return Gaussians(centre, whitening, (self.means[seen] - centre) @ whitening)
+
+
+def _whitening(covariance: Tensor, shrinkage: tuple[float, float], noise: Tensor) -> Tensor:
+    """W (D, R) with W W^T the precision; see `ClassStatistics.gaussians`. ``noise`` (D,) is the variance of rounding.
+
+    Columns are the directions of the covariance, scaled; or, where shrinkage leaves no direction out, those of the
+    inverse Cholesky factor, which takes a quarter of the time.
+    """
+    (s, t), precision = shrinkage, len(covariance) * torch.finfo(torch.float64).eps  # as scipy.linalg.pinvh
+    identity = torch.eye(len(covariance), dtype=torch.float64, device=covariance.device)
+    largest = (1 - s) * float(covariance.trace()) + s * t  # at least the largest variance; the smallest is at least s t
+    if s * t > max(float(noise.max()), precision * largest):
+        factor = torch.linalg.cholesky((1 - s) * covariance + s * t * identity)
+        inverse: Tensor = torch.linalg.solve_triangular(factor, identity, upper=False)
+        return inverse.T
+    variances, directions = torch.linalg.eigh(covariance)  # (D,), (D, D)
+    if s > 0:
+        variances = (1 - s) * variances.clamp(min=0) + s * t
+    kept: Tensor = variances > (noise @ directions**2).clamp(min=precision * variances[-1])
+    whitening: Tensor = directions[:, kept] / variances[kept].sqrt()
+    return whitening
 
 
 def oas(covariance: Tensor, n: float) -> float:

@@ -58,7 +58,7 @@ def compare(
     metrics: Sequence[str] = HEADLINE,
     resamples: int = RESAMPLES,
     seed: int = 0,
-    batch_size: int = 64,
+    batch_size: int | None = None,
 ) -> Evaluation:
     """Fit, calibrate and judge all methods that apply to a network as it is; the images pass through it once.
 
@@ -88,7 +88,7 @@ def compare(
         metrics: Names of metrics to give intervals.
         resamples: Number of bootstrap resamples for intervals; 0 for no intervals.
         seed: Random seed of the split of ``held_out`` and of the bootstrap.
-        batch_size: Images that pass through the network at a time.
+        batch_size: Images that pass through the network at a time, by default `kedge.Preprocess.batch_size`.
 
     Example:
         >>> noise = lambda n, name: ImageSet(torch.randint(0, 256, (n, 3, 2, 2), dtype=torch.uint8), name=name)
@@ -158,7 +158,7 @@ class _Comparison:
         preprocess: Preprocess | None,
         directory: str | Path | None,
         half: bool,
-        batch_size: int,
+        batch_size: int | None,
     ) -> None:
         recorded = net.record.get("preprocess")
         known = None if recorded is None else Preprocess.from_record(recorded)
