@@ -1,5 +1,6 @@
 """Detector: the verbs that all methods share. A method is its `outputs`, and its `fit_method` if it learns."""
 
+import copy
 import math
 import os
 import warnings
@@ -409,11 +410,25 @@ class Detector(ABC):
         """A batch in pieces that are small enough for taking gradients."""
         return tuple(x.split(max(1, int(GRADIENT_ROWS // passes(self.net)))))
 
+    def on(self, net: Classifier) -> Self:
+        """A copy with another network that computes the same."""
+        copied = copy.copy(self)
+        copied.net = net
+        return copied
+
     # Steps of the verbs.
 
     @property
     def _classifiers(self) -> list[Classifier]:
-        return [module for module in self.net.modules() if isinstance(module, Classifier)]
+        # Not by net.modules(), whose nested generators take a fifth as long as a pass of one photograph.
+        found: dict[Classifier, None] = {}
+        waiting: list[nn.Module] = [self.net]
+        while waiting:
+            module = waiting.pop()
+            if isinstance(module, Classifier):
+                found[module] = None
+            waiting += reversed([*module.children()])
+        return list(found)
 
     @property
     def _anchors_version(self) -> tuple[int, ...]:

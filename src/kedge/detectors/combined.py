@@ -4,7 +4,7 @@ import copy
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, ClassVar, TypedDict
+from typing import Any, ClassVar, Self, TypedDict
 
 import torch
 from torch import Tensor, nn
@@ -25,7 +25,7 @@ from kedge.detectors.training_images import refuse_training_images
 from kedge.errors import FileFormatError, InputError, NotReadyError
 from kedge.io import artifact
 from kedge.io.schema import arguments
-from kedge.models.classifier import evaluating
+from kedge.models.classifier import Classifier, evaluating
 from kedge.training.synthetic_outliers import synthetic_outliers
 
 DEFAULT: Mapping[str, Any] = {"parts": ("mds++", "gen"), "rule": "sum"}  # what `kedge.protect` does
@@ -172,6 +172,12 @@ z-scores |
     def of_logits(self, logits: Tensor) -> Outputs:
         """The outputs for logits (B, C), if all parts read logits alone."""
         return self._combined([part.of_logits(logits) for part in self.parts])  # type: ignore[attr-defined]
+
+    def on(self, net: Classifier) -> Self:
+        """A copy with another network that computes the same, also for its parts."""
+        copied = super().on(net)
+        copied.parts = [part.on(net) for part in self.parts]
+        return copied
 
     @property
     def in_one_pass(self) -> bool:

@@ -18,14 +18,19 @@ def reads_logits_alone(detector: Detector) -> bool:
     return detector.reads in OUTPUT_KINDS
 
 
+def reads_the_end_alone(detector: Detector) -> bool:
+    """Whether a detector is a function of its network's output and of the input of its last linear layer."""
+    return reads_logits_alone(detector) or detector.takes_features
+
+
 def for_inference(detector: Detector) -> Detector:
     """A faster copy with the same verdicts, up to rounding, for scoring; save the original.
 
     Batch norms are folded into the layers before them and, on a CPU, weights are stored with channels last. A detector
-    that is not fitted, that reads more than the network's output, or whose folded network has other logits is returned
-    unchanged.
+    that is not fitted, that reads more than logits and last features, or whose folded network has other logits is
+    returned unchanged.
     """
-    foldable = reads_logits_alone(detector) and type(detector.net) in (Classifier, Anchored)
+    foldable = reads_the_end_alone(detector) and type(detector.net) in (Classifier, Anchored)
     if not foldable or detector.preprocess is None:
         return detector
     net = folded(detector.net)
@@ -35,24 +40,19 @@ def for_inference(detector: Detector) -> Detector:
         net.fix_weights()
     if not _same_logits(net, detector.net, detector.preprocess.shape):
         return detector
-    fast = copy.copy(detector)
-    fast.net = net
-    return fast
+    return detector.on(net)
 
 
 def thread_copies(detector: Detector, count: int) -> list[Detector]:
     """The detector and ``count - 1`` copies with the same weights, for threads that call one each.
 
     The modules are copied, since they may hold values during a pass; the weights are shared. A method that reads more
-    than the network's output may refer to its modules, so the list is then the detector alone.
+    than logits and last features may refer to its modules, so the list is then the detector alone.
     """
-    if not reads_logits_alone(detector):
+    if not reads_the_end_alone(detector):
         return [detector]
-    copies = [copy.copy(detector) for _ in range(count - 1)]
     weights = {id(tensor): tensor for tensor in (*detector.net.parameters(), *detector.net.buffers())}
-    for each in copies:
-        each.net = copy.deepcopy(detector.net, dict(weights))
-    return [detector, *copies]
+    return [detector, *(detector.on(copy.deepcopy(detector.net, dict(weights))) for _ in range(count - 1))]
 
 
 @torch.no_grad()
