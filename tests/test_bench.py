@@ -5,7 +5,6 @@ import json
 import runpy
 import sys
 from functools import partial
-from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -315,8 +314,7 @@ def test_quality_is_that_of_the_exact_engine_but_for_what_an_engine_changes(prep
 @pytest.fixture
 def quick(monkeypatch):
     """Measure without waiting for a turn to fill."""
-    command = import_module("kedge.studies.commands.bench")  # its name in the package is that of the function
-    monkeypatch.setattr(command, "measure", partial(bench.measure, least=0))
+    monkeypatch.setattr(bench, "measure", partial(bench.measure, least=0))
 
 
 def test_the_command_writes_a_record_and_a_page_and_compares_with_the_one_before(quick, detector, tmp_path):

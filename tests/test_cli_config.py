@@ -59,7 +59,7 @@ def test_an_error_names_the_option_and_not_the_argument(tmp_path, detector):
     np.savez(tmp_path / "a.npz", x=images().permute(0, 2, 3, 1).numpy())
     fresh = ["calibrate", "cifar10", f"npz:{tmp_path / 'a.npz'}", "--out", tmp_path / "b", "--alpha", "2"]
     assert str(run_cli(*fresh).exception).startswith("--alpha must lie in (0, 1); got 2")
-    odd = ["score", tmp_path, "--detector", "cifar10", "--out", tmp_path / "a", "--format", "x"]
+    odd = ["score", "cifar10", tmp_path, "--out", tmp_path / "a", "--format", "x"]
     assert str(run_cli(*odd).exception).startswith("--format must be one of")
 
 
@@ -67,7 +67,7 @@ def test_ctrl_c_says_what_is_kept_and_how_to_go_on(monkeypatch, tmp_path, detect
     def interrupted(*_, **__):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("kedge.cli.info.facts", interrupted)
+    monkeypatch.setattr("kedge.io.facts.facts", interrupted)
     done = run_cli("info", detector)
     assert (done.exit_code, "stopped: nothing was written" in done.stderr) == (130, True)
     monkeypatch.setattr("kedge.data.sources.load_dataset", interrupted)
@@ -112,8 +112,11 @@ from kedge.cli import app
 atexit.register(lambda: sys.stdout.flush() or os._exit("torch" in sys.modules))
 app(sys.argv[1:], prog_name="kedge")"""
     completion = {"_KEDGE_COMPLETE": "complete_bash", "COMP_WORDS": "kedge tr", "COMP_CWORD": "1"}
-    for arguments, more, shown in ((["--help"], {}, "Classify images"), ([], completion, "train")):
-        command = [sys.executable, "-c", code, *arguments]
+    help_of = [
+        ([name, "--help"], {}, "Usage: kedge") for name in (*cli.COMMANDS, "data list", "demo", "reproduce", "bench")
+    ]
+    for arguments, more, shown in ((["--help"], {}, "Classify images"), ([], completion, "train"), *help_of):
+        command = [sys.executable, "-c", code, *" ".join(arguments).split()]
         done = subprocess.run(command, capture_output=True, text=True, env=os.environ | more, timeout=60)
         assert (done.returncode, done.stderr) == (0, "")
         assert shown in done.stdout

@@ -74,9 +74,9 @@ def test_a_path_is_text_and_no_markup(folder, tmp_path):
     done = run("calibrate", folder / "msp.kedge", f"npz:{folder / 'fresh.npz'}", "--out", home / "a.kedge")
     assert "[red]/a.kedge" in done.output.replace("\n", "")
     Image.new("RGB", (10, 10)).save(tmp_path / "a.png")
-    done = run("score", "--detector", folder / "msp.kedge", tmp_path / "a.png", "-o", home / "a.csv")
+    done = run("score", folder / "msp.kedge", tmp_path / "a.png", "-o", home / "a.csv")
     assert "[red]/a.csv.html" in done.output.replace("\n", "")
-    done = run("watch", home / "a.csv", "--detector", folder / "msp.kedge")
+    done = run("watch", folder / "msp.kedge", home / "a.csv")
     assert "[red]/a-drift.html" in done.output.replace("\n", "")
 
 

@@ -24,7 +24,7 @@ FILES = [
     ["export", "none.kedge", "-o"],
     ["calibrate", "none.kedge", "npz:none.npz", "--out"],
     ["data", "show", "npz:none.npz", "-o"],
-    ["watch", "none.csv", "--detector", "none.kedge", "-o"],
+    ["watch", "none.kedge", "none.csv", "-o"],
 ]
 
 
@@ -69,12 +69,16 @@ def test_no_command_replaces_a_file_unless_it_is_told_to(tmp_path):
     (tmp_path / "file").write_text("of somebody else")
     (tmp_path / "detector.kedge").write_text("a finished run")
     (tmp_path / "bench.json").write_text("{}")
+    (tmp_path / "report.html").write_text("of a study")
+    (tmp_path / "metrics.json").write_text("{}")
     fit = ["fit", "compact", "--train", "none", "-o"]
-    commands = [[*command, tmp_path / "file"] for command in (*FILES, fit)] + [[*c, tmp_path] for c in FOLDERS[:3]]
+    commands = [[*command, tmp_path / "file"] for command in (*FILES, fit)] + [
+        [*c, tmp_path] for c in (*FOLDERS[:4], FOLDERS[-1])
+    ]
     for command in commands:
         with pytest.raises(InputError, match=r"must not exist yet; .* does: choose another name, or use --overwrite"):
             raise run_cli(*command).exception
-        if command[0] != "demo":  # which has nothing else to refuse
+        if command[0] not in ("demo", "reproduce"):  # which have nothing else to refuse
             assert "must not exist" not in str(run_cli(*command, "--overwrite").exception), command
     with pytest.raises(InputError, match=r"--out must name a file to write; to replace .* itself, use --overwrite"):
         raise run_cli("calibrate", "none.kedge", "npz:none.npz").exception

@@ -36,9 +36,9 @@ def test_names_cannot_control_the_terminal(home, tmp_path, terminal):
     sets = ["--test", f"folder:{home / EVIL}", "--ood", f"folder:{home / f'strange {EVIL}'}", "--resamples", "0"]
     commands = [
         ["info", home / "msp.kedge"],
-        ["score", "--detector", home / "msp.kedge", *files, home / "bad\udcff\n.png"],
-        ["score", "--detector", home / "msp.kedge", *files, "-o", tmp_path / f"{EVIL}.csv"],
-        ["watch", tmp_path / f"{EVIL}.csv", "--detector", home / "msp.kedge", "--window", "20"],
+        ["score", home / "msp.kedge", *files, home / "bad\udcff\n.png"],
+        ["score", home / "msp.kedge", *files, "-o", tmp_path / f"{EVIL}.csv"],
+        ["watch", home / "msp.kedge", tmp_path / f"{EVIL}.csv", "--window", "20"],
         ["data", "show", f"folder:{home / EVIL}", "-o", tmp_path / f"{EVIL}.png"],
         ["evaluate", home / "msp.kedge", *sets],
         ["calibrate", home / "msp.kedge", f"folder:{home / EVIL}", "--out", tmp_path / f"{EVIL}.kedge"],
@@ -65,6 +65,7 @@ def test_a_pipe_gets_whole_lines(home, tmp_path):
     command = [sys.executable, "-m", "kedge", *map(str, command)]
     done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=100)
     caption, of_sets = lines(done.stdout)
+    assert not [line for line in done.stdout.splitlines() if line.endswith(" ")]
     assert of_sets.startswith("By OOD set, in %.")
     assert caption.startswith(f"In distribution: {name}. In %")
     assert caption.endswith("on this machine.")

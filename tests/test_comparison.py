@@ -235,6 +235,7 @@ def test_the_commands_extract_and_compare(folder, tmp_path, monkeypatch):
     ]  # fmt: skip
     done = run(*command, "--by-set")
     assert done.exit_code == 0, done.output
+    assert "metrics.json does: choose another name, or use --overwrite" in str(run(*command).exception)
     for text in ("near AUROC", "far FPR95", "dim AUROC", "knn", "left out  odin: ", "Accuracy"):
         assert text in done.output.replace("\n", " "), text
     facts = json.loads((tmp_path / "out" / "metrics.json").read_text())
@@ -244,11 +245,15 @@ def test_the_commands_extract_and_compare(folder, tmp_path, monkeypatch):
     assert "Groups of sets" in page
     assert "Methods left out" in page
     assert page.count("data:image/png") > 10  # images that are read from disk
-    again = run(*command, "--json")
+    again = run(*command, "--json", "--overwrite")
     printed, before = json.loads(again.stdout)["results"], facts["results"]
     assert {name: each["metrics"] for name, each in printed.items()} == {
         n: each["metrics"] for n, each in before.items()
     }
+    other = ("extract", "msp.kedge", "--data", "folder:dim", "-o", tmp_path / "train")
+    assert "features.json does: choose another name, or use --overwrite" in str(run(*other).exception)
+    assert run(*other, "--overwrite").exit_code == 0
+    assert kedge.Features.open(tmp_path / "train").name == "dim"
 
 
 def test_a_saved_network_has_its_own_options(folder):

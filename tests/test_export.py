@@ -5,7 +5,6 @@ import hashlib
 import json
 import subprocess
 import sys
-from importlib import import_module
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
@@ -507,9 +506,8 @@ def test_the_threshold_is_not_set_on_images_that_the_ranges_were_taken_from(home
 
 
 def test_a_file_that_differs_is_not_kept(home, tmp_path, monkeypatch):
-    command = import_module("kedge.cli.export")
-    monkeypatch.setattr(command, "compare_verdicts", lambda *_: Difference(largest=0.1, scale=1.0, verdicts=0))
-    monkeypatch.setattr(command, "export_onnx", lambda detector, path, **_: path.write_bytes(b"x"))
+    monkeypatch.setattr("kedge.export.compare_verdicts", lambda *_: Difference(largest=0.1, scale=1.0, verdicts=0))
+    monkeypatch.setattr("kedge.export.export_onnx", lambda detector, path, **_: path.write_bytes(b"x"))
     with pytest.raises(KedgeError, match="differs from the detector"):
         raise run("export", home / "digits.kedge", "-o", tmp_path / "a.onnx").exception
     assert list(tmp_path.iterdir()) == []
@@ -558,7 +556,7 @@ def test_an_error_of_reading_images_is_not_reported_as_one_of_writing(home, tmp_
     def fails(*_, **__):
         raise PermissionError("images")
 
-    monkeypatch.setattr(import_module("kedge.cli.export").sources, "load_dataset", fails)
+    monkeypatch.setattr("kedge.data.sources.load_dataset", fails)
     sets = ["--int8", "folder:a", "--calibrate", "folder:b", "--no-check"]
     with pytest.raises(PermissionError, match="images"):
         raise run("export", home / "digits.kedge", "-o", tmp_path / "a.onnx", *sets).exception

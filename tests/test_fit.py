@@ -99,7 +99,7 @@ def test_a_fitted_file_works_with_every_command_without_the_networks_code(folder
     assert detector.classes == ("blue", "green", "red")
     commands = [
         ("info", "a.kedge"),
-        ("score", "--detector", "a.kedge", "held", "-o", "rows.csv", "--no-summary"),
+        ("score", "a.kedge", "held", "-o", "rows.csv", "--no-summary"),
         ("calibrate", "a.kedge", "folder:held", "--alpha", "0.2", "--out", "b.kedge"),
         ("evaluate", "a.kedge", "--test", "folder:fresh", "--ood", "folder:train", "--resamples", 0),
     ]
@@ -135,8 +135,8 @@ def test_no_command_needs_timm_for_a_network_of_timm(
         kedge.network("timm:test_efficientnet")
     commands = [
         ("info", "a.kedge"),
-        ("score", "--detector", "a.kedge", "held", "-o", "rows.csv", "--no-summary"),
-        ("watch", "rows.csv", "--detector", "a.kedge"),
+        ("score", "a.kedge", "held", "-o", "rows.csv", "--no-summary"),
+        ("watch", "a.kedge", "rows.csv"),
         ("calibrate", "a.kedge", "folder:held", "--alpha", "0.2", "--out", "b.kedge"),
         ("evaluate", "b.kedge", "--test", "folder:fresh", "--ood", "folder:train", "--resamples", 0),
         ("export", "a.kedge", "-o", "a.onnx"),
@@ -224,7 +224,7 @@ def test_a_file_without_a_graph_opens_with_the_networks_own_code(folder: Path) -
     assert fitted.exit_code == 0
     assert "opens only with the network's own code (--model package.module:factory" in fitted.stderr
     commands: list[tuple[object, ...]] = [
-        ("score", "--detector", "a.kedge", "held", "-o", "rows.csv", "--no-summary"),
+        ("score", "a.kedge", "held", "-o", "rows.csv", "--no-summary"),
         ("calibrate", "a.kedge", "folder:held", "--alpha", "0.2", "--out", "b.kedge"),
         ("evaluate", "a.kedge", "--test", "folder:fresh", "--ood", "folder:train", "--resamples", 0),
         ("export", "a.kedge", "-o", "a.onnx"),
@@ -238,7 +238,7 @@ def test_a_file_without_a_graph_opens_with_the_networks_own_code(folder: Path) -
     for command in commands[:3]:
         result = run_cli(*command, "--model", "photo_net:branching")
         assert result.exit_code == 0, (command, result.output, result.exception)
-    for command in (("watch", "rows.csv", "--detector", "a.kedge"), ("info", "a.kedge")):  # they run no network
+    for command in (("watch", "a.kedge", "rows.csv"), ("info", "a.kedge")):  # they run no network
         assert run_cli(*command).exit_code == 0, command
     assert kedge.load("a.kedge", model="photo_net:branching").classes == ("blue", "green", "red")
 

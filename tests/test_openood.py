@@ -224,7 +224,8 @@ def test_weights_take_the_place_of_training_and_cells_belong_to_them(cifar, tmp_
         logits = openood_logits(openood_checkpoint(10), (test.images / 255 - mean) / std)
     accuracy = float((logits.argmax(1) == test.labels).double().mean())
     assert numbers["seeds"]["0"]["results"]["MSP"]["accuracy"] == pytest.approx(accuracy)
-    other = reproduce(*run, "--weights", files[1])
+    assert "use --overwrite" in str(reproduce(*run, "--weights", files[0]).exception)
+    other = reproduce(*run, "--weights", files[1], "--overwrite")
     assert "msp.cell was made with other networks" in str(other.exception)
     (suite,) = STUDIES["openood-cifar10"](Setting("full", (0, 1), cifar, tuple(files))).suites
     elsewhere = SuiteRun(suite, tmp_path / "meta", training={"accelerator": "meta"})

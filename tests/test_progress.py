@@ -101,7 +101,7 @@ def test_commands_show_the_same_bars_on_standard_error(terminal, tmp_path):
     folder.mkdir()
     for number, pixels in enumerate(images(6, seed=2).permute(0, 2, 3, 1).numpy()):
         Image.fromarray(pixels).save(folder / f"{number}.png")
-    command = ("score", "--detector", tmp_path / "a.kedge", folder, "--shard", 2)
+    command = ("score", tmp_path / "a.kedge", folder, "--shard", 2)
     done = run_cli(*command, TTY_COMPATIBLE="1")
     assert "scoring" in done.stderr
     assert "scoring" not in done.stdout

@@ -67,7 +67,7 @@ def scored(home, sources, out, detector="detector.kedge", **options):
 
 
 def cli(home, *arguments):
-    return run_cli("score", "--detector", home / "detector.kedge", *arguments)
+    return run_cli("score", home / "detector.kedge", *arguments)
 
 
 def stop(*_, **__):
@@ -581,7 +581,7 @@ def test_a_page_that_was_cut_is_written_again_and_one_of_somebody_else_is_not_re
         raise cli(home, home / "photos", "-o", out).exception
     assert names_in(tmp_path) == ["out.csv.html", "out.html"]
     with monkeypatch.context() as patch:
-        patch.setattr(sys.modules["kedge.cli.score"], "score_page", stop)
+        patch.setattr("kedge.scoring.page.score_page", stop)
         assert isinstance(cli(home, home / "photos", "-o", out, "--overwrite").exception, StopError)
     assert cli(home, home / "photos", "-o", out).exit_code == 0
     check(page.read_text())
@@ -612,7 +612,7 @@ def test_images_that_cannot_be_read_do_not_pass_for_good_ones(home, tmp_path):
         ([bad], 5),
         ([bad, "-o", tmp_path / "out.csv", "--fail-on-ood"], 5),
     ]:
-        assert run_cli("score", "--detector", tmp_path / "calm.kedge", *given).exit_code == code, given
+        assert run_cli("score", tmp_path / "calm.kedge", *given).exit_code == code, given
 
 
 def test_a_thumbnail_of_16_bits_is_as_bright_as_the_image(tmp_path):

@@ -79,7 +79,7 @@ def test_what_is_wrong_is_named_before_a_job_is_begun(home, tmp_path, monkeypatc
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(NotReadyError, match=r"needs ray, which is missing: pip install 'kedge\[ray\]'"):
         scored(home, tmp_path / "out.csv", RayEngine())
-    base = ["score", "--detector", home / "detector.kedge", home / "photos", "-o", tmp_path / "b.csv"]
+    base = ["score", home / "detector.kedge", home / "photos", "-o", tmp_path / "b.csv"]
     for options, message in [
         (["--engine", "spark"], "--engine must be one of 'local', 'ray'; got 'spark'"),
         (["--engine", "ray"], "needs ray"),
@@ -167,7 +167,7 @@ def test_the_command_starts_a_cluster_and_ends_it_and_prints_nothing_of_its_own(
 
     whole = scored(home, tmp_path / "whole.parquet")
     out = tmp_path / "out.parquet"
-    command = ["score", "--detector", home / "detector.kedge", home / "photos", "-o", out, "--shard", SHARD, "--json"]
+    command = ["score", home / "detector.kedge", home / "photos", "-o", out, "--shard", SHARD, "--json"]
     done = run_cli(*command, "--no-summary", "--engine", "ray", "--ray-address", "local", "--parallel", 1)
     assert done.exit_code == 0, done.output
     assert json.loads(done.stdout)["images"] == IMAGES

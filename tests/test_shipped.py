@@ -44,7 +44,7 @@ def test_noise_and_a_scribble_are_out_of_distribution(tmp_path):
     detector = kedge.load("cifar10")
     assert detector(images(20, side=32)).is_ood.double().mean() > 0.5
     assert bool(detector([scribble]).is_ood[0])
-    done = run_cli("score", "--detector", "cifar10", tmp_path / "scribble.png")
+    done = run_cli("score", "cifar10", tmp_path / "scribble.png")
     assert done.exit_code == 0, done.output
     assert "OUT OF DISTRIBUTION" in done.output
 

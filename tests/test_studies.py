@@ -47,7 +47,7 @@ def test_a_finished_study_is_not_trained_again(tmp_path, monkeypatch):
     steps = []
     monkeypatch.setattr(StudyProgress, "on_training", lambda self, network, p: steps.append(network))
     for trains in (True, False):
-        assert reproduce("uncertainty", "--scale", "smoke", "--out", tmp_path).exit_code == 0
+        assert reproduce("uncertainty", "--scale", "smoke", "--out", tmp_path, "--overwrite").exit_code == 0
         assert ("unanchored" in steps) == trains
         steps.clear()
 

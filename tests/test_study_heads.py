@@ -71,7 +71,7 @@ def test_a_run_at_the_smoke_scale_has_every_row_and_resumes(tmp_path, monkeypatc
     assert len(whole["by distance"]["toy"]["distance"]) == heads.BINS
     assert (tmp_path / "heads" / "heads.svg").read_text().startswith("<?xml")
     monkeypatch.setattr(heads, "trained", None)  # every cell is there
-    again = run_cli(*command, "--rows", "anchored: tau")
+    again = run_cli(*command, "--overwrite", "--rows", "anchored: tau")
     assert again.exit_code == 0, again.exception
     assert "anchored: tau" in again.output
     assert "ensemble: gen" not in again.output

@@ -187,7 +187,8 @@ def test_the_study_runs_at_the_smoke_scale_and_reads_what_is_there(tmp_path, mon
     assert "mds++ + gen" not in record["single"]
     assert (tmp_path / "worst-against-mean.svg").read_text().startswith("<?xml")
     monkeypatch.setattr(kedge.detectors.MSP, "fit", None)
-    again = run_cli("reproduce", *options, columns=200)
+    assert "tables.md does: choose another name" in str(run_cli("reproduce", *options).exception)
+    again = run_cli("reproduce", *options, "--overwrite", columns=200)
     assert again.exit_code == 0, again.output
     assert json.loads((tmp_path / "metrics.json").read_text())["summary"] == record["summary"]
 

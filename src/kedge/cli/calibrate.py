@@ -8,20 +8,17 @@ from typing import Annotated
 import typer
 from rich.markup import escape
 
-from kedge.cli.options import AsJson, DataDir, DetectorFile, Model, Overwrite
+from kedge.cli.options import Alpha, AsJson, DataDir, DetectorFile, Model, Overwrite
 from kedge.cli.terminal import Console
-from kedge.data import sources
-from kedge.detectors import load
 from kedge.errors import InputError
 from kedge.files import check_target
-from kedge.io.artifact import locate
 
 
 def calibrate(
     file: DetectorFile,
     images: Annotated[str, typer.Argument(help="In-distribution images: a data set by name, folder:PATH, npz:PATH.")],
     split: Annotated[str | None, typer.Option(help="The split of a data set by name.")] = None,
-    alpha: Annotated[float, typer.Option(help="The largest share of in-distribution images to flag.")] = 0.05,
+    alpha: Alpha = 0.05,
     delta: Annotated[
         float | None,
         typer.Option(help="Probability, over draws of the calibration images, that more than ALPHA is flagged."),
@@ -44,6 +41,10 @@ def calibrate(
 
         kedge calibrate cifar10 folder:my-photos/ --out mine.kedge
     """
+    from kedge.data import sources
+    from kedge.detectors import load
+    from kedge.io.artifact import locate
+
     if out is None and locate(file) != file:
         raise InputError(f"--out must name a file to write: {file} comes with kedge and is not changed")
     target = out or file

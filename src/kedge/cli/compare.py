@@ -9,20 +9,24 @@ import typer
 from rich.markup import escape
 
 from kedge.checks import one_of
-from kedge.cli.inputs import open_network, open_set, open_sets
-from kedge.cli.options import AsJson, Classes, DataDir, Mean, Network, Size, Std, Threads, Weights
+from kedge.cli.options import (
+    AsJson,
+    Batch,
+    Classes,
+    DataDir,
+    Half,
+    Mean,
+    Metric,
+    Network,
+    Overwrite,
+    Resamples,
+    Size,
+    Std,
+    Threads,
+    Weights,
+)  # fmt: skip
 from kedge.cli.terminal import Console, printable
-from kedge.detectors.registry import named_methods
-from kedge.evaluation import compare as compare_methods
-from kedge.evaluation.paired import RESAMPLES
-from kedge.evaluation.report import write_report
-from kedge.evaluation.report.figures import require
-from kedge.evaluation.result import HEADLINE
-from kedge.evaluation.summary import grouped_table
 from kedge.files import atomic, check_target
-from kedge.io.tuned import WAYS
-from kedge.metrics import METRICS
-from kedge.provenance import provenance
 from kedge.threads import use_threads
 
 
@@ -56,30 +60,29 @@ def compare(
             "outliers, or by OOD images, as folder:PATH; takes half of the held-out images."
         ),
     ] = None,
-    metric: Annotated[
-        list[str] | None,
-        typer.Option(help=f"Column of the table, may be repeated: {', '.join(METRICS)}. By default AUROC and FPR95."),
-    ] = None,
+    metric: Metric = None,
     by_set: Annotated[bool, typer.Option("--by-set", help="Print a column for each OOD set as well.")] = False,
     out: Annotated[
         Path, typer.Option("--out", "-o", help="Folder for the features, metrics.json and report.html.")
     ] = Path("runs/compare"),
-    half: Annotated[bool, typer.Option("--half", help="Store features in half precision.")] = False,
-    resamples: Annotated[int, typer.Option(min=0, help="Bootstrap resamples for intervals; 0 for none.")] = RESAMPLES,
+    half: Half = False,
+    resamples: Resamples = 500,
     seed: Annotated[int, typer.Option(min=0, help="Random seed of the split and the bootstrap.")] = 0,
-    batch: Annotated[int | None, typer.Option(min=1, help="Images at a time; by default fewer of large ones.")] = None,
+    batch: Batch = None,
     weights: Weights = None,
     classes: Classes = None,
     mean: Mean = None,
     std: Std = None,
     size: Size = None,
+    overwrite: Overwrite = False,
     as_json: AsJson = False,
     threads: Threads = None,
     data_dir: DataDir = None,
 ) -> None:
     """Fit and judge every method that applies to a classifier as it is; images pass through the network once.
 
-    Features are kept in --out, where a run that was stopped goes on. To judge saved detectors: `kedge evaluate`.
+    Features are kept in --out, where a run that was stopped goes on, and another one
+    reuses them. To judge saved detectors: `kedge evaluate`.
 
     For example:
 
@@ -87,10 +90,22 @@ def compare(
 
         kedge compare birds.kedge --train folder:train --held-out folder:val --ood folder:other --methods msp,knn,mds++
     """
+    from kedge.cli.inputs import open_network, open_set, open_sets
+    from kedge.detectors.registry import named_methods
+    from kedge.evaluation import compare as compare_methods
+    from kedge.evaluation.report import write_report
+    from kedge.evaluation.report.figures import require
+    from kedge.evaluation.result import HEADLINE
+    from kedge.evaluation.summary import grouped_table
+    from kedge.io.tuned import WAYS
+    from kedge.metrics import METRICS
+    from kedge.provenance import provenance
+
     console = Console(stderr=as_json)
     columns = [one_of("--metric", name, tuple(METRICS)) for name in metric or HEADLINE]
     names = [one_of("--methods", name.strip(), tuple(named_methods())) for name in (methods or "").split(",") if name]
     check_target("--out", out, folder=True)
+    check_target("--out", out / "metrics.json", overwrite=overwrite)
     require()  # before minutes of work, not after
     use_threads(threads)
     images = open_set(train, "train", data_dir=data_dir)

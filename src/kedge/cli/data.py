@@ -3,18 +3,20 @@
 import json
 import time
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.markup import escape
 from rich.table import Table
 
 from kedge.cli.lazy import Command, Group
-from kedge.cli.options import Overwrite
+from kedge.cli.options import AsJson, Overwrite
 from kedge.cli.terminal import Console
-from kedge.data import sources
 from kedge.files import atomic, check_target
 from kedge.progress import progress_bar
+
+if TYPE_CHECKING:
+    from kedge.data import sources
 
 data = typer.Typer(
     cls=Group,
@@ -39,7 +41,6 @@ AnyName = Annotated[str, typer.Argument(help="Name of a public data set, or fold
 Split = Annotated[str | None, typer.Option(help="Split to show, such as train; by default the test split.")]
 Part = Annotated[str | None, typer.Option(help="Download only the files of this split, such as gaussian_blur/5.")]
 DataDir = Annotated[Path | None, typer.Option(help="Folder of all data sets; by default $KEDGE_DATA, or your cache.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 @data.command("list", cls=Command)
@@ -52,6 +53,8 @@ def list_(data_dir: DataDir = None, as_json: AsJson = False) -> None:
 
         kedge data list --json | jq '.[] | select(.here) | .name'
     """
+    from kedge.data import sources
+
     home = sources.data_folder(data_dir)
     entries = [sources.source(name) for name in sources.dataset_names()]
     here = {entry.name: sources.is_here(entry.name, data_dir=data_dir) for entry in entries}
@@ -80,6 +83,8 @@ def get(name: Name, split: Part = None, data_dir: DataDir = None) -> None:
 
         kedge data get imagenet-c --split gaussian_blur/5 --data-dir /data
     """
+    from kedge.data import sources
+
     console = Console()
     start = time.monotonic()
     with progress_bar("fetching") as update:
@@ -124,6 +129,8 @@ def show(
 
         kedge data show folder:photos/ --skip-damaged --json
     """
+    from kedge.data import sources
+
     if out is not None:
         check_target("--out", out, overwrite=overwrite)
     dataset = sources.load_dataset(name, split, data_dir=data_dir, on_error="skip" if skip_damaged else "raise")
@@ -152,7 +159,7 @@ def show(
         console.next("add -o sheet.png to see the images")
 
 
-def _as_json(entry: sources.Source, home: Path, here: bool) -> dict[str, object]:
+def _as_json(entry: "sources.Source", home: Path, here: bool) -> dict[str, object]:
     files = [
         {
             "name": file.name,
@@ -167,7 +174,7 @@ def _as_json(entry: sources.Source, home: Path, here: bool) -> dict[str, object]
     return {**described, "folder": str(home / entry.name), **terms, "files": files}
 
 
-def _classes(summary: sources.DatasetSummary) -> str:
+def _classes(summary: "sources.DatasetSummary") -> str:
     """The number of classes, and the first twelve with their numbers of images."""
     low, high = min(summary.counts.values(), default=0), max(summary.counts.values(), default=0)
     if high == 0:

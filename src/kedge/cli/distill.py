@@ -5,14 +5,9 @@ from typing import Annotated
 
 import typer
 
-from kedge import experimental, training
 from kedge.cli.options import DataDir, Model, Overwrite
 from kedge.cli.terminal import Console
-from kedge.data import sources
-from kedge.detectors import load
-from kedge.experimental.distillation import MIX
 from kedge.files import check_target
-from kedge.training.trainer import CHECKPOINT
 
 
 def distill(
@@ -37,7 +32,7 @@ def distill(
     epochs: Annotated[int | None, typer.Option(min=1, help="Number of epochs; by default the recipe's.")] = None,
     batch: Annotated[int | None, typer.Option(min=2, help="Images per step; by default the recipe's.")] = None,
     lr: Annotated[float | None, typer.Option(help="Highest learning rate; by default the recipe's.")] = None,
-    mix: Annotated[float, typer.Option(min=0, max=1, help="Mixes of two images per training image.")] = MIX,
+    mix: Annotated[float, typer.Option(min=0, max=1, help="Mixes of two images per training image.")] = 0.5,
     seed: Annotated[int, typer.Option(help="Random seed.")] = 0,
     directory: Annotated[
         Path | None, typer.Option(help="Folder for checkpoints and history; OUT.run by default.")
@@ -64,6 +59,11 @@ def distill(
 
         kedge evaluate cifar10 student.kedge --test cifar10 --ood svhn   # compare it with its teacher
     """
+    from kedge import experimental, training
+    from kedge.data import sources
+    from kedge.detectors import load
+    from kedge.training.trainer import CHECKPOINT
+
     directory = directory or out.with_name(f"{out.name}.run")
     check_target("--out", out, overwrite=overwrite)
     check_target("--directory", directory, folder=True)

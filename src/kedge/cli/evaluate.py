@@ -8,19 +8,10 @@ from typing import Annotated
 import typer
 
 from kedge.checks import one_of
-from kedge.cli.inputs import open_sets
-from kedge.cli.options import AsJson, DataDir, Model, Overwrite
+from kedge.cli.options import AsJson, DataDir, Metric, Model, Overwrite, Resamples
 from kedge.cli.terminal import Console
-from kedge.detectors import load
 from kedge.errors import InputError
-from kedge.evaluation import SeedSummary
-from kedge.evaluation import evaluate as evaluate_detectors
-from kedge.evaluation.report import write_report
-from kedge.evaluation.report.figures import require
-from kedge.evaluation.summary import BY_SET, SHOWN, rows_by_set
 from kedge.files import check_target
-from kedge.metrics import METRICS
-from kedge.provenance import provenance
 
 
 def evaluate(
@@ -32,12 +23,9 @@ def evaluate(
     controls: Annotated[
         bool, typer.Option("--controls", help="Add a row with tau permuted across images for AMP and its students.")
     ] = False,
-    resamples: Annotated[int, typer.Option(min=0, help="Bootstrap resamples for intervals; 0 for none.")] = 1000,
+    resamples: Resamples = 1000,
     seed: Annotated[int, typer.Option(help="Random seed of the bootstrap and the permutation.")] = 0,
-    metric: Annotated[
-        list[str] | None,
-        typer.Option(help=f"Column of the table, may be repeated: {', '.join(METRICS)}. By default some of them."),
-    ] = None,
+    metric: Metric = None,
     report: Annotated[Path | None, typer.Option(help="Write an HTML report here.")] = None,
     overwrite: Overwrite = False,
     model: Model = None,
@@ -56,6 +44,16 @@ def evaluate(
 
         kedge evaluate amp.kedge energy.kedge --test folder:known/ --ood folder:strange/ --json | jq .results
     """
+    from kedge.cli.inputs import open_sets
+    from kedge.detectors import load
+    from kedge.evaluation import SeedSummary
+    from kedge.evaluation import evaluate as evaluate_detectors
+    from kedge.evaluation.report import write_report
+    from kedge.evaluation.report.figures import require
+    from kedge.evaluation.summary import BY_SET, SHOWN, rows_by_set
+    from kedge.metrics import METRICS
+    from kedge.provenance import provenance
+
     console = Console(stderr=as_json)
     columns = [one_of("--metric", name, tuple(METRICS)) for name in metric or SHOWN]
     if report is not None:  # before minutes of scoring, not after

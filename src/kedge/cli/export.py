@@ -4,24 +4,18 @@ import hashlib
 import itertools
 import json
 from pathlib import Path
-from typing import Annotated, Any, cast
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
-import numpy as np
-import torch
 import typer
 from rich.markup import escape
 
 from kedge.cli.options import AsJson, DataDir, DetectorFile, Model, Overwrite
 from kedge.cli.terminal import Console
-from kedge.data import batches, sources
-from kedge.detectors import AMP, Detector, load
 from kedge.errors import InputError, KedgeError, NotReadyError
-from kedge.experimental import EarlyExit
-from kedge.export import OnnxDetector, compare_verdicts, export_onnx, quantise
-from kedge.export.onnx import FIRST_OPSET, LAST_OPSET, OPSET
-from kedge.export.runtime import ENGINES, package
 from kedge.files import atomic, check_target
-from kedge.io.artifact import locate
+
+if TYPE_CHECKING:
+    from kedge.detectors import Detector
 
 COMPARED = 256  # images on which the labels of both networks are compared
 
@@ -30,7 +24,7 @@ def export(
     file: DetectorFile,
     out: Annotated[Path, typer.Option("--out", "-o", help="The ONNX file.")],
     check: Annotated[bool, typer.Option(help="Compare the file with the detector before keeping it.")] = True,
-    opset: Annotated[int, typer.Option(min=FIRST_OPSET, max=LAST_OPSET, help="Version of ONNX's operations.")] = OPSET,
+    opset: Annotated[int, typer.Option(min=18, max=25, help="Version of ONNX's operations.")] = 20,
     int8: Annotated[
         str | None,
         typer.Option(help="Quantise to 8 bits with these training images: a data set by name, folder:PATH, npz:PATH."),
@@ -44,7 +38,7 @@ def export(
     ] = None,
     calibrate_split: Annotated[str | None, typer.Option(help="Split of --calibrate.")] = None,
     engine: Annotated[
-        str | None, typer.Option(help=f"With --int8: the engine that will run it, {' (default) or '.join(ENGINES)}.")
+        str | None, typer.Option(help="With --int8: the engine that will run it, onnxruntime (default) or openvino.")
     ] = None,
     overwrite: Overwrite = False,
     model: Model = None,
@@ -62,6 +56,13 @@ def export(
 
         kedge export cifar10 -o small.onnx --early-exit --int8 cifar10 --calibrate folder:held-out/
     """
+    from kedge.data import sources
+    from kedge.detectors import AMP, load
+    from kedge.experimental import EarlyExit
+    from kedge.export import compare_verdicts, export_onnx, quantise
+    from kedge.export.runtime import ENGINES, package
+    from kedge.io.artifact import locate
+
     _check_options(int8, int8_split, early_exit, calibrate, calibrate_split, engine)
     check_target("--out", out, overwrite=overwrite)
     console, detector = Console(stderr=as_json), load(file, model=model)
@@ -93,7 +94,7 @@ def export(
             console.print(f"checked   {words}{others}", highlight=False)
             result |= {"largest_difference": difference.largest, "largest_score": difference.scale}
         if training is not None:
-            before = _labels(detector, temporary, held_out)
+            before = _labels(detector, temporary, held_out, ENGINES[0])
             quantise(temporary, temporary, training, held_out, engine=engine)
             same = float((before == _labels(detector, temporary, held_out, engine)).mean())
             console.print(f"int8      {same:.1%} of {len(before)} calibration images keep their label", highlight=False)
@@ -125,8 +126,14 @@ def _check_options(
         raise InputError("--calibrate-split must come with --calibrate, which is missing: name images by it")
 
 
-def _labels(detector: Detector, path: Path, images: Any, engine: str = ENGINES[0]) -> Any:
+def _labels(detector: "Detector", path: Path, images: Any, engine: str) -> Any:
     """The labels of the first few images."""
+    import numpy as np
+    import torch
+
+    from kedge.data import batches
+    from kedge.export import OnnxDetector
+
     assert detector.preprocess is not None
     parts = itertools.islice(batches(images, detector.preprocess, size=32), COMPARED // 32)
     return np.asarray(OnnxDetector(path, engine=engine)(torch.cat([x for x, _ in parts]))["label"])
@@ -134,4 +141,6 @@ def _labels(detector: Detector, path: Path, images: Any, engine: str = ENGINES[0
 
 def _training_split(name: str) -> str | None:
     """The training images of a set by name; folders and files have no such split."""
+    from kedge.data import sources
+
     return "train" if name in sources.dataset_names() and "train" in sources.source(name).splits else None

@@ -5,11 +5,8 @@ from typing import Annotated
 
 import typer
 
-from kedge import detectors
-from kedge.cli.inputs import open_network
-from kedge.cli.options import Classes, DataDir, Mean, Network, Size, Std, Threads, Weights
+from kedge.cli.options import Batch, Classes, DataDir, Half, Mean, Network, Overwrite, Size, Std, Threads, Weights
 from kedge.cli.terminal import Console
-from kedge.data import sources
 from kedge.files import check_target
 from kedge.threads import use_threads
 
@@ -22,19 +19,21 @@ def extract(
     head: Annotated[
         str | None, typer.Option(help="Name of the last linear layer; by default it is found by running the network.")
     ] = None,
-    half: Annotated[bool, typer.Option("--half", help="Store features in half precision.")] = False,
-    batch: Annotated[int | None, typer.Option(min=1, help="Images at a time; by default fewer of large ones.")] = None,
+    half: Half = False,
+    batch: Batch = None,
     weights: Weights = None,
     classes: Classes = None,
     mean: Mean = None,
     std: Std = None,
     size: Size = None,
+    overwrite: Overwrite = False,
     threads: Threads = None,
     data_dir: DataDir = None,
 ) -> None:
     """Store a network's logits and last features of images; every detector of these alone takes them for the images.
 
-    If stopped, the same command goes on. `kedge compare` and `kedge evaluate` take the folder as features:FOLDER.
+    If stopped, the same command resumes; --overwrite begins anew. `kedge compare` and `kedge evaluate` take the
+    folder as features:FOLDER.
 
     For example:
 
@@ -42,10 +41,20 @@ def extract(
 
         kedge extract birds.kedge --data folder:new/ -o features/new --half
     """
+    from kedge import detectors
+    from kedge.cli.inputs import open_network
+    from kedge.data import sources
+    from kedge.data.features import MANIFEST, read_manifest
+
     check_target("--out", out, folder=True)
+    manifest = out / MANIFEST
+    if manifest.exists() and not overwrite and (begun := read_manifest(out))["done"] == begun["images"]:
+        check_target("--out", manifest, overwrite=False)
     use_threads(threads)
     images = sources.load_dataset(data, split, data_dir=data_dir)
     net = open_network(network, images, weights=weights, classes=classes, mean=mean, std=std, size=size)
+    if overwrite:
+        manifest.unlink(missing_ok=True)
     features = detectors.extract(net, images, out, head=head, half=half, batch_size=batch)
     console, (outputs, width) = Console(), (features.logits.shape[1], features.features.shape[1])
     console.print(f"{len(features):,} images, {outputs:,} logits and {width:,} features of each")

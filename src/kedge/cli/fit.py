@@ -2,22 +2,19 @@
 
 import inspect
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.markup import escape
 
-from kedge.cli.inputs import open_network
-from kedge.cli.options import Classes, DataDir, Mean, Network, Overwrite, Size, Std, Threads, Weights
+from kedge.cli.options import Alpha, Classes, DataDir, Mean, Network, Overwrite, Size, Std, Threads, Weights
 from kedge.cli.terminal import Console, printable
-from kedge.data import sources
-from kedge.detectors import Detector
-from kedge.detectors.registry import method_of
 from kedge.errors import InputError
 from kedge.files import check_target
-from kedge.io.tuned import WAYS
-from kedge.protect import DEFAULT_METHOD, protect
 from kedge.threads import use_threads
+
+if TYPE_CHECKING:
+    from kedge.detectors import Detector
 
 
 def fit(
@@ -32,7 +29,7 @@ def fit(
     out: Annotated[Path, typer.Option("--out", "-o", help="The file to write.")] = Path("detector.kedge"),
     method: Annotated[
         str, typer.Option(help="Name of the detector, as in docs/methods.md, or several to combine, as mds++,gen.")
-    ] = DEFAULT_METHOD,
+    ] = "default",
     weights: Weights = None,
     classes: Classes = None,
     mean: Mean = None,
@@ -41,7 +38,7 @@ def fit(
     layer: Annotated[
         str | None, typer.Option(help="Layer to read, for methods that take one; by default the last layer's input.")
     ] = None,
-    alpha: Annotated[float, typer.Option(help="The largest share of in-distribution images to flag.")] = 0.05,
+    alpha: Alpha = 0.05,
     delta: Annotated[
         float | None,
         typer.Option(help="Probability, over draws of the held-out images, that more than ALPHA is flagged."),
@@ -68,6 +65,12 @@ def fit(
 
         kedge fit timm:efficientnet_lite0 --weights birds.safetensors --train folder:train -o birds.kedge
     """
+    from kedge.cli.inputs import open_network
+    from kedge.data import sources
+    from kedge.detectors.registry import method_of
+    from kedge.io.tuned import WAYS
+    from kedge.protect import protect
+
     kind, _ = method_of(method, "--method")
     check_target("--out", out, overwrite=overwrite)
     use_threads(threads)
@@ -83,7 +86,7 @@ def fit(
     print_result(detector, out)
 
 
-def print_result(detector: Detector, path: Path) -> None:
+def print_result(detector: "Detector", path: Path) -> None:
     """Print what `protect` measured on held-out images, where the detector is, and what to type next."""
     console, result = Console(), detector.net.record["held_out"]
     assert detector.calibration is not None

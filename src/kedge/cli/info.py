@@ -8,7 +8,6 @@ from rich.table import Table
 
 from kedge.cli.options import AsJson, DetectorFile
 from kedge.cli.terminal import Console
-from kedge.io.facts import facts
 
 
 def info(file: DetectorFile, as_json: AsJson = False) -> None:
@@ -22,6 +21,8 @@ def info(file: DetectorFile, as_json: AsJson = False) -> None:
 
         kedge info runs/train/detector.kedge --json | jq .threshold
     """
+    from kedge.io.facts import facts
+
     described = facts(file)
     if as_json:
         typer.echo(json.dumps(described, indent=1))

@@ -33,17 +33,24 @@ Model = Annotated[
         help="A function of your own that returns the network, to use instead of the graph in the file.",
     ),
 ]
+Batch = Annotated[int | None, typer.Option(min=1, help="Images at a time; by default fewer of large ones.")]
+Metric = Annotated[
+    list[str] | None,
+    typer.Option(help="Column of the table, such as auroc or oscr, may be repeated; an unknown name lists all."),
+]
+Resamples = Annotated[int, typer.Option(min=0, help="Bootstrap resamples for intervals; 0 for none.")]
+Half = Annotated[bool, typer.Option("--half", help="Store features in half precision.")]
+Alpha = Annotated[float, typer.Option(help="The largest share of in-distribution images to flag.")]
 DataDir = Annotated[Path | None, typer.Option(help="Folder of all data sets; by default the variable KEDGE_DATA.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
-FormerDetector = Annotated[Path | None, typer.Option("--detector", hidden=True, help="The detector.")]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace files that exist.")]
 Threads = Annotated[int | None, typer.Option(min=1, help="Compute threads; by default one per available core.")]
 
 
-def detector_and(what: str, values: list[str], former: Path | None) -> tuple[Path, list[str]]:
-    """The detector and what follows it; ``--detector`` still names it too."""
-    detector, rest = (former, values) if former is not None else (Path(values[0]), values[1:])
+def detector_and(what: str, values: list[str]) -> tuple[Path, list[str]]:
+    """The detector, and what follows it."""
+    detector, *rest = values
     if not rest:
         example = "as in `kedge score birds.kedge photos/`"
-        raise InputError(f"{what} must follow the detector, {example}; got {values[0]} alone")
-    return detector, rest
+        raise InputError(f"{what} must follow the detector, {example}; got {detector} alone")
+    return Path(detector), rest

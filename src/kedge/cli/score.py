@@ -5,26 +5,19 @@ import sys
 import tempfile
 from contextlib import nullcontext, redirect_stdout
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from kedge.checks import one_of
-from kedge.cli.options import FormerDetector, Model, Overwrite, Threads, detector_and
+from kedge.cli.options import Model, Overwrite, Threads, detector_and
 from kedge.cli.terminal import Console, printable
-from kedge.detectors.detection import verdict
 from kedge.errors import InputError
-from kedge.evaluation.report.document import write_page
-from kedge.evaluation.report.figures import require
 from kedge.files import check_target
-from kedge.io.artifact import read_tensor
-from kedge.scoring import FORMATS, RayEngine, read_rows, score_files, summarize_rows
-from kedge.scoring.inputs import SHARD
-from kedge.scoring.job import is_begun
-from kedge.scoring.page import score_page
-from kedge.scoring.ray_engine import ray_module
-from kedge.scoring.summary import class_of
 from kedge.threads import use_threads
+
+if TYPE_CHECKING:
+    from kedge.scoring import RayEngine
 
 ENGINES = ("local", "ray")
 FLAGGED = 3  # the exit code with --fail-on-ood
@@ -40,8 +33,7 @@ def score(
             "globs, lists (.txt), tars, parquet files.",
         ),
     ],
-    former: FormerDetector = None,
-    out: Annotated[Path | None, typer.Option("--out", "-o", help=f"File of rows: .{', .'.join(FORMATS)}.")] = None,
+    out: Annotated[Path | None, typer.Option("--out", "-o", help="File of rows: .parquet, .csv or .jsonl.")] = None,
     kind: Annotated[str | None, typer.Option("--format", help="Format of --out; by default its ending.")] = None,
     column: Annotated[str | None, typer.Option(help="Column of parquet inputs with the images.")] = None,
     batch: Annotated[int, typer.Option(min=1, help="Images in a batch of the network.")] = 256,
@@ -50,7 +42,7 @@ def score(
         int | None, typer.Option(min=1, help="Threads that read images; by default one per core, and two with Ray.")
     ] = None,
     threads: Threads = None,
-    shard: Annotated[int, typer.Option(min=1, help="Images that are written together.")] = SHARD,
+    shard: Annotated[int, typer.Option(min=1, help="Images that are written together.")] = 512,
     engine: Annotated[str, typer.Option(help="What runs the job: local (this process) or ray.")] = "local",
     ray_address: Annotated[
         str | None,
@@ -88,7 +80,13 @@ def score(
 
         kedge score detector.kedge /shared/photos -o /shared/out.parquet --engine ray --ray-address auto
     """
-    detector, inputs = detector_and("IMAGES", inputs, former)
+    from kedge.evaluation.report.document import write_page
+    from kedge.io.artifact import read_tensor
+    from kedge.scoring import read_rows, score_files, summarize_rows
+    from kedge.scoring.job import is_begun
+    from kedge.scoring.page import score_page
+
+    detector, inputs = detector_and("IMAGES", inputs)
     runner = _engine(engine, ray_address, parallel, threads)
     page = _page_of(out, overwrite) if out is not None and summary else None
     console, result = Console(stderr=as_json), summarize_rows([])
@@ -127,8 +125,11 @@ def score(
         raise typer.Exit(UNREAD)
 
 
-def _engine(name: str, address: str | None, parallel: int | None, threads: int | None) -> RayEngine | None:
+def _engine(name: str, address: str | None, parallel: int | None, threads: int | None) -> "RayEngine | None":
     """What runs the shards; None is this process, with so many threads."""
+    from kedge.scoring import RayEngine
+    from kedge.scoring.ray_engine import ray_module
+
     if one_of("--engine", name, ENGINES) == "ray":
         if threads is not None:
             raise InputError("--threads is for --engine local; a worker of Ray uses one core: use --parallel instead")
@@ -143,6 +144,9 @@ def _engine(name: str, address: str | None, parallel: int | None, threads: int |
 
 def _page_of(out: Path, overwrite: bool) -> Path:
     """The file for the summary, after checking that it can be written; a resumed job replaces its own."""
+    from kedge.evaluation.report.figures import require
+    from kedge.scoring.job import is_begun
+
     require()
     page = out.with_name(f"{out.name}.html")
     if page.exists() and not (overwrite or is_begun(out) or out.exists()):  # the job itself checks an existing ``out``
@@ -152,6 +156,9 @@ def _page_of(out: Path, overwrite: bool) -> Path:
 
 
 def _line(row: dict[str, Any]) -> str:
+    from kedge.detectors.detection import verdict
+    from kedge.scoring.summary import class_of
+
     if row["error"]:
         return f"{row['name']}: {row['error']}"
     return f"{row['name']}: {class_of(row)} ({row['probability']:.0%}), {verdict(row)}, p {row['p_value']:.2g}"

@@ -11,7 +11,6 @@ from rich.markup import escape
 
 from kedge.cli.options import DetectorFile, Model, Threads
 from kedge.cli.terminal import Console
-from kedge.detectors import load
 from kedge.errors import InputError, NotReadyError
 from kedge.threads import use_threads
 
@@ -51,6 +50,8 @@ def serve(
 
         KEDGE_TOKEN=secret kedge serve detector.kedge --host 0.0.0.0 --port 80
     """
+    from kedge.detectors import load
+
     try:
         from kedge.serving import Settings, create_app
         from kedge.serving.server import Server

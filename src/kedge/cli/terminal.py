@@ -1,5 +1,6 @@
 """Where the commands print: names from files cannot control the terminal, and lines in a pipe are never broken."""
 
+import re
 from typing import Any
 
 import rich.console
@@ -29,6 +30,15 @@ class Console(rich.console.Console):
         super().__init__(stderr=stderr, highlight=False, emoji=False)
         if not self.is_terminal:
             self.soft_wrap, self.width = True, UNLIMITED
+
+    def print(self, *objects: Any, **options: Any) -> None:
+        """Print; in a pipe, without the spaces that fill up the rows of a table."""
+        if self.is_terminal:
+            super().print(*objects, **options)
+            return
+        with self.capture() as captured:
+            super().print(*objects, **options)
+        self.file.write(re.sub(r" +$", "", captured.get(), flags=re.MULTILINE))
 
     def render_str(self, text: str, **options: Any) -> Text:
         """The text of every string that is printed, cells of tables included."""

@@ -5,23 +5,13 @@ from typing import Annotated, Any
 
 import typer
 
-from kedge import anchoring, training
-from kedge.anchoring.options import MASK_TARGETS
 from kedge.checks import between, one_of
 from kedge.cli.fit import print_result
-from kedge.cli.options import Overwrite
+from kedge.cli.options import DataDir, Overwrite
 from kedge.cli.terminal import Console
-from kedge.data import ImageSet, Preprocess, sources
-from kedge.detectors.amp import VARIANTS
 from kedge.errors import InputError
 from kedge.files import check_target
-from kedge.models.classifier import Classifier
-from kedge.models.named import network as named_network
-from kedge.protect import DEFAULT_METHOD, protect
 from kedge.threads import cores
-from kedge.training.api import skipping
-from kedge.training.frozen import train_head
-from kedge.training.trainer import CHECKPOINT
 
 HEAD_ANCHORS = 50  # of an anchored head, which cost little beside the network before it
 
@@ -55,7 +45,7 @@ def train(
     recipe: Annotated[
         str | None,
         typer.Option(
-            help=f"One of {', '.join(training.RECIPES)}; by default finetune with --pretrained or --weights, else fast."
+            help="Recipe, by default finetune with --pretrained or --weights, else fast; an unknown name lists all."
         ),
     ] = None,
     out: Annotated[Path, typer.Option(help="Folder for checkpoints, history and the detector.")] = Path("runs/train"),
@@ -79,13 +69,11 @@ def train(
         bool | None, typer.Option(help="Apply T to 1/EVERY of the pairs of each batch instead of to whole batches.")
     ] = None,
     mask: Annotated[float | None, typer.Option(min=0, max=1, help="Probability of masking the anchor.")] = None,
-    mask_target: Annotated[
-        str | None, typer.Option(help=f"Training target of masked pairs: {' or '.join(MASK_TARGETS)}.")
-    ] = None,
+    mask_target: Annotated[str | None, typer.Option(help="Training target of masked pairs: label or uniform.")] = None,
     synthetic_outliers: Annotated[
         float | None, typer.Option(min=0, max=1, help="Synthetic outliers per training image, trained to uniform.")
     ] = None,
-    loss: Annotated[str | None, typer.Option(help=f"One of {', '.join(training.LOSSES)}.")] = None,
+    loss: Annotated[str | None, typer.Option(help="Loss, such as logit-norm; an unknown name lists all.")] = None,
     pixmix: Annotated[bool, typer.Option("--pixmix", help="Mix training images with fractals (PixMix).")] = False,
     size: Annotated[int | None, typer.Option(min=8, help="Input size in pixels, for images on disk.")] = None,
     workers: Annotated[
@@ -106,7 +94,7 @@ def train(
     overwrite: Overwrite = False,
     half: Annotated[bool, typer.Option("--half", help="Round the weights to half precision; halves the file.")] = False,
     tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Write TensorBoard files too.")] = False,
-    data_dir: Annotated[Path | None, typer.Option(help="Folder of data sets; KEDGE_DATA by default.")] = None,
+    data_dir: DataDir = None,
 ) -> None:
     """Train a network and save a calibrated detector. If stopped, the same command resumes.
 
@@ -130,6 +118,16 @@ def train(
 
         kedge train imagenet --network resnet50 --recipe imagenet --size 224 --every 10 --accelerator gpu --devices 8
     """
+    from kedge import anchoring, training
+    from kedge.data import ImageSet, Preprocess, sources
+    from kedge.detectors.amp import VARIANTS
+    from kedge.models.classifier import Classifier
+    from kedge.models.named import network as named_network
+    from kedge.protect import DEFAULT_METHOD, protect
+    from kedge.training.api import skipping
+    from kedge.training.frozen import train_head
+    from kedge.training.trainer import CHECKPOINT
+
     tuned = pretrained or weights is not None
     anchor = not (tuned or freeze) if anchor is None else anchor
     recipe = recipe or ("finetune" if tuned else "fast")

@@ -6,15 +6,10 @@ from typing import Annotated
 
 import typer
 
-from kedge.cli.options import FormerDetector, Overwrite, detector_and
+from kedge.cli.options import AsJson, Overwrite, detector_and
 from kedge.cli.terminal import Console
-from kedge.detectors.load import load_calibration
-from kedge.drift import history, scores_of
-from kedge.drift.page import drift_finding, drift_page
 from kedge.errors import InputError, NotReadyError
-from kedge.evaluation.report.document import write_page
 from kedge.files import check_target
-from kedge.scoring import read_rows
 
 DRIFTED = 4  # the exit code with --fail-on-drift
 
@@ -27,7 +22,6 @@ def watch(
             help="The detector that scored the images. Then files that kedge score wrote, in the order of time.",
         ),
     ],
-    former: FormerDetector = None,
     out: Annotated[
         Path | None, typer.Option("--out", "-o", help="The page to write; by default next to the last file of rows.")
     ] = None,
@@ -42,7 +36,7 @@ def watch(
         typer.Option("--any-detector", help="Accept rows of another detector, as before a new calibration."),
     ] = False,
     overwrite: Overwrite = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")] = False,
+    as_json: AsJson = False,
     fail_on_drift: Annotated[bool, typer.Option(help=f"Exit with code {DRIFTED} on an alarm.")] = False,
 ) -> None:
     """Test whether images have changed since a detector was calibrated.
@@ -58,8 +52,14 @@ def watch(
 
         kedge watch cifar10 out.parquet --alpha 0.001 --fail-on-drift
     """
+    from kedge.detectors.load import load_calibration
+    from kedge.drift import history, scores_of
+    from kedge.drift.page import drift_finding, drift_page
+    from kedge.evaluation.report.document import write_page
+    from kedge.scoring import read_rows
+
     console = Console(stderr=as_json)
-    detector, given = detector_and("ROWS", files, former)
+    detector, given = detector_and("ROWS", files)
     rows = [Path(file) for file in given]
     target = out or rows[-1].with_name(f"{rows[-1].stem}-drift.html")
     check_target("--out", target, overwrite=overwrite)

@@ -6,53 +6,7 @@ numbers. The suites of the paper are in `cifar`, `ablation`, `imagenet_c`, `scoo
 `leaderboard`. `tasks` are classifiers with frozen features, on which `comparison` runs methods for the study `default`.
 """
 
-from collections.abc import Callable
-from functools import partial
+import lazy_loader
 
-from kedge.studies.ablation import ablation
-from kedge.studies.cifar import cifar_resnet34, cifar_wrn, near_ood, uncertainty
-from kedge.studies.cifar10_fast import cifar10_fast
-from kedge.studies.cifar10_longer import cifar10_longer
-from kedge.studies.imagenet_c import imagenet_c
-from kedge.studies.insight import insight
-from kedge.studies.methods import methods
-from kedge.studies.openood import BENCHMARKS, openood
-from kedge.studies.plan import MethodPlan, NetworkPlan, PaperTable, Protocol, Suite, SuiteData
-from kedge.studies.publish import Published, publish
-from kedge.studies.resizing import resizing
-from kedge.studies.run import SuiteRun
-from kedge.studies.scood import coherent_ood
-from kedge.studies.study import Setting, Study
-from kedge.studies.theory.page import run_ntk
-
-__all__ = [
-    "STUDIES",
-    "MethodPlan",
-    "NetworkPlan",
-    "PaperTable",
-    "Protocol",
-    "Published",
-    "Setting",
-    "Study",
-    "Suite",
-    "SuiteData",
-    "SuiteRun",
-    "publish",
-    "run_ntk",
-]
-
-STUDIES: dict[str, Callable[[Setting], Study]] = {
-    "methods": methods,
-    "cifar-wrn": cifar_wrn,
-    "cifar-resnet34": cifar_resnet34,
-    "near-ood": near_ood,
-    "imagenet-c": imagenet_c,
-    "scood": coherent_ood,
-    "resizing": resizing,
-    "ablation": ablation,
-    "uncertainty": uncertainty,
-    "cifar10-fast": cifar10_fast,
-    "cifar10-longer": cifar10_longer,
-    "insight": insight,
-    **{f"openood-{known}": partial(openood, known) for known in BENCHMARKS},
-}
+# As in kedge itself, names are imported when they are first used: ``kedge reproduce --help`` needs no torch.
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

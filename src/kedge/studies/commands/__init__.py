@@ -1,7 +1,11 @@
 """The commands that run studies: ``kedge demo``, ``kedge reproduce`` and ``kedge bench``."""
 
-from kedge import training
+from typing import TYPE_CHECKING
+
 from kedge.progress import Update
+
+if TYPE_CHECKING:
+    from kedge.training import Progress
 
 
 class StudyProgress:
@@ -10,7 +14,7 @@ class StudyProgress:
     def __init__(self, update: Update) -> None:
         self.update = update
 
-    def on_training(self, network: str, p: training.Progress) -> None:
+    def on_training(self, network: str, p: "Progress") -> None:
         """Move the bar of a network."""
         self.update(p.step, p.steps, label=f"training {network}", note=p.note)
 

@@ -3,25 +3,21 @@
 import itertools
 import json
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.markup import escape
 from rich.table import Table
 
-from kedge import models
-from kedge.cli.options import Overwrite
+from kedge.cli.options import AsJson, Overwrite, Threads
 from kedge.cli.terminal import Console
-from kedge.detectors import Detector, load
 from kedge.errors import FileFormatError, InputError
-from kedge.evaluation.report.figures import require
 from kedge.files import atomic, check_target
-from kedge.io.artifact import shipped
 from kedge.progress import progress_bar
-from kedge.studies.bench import FULL_SHARE, TITLES, check_engines, check_record, detector_of, measure, progress_steps
-from kedge.studies.bench.measure import subject_title, table_of, training_words
-from kedge.studies.bench.page import bench_page
 from kedge.threads import use_threads
+
+if TYPE_CHECKING:
+    from kedge.detectors import Detector
 
 
 def bench(
@@ -33,20 +29,20 @@ def bench(
     repeats: Annotated[int, typer.Option(min=1, help="Turns of each engine.")] = 5,
     training: Annotated[int, typer.Option(min=0, help="Cycles of five training steps; 0 for none.")] = 2,
     memory: Annotated[bool, typer.Option("--memory", help="Measure peak memory too, each in its own process.")] = False,
-    engine: Annotated[list[str] | None, typer.Option(help=f"Only these: {', '.join(TITLES)}.")] = None,
+    engine: Annotated[
+        list[str] | None, typer.Option(help="Only this one, may be repeated; a wrong name lists all.")
+    ] = None,
     full_share: Annotated[
         float, typer.Option(min=0, max=1, help="Share of images that take all anchors under early exit.")
-    ] = FULL_SHARE,
+    ] = 0.2,
     width: Annotated[int | None, typer.Option(min=1, help="Width of a network by name.")] = None,
-    threads: Annotated[
-        int | None, typer.Option(min=1, help="Threads of every engine; by default as many as there are cores.")
-    ] = None,
+    threads: Threads = None,
     out: Annotated[Path, typer.Option("--out", "-o", help="Folder for bench.json and bench.html.")] = Path(
         "runs/bench"
     ),
     compare: Annotated[Path | None, typer.Option("--against", help="An earlier bench.json to compare with.")] = None,
     overwrite: Overwrite = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead, for programs.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Measure the cost of a detection, in forward passes of the same network without anchoring.
 
@@ -62,6 +58,10 @@ def bench(
 
         kedge bench wrn-40-2 --training 0 --against runs/release-1/bench.json
     """
+    from kedge.evaluation.report.figures import require
+    from kedge.studies.bench import check_engines, measure, progress_steps
+    from kedge.studies.bench.page import bench_page
+
     check_target("--out", out, folder=True)
     check_target("--out", out / "bench.json", overwrite=overwrite)  # before minutes of measuring, not after
     require()
@@ -94,8 +94,13 @@ def bench(
         console.wrote(name.split(".")[1], out / name)
 
 
-def _subject(name: str, width: int | None) -> Detector:
+def _subject(name: str, width: int | None) -> "Detector":
     """A detector from a file, or on a network by name."""
+    from kedge import models
+    from kedge.detectors import load
+    from kedge.io.artifact import shipped
+    from kedge.studies.bench import detector_of
+
     if Path(name).is_file() or name in shipped():
         if width is not None:
             raise InputError(f"--width is for networks by name; {name} is a detector with its own: leave it out")
@@ -109,6 +114,8 @@ def _subject(name: str, width: int | None) -> Detector:
 
 
 def _read(path: Path) -> dict[str, Any]:
+    from kedge.studies.bench import check_record
+
     try:
         return check_record(json.loads(path.read_text(encoding="utf-8")), str(path))
     except OSError as error:
@@ -118,6 +125,9 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _show(console: Console, record: dict[str, Any], then: dict[str, Any] | None) -> None:
+    from kedge.studies.bench import TITLES
+    from kedge.studies.bench.measure import subject_title, table_of, training_words
+
     title = f"{escape(subject_title(record))}, {record['threads']} threads: median of {record['repeats']} turns"
     table = Table(title=title, caption=record["made with"]["machine"])
     heads, rows = table_of(record, then)

@@ -2,7 +2,7 @@
 
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich import box
@@ -10,15 +10,12 @@ from rich.table import Table
 
 from kedge.cli.options import Overwrite
 from kedge.cli.terminal import Console
-from kedge.evaluation import Evaluation
-from kedge.evaluation.report import write_report
-from kedge.evaluation.report.figures import require
 from kedge.files import atomic, check_target
 from kedge.progress import progress_bar
-from kedge.provenance import provenance
 from kedge.studies.commands import StudyProgress
-from kedge.studies.demo import run_demo
-from kedge.studies.publish import command_line
+
+if TYPE_CHECKING:
+    from kedge.evaluation import Evaluation
 
 INTRO = (
     "Two networks of one shape learned the handwritten digits 0 to 7 from 2,800 images: an anchored one takes each "
@@ -46,6 +43,12 @@ def demo(
 
         kedge score runs/demo/detector.kedge photo.png
     """
+    from kedge.evaluation.report import write_report
+    from kedge.evaluation.report.figures import require
+    from kedge.provenance import provenance
+    from kedge.studies.demo import run_demo
+    from kedge.studies.publish import command_line
+
     console = Console()
     check_target("--out", out, folder=True)
     check_target("--out", out / "detector.kedge", overwrite=overwrite)
@@ -67,7 +70,7 @@ def demo(
     console.next(f"kedge score {out / 'detector.kedge'} PHOTOS", f"kedge serve {out / 'detector.kedge'}")
 
 
-def results_table(evaluation: Evaluation) -> Table:
+def results_table(evaluation: "Evaluation") -> Table:
     """The results as a table that fits a terminal: means over the OOD sets, and the set with the highest FPR95."""
     caption = f"in-distribution: {evaluation.id_name}; means over {len(evaluation.ood_names)} OOD sets, in %"
     table = Table(box=box.SIMPLE_HEAD, caption=caption)

@@ -1,39 +1,29 @@
 """``kedge reproduce``: a study of the paper, end to end."""
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-import torch
 import typer
 from rich.markup import escape
 
 from kedge.checks import one_of
+from kedge.cli.options import DataDir, Overwrite
 from kedge.cli.terminal import Console
-from kedge.data.sources import data_folder
 from kedge.errors import InputError, NotReadyError
-from kedge.evaluation.report.figures import require
 from kedge.files import check_target
 from kedge.progress import progress_bar
-from kedge.studies import STUDIES, run_ntk
 from kedge.studies.commands import StudyProgress
-from kedge.studies.default import run_default
-from kedge.studies.heads import run_heads
-from kedge.studies.photos import run_photos
-from kedge.studies.plan import Suite
-from kedge.studies.publish import command_line, publish
-from kedge.studies.run import SuiteRun
-from kedge.studies.study import SCALES, Setting
+
+if TYPE_CHECKING:
+    from kedge.studies.plan import Suite
+    from kedge.studies.study import Setting
 
 NTK = "ntk"
-ON_TASKS = {
-    "default": run_default,
-    "heads": run_heads,
-    "photos": run_photos,
-}  # on features extracted once
+ON_TASKS = ("default", "heads", "photos")  # on features extracted once
 
 
 def reproduce(
-    name: Annotated[str, typer.Argument(help=f"The study: {', '.join([*STUDIES, *ON_TASKS, NTK])}.")],
+    name: Annotated[str, typer.Argument(help="The study, such as methods or cifar-wrn; an unknown name lists all.")],
     scale: Annotated[
         str,
         typer.Option(
@@ -72,9 +62,12 @@ def reproduce(
     ] = "auto",
     precision: Annotated[str | None, typer.Option(help="Training precision: bf16-mixed, 16-mixed, ...")] = None,
     workers: Annotated[int, typer.Option(min=0, help="Processes that read images of ImageNet's size.")] = 2,
-    data_dir: Annotated[Path | None, typer.Option(help="Folder of the data sets; KEDGE_DATA by default.")] = None,
+    overwrite: Overwrite = False,
+    data_dir: DataDir = None,
 ) -> None:
     """Train, score, evaluate and report a study. If it is interrupted, the same command resumes it.
+
+    The tables and reports of a complete study are replaced with --overwrite; trained networks and scores are kept.
 
     For example:
 
@@ -94,11 +87,20 @@ def reproduce(
 
         kedge reproduce ntk
     """
+    import torch
+
+    from kedge.data.sources import data_folder
+    from kedge.evaluation.report.figures import require
+    from kedge.studies import STUDIES, run_ntk
+    from kedge.studies.study import SCALES, Setting
+
     console = Console()
     folder = out or Path("runs") / f"{name}-{scale}"
     networks = networks or (folder if out else folder.parent) / "networks"
     one_of("NAME", name, (*STUDIES, *ON_TASKS, NTK))
     check_target("--out", folder, folder=True)
+    if name in (NTK, *ON_TASKS):
+        check_target("--out", folder / ("report.html" if name == NTK else "tables.md"), overwrite=overwrite)
     require()  # before hours of training, not after
     if name == NTK:
         run_ntk(folder)
@@ -124,18 +126,27 @@ def reproduce(
         accelerator = "gpu"
     how = {"accelerator": accelerator, "precision": precision, "workers": workers}
     suites = [suite.only(*rows) for suite in study.suites] if rows else study.suites
+    finished = [folder / suite.name / "tables.md" for suite in suites]
+    if all(tables.is_file() for tables in finished):
+        check_target("--out", finished[0], overwrite=overwrite)
     done = [run_suite(suite, folder / suite.name, networks, how, console) for suite in suites]
     if not any(done):
         raise NotReadyError(f"{name} needs data that is not in {data_folder(data_dir)}: see above")
 
 
 def compare_on_tasks(
-    name: str, setting: Setting, folder: Path, features: Path, rows: list[str] | None, console: Console, **more: Any
+    name: str, setting: "Setting", folder: Path, features: Path, rows: list[str] | None, console: Console, **more: Any
 ) -> None:
     """Run a study on features, print its tables and write them."""
+    from kedge.studies.default import run_default
+    from kedge.studies.heads import run_heads
+    from kedge.studies.photos import run_photos
+    from kedge.studies.publish import command_line
+
+    run = {"default": run_default, "heads": run_heads, "photos": run_photos}[name]
     check_target("--features", features, folder=True)
     with progress_bar(name) as update:
-        comparison = ON_TASKS[name](
+        comparison = run(
             setting, folder, features, patterns=tuple(rows or ()), command=command_line(),
             progress=lambda label, done, total: update(done, total, label=label), **more,
         )  # fmt: skip
@@ -146,8 +157,11 @@ def compare_on_tasks(
     console.wrote("tables", f"{folder / 'tables.md'}, metrics.json and a figure")
 
 
-def run_suite(suite: Suite, folder: Path, networks: Path, how: dict[str, Any], console: Console) -> bool:
+def run_suite(suite: "Suite", folder: Path, networks: Path, how: dict[str, Any], console: Console) -> bool:
     """Run one suite of a study, print its tables and write its report; False if its data is missing."""
+    from kedge.studies.publish import command_line, publish
+    from kedge.studies.run import SuiteRun
+
     try:
         with progress_bar(suite.name) as update:
             shown = StudyProgress(update)

@@ -1,0 +1,13 @@
+from .named import STUDIES as STUDIES
+from .plan import MethodPlan as MethodPlan
+from .plan import NetworkPlan as NetworkPlan
+from .plan import PaperTable as PaperTable
+from .plan import Protocol as Protocol
+from .plan import Suite as Suite
+from .plan import SuiteData as SuiteData
+from .publish import Published as Published
+from .publish import publish as publish
+from .run import SuiteRun as SuiteRun
+from .study import Setting as Setting
+from .study import Study as Study
+from .theory.page import run_ntk as run_ntk
