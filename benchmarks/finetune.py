@@ -33,7 +33,7 @@ from kedge.files import atomic
 from kedge.models.classifier import evaluating
 from kedge.models.named import replace_head
 from kedge.provenance import provenance
-from kedge.studies.tasks import lite0
+from kedge.studies.photo_tasks import lite0
 from kedge.threads import keep_freed_memory
 from kedge.training import recipe
 from kedge.training.frozen import train_head

@@ -13,7 +13,7 @@ import torch
 
 import kedge
 from kedge.models.classifier import Classifier, checksum
-from kedge.studies.tasks import lite0
+from kedge.studies.photo_tasks import lite0
 from kedge.training import AnchoredHead
 
 HEAD, INPUTS, CLASSES = "_fc", 1280, 37

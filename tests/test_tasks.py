@@ -18,7 +18,7 @@ from kedge.errors import InputError, NotReadyError
 from kedge.evaluation.summary import SeedValues
 from kedge.models import build
 from kedge.seeds import seeded
-from kedge.studies import sets, tasks
+from kedge.studies import photo_tasks, sets, tasks
 from kedge.studies.comparison import MethodTable, Row, cell, interval, run_rows, single_methods
 from kedge.studies.shifts import SHIFTS, shifted_images
 from kedge.studies.study import Setting
@@ -30,16 +30,16 @@ ROWS = {"MSP": Row("msp"), "Energy": Row("energy"), "KNN": Row("knn", {"k": 3})}
 @pytest.fixture
 def photographs(tmp_path, monkeypatch):
     """A data folder with ten tiny photographs of each class, and a small backbone for them."""
-    for name in (*tasks.PHOTOS, *tasks.UNLABELLED):
-        for number in range(40 if name in tasks.PHOTOS else 8):
-            part = CLASSES[number % 4] if name in tasks.PHOTOS else "."
+    for name in (*photo_tasks.PHOTOS, *photo_tasks.UNLABELLED):
+        for number in range(40 if name in photo_tasks.PHOTOS else 8):
+            part = CLASSES[number % 4] if name in photo_tasks.PHOTOS else "."
             folder = tmp_path / "photos" / name / part
             folder.mkdir(parents=True, exist_ok=True)
             pixels = images(1, side=16, seed=1000 * len(name) + number)[0].permute(1, 2, 0) // 3
             pixels[..., number % 4 % 3] += 120
             Image.fromarray(pixels.numpy()).save(folder / f"{number}.png")
-    monkeypatch.setattr(tasks, "lite0", partial(network, classes=7))
-    monkeypatch.setattr(tasks, "CENTER", kedge.Preprocess((3, 12, 12)))
+    monkeypatch.setattr(photo_tasks, "lite0", partial(network, classes=7))
+    monkeypatch.setattr(photo_tasks, "CENTER", kedge.Preprocess((3, 12, 12)))
     return Setting(data_dir=tmp_path)
 
 
@@ -62,7 +62,7 @@ def test_its_features_are_those_of_its_network_for_the_images(photographs, tmp_p
     task = tasks.TASKS["flowers"](photographs, tmp_path / "features", 0)
     (near,) = task.near
     again = kedge.extract(
-        task.network, tasks.photos("flowers", tmp_path).subset(torch.arange(40) >= 30), preprocess=near.preprocess
+        task.network, photo_tasks.photos("flowers", tmp_path).subset(torch.arange(40) >= 30), preprocess=near.preprocess
     )  # the last class, dog
     torch.testing.assert_close(near.logits[10:], again.logits, rtol=1e-4, atol=1e-4)
     assert near.network == again.network
@@ -201,7 +201,7 @@ def test_a_study_without_data_says_how_to_get_it(tmp_path, monkeypatch):
 
 
 def test_few_images_and_other_conditions_are_parts_of_a_photo_task(photographs, tmp_path):
-    task = tasks.photo_task("pets", photographs, tmp_path / "features", 0, per_class=3, shifted=True)
+    task = photo_tasks.photo_task("pets", photographs, tmp_path / "features", 0, variant=photo_tasks.Variant(per_class=3), shifted=True)
     assert task.train.labels.bincount().tolist() == [3, 3]
     assert [part.name for part in task.shifted] == [f"pets, {name}" for name in SHIFTS]
     for part in task.shifted:
@@ -230,7 +230,7 @@ def test_the_study_of_photographs_runs_with_fewer_images_to_fit_and_to_calibrate
     record = json.loads((tmp_path / "metrics.json").read_text())
     few = record["50 held out"]["results"]["msp"]["toy"]["0"]
     assert few["images"]["calibration"] == 50
-    assert record["all images"]["results"]["msp"]["toy"]["0"]["images"]["calibration"] == 96
+    assert record["frozen"]["results"]["msp"]["toy"]["0"]["images"]["calibration"] == 96
     flagged = [record["50 held out"]["results"]["msp"][name]["0"]["id"]["flagged"] for name in ("toy", "toys")]
     text = (tmp_path / "tables.md").read_text()
     assert f"/ {50 * sum(flagged):.1f} ± {100 * np.std(flagged, ddof=1):.1f}" in text

@@ -2,8 +2,9 @@
 
 import copy
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import repeat
 from typing import Any, ClassVar, Self, TypedDict
 
 import torch
@@ -118,9 +119,8 @@ z-scores |
 
     @property
     def takes_features(self) -> bool:
-        """Whether all parts do, from last features, and no rule needs images."""
-        taking = all(part.takes_features and part.reads != "per_anchor_logits" for part in self.parts)
-        return taking and not RULES[self.rule].weighed
+        """Whether all parts do, and no rule needs images."""
+        return all(part.takes_features for part in self.parts) and not RULES[self.rule].weighed
 
     @property
     def cost(self) -> Cost:
@@ -162,6 +162,14 @@ z-scores |
         elif any(map(_shares, self.parts)):
             logits, features = self.net.features(x, layers) if layers else (self.net(x), {})
         return self._combined([self._of_shared(part, x, logits, per_anchor, *features.values()) for part in self.parts])
+
+    def of_extracted(self, features: Features, size: int) -> Iterator[Outputs]:
+        """The outputs of all parts for extracted features, combined."""
+        device = self.net.mean.device
+        anchors = any(_shares(part) == "anchors" for part in self.parts)
+        per_anchor = features.anchor_batches(size, device) if anchors else repeat(None)
+        for (part, _), each in zip(features.batches(size, device), per_anchor, strict=False):
+            yield self.of_pass(part.logits, each, part.features)
 
     def of_features(self, logits: Tensor, features: Tensor) -> Outputs:
         """The outputs for logits (B, C) and last features (B, d)."""
@@ -334,7 +342,8 @@ z-scores |
         """What the combination as a whole reads; see `Detector`."""
         if all(part.reads == "logits" for part in self.parts):
             return "logits"
-        return "features" if self.takes_features else "network"
+        anchors = any(part.reads == "per_anchor_logits" for part in self.parts)
+        return "features" if self.takes_features and not anchors else "network"
 
     def _adopt(self, detectors: Sequence[Detector]) -> None:
         """Take over what detectors that are fitted alike have in common."""

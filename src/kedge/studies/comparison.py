@@ -7,6 +7,7 @@ shortfall of a method in a column is how far its AUROC lies below that of the be
 import statistics
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from kedge.metrics import METRICS, Predictions, accuracy, auroc, fpr95
 from kedge.models import build
 from kedge.models.classifier import Classifier
 from kedge.provenance import provenance
-from kedge.studies.tasks import GROUPS, Task
+from kedge.studies.task import GROUPS, Task
 
 ON_ID = ("accuracy", "ece", "aurc", "augrc")  # metrics of the classifier on the ID test images
 T_975 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)  # quantiles of Student's t, 1 to 9 d.o.f.
@@ -58,6 +59,14 @@ def single_methods() -> dict[str, Row]:
     """A row for each registered method of one network that takes features."""
     net = Classifier(build("compact", width=4))
     return {name: Row(name) for name in post_hoc(unanchored=True) if make(name, net).takes_features}
+
+
+def matching(rows: Mapping[str, Row], patterns: Collection[str]) -> dict[str, Row]:
+    """The rows whose label matches a pattern, in which ``*`` is any text, or all; some must be single methods."""
+    kept = {label: row for label, row in rows.items() if not patterns or any(fnmatchcase(label, p) for p in patterns)}
+    if not any(not row.parts for row in kept.values()):
+        raise InputError(f"rows must match some single method; got {', '.join(patterns)}; there are {', '.join(rows)}")
+    return kept
 
 
 @dataclass(frozen=True)

@@ -2,18 +2,17 @@
 
 import json
 from collections.abc import Callable
-from fnmatch import fnmatchcase
 from functools import partial
 from itertools import product
 from pathlib import Path
 
 from kedge.detectors.rules import RULES
-from kedge.errors import InputError, NotReadyError
+from kedge.errors import NotReadyError
 from kedge.files import atomic
 from kedge.provenance import provenance
-from kedge.studies.comparison import MethodTable, Row, draw_worst_against_mean, run_rows, single_methods
+from kedge.studies.comparison import MethodTable, Row, draw_worst_against_mean, matching, run_rows, single_methods
 from kedge.studies.study import Setting
-from kedge.studies.tasks import tasks
+from kedge.studies.tasks import VARIED, tasks
 
 DISTANCES, LOGITS = ("mds++", "rmds++", "knn", "cop"), ("gen", "msp", "energy", "kl_uniform", "fdbd")
 DEFAULT = ("mds++", "gen")
@@ -50,12 +49,10 @@ def run_default(
         command: The command to run it again, for the record.
         progress: Called with what is running, the number of cells done and the number in all.
     """
-    rows = single_methods() | combined()
-    kept = {label: row for label, row in rows.items() if not patterns or any(fnmatchcase(label, p) for p in patterns)}
-    if not any(not row.parts for row in kept.values()):
-        raise InputError(f"rows must match some single method; got {', '.join(patterns)}; there are {', '.join(rows)}")
-    loaders = {name: partial(load, setting, features) for name, load in tasks(setting).items()}
-    comparison = run_rows(kept, loaders, setting.seeds, out / "cells", progress)
+    rows = matching(single_methods() | combined(), patterns)
+    every = tasks(setting) if setting.scale == "smoke" else tasks(setting) | VARIED
+    loaders = {name: partial(load, setting, features) for name, load in every.items()}
+    comparison = run_rows(rows, loaders, setting.seeds, out / "cells", progress)
     if not comparison.columns:
         raise NotReadyError(f"default needs the data of a task: {'; '.join(comparison.missing.values())}")
     record = {

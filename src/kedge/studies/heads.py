@@ -30,8 +30,10 @@ from kedge.provenance import provenance
 from kedge.studies import kernel_of_heads
 from kedge.studies.comparison import MethodTable
 from kedge.studies.laplace import LastLayerLaplace
+from kedge.studies.photo_tasks import PHOTOS
 from kedge.studies.study import Setting
-from kedge.studies.tasks import GROUPS, PHOTOS, Task, tasks
+from kedge.studies.task import GROUPS, Task
+from kedge.studies.tasks import tasks
 from kedge.training import AnchoredHead
 from kedge.training.frozen import EPOCHS
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from kedge import metrics
 from kedge.anchoring import Anchored
-from kedge.studies.tasks import Task
+from kedge.studies.task import Task
 from kedge.studies.theory.ntk import dual_weights, encode
 
 PER_INPUT = 3  # anchors that each training feature is paired with

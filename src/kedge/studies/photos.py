@@ -1,26 +1,38 @@
-"""Photographs: methods on a pretrained network's features, in other conditions, and with few images."""
+"""Photographs: methods on a pretrained network, frozen, fine-tuned or anchored; other conditions, and few images."""
 
 import json
 import statistics
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from fnmatch import fnmatchcase
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from kedge.errors import InputError, NotReadyError
+from kedge.detectors.amp import PER_ANCHOR_SCORES
+from kedge.errors import NotReadyError
 from kedge.evaluation.summary import SeedValues, TextTable
 from kedge.files import atomic
 from kedge.provenance import provenance
-from kedge.studies.comparison import MethodTable, Row, interval, run_rows, single_methods
+from kedge.studies.comparison import MethodTable, Row, interval, matching, run_rows, single_methods
 from kedge.studies.default import combined
+from kedge.studies.photo_tasks import LAYERS, PHOTOS, Variant, finetuned_task, photo_task
 from kedge.studies.study import Setting
-from kedge.studies.tasks import PHOTOS, Loader, Task, photo_task, tasks
+from kedge.studies.task import GROUPS, Task
+from kedge.studies.tasks import TOYS, toy_task
 
+ANCHORED = {  # rows of networks that are anchored before they are fine-tuned
+    **{name: Row(name) for name in ("msp", "max_logit", "energy", "kl_uniform", "gen", "knn", "mds++")},
+    "mds++ + gen": Row("combined", parts=("mds++", "gen")),
+    "mds++ + gen + AMP": Row("combined", parts=("mds++", "gen", "amp")),
+    "AMP": Row("amp"),
+    "AMP, tau relative": Row("amp", {"tau": "relative"}),
+    **{reading.replace("_", " "): Row("amp", {"score": reading}) for reading in PER_ANCHOR_SCORES},
+}
+FROZEN, FINETUNED = "frozen", "fine-tuned"
 FEW = ("msp", "gen", "fdbd", "knn", "mds++", "rmds++", "vim", "mds++ + gen")  # rows that are run with few images
 PER_CLASS, HELD_OUT = (5, 10, 20), (50, 100, 200)
 Progress = Callable[[str, int, int], None]
+Loaders = Mapping[str, Callable[[int], Task]]
 
 
 def run_photos(
@@ -33,13 +45,13 @@ def run_photos(
     progress: Progress | None = None,
 ) -> MethodTable:
     """Run what is missing, and write metrics.json and tables.md; arguments as of `run_default`."""
-    rows = single_methods() | combined()
-    kept = {label: row for label, row in rows.items() if not patterns or any(fnmatchcase(label, p) for p in patterns)}
-    if not any(not row.parts for row in kept.values()):
-        raise InputError(f"rows must match some single method; got {', '.join(patterns)}; there are {', '.join(rows)}")
+    kept = matching(single_methods() | combined(), patterns)
     few = {label: row for label, row in kept.items() if label in FEW}
-    parts: dict[str, tuple[Mapping[str, Row], Mapping[str, Callable[[int], Task]]]] = {
-        "all images": (kept, {name: partial(load, setting, features) for name, load in _tasks(setting).items()})
+    anchored = {label: row for label, row in ANCHORED.items() if label in kept or "AMP" in label or row.method == "amp"}
+    parts: dict[str, tuple[Mapping[str, Row], Loaders]] = {
+        FROZEN: (kept, _loaders(setting, features, shifted=True)),
+        FINETUNED: (kept, _loaders(setting, features, layer="", shifted=True)),
+        **{layer: (anchored, _loaders(setting, features, layer=layer)) for layer in LAYERS},
     }
     if few:
         parts |= {f"{n} a class": (few, _fewer(setting, features, per_class=n)) for n in PER_CLASS}
@@ -47,21 +59,60 @@ def run_photos(
     results = {
         what: run_rows(some, loaders, setting.seeds, out / "cells", progress) for what, (some, loaders) in parts.items()
     }
-    whole = results["all images"]
+    whole = results[FROZEN]
     if not whole.columns:
         raise NotReadyError(f"photos needs the data of a task: {'; '.join(whole.missing.values())}")
-    tables = (whole.summary(), whole.by_column(), conditions(whole), *([fewer_images(results)] if few else ()))
     record = {"command": command, "scale": setting.scale, "seeds": list(setting.seeds), "made with": provenance()}
     files = {
         "metrics.json": json.dumps(
             {"record": record} | {what: each.as_dict() for what, each in results.items()}, indent=1
         ),
-        "tables.md": "\n\n".join(table.markdown() for table in tables) + "\n",
+        "tables.md": "\n\n".join(table.markdown() for table in tables(results).values()) + "\n",
     }
     for name, text in files.items():
         with atomic(out / name) as temporary:
             temporary.write_text(text, encoding="utf-8")
     return whole
+
+
+def tables(results: Mapping[str, MethodTable]) -> dict[str, TextTable]:
+    """The tables of the study, by what they show."""
+    shown = {}
+    for network in (FROZEN, FINETUNED):
+        shown[network] = results[network].summary()
+        shown[f"{network}, by column"] = results[network].by_column()
+        shown[f"{network}, conditions"] = conditions(results[network])
+    shown["anchored"] = by_layer(results)
+    if f"{PER_CLASS[0]} a class" in results:
+        few = {what: each for what, each in results.items() if what not in (FINETUNED, *LAYERS)}
+        shown["few images"] = fewer_images(few)
+    return shown
+
+
+def by_layer(results: Mapping[str, MethodTable]) -> TextTable:
+    """AUROC / FPR95, means over near and over far columns, and AURC, of fine-tuned networks by the layer anchored."""
+    rows = []
+    for layer in (FINETUNED, *LAYERS):
+        table = results[layer]
+        accuracy = interval(_on_known(table, next(iter(table.results)), "accuracy"))
+        for label in (label for label in table.results if label in ANCHORED):
+            cells = []
+            for group in GROUPS:
+                columns = [column for column in table.columns if column[1] == group]
+                auroc, fpr95 = (table.mean(label, metric, columns) for metric in ("auroc", "fpr95"))
+                cells.append(f"{interval(auroc)} / {interval(fpr95, 0)}")
+            rows.append((layer, accuracy, label, *cells, interval(_on_known(table, label, "aurc"), 2)))
+    caption = (
+        "AUROC / FPR95 in %, means over tasks; accuracy and AURC on ID test images, in %; with half the width of 95 % "
+        "intervals over seeds."
+    )
+    return TextTable(caption, ("anchored", "accuracy", "method", *GROUPS, "AURC"), tuple(rows))
+
+
+def _on_known(table: MethodTable, label: str, key: str) -> SeedValues:
+    """A metric on the ID test images by seed, means over tasks."""
+    by_task = [[each["id"][key] for each in by_seed.values()] for by_seed in table.results[label].values()]
+    return SeedValues(tuple(statistics.fmean(values) for values in zip(*by_task, strict=True)))
 
 
 def conditions(table: MethodTable) -> TextTable:
@@ -106,26 +157,27 @@ def fewer_images(results: Mapping[str, MethodTable]) -> TextTable:
     return TextTable(caption, ("method", *results), tuple(rows))
 
 
-def _tasks(setting: Setting) -> dict[str, Loader]:
-    """The photo tasks with other conditions; toy tasks at the smoke scale."""
+def _loaders(setting: Setting, features: Path, *, layer: str | None = None, shifted: bool = False) -> Loaders:
+    """The photo tasks, on frozen features or fine-tuned; toy tasks at the smoke scale."""
     if setting.scale == "smoke":
-        return tasks(setting)
-    return {name: partial(photo_task, name, shifted=True) for name in PHOTOS}
+        what = FROZEN if layer is None else layer or FINETUNED
+        return {name: partial(toy_task, f"{name}, {what}", setting, features, anchored=bool(layer)) for name in TOYS}
+    load: Any = photo_task if layer is None else partial(finetuned_task, layer=layer)
+    return {name: partial(load, name, setting, features, shifted=shifted) for name in PHOTOS}
 
 
-def _fewer(
-    setting: Setting, features: Path, *, per_class: int | None = None, held_out: int | None = None
-) -> dict[str, Callable[[int], Task]]:
+def _fewer(setting: Setting, features: Path, *, per_class: int | None = None, held_out: int | None = None) -> Loaders:
     """The tasks with few images of a class to train the head and fit on, or few to calibrate on."""
+    what = f"{per_class} a class" if held_out is None else f"{held_out} held out"
 
     def load(name: str, seed: int) -> Task:
+        title = f"{name}, {what}"
         if setting.scale == "smoke":
-            task = tasks(setting)[name](setting, features, seed)
+            task = replace(TOYS[name](setting, features, seed), name=title)
         else:
-            task = photo_task(name, setting, features, seed, per_class=per_class)
+            task = photo_task(name, setting, features, seed, variant=Variant(per_class=per_class), title=title)
         if held_out is not None:
             task = replace(task, held_out=task.held_out.subset(range(min(held_out, len(task.held_out)))))
-        what = f"{per_class} a class" if held_out is None else f"{held_out} held out"
-        return replace(task, name=f"{name}, {what}")
+        return task
 
-    return {name: partial(load, name) for name in _tasks(setting)}
+    return {name: partial(load, name) for name in (TOYS if setting.scale == "smoke" else PHOTOS)}
