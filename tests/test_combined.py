@@ -127,17 +127,24 @@ def test_parts_that_draw_other_anchors_are_refused():
         kedge.Combined([kedge.AMP(net, k=3), kedge.AMP(net, k=4)]).fit(images())
 
 
-@pytest.mark.parametrize("kind", ["unanchored", "anchored"])
-def test_it_takes_extracted_features_if_its_parts_do(kind):
+@pytest.mark.parametrize(
+    ("kind", "parts"),
+    [
+        ("unanchored", ["mds++", "knn", "gen"]),
+        ("anchored", ["mds++", "knn", "gen"]),
+        ("anchored", ["knn", "amp", "gen"]),
+    ],
+)
+def test_it_takes_extracted_features_if_its_parts_do(kind, parts):
     net = network(kind)
     if kind == "anchored":
         net.set_anchors(images(4).images)
     train, held, some = (kedge.extract(net, each) for each in (images(), images(80, seed=1), images(9, seed=2)))
-    of_features = kedge.Combined(net, parts=["mds++", "knn", "gen"], rule="fisher").fit(train).calibrate(held)
-    of_images = kedge.Combined(net, parts=["mds++", "knn", "gen"], rule="fisher").fit(images())
+    of_features = kedge.Combined(net, parts=parts, rule="fisher").fit(train).calibrate(held)
+    of_images = kedge.Combined(net, parts=parts, rule="fisher").fit(images())
     of_images.calibrate(images(80, seed=1))
     torch.testing.assert_close(of_features.score(some), of_images.score(images(9, seed=2)), rtol=1e-3, atol=1e-3)
-    learned = kedge.Combined(net, parts=["knn", "gen"], rule="learned")
+    learned = kedge.Combined(net, parts=parts, rule="learned")
     assert not learned.takes_features
     with pytest.raises(InputError, match="pass the images themselves"):
         learned.fit(train)

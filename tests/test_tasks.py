@@ -201,7 +201,9 @@ def test_a_study_without_data_says_how_to_get_it(tmp_path, monkeypatch):
 
 
 def test_few_images_and_other_conditions_are_parts_of_a_photo_task(photographs, tmp_path):
-    task = photo_tasks.photo_task("pets", photographs, tmp_path / "features", 0, variant=photo_tasks.Variant(per_class=3), shifted=True)
+    task = photo_tasks.photo_task(
+        "pets", photographs, tmp_path / "features", 0, variant=photo_tasks.Variant(per_class=3), shifted=True
+    )
     assert task.train.labels.bincount().tolist() == [3, 3]
     assert [part.name for part in task.shifted] == [f"pets, {name}" for name in SHIFTS]
     for part in task.shifted:
@@ -210,6 +212,50 @@ def test_few_images_and_other_conditions_are_parts_of_a_photo_task(photographs, 
     result = cell("MSP", ROWS["MSP"], task, tmp_path / "cells", alpha=0.25).result
     assert list(result["shifted"]) == [f"pets, {name}" for name in SHIFTS]
     assert set(result["sets"]) == {"pets, other classes", *task.groups["far"]}
+
+
+def test_variants_of_a_photo_task_have_fewer_classes_or_other_features(photographs, tmp_path):
+    def task(name="pets", seed=0, **options):
+        variant = photo_tasks.Variant(**options)
+        return photo_tasks.photo_task(name, photographs, tmp_path / "features", seed, variant=variant, title="varied")
+
+    whole = task()
+    grouped = task(groups=2)
+    assert grouped.train.classes == ("group 0", "group 1")
+    assert grouped.test.prints.equal(whole.test.prints)
+    every = task(photo_tasks.TOGETHER)
+    assert every.train.classes == tuple(f"{name}: {each}" for name in photo_tasks.PHOTOS for each in ("ash", "cox"))
+    assert every.groups == {"near": ("photographs, other classes",), "far": ("textures",)}
+    assert len(every.train) == 3 * len(whole.train)
+    assert len(every.near[0]) == 60
+    few = task(photo_tasks.TOGETHER, classes=2)
+    names = [every.train.classes.index(each) for each in few.train.classes]
+    assert few.test.labels.bincount().tolist() == every.test.labels.bincount(minlength=6)[names].tolist()
+    counts = whole.train.labels.bincount()
+    assert task(unbalanced=True).train.labels.bincount().tolist() == [counts[0], -(-counts[1] // 10)]
+    projected = task(width=5)
+    assert projected.train.features.shape == (len(whole.train), 5)
+    assert projected.train.logits.argmax(dim=1).eq(projected.train.labels).float().mean() > 0.8
+    assert cell("KNN", ROWS["KNN"], projected, tmp_path / "cells", alpha=0.25).result["images"]["fit"] == len(
+        whole.train
+    )
+
+
+@pytest.mark.parametrize("layer", ["", "first layer"])
+def test_a_fine_tuned_task_trains_the_whole_network_on_the_same_split(photographs, tmp_path, monkeypatch, layer):
+    monkeypatch.setattr(photo_tasks, "SIDE", 12)
+    monkeypatch.setattr(photo_tasks, "MOST_OTHERS", 7)
+    monkeypatch.setitem(photo_tasks.LAYERS, "first layer", "prep.0")
+    frozen = photo_tasks.photo_task("pets", photographs, tmp_path / "features", 0)
+    task = photo_tasks.finetuned_task("pets", photographs, tmp_path / "features", 0, layer=layer, shifted=True)
+    assert task.name == ("pets, fine-tuned, first layer" if layer else "pets, fine-tuned")
+    assert task.test.prints.equal(frozen.test.prints)
+    assert [len(each) for each in (*task.near, *task.far)] == [7] * 5
+    assert isinstance(task.network, kedge.Anchored) == bool(layer)
+    assert task.network.record["recipe"]["layer_rates"] is not None
+    assert len(task.shifted) == len(SHIFTS)
+    row = Row("amp", {"score": "tau"}) if layer else ROWS["MSP"]
+    assert 0 <= cell("row", row, task, tmp_path / "cells", alpha=0.25).result["id"]["aurc"] <= 1
 
 
 def test_conditions_change_what_they_name():

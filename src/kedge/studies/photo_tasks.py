@@ -37,7 +37,7 @@ SIDE = 160
 CENTER = Preprocess((3, SIDE, SIDE), crop=SIDE / round(SIDE / 0.875))
 SHARES = (0.6, 0.2)  # of the ID photographs, to fit and to calibrate on; the rest is tested
 RAREST = 0.1  # share of its images that the rarest of unbalanced classes keeps
-MOST_OTHERS = 500  # images of each OOD set that a fine-tuned network sees
+MOST_OTHERS = 300  # images of each OOD set that a fine-tuned network sees
 LAYERS = {  # of EfficientNet-Lite0, that are anchored before it is fine-tuned
     "first layer": "_conv_stem",
     "middle": "_blocks.8._project_conv",
