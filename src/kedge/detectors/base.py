@@ -306,6 +306,8 @@ class Detector(ABC):
             temperature: That of ``probability``, where it is known already; by default it is fitted to the labels.
         """
         between("alpha", alpha, 0, 1, open_ends=True)
+        if batch_size is not None:
+            at_least("batch_size", batch_size, 1)
         if delta is not None:
             between("delta", delta, 0, 1, open_ends=True)
         if str(getattr(held_out, "checksum", "")) in self.trained_on:
