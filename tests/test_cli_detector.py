@@ -117,14 +117,17 @@ def test_evaluate_prints_what_the_function_gives(folder, tmp_path):
     sets = ["--test", f"npz:{folder / 'test.npz'}", "--ood", f"npz:{folder / 'bright.npz'}"]
     files = [folder / "amp.kedge", folder / "msp.kedge"]
     options = ["--controls", "--resamples", 20, "--json", "--report", tmp_path / "report.html"]
-    done = run("evaluate", *files, *sets, *options)
+    train = ["--train", f"npz:{folder / 'fresh.npz'}"]
+    done = run("evaluate", *files, *sets, *options, *train)
     assert done.exit_code == 0, done.output
     facts = json.loads(done.stdout)
     assert list(facts["results"]) == ["amp", "amp, tau permuted", "msp"]
     test, bright = (kedge.data.load_dataset(f"npz:{folder / name}") for name in ("test.npz", "bright.npz"))
     again = kedge.evaluate({"msp": kedge.load(folder / "msp.kedge")}, test, [bright], resamples=20)
     assert facts["results"]["msp"]["metrics"] == json.loads(json.dumps(again.as_dict()))["results"]["msp"]["metrics"]
-    check((tmp_path / "report.html").read_text())
+    assert "nearest training images" in check((tmp_path / "report.html").read_text()).text
+    with pytest.raises(InputError, match="--train must come with --report"):
+        raise run("evaluate", *files, *sets, *train).exception
 
 
 def test_evaluate_refuses_images_that_a_detector_was_calibrated_on(folder):

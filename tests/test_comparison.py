@@ -244,7 +244,7 @@ def test_the_commands_extract_and_compare(folder, tmp_path, monkeypatch):
     page = (tmp_path / "out" / "report.html").read_text()
     assert "Groups of sets" in page
     assert "Methods left out" in page
-    assert page.count("data:image/png") > 10  # images that are read from disk
+    assert page.count("data:image/jpeg") > 10  # images that are read from disk
     again = run(*command, "--json", "--overwrite")
     printed, before = json.loads(again.stdout)["results"], facts["results"]
     assert {name: each["metrics"] for name, each in printed.items()} == {

@@ -16,14 +16,15 @@ from PIL import Image
 from torch import nn
 
 from kedge import AMP, MSP, Detection, ImageSet, anchor, calibration
-from kedge.detectors import Cost
+from kedge.detectors import Cost, extract
 from kedge.errors import InputError, NotReadyError
 from kedge.evaluation import Evaluation, EvaluationResult, ShiftedResult
+from kedge.evaluation.neighbours import KEPT, Neighbours
 from kedge.evaluation.paired import best_beyond_noise, difference, redraw, winner
 from kedge.evaluation.report import charts, figures, write_report
 from kedge.evaluation.report.charts import curve_section, flagging_threshold
 from kedge.evaluation.report.document import document
-from kedge.evaluation.report.gallery import SIDE, image_section, picture
+from kedge.evaluation.report.gallery import SIDE, data_address, image_section, picture
 from kedge.evaluation.report.markup import figure, section, table, tag
 from kedge.evaluation.report.page import evaluation_finding, guaranteed
 from kedge.evaluation.result import Curve
@@ -33,7 +34,7 @@ from kedge.metrics import METRICS as ALL
 from test_metrics import ORACLES
 
 EVIL = "<script>alert(1)</script>"
-VOID = {"br", "img", "meta"}
+VOID = {"br", "img", "input", "meta"}
 
 
 FEWER = 60  # resamples: pages need not have the last digit; whether marks are right is tested on `best_beyond_noise`
@@ -153,7 +154,7 @@ def check(text):
             assert not name.startswith("on")
             assert "://" not in (value or "") or name in ("alt", "aria-label")
             if name in ("src", "href"):
-                assert value.startswith(("#", "data:image/png;base64,"))
+                assert value.startswith(("#", "data:image/png;base64,", "data:image/jpeg;base64,"))
     assert "@import" not in page.style
     assert "url(" not in page.style
     # Everything that is seen can be read.
@@ -551,8 +552,9 @@ def test_the_scores_of_every_lead_are_drawn_with_their_numbers(tmp_path):
 
 def cards(text):
     """(Set, number, words) of every card."""
-    pattern = r'<figure><img [^>]*alt="Image (\d+) of (\w+),[^>]*><figcaption>(.*?)</figcaption>'
-    return [(name, int(number), words.replace("<br>", "\n")) for number, name, words in re.findall(pattern, text)]
+    pattern = r'<figure class="set[^>]*>.*?<img [^>]*alt="Image (\d+) of (\w+),.*?<figcaption>(.*?)</figcaption>'
+    found = re.findall(pattern, text, re.DOTALL)
+    return [(name, int(number), words.replace("<br>", "\n").strip()) for number, name, words in found]
 
 
 def test_known_images_are_on_the_in_distribution_side_of_their_set(monkeypatch):
@@ -665,6 +667,31 @@ def test_cards_show_the_mistakes_of_the_lead_with_the_votes_of_the_anchors(tmp_p
     votes = [words.split("anchors: ")[1] for _, _, words in cards(text) if "anchors: " in words]
     assert len(votes) == 12 + 4
     assert all(sum(map(int, re.findall(r"(\d+) \w+ \(", line))) == 3 for line in votes)
+
+
+def test_the_nearest_training_images_stand_beside_each_error(tmp_path):
+    evaluation = example(resamples=0)
+    rng = torch.Generator().manual_seed(5)
+    pixels = torch.randint(256, (50, 1, 6, 6), generator=rng, dtype=torch.uint8)
+    train_set = ImageSet(pixels, torch.arange(50) % 3, "train", ("ant", "bee", "cow"))
+    plain = nn.Sequential(nn.Flatten(), nn.Linear(36, 3))  # its last features are the pixels
+    found = cards(image_section(evaluation, "first", neighbours=Neighbours(plain, train_set)))
+    rows = (pixels / 255).flatten(1).numpy()
+    for name, number, words in found:
+        image = (evaluation.sets[name].images[number] / 255).flatten().numpy()
+        angles = [float(row @ image / np.sqrt(row @ row) / np.sqrt(image @ image)) for row in rows]
+        nearest = np.argsort(angles)[::-1][:3]
+        assert words.endswith(", ".join(("ant", "bee", "cow")[place % 3] for place in nearest))
+        sources = re.findall(r'src="([^"]*)"', words)
+        assert sources == [data_address(pixels[place]) for place in nearest]
+    kept = Neighbours(plain, train_set, features=extract(plain, train_set))
+    assert kept.nearest(train_set, 1)[:, 0].tolist() == list(range(50))
+    page = check(written(tmp_path, evaluation, neighbours=kept, title=None))
+    assert "first, second on inside against near, far" in page.text
+    choices = [attrs["id"] for attrs in page.all("input") if attrs["type"] == "radio"]
+    assert choices == ["every-set", "set-0", "set-1", "set-2", "every-verdict", "only-flagged", "only-accepted"]
+    many = Neighbours(plain, ImageSet(pixels.repeat(50, 1, 1, 1)))
+    assert len(many.images) == len(many.bank) == KEPT
 
 
 def test_a_document_links_to_its_sections_and_escapes_text():

@@ -37,9 +37,11 @@ def visit(browser):
     """Opens an address in a window of some width, light or dark, and keeps what goes wrong."""
     contexts = []
 
-    def go(address: str, *, width: int = 1280, dark: bool = False) -> Visit:
+    def go(address: str, *, width: int = 1280, dark: bool = False, scripts: bool = True) -> Visit:
         context = browser.new_context(
-            viewport={"width": width, "height": 900}, color_scheme="dark" if dark else "light"
+            viewport={"width": width, "height": 900},
+            color_scheme="dark" if dark else "light",
+            java_script_enabled=scripts,
         )
         contexts.append(context)
         seen = Visit(context.new_page())

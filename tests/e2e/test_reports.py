@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from kedge import AMP, MSP, ImageSet, anchor, evaluate
+from kedge.evaluation.neighbours import Neighbours
 from kedge.evaluation.report import write_report
 from kedge.evaluation.result import Curve
 from kedge.models import build
@@ -38,6 +39,7 @@ def report(tmp_path_factory):
         evaluation,
         title="Greys",
         detector=amp,
+        neighbours=Neighbours(amp.net, train),
         curves=[curve],
         record={"seed": 0, "config": {"a": [1, 2]}},
     )
@@ -74,3 +76,24 @@ def test_its_colours_follow_the_reader(report, visit):
         return visit(report.as_uri(), dark=dark).page.evaluate("getComputedStyle(document.body).backgroundColor")
 
     assert background(True) != background(False)
+
+
+def test_images_are_filtered_and_enlarged_without_scripts(report, visit):
+    page = visit(report.as_uri(), scripts=False).page
+    shown = page.locator("#images .gallery figure >> visible=true")
+    before = shown.count()
+    page.check("#set-2")
+    assert shown.count() == 4
+    page.check("#only-flagged")
+    flagged = shown.count()
+    page.check("#only-accepted")
+    assert flagged + shown.count() == 4
+    page.check("#every-set")
+    page.check("#every-verdict")
+    assert shown.count() == before
+    picture = shown.locator("img").first
+    small = picture.bounding_box()["width"]
+    picture.click()
+    assert picture.bounding_box()["width"] > 4 * small
+    picture.click()
+    assert picture.bounding_box()["width"] == small

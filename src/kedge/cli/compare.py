@@ -91,8 +91,10 @@ def compare(
         kedge compare birds.kedge --train folder:train --held-out folder:val --ood folder:other --methods msp,knn,mds++
     """
     from kedge.cli.inputs import open_network, open_set, open_sets
+    from kedge.data import Features
     from kedge.detectors.registry import named_methods
     from kedge.evaluation import compare as compare_methods
+    from kedge.evaluation.neighbours import Neighbours
     from kedge.evaluation.report import write_report
     from kedge.evaluation.report.figures import require
     from kedge.evaluation.result import HEADLINE
@@ -125,8 +127,10 @@ def compare(
     text = json.dumps({"record": record, **evaluation.as_dict()}, indent=1)
     with atomic(out / "metrics.json") as temporary:
         temporary.write_text(text, encoding="utf-8")
-    title = f"Methods on {evaluation.id_name}"
-    report = write_report(out / "report.html", evaluation, title=title, record=record)
+    neighbours = None
+    if not isinstance(images, Features) and getattr(net, "anchors", images) is not None:
+        neighbours = Neighbours(net, images, features=Features.open(out / "features" / "train"))
+    report = write_report(out / "report.html", evaluation, neighbours=neighbours, record=record)
     if as_json:
         typer.echo(text)
         return

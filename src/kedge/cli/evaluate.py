@@ -27,6 +27,9 @@ def evaluate(
     seed: Annotated[int, typer.Option(help="Random seed of the bootstrap and the permutation.")] = 0,
     metric: Metric = None,
     report: Annotated[Path | None, typer.Option(help="Write an HTML report here.")] = None,
+    train: Annotated[
+        str | None, typer.Option(help="Training images, of which the report shows the nearest beside each error.")
+    ] = None,
     overwrite: Overwrite = False,
     model: Model = None,
     as_json: AsJson = False,
@@ -38,16 +41,18 @@ def evaluate(
 
     For example:
 
-        kedge evaluate runs/train/detector.kedge --test cifar10 --ood svhn --ood textures --report report.html
+        kedge evaluate runs/train/detector.kedge --test cifar10 --ood svhn --report report.html --train cifar10
 
         kedge evaluate amp.kedge --test cifar10 --ood svhn --metric auroc --metric oscr --metric scod_aurc
 
         kedge evaluate amp.kedge energy.kedge --test folder:known/ --ood folder:strange/ --json | jq .results
     """
     from kedge.cli.inputs import open_sets
+    from kedge.data import load_dataset
     from kedge.detectors import load
     from kedge.evaluation import SeedSummary
     from kedge.evaluation import evaluate as evaluate_detectors
+    from kedge.evaluation.neighbours import Neighbours
     from kedge.evaluation.report import write_report
     from kedge.evaluation.report.figures import require
     from kedge.evaluation.summary import BY_SET, SHOWN, rows_by_set
@@ -59,6 +64,8 @@ def evaluate(
     if report is not None:  # before minutes of scoring, not after
         check_target("--report", report, overwrite=overwrite)
         require()
+    elif train is not None:
+        raise InputError("--train must come with --report, which shows the nearest training images: add --report")
     detectors = {
         file.stem if len({f.stem for f in files}) == len(files) else str(file): load(file, model=model)
         for file in files
@@ -66,6 +73,10 @@ def evaluate(
     if len(detectors) != len(files):
         raise InputError(f"files must be different detectors; got {', '.join(map(str, files))}")
     sets = open_sets((test, *ood), data_dir=data_dir)
+    lead, neighbours = next(iter(detectors.values())), None
+    if train is not None:
+        images = load_dataset(train, "train", data_dir=data_dir)
+        neighbours = Neighbours(lead.net, images, preprocess=lead.preprocess)
     evaluation = evaluate_detectors(detectors, sets[0], sets[1:], controls=controls, resamples=resamples, seed=seed)
     if as_json:
         typer.echo(json.dumps(evaluation.as_dict(), indent=1))
@@ -75,7 +86,7 @@ def evaluate(
         console.print(rows_by_set(evaluation, metric or BY_SET).terminal())
     if report is not None:
         record = {"command": " ".join(["kedge", *sys.argv[1:]]), "made with": provenance()}
-        title, lead = f"{evaluation.id_name} and OOD sets", next(iter(detectors.values()))
-        console.wrote("report", write_report(report, evaluation, title=title, detector=lead, record=record))
+        written = write_report(report, evaluation, detector=lead, neighbours=neighbours, record=record)
+        console.wrote("report", written)
     elif not as_json:
         console.next("add --report report.html for the figures and the images behind the numbers")

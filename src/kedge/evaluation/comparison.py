@@ -238,9 +238,11 @@ class _Comparison:
         for name, features in self.features.items():
             out, shared = detector._run(features, ROWS)[0], self.shared[name]
             p_value, is_ood = detector.calibration.verdicts(out.score)
+            words = zip(detector.reasons(out), is_ood.tolist(), strict=True)
             detections[name] = Detection(
-                shared.label, features.logits, shared.probability, out.tau, out.score, p_value, is_ood
-            )
+                shared.label, features.logits, shared.probability, out.tau, out.score, p_value, is_ood,
+                reasons=tuple(word if flagged else None for word, flagged in words),
+            )  # fmt: skip
         seconds = time.perf_counter() - started
         return detections, seconds + self.pass_seconds * sum(map(len, self.features.values()))
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from kedge.data import ImageSet
 from kedge.detectors import AMP, Detector
 from kedge.evaluation.report.figures import edges
-from kedge.evaluation.report.gallery import per_anchor_probabilities, png_address
+from kedge.evaluation.report.gallery import data_address, per_anchor_probabilities
 
 SHOWN = 12  # anchors at most
 EXAMPLES = 3  # anchors among the examples
@@ -70,7 +70,7 @@ def likely_classes(detector: Detector, image: Tensor, most: int = LIKELY) -> lis
 
 def data_url(image: Tensor) -> str:
     """An image (D, H, W), uint8 or in [0, 1], as a data: address in its own size."""
-    return png_address(image, side=max(image.shape))
+    return data_address(image, side=max(image.shape))
 
 
 def _patterns(shape: tuple[int, ...]) -> list[tuple[str, Tensor]]:

@@ -9,12 +9,23 @@ from kedge.evaluation.report.markup import Html, render_template
 from kedge.files import atomic
 
 
-def document(title: str, finding: str, intro: Iterable[str], parts: Iterable[tuple[str, str, Html | None]]) -> str:
-    """A page that loads nothing; parts are (identifier, name in the links, content), None for no content."""
+def document(
+    title: str,
+    finding: str,
+    intro: Iterable[str],
+    parts: Iterable[tuple[str, str, Html | None]],
+    *,
+    opening: Html | None = None,
+) -> str:
+    """A page that loads nothing; parts are (identifier, name in the links, content), None for no content.
+
+    The opening stands between the finding and the intro.
+    """
     shown = [part for part in parts if part[2] is not None]
     page = render_template(
-        "page.html", title=title, finding=finding, intro=list(intro), parts=shown, version=version("kedge")
-    )
+        "page.html", title=title, finding=finding, opening=opening or "", intro=list(intro), parts=shown,
+        version=version("kedge"),
+    )  # fmt: skip
     return f"{page}\n"
 
 

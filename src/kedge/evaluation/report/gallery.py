@@ -1,7 +1,8 @@
-"""Images in the report: thumbnails inside the file, galleries of the worst errors, and predictions by anchor."""
+"""Images in the report: inside the file, as galleries of the worst errors and as predictions by anchor."""
 
 import base64
 import io
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -13,16 +14,21 @@ from kedge.data import Features, ImageSet, StreamedSet, batches
 from kedge.detectors import AMP, Detection
 from kedge.errors import NotReadyError
 from kedge.evaluation import Evaluation
+from kedge.evaluation.neighbours import Neighbours
 from kedge.evaluation.report.markup import NOTHING, Html, number, render_template, tag
 from kedge.models.classifier import evaluating
 
-SIDE = 96  # pixels of a thumbnail's longer side at most, so that a report of large photographs stays small
-ALARMS, MISSES_PER_SET = 12, 4
+SIDE = 96  # pixels of a picture's longer side on the page
+ENLARGED = 320  # of the file of one that is enlarged by a click; a report of large photographs stays small
+ALARMS, MISSES_PER_SET, NEIGHBOURS = 12, 4, 3
 ANCHORS = 12  # shown at most: as many as fit side by side
 
 
-def png_address(image: Tensor, side: int = SIDE) -> str:
-    """An image (D, H, W), uint8 or in [0, 1], as a data: address; unless D is 1 or 3, its mean over channels."""
+def data_address(image: Tensor, side: int = SIDE) -> str:
+    """An image (D, H, W), uint8 or in [0, 1], as a data: address; unless D is 1 or 3, its mean over channels.
+
+    It is exact up to `SIDE` pixels. A larger one is reduced to at most ``side`` pixels, and stored as JPEG.
+    """
     pixels = image.detach().cpu()
     if pixels.dtype != torch.uint8:
         pixels = (255 * pixels.double().clamp(0, 1)).round().to(torch.uint8)
@@ -30,15 +36,16 @@ def png_address(image: Tensor, side: int = SIDE) -> str:
         pixels = pixels.double().mean(dim=0, keepdim=True).round().to(torch.uint8)
     array = pixels.permute(1, 2, 0).contiguous().numpy()  # (H, W, D)
     drawn = Image.fromarray(array[..., 0] if array.shape[2] == 1 else array)
+    kind, options = ("png", {"optimize": True}) if max(drawn.size) <= SIDE else ("jpeg", {"quality": 85})
     drawn.thumbnail((side, side), Image.Resampling.BOX)
     target = io.BytesIO()
-    drawn.save(target, format="png", optimize=True)
-    return "data:image/png;base64," + base64.b64encode(target.getvalue()).decode()
+    drawn.save(target, format=kind, **options)
+    return f"data:image/{kind};base64," + base64.b64encode(target.getvalue()).decode()
 
 
 def picture(image: Tensor, alt: str) -> Html:
     """An image (D, H, W) as a thumbnail inside the page."""
-    return tag("img", src=png_address(image), alt=alt)
+    return tag("img", src=data_address(image), alt=alt)
 
 
 def per_anchor_probabilities(detector: AMP, one: ImageSet) -> Tensor:
@@ -59,20 +66,73 @@ def pixels(images: ImageSet | StreamedSet, index: int) -> Tensor:
     return torch.from_numpy(array).permute(2, 0, 1)
 
 
-def image_section(evaluation: Evaluation, lead: str, detector: AMP | None = None) -> Html | None:
-    """The in-distribution images that score highest and the OOD images that score lowest; None without images."""
-    if any(isinstance(images, Features) for images in evaluation.sets.values()):
+def opening_pictures(evaluation: Evaluation, lead: str) -> Html | None:
+    """A typical and an extreme image of either side, with their verdicts; None without images."""
+    if _without_images(evaluation):
+        return None
+    cards = []
+    for what, name, index in _examples(evaluation, lead):
+        source = data_address(pixels(evaluation.sets[name], index), ENLARGED)
+        verdict = _verdict(evaluation.results[lead].detections[name], index)
+        alt = f"Image {index} of {name}, {verdict}"
+        cards.append({"source": source, "alt": alt, "set": name, "what": what, "verdict": verdict})
+    return render_template("opening.html", cards=cards)
+
+
+def image_section(
+    evaluation: Evaluation, lead: str, detector: AMP | None = None, neighbours: Neighbours | None = None
+) -> Html | None:
+    """The in-distribution images that score highest and the OOD images that score lowest; None without images.
+
+    With ``neighbours`` each of them has the nearest training images beside it.
+    """
+    if _without_images(evaluation):
         return None
     detections, id_name, oods = evaluation.results[lead].detections, evaluation.id_name, evaluation.ood_names
     alarms = [(id_name, i) for i in detections[id_name].score.argsort(descending=True, stable=True)[:ALARMS].tolist()]
     misses = [(ood, i) for ood in oods for i in detections[ood].score.argsort(stable=True)[:MISSES_PER_SET].tolist()]
-    cards = ([_card(evaluation, detections[name], name, i, detector) for name, i in each] for each in (alarms, misses))
+    nearest = {} if neighbours is None else _nearest(evaluation, neighbours, [*alarms, *misses])
+
+    def card(name: str, index: int) -> dict[str, Any]:
+        drawn = _card(evaluation, detections[name], name, index, detector)
+        return drawn | {"nearest": nearest.get((name, index), [])}
+
+    cards = ([card(name, i) for name, i in each] for each in (alarms, misses))
     outside = torch.cat([detections[name].is_ood for name in oods])
     return render_template(
         "images.html", lead=lead, id_name=id_name, flagged=int(detections[id_name].is_ood.sum()),
         images=len(detections[id_name]), alarms=next(cards), missed=int((~outside).sum()), total=len(outside),
-        misses=next(cards),
+        misses=next(cards), sets=[id_name, *oods],
     )  # fmt: skip
+
+
+def _without_images(evaluation: Evaluation) -> bool:
+    return any(isinstance(images, Features) for images in evaluation.sets.values())
+
+
+def _nearest(
+    evaluation: Evaluation, neighbours: Neighbours, shown: Sequence[tuple[str, int]]
+) -> dict[tuple[str, int], list[dict[str, str]]]:
+    """The nearest training images of images, by set and place."""
+    found, train_set = {}, neighbours.images
+    for name in dict.fromkeys(name for name, _ in shown):
+        places = [place for other, place in shown if other == name]
+        nearest = neighbours.nearest(evaluation.sets[name].subset(places), NEIGHBOURS).tolist()
+        for place, row in zip(places, nearest, strict=True):
+            found[name, place] = [
+                {
+                    "source": data_address(pixels(train_set, i), 2 * SIDE),
+                    "alt": label_of(train_set, i),
+                }
+                for i in row
+            ]
+    return found
+
+
+def label_of(images: ImageSet | StreamedSet, index: int) -> str:
+    """The class of an image in words, or its place in the set if it has no label."""
+    label = -1 if images.labels is None else int(images.labels[index])
+    return _class_name(images.classes, label) if label >= 0 else f"image {index}"
 
 
 def anchor_section(detector: AMP, evaluation: Evaluation, lead: str) -> Html:
@@ -88,7 +148,7 @@ def anchor_section(detector: AMP, evaluation: Evaluation, lead: str) -> Html:
         lead=lead,
         which=which + (f", of which {ANCHORS} are shown" if total > ANCHORS else ""),
         per_image=per_image,
-        thumbs=[png_address(image) for image in anchors[:ANCHORS]],
+        thumbs=[data_address(image) for image in anchors[:ANCHORS]],
         columns=columns,
         rows=[_anchor_row(detector, evaluation, columns, *example) for example in _examples(evaluation, lead)],
     )
@@ -119,7 +179,7 @@ def _anchor_row(
     pairs = [(int(p.argmax()), f"{100 * float(p.max()):.0f}") for p in probabilities]
     votes = [{"name": _class_name(classes, i), "agrees": i == agreed, "percent": share} for i, share in pairs]
     return {
-        "source": png_address(one.images[0]),
+        "source": data_address(one.images[0]),
         "alt": f"Image {index} of {name}",
         "what": f"{what}, {name}",
         "votes": votes,
@@ -140,7 +200,9 @@ def _card(evaluation: Evaluation, detection: Detection, name: str, index: int, d
     lines = [predicted, measured, _verdict(detection, index)]
     if detector is not None:
         lines.append(_votes(detector, images.subset([index]), detector.classes or classes))
-    return {"source": png_address(pixels(images, index)), "alt": alt, "set": name, "lines": lines}
+    flagged = bool(detection.is_ood[index])
+    source = data_address(pixels(images, index), ENLARGED)
+    return {"source": source, "alt": alt, "set": name, "lines": lines, "flagged": flagged}
 
 
 def _votes(detector: AMP, one: ImageSet, classes: tuple[str, ...]) -> str:

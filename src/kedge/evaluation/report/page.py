@@ -8,24 +8,28 @@ from typing import Any, cast
 from kedge.detectors import AMP, Detector
 from kedge.errors import InputError
 from kedge.evaluation import Evaluation, EvaluationResult
+from kedge.evaluation.neighbours import Neighbours
 from kedge.evaluation.paired import FEWEST, RESAMPLES, Best, best_beyond_noise
 from kedge.evaluation.report import charts, figures
 from kedge.evaluation.report.document import document, write_page
-from kedge.evaluation.report.gallery import anchor_section, image_section
+from kedge.evaluation.report.gallery import anchor_section, image_section, opening_pictures
 from kedge.evaluation.report.markup import percent, render_template
 from kedge.evaluation.result import HEADLINE, Curve
 from kedge.evaluation.summary import SHOWN, STAR, chosen_options, passes_text, starred
 from kedge.metrics import METRICS
+
+FEW = 3  # names in a title
 
 
 def write_report(
     path: str | os.PathLike[str],
     evaluation: Evaluation,
     *,
-    title: str,
+    title: str | None = None,
     intro: str = "",
     leads: Sequence[str] = (),
     detector: Detector | None = None,
+    neighbours: Neighbours | None = None,
     curves: Sequence[Curve] = (),
     record: Mapping[str, Any] | None = None,
     resamples: int = RESAMPLES,
@@ -37,11 +41,12 @@ def write_report(
     Args:
         path: The file to write; its folder is created if needed.
         evaluation: From `kedge.evaluate`.
-        title: The title of the page.
+        title: The title of the page; by default what was compared.
         intro: Text before the tables; a blank line starts a new paragraph.
         leads: Names of detectors whose scores are drawn, by default the first of the evaluation; the galleries show
             the errors of the first of them.
         detector: The detector of the first lead; one with anchors is shown with them and the prediction under each.
+        neighbours: Training images, of which the nearest are shown beside each error.
         curves: To draw along a number, such as that of the anchors.
         record: How to repeat the run: configuration, seeds, versions, command; plain data.
         resamples: Number of bootstrap resamples that decide which leads are beyond noise.
@@ -57,7 +62,7 @@ def write_report(
         >>> net = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(48, 2))
         >>> msp = MSP(net).fit(noise("train")).calibrate(noise("held out"))
         >>> evaluation = evaluate({"MSP": msp}, noise("test"), [noise("other")])
-        >>> write_report(tempfile.mkdtemp() + "/report.html", evaluation, title="Grays").name
+        >>> write_report(tempfile.mkdtemp() + "/report.html", evaluation).name
         'report.html'
     """
     if not evaluation.results or not evaluation.ood_names:
@@ -93,14 +98,25 @@ def write_report(
         ("sets", "Set by set", render_template("sets.html", **context)),
         ("shifted", "Shifted images", render_template("shifted.html", **context) if evaluation.shifted_names else None),
         *((identifier, name, draw(evaluation, leads)) for identifier, (name, draw) in charts.SECTIONS.items()),
-        ("images", "Images", image_section(evaluation, lead, anchored)),
+        ("images", "Images", image_section(evaluation, lead, anchored, neighbours)),
         ("anchors", "Anchors", anchors),
         ("reading", "How to read this", render_template("reading.html", **context)),
         ("record", "Record", render_template("record.html", **context)),
     )
     paragraphs = [paragraph.strip() for paragraph in intro.split("\n\n") if paragraph.strip()]
-    finding = plain_finding(evaluation, lead)
-    return write_page(path, document(title, finding, [evaluation_finding(evaluation, best), *paragraphs], parts))
+    page = document(
+        comparison_title(evaluation) if title is None else title, plain_finding(evaluation, lead),
+        [evaluation_finding(evaluation, best), *paragraphs], parts, opening=opening_pictures(evaluation, lead),
+    )  # fmt: skip
+    return write_page(path, page)
+
+
+def comparison_title(evaluation: Evaluation) -> str:
+    """What was compared, on which sets."""
+    results, oods = evaluation.results, evaluation.ood_names
+    who = ", ".join(results) if len(results) <= FEW else f"{len(results)} detectors"
+    against = ", ".join(oods) if len(oods) <= FEW else f"{len(oods)} other sets"
+    return f"{who} on {evaluation.id_name} against {against}"
 
 
 def guaranteed(result: EvaluationResult) -> float | None:

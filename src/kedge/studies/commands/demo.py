@@ -43,10 +43,11 @@ def demo(
 
         kedge score runs/demo/detector.kedge photo.png
     """
+    from kedge.evaluation.neighbours import Neighbours
     from kedge.evaluation.report import write_report
     from kedge.evaluation.report.figures import require
     from kedge.provenance import provenance
-    from kedge.studies.demo import run_demo
+    from kedge.studies.demo import demo_data, run_demo
     from kedge.studies.publish import command_line
 
     console = Console()
@@ -63,7 +64,10 @@ def demo(
     with atomic(out / "metrics.json") as temporary:
         temporary.write_text(json.dumps({"record": record, **evaluation.as_dict()}, indent=1))
     title = "kedge demo: digits and other images"
-    report = write_report(out / "report.html", evaluation, title=title, intro=INTRO, detector=detector, record=record)
+    near = Neighbours(detector.net, demo_data(seed=seed).train, preprocess=detector.preprocess)
+    report = write_report(
+        out / "report.html", evaluation, title=title, intro=INTRO, detector=detector, neighbours=near, record=record
+    )
     console.print(results_table(evaluation))
     for what, path in {"detector": out / "detector.kedge", "metrics": out / "metrics.json", "report": report}.items():
         console.wrote(what, path)
