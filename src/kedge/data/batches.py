@@ -4,6 +4,8 @@ import functools
 import itertools
 import os
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,6 +15,7 @@ from torch import Tensor
 
 from kedge.checks import shape_of
 from kedge.data.imageset import ImageSet
+from kedge.data.mapped import mapped_pixels
 from kedge.data.preprocess import Preprocess
 from kedge.data.reading import in_order
 from kedge.data.streamed import Files, StreamedSet
@@ -73,13 +76,30 @@ def gather(source: Any, preprocess: Preprocess, *, name: str | None = None) -> I
     """Read a data set or a data loader into an `ImageSet`, as 8-bit images of the network's input size."""
     images, labels = [], []
     for x, y in batches(source, preprocess, label="reading"):
-        images.append(x if x.dtype == torch.uint8 else (x * 255).round().to(torch.uint8))
+        images.append(_as_pixels(x))
         labels.append(torch.full((len(x),), -1) if y is None else y)
     numbers = torch.cat(labels)
     data = getattr(source, "dataset", source)
     title = name or str(getattr(data, "name", type(data).__name__))
     classes = tuple(getattr(data, "classes", ()))
     return ImageSet(torch.cat(images), None if bool((numbers < 0).any()) else numbers, title, classes)
+
+
+def gather_on_disk(source: StreamedSet, preprocess: Preprocess, folder: Path, *, name: str | None = None) -> ImageSet:
+    """The same in a file, memory-mapped, for sets that are too large for memory; a second call opens the file."""
+    identity = {"images": source.checksum, "preprocess": asdict(preprocess)}
+    pixels = mapped_pixels(
+        folder, name or source.name, identity, (len(source), *preprocess.shape),
+        lambda: (_as_pixels(x) for x, _ in batches(source, preprocess, label="reading")),
+    )  # fmt: skip
+    labels = source.labels
+    if labels is not None and bool((labels < 0).any()):
+        labels = None
+    return ImageSet(pixels, labels, name or source.name, source.classes)
+
+
+def _as_pixels(x: Tensor) -> Tensor:
+    return x if x.dtype == torch.uint8 else (x * 255).round().to(torch.uint8)
 
 
 def shape_of_inputs(source: Any) -> tuple[int, ...]:

@@ -1,18 +1,22 @@
 """The corruptions of ImageNet-C and CIFAR-10-C that the studies use, at the published strengths."""
 
 import io
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from PIL import Image
+from torch import Tensor
 
 from kedge.checks import at_least, needs, one_of, shape_of
 from kedge.data.imageset import ImageSet
+from kedge.data.mapped import mapped_pixels
 from kedge.errors import InputError
+from kedge.progress import progress_bar
 
 Pixels = NDArray[np.uint8]
 SEVERITIES = (1, 2, 3, 4, 5)
@@ -46,7 +50,7 @@ CORRUPTIONS: dict[str, tuple[Callable[..., Pixels], tuple[float, ...], tuple[flo
 }
 
 
-def corrupt(images: ImageSet, name: str, severity: int, *, seed: int = 0) -> ImageSet:
+def corrupt(images: ImageSet, name: str, severity: int, *, seed: int = 0, folder: Path | None = None) -> ImageSet:
     """Corrupt every image as CIFAR-10-C does or, above 64 pixels, as ImageNet-C does, which saves each as JPEG.
 
     Args:
@@ -55,6 +59,7 @@ def corrupt(images: ImageSet, name: str, severity: int, *, seed: int = 0) -> Ima
         severity: 1 to 5.
         seed: An image's random draws are fixed by the seed, the name, the severity and the image's index (and NumPy's
             version), not by the images beside it.
+        folder: Where to write the pixels, to be memory-mapped; by default they are kept in memory.
 
     Example:
         >>> clean = ImageSet(torch.full((2, 3, 32, 32), 128, dtype=torch.uint8), name="grey")
@@ -70,13 +75,25 @@ def corrupt(images: ImageSet, name: str, severity: int, *, seed: int = 0) -> Ima
     function, *strengths = CORRUPTIONS[one_of("name", name, tuple(CORRUPTIONS))]
     large = max(images.images.shape[2:]) > LARGEST_CIFAR
     key = (at_least("seed", seed, 0), severity, *name.encode())
-    corrupted = torch.empty_like(images.images, memory_format=torch.contiguous_format)
-    for index, image in enumerate(images.images):
-        x = image.permute(1, 2, 0).contiguous().cpu().numpy()  # (H, W, D), the layout of image files
-        x = function(x, np.random.default_rng((index, *key)), strengths[large][severity - 1])
-        x = _through_jpeg(x) if large else x
-        corrupted[index] = torch.from_numpy(x.transpose(2, 0, 1).copy())  # (D, H, W)
-    return replace(images, images=corrupted, name=f"{images.name} {name} {severity}")
+    title = f"{images.name} {name} {severity}"
+
+    def parts() -> Iterator[Tensor]:
+        with progress_bar(title, len(images)) as update:
+            for index, image in enumerate(images.images):
+                x = image.permute(1, 2, 0).contiguous().cpu().numpy()  # (H, W, D), the layout of image files
+                x = function(x, np.random.default_rng((index, *key)), strengths[large][severity - 1])
+                x = _through_jpeg(x) if large else x
+                yield torch.from_numpy(x.transpose(2, 0, 1).copy())[None]  # (1, D, H, W)
+                update(index + 1)
+
+    if folder is None:
+        corrupted = torch.empty_like(images.images, memory_format=torch.contiguous_format)
+        for index, part in enumerate(parts()):
+            corrupted[index] = part[0]
+    else:
+        identity = [images.checksum, name, severity, seed]
+        corrupted = mapped_pixels(folder, title, identity, tuple(images.images.shape), parts)
+    return replace(images, images=corrupted, name=title)
 
 
 def _through_jpeg(x: Pixels) -> Pixels:

@@ -60,6 +60,7 @@ def imagenet_c(setting: Setting) -> Study:
                 {label: {level: (label, _name(clean, level)) for level in SEVERITIES} for label in (*SCORINGS, "MSP")},
             ),
         ),
+        extract=True,  # onto disk: the logits of 428,000 images by 5 anchors take 9 GB
     )
     title = "ImageNet against its blurred images (Table 5, Figure 5)"
     return Study("imagenet-c", title, "How much blur does it take to be detected?", (suite,))
@@ -71,7 +72,7 @@ def _with_levels(setting: Setting, known: str) -> Callable[[int], SuiteData]:
 
     def load(seed: int) -> SuiteData:
         data = base(seed)
-        corrupted = [(level, corrupt(data.test, BLUR, level)) for level in SEVERITIES]
+        corrupted = [(level, corrupt(data.test, BLUR, level, folder=setting.pixels)) for level in SEVERITIES]
         blurred = tuple(ImageSet(images.images, name=_name(data.test.name, level)) for level, images in corrupted)
         return replace(data, ood=blurred)
 

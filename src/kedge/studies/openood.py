@@ -169,7 +169,8 @@ def _data(setting: Setting, known: str) -> Callable[[int], SuiteData]:
             return some(images, most) if small else images
 
         def read(stem: str, most: int, name: str) -> ImageSet:
-            return gather(listed(stem, most), whole if name in AS_THEY_ARE else cropped, name=name)
+            how = whole if name in AS_THEY_ARE else cropped
+            return sets.small_or_on_disk(listed(stem, most), how, setting.pixels, name=name)
 
         def found(lists: dict[str, str]) -> tuple[ImageSet, ...]:
             loaded = []

@@ -92,8 +92,9 @@ class SuiteRun:
         # A copy, since a detector may give a network other anchors.
         networks = [copy.deepcopy(self.network(name, seed)) for name in method.networks]
         detector = method.build(networks, data.outliers)
-        # Anchors are drawn from images, and features are of a network with anchors.
-        train = data.train if detector.anchored else self._read(label, detector, seed, data.train)
+        # Anchors are drawn from images, and features are of a network with anchors; other methods may learn nothing.
+        images = detector.anchored or type(detector).fit_method is Detector.fit_method
+        train = data.train if images else self._read(label, detector, seed, data.train)
         detector.fit(train, preprocess=_preprocess(data))
         return detector.calibrate(self._read(label, detector, seed, data.held_out))
 
@@ -139,7 +140,7 @@ class SuiteRun:
         path = self.directory / f"seed-{seed}" / "cells" / f"{file_name(label)}.cell"
         identity = self._identity(label, data, seed)
         if path.exists():
-            return read_cell(path, identity)
+            return read_cell(path, identity)  # memory-mapped
         detector, permuted, report = self.detector(label, seed), self.suite.methods[label].permuted, self.on_scoring
         if permuted and not getattr(detector, "rescores", False):
             raise InputError(f"permuted must be False for {label!r}: its score does not depend on the image's tau")
@@ -162,7 +163,7 @@ class SuiteRun:
             alone = pass_seconds(detector.net, data.test, _preprocess(data))
             result = replace(result, milliseconds=result.milliseconds + 1000 * alone)
         write_cell(path, result, identity, self._trainings(label, data, seed))
-        return result
+        return read_cell(path, identity)  # without what is in memory: logits of many images by many rows
 
     def _read(self, label: str, detector: Detector, seed: int, images: Any) -> Any:
         """A set as a row takes it: its features, where several rows can share them, or the images."""

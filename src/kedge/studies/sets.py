@@ -6,7 +6,9 @@ from pathlib import Path
 
 import torch
 
-from kedge.data import ImageSet, Preprocess, gather, sources
+from kedge.data import ImageSet, Preprocess, StreamedSet, gather, sources
+from kedge.data.batches import gather_on_disk
+from kedge.data.streamed import SMALL_SIDE
 from kedge.errors import NotReadyError
 from kedge.seeds import mix_seed
 
@@ -40,8 +42,10 @@ def find(names: Sequence[str], *, side: int, data_dir: str | Path | None, split:
     return Found(tuple(sets), missing)
 
 
-def load_set(name: str, *, side: int, data_dir: str | Path | None, split: str | None = None) -> ImageSet:
-    """One set in memory, at the size of a network's input; see `find`."""
+def load_set(
+    name: str, *, side: int, data_dir: str | Path | None, split: str | None = None, folder: Path | None = None
+) -> ImageSet:
+    """One set at the size of a network's input; see `find`. With a folder large images are in a file there."""
     if name in FILES:
         path = sources.data_folder(data_dir) / FILES[name]
         if not path.is_file():
@@ -50,7 +54,16 @@ def load_set(name: str, *, side: int, data_dir: str | Path | None, split: str | 
     images = sources.load_dataset(name, split, data_dir=data_dir)
     if isinstance(images, ImageSet) and images.images.shape[2:] == (side, side):
         return images
-    return gather(images, Preprocess((3, side, side)), name=images.name)
+    return small_or_on_disk(images, Preprocess((3, side, side)), folder)
+
+
+def small_or_on_disk(
+    images: ImageSet | StreamedSet, preprocess: Preprocess, folder: Path | None, *, name: str | None = None
+) -> ImageSet:
+    """A set in memory, or memory-mapped from a folder if its images are larger than `SMALL_SIDE`."""
+    if folder is None or isinstance(images, ImageSet) or max(preprocess.shape[1:]) <= SMALL_SIDE:
+        return gather(images, preprocess, name=name or images.name)
+    return gather_on_disk(images, preprocess, folder, name=name or images.name)
 
 
 def toy_images(n: int, name: str, *, classes: int = 4, side: int = 16, seed: int = 0) -> ImageSet:

@@ -43,6 +43,7 @@ class Setting:
         seeds: One training of everything each.
         data_dir: The folder of all data sets.
         weights: Files of trained weights, one by seed, for studies that can do without training.
+        pixels: A folder for test images that are too many for memory, memory-mapped; by default they are in memory.
 
     Example:
         >>> Setting("smoke").recipe().epochs
@@ -53,6 +54,7 @@ class Setting:
     seeds: tuple[int, ...] = (0,)
     data_dir: Path | None = None
     weights: tuple[Path, ...] = ()
+    pixels: Path | None = None
 
     def __post_init__(self) -> None:
         one_of("scale", self.scale, SCALES)
@@ -115,7 +117,7 @@ class Setting:
                 train = sources.load_dataset(id_name, "train", data_dir=self.data_dir)
             else:
                 train = sets.load_set(id_name, side=side, data_dir=self.data_dir, split="train")
-            test = sets.load_set(id_name, side=side, data_dir=self.data_dir)
+            test = sets.load_set(id_name, side=side, data_dir=self.data_dir, folder=self.pixels)
             part, held_out = train.split(1 - HELD_OUT, seed=seed)
             wanted = [*ood, *(sets.FILES if files and self.scale == "small" else ())]
             others = sets.find(wanted, side=side, data_dir=self.data_dir)

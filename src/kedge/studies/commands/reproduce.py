@@ -118,7 +118,7 @@ def reproduce(
         return
     check_target("--networks", networks, folder=True)
     numbers = tuple(range(len(files) or seeds))
-    study = STUDIES[name](Setting(scale, numbers, data_dir, files))
+    study = STUDIES[name](Setting(scale, numbers, data_dir, files, folder / "images"))
     if files and not any(plan.weights for suite in study.suites for plan in suite.networks.values()):
         raise InputError(f"--weights is for the openood studies; {name} trains its networks itself: leave it out")
     console.print(f"[bold]{escape(study.title)}[/]\n{escape(study.about)}")
