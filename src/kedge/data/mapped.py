@@ -34,7 +34,7 @@ def mapped_pixels(
             header = {"descr": "|u1", "fortran_order": False, "shape": shape}
             np.lib.format.write_array_header_1_0(file, header)
             for part in parts():
-                file.write(part.contiguous().numpy())
+                file.write(part.contiguous().numpy().data)
     try:
         array = np.load(path, mmap_mode="c", allow_pickle=False)  # of a file that is too short this is an error
     except (OSError, ValueError, EOFError, SyntaxError) as error:
