@@ -201,6 +201,11 @@ class MethodTable:
         """All labels, the smallest worst shortfall first."""
         return sorted(self.results, key=lambda label: self.worst(label)[1])
 
+    @property
+    def tables(self) -> tuple[TextTable, ...]:
+        """The summary, and every column."""
+        return self.summary(), self.by_column()
+
     def summary(self, only: Collection[str] = ()) -> TextTable:
         """Means over near, far and all columns, and the worst shortfall, of all rows or some; the smallest first."""
         near, far = ([column for column in self.columns if column[1] == group] for group in GROUPS)

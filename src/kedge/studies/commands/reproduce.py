@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from kedge.studies.study import Setting
 
 NTK = "ntk"
-ON_TASKS = ("default", "heads", "photos")  # on features extracted once
+ON_TASKS = ("default", "heads", "photos", "cifar10-trained", "imagenet")  # on features extracted once
 
 
 def reproduce(
@@ -46,15 +46,20 @@ def reproduce(
     ] = None,
     features: Annotated[
         Path | None,
-        typer.Option(help="For default and heads: folder of extracted features; runs/features, or OUT/features."),
+        typer.Option(
+            help="For studies on extracted features, such as default: their folder; runs/features, or OUT/features."
+        ),
     ] = None,
-    tasks: Annotated[list[str] | None, typer.Option(help="For heads: only this task; may be repeated.")] = None,
+    tasks: Annotated[
+        list[str] | None,
+        typer.Option(help="For heads: only this task; for cifar10-trained: only this network; may be repeated."),
+    ] = None,
     weights: Annotated[
         list[Path] | None,
         typer.Option(
             help="For an openood study: a file of its network's weights, in place of training; repeated, one for each "
-            "seed, in place of --seeds. For default and heads: files of the public CIFAR-10 networks, resnet20 "
-            "and resnet56."
+            "seed, in place of --seeds. For default, heads and cifar10-trained: files of the public CIFAR-10 networks, "
+            "resnet20 and resnet56."
         ),
     ] = None,
     accelerator: Annotated[
@@ -85,6 +90,8 @@ def reproduce(
 
         kedge reproduce heads --seeds 5 --data-dir ~/images
 
+        kedge reproduce cifar10-trained --tasks resnet20 --weights cifar10_resnet20.safetensors
+
         kedge reproduce ntk
     """
     import torch
@@ -111,8 +118,8 @@ def reproduce(
     if name in ON_TASKS:
         setting = Setting(scale, tuple(range(seeds)), data_dir, files)
         features = features or (folder if out else folder.parent) / "features"
-        if tasks and name != "heads":
-            raise InputError(f"--tasks is for the study heads; {name} runs all of its tasks: leave it out")
+        if tasks and name not in ("heads", "cifar10-trained"):
+            raise InputError(f"--tasks is for heads and cifar10-trained; {name} runs all of its tasks: leave it out")
         more = {"only": tuple(tasks)} if tasks else {}
         compare_on_tasks(name, setting, folder, features, rows, console, **more)
         return
@@ -138,23 +145,26 @@ def compare_on_tasks(
     name: str, setting: "Setting", folder: Path, features: Path, rows: list[str] | None, console: Console, **more: Any
 ) -> None:
     """Run a study on features, print its tables and write them."""
+    from kedge.studies.cifar10_trained import run_cifar10_trained
     from kedge.studies.default import run_default
     from kedge.studies.heads import run_heads
+    from kedge.studies.imagenet import run_imagenet
     from kedge.studies.photos import run_photos
     from kedge.studies.publish import command_line
 
-    run = {"default": run_default, "heads": run_heads, "photos": run_photos}[name]
+    runs: dict[str, Any] = {"default": run_default, "heads": run_heads, "photos": run_photos}
+    runs |= {"cifar10-trained": run_cifar10_trained, "imagenet": run_imagenet}
     check_target("--features", features, folder=True)
     with progress_bar(name) as update:
-        comparison = run(
+        written = runs[name](
             setting, folder, features, patterns=tuple(rows or ()), command=command_line(),
             progress=lambda label, done, total: update(done, total, label=label), **more,
         )  # fmt: skip
-    for table in (comparison.summary(), comparison.by_column()):
+    for table in written.tables:
         console.print(table.terminal())
-    for task, hint in comparison.missing.items():
+    for task, hint in written.missing.items():
         console.print(f"[yellow]missing {escape(task)}:[/] {escape(hint)}")
-    console.wrote("tables", f"{folder / 'tables.md'}, metrics.json and a figure")
+    console.wrote("tables", f"{folder / 'tables.md'}, metrics.json")
 
 
 def run_suite(suite: "Suite", folder: Path, networks: Path, how: dict[str, Any], console: Console) -> bool:
