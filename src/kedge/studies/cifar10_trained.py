@@ -143,7 +143,7 @@ def run_cifar10_trained(
         if table.columns:
             results[name] = table
     records = {name: table.as_dict() for name, table in results.items()}
-    return write_results(out, records, tables(results) if results else (), setting, command, missing)
+    return write_results(out, records, by_network_tables(results) if results else (), setting, command, missing)
 
 
 def task(trained: Trained, setting: Setting, folder: Path, seed: int) -> Task:
@@ -176,7 +176,7 @@ def training_images(setting: Setting, seed: int) -> ImageSet:
     return sets.load_set("cifar10", side=32, data_dir=setting.data_dir, split="train")
 
 
-def tables(results: Mapping[str, MethodTable]) -> tuple[TextTable, ...]:
+def by_network_tables(results: Mapping[str, MethodTable]) -> tuple[TextTable, ...]:
     """The classifiers, and near and far OOD by method and network; the largest mean AUROC over networks first."""
     labels = dict.fromkeys(label for table in results.values() for label in table.results)
     classifiers = []

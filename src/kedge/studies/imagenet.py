@@ -108,7 +108,7 @@ def run_imagenet(
         for level, each in {0: images.known, **images.blurred}.items()
     }
     results = {**table.as_dict(), "bootstrap": found, "accuracy by level of blur": right}
-    return write_results(out, results, tables(results), setting, command, {})
+    return write_results(out, results, interval_tables(results), setting, command, {})
 
 
 def label_free() -> dict[str, Row]:
@@ -219,7 +219,7 @@ def _tested(images: Images, setting: Setting) -> list[Tensor]:
     return [images.parts(seed)[2] for seed in setting.seeds]
 
 
-def tables(results: Mapping[str, Any]) -> tuple[TextTable, ...]:
+def interval_tables(results: Mapping[str, Any]) -> tuple[TextTable, ...]:
     """AUROC by OOD set, what is flagged, and Table 5 beside the paper's numbers; the largest mean AUROC first."""
     found, table = results["bootstrap"], MethodTable.from_record(results)
     sets = list(next(iter(found.values())))
