@@ -47,6 +47,17 @@ def test_the_seed_decides() -> None:
     assert not torch.equal(heads[0], heads[2])
 
 
+def test_a_feature_that_is_constant_in_training_moves_no_logit_later() -> None:
+    net, train, test = frozen_network(), colors(60), colors(20, seed=1)
+    net.network[0].weight.data[0] = 0
+    net.network[0].bias.data[0] = -1  # the first four features are zero for every image
+    train_head(net, train, preprocess=Preprocess((3, 8, 8)))
+    before = net(test.images)
+    net.network[0].bias.data[0] = 100
+    assert torch.equal(net(test.images), before)
+    assert float((before.argmax(dim=1) == test.labels).double().mean()) > 0.9
+
+
 def test_bad_labels_and_sizes_are_refused() -> None:
     data = colors(60)
     with pytest.raises(InputError, match="preprocess"):

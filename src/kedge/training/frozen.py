@@ -21,6 +21,7 @@ from kedge.training.trainer import warn_skipped
 
 EPOCHS, LR, WEIGHT_DECAY, BATCH = 40, 1e-3, 1e-2, 64
 FEWEST_STEPS = 1000  # few images take more epochs
+CONSTANT = 1e-2  # of the mean deviation of the features
 
 
 def train_head(
@@ -81,7 +82,8 @@ def fit_head(net: Classifier, data: Any, preprocess: Preprocess, *, epochs: int 
     head = net.network.get_submodule(name)
     assert isinstance(head, nn.Linear)
     check_classes(y, head.out_features)
-    mean, std = x.mean(dim=0), x.std(dim=0, correction=0).clamp(min=1e-6)
+    mean, std = x.mean(dim=0), x.std(dim=0, correction=0)
+    std[std <= CONSTANT * std.mean()] = math.inf  # such a feature gets no weight: it says nothing here, and may elsewhere
     if head.bias is None:
         mean = torch.zeros_like(mean)  # there is no place for it
     fresh = _fitted((x - mean) / std, y, head, epochs, seed)
