@@ -23,11 +23,11 @@ from fastapi.testclient import TestClient
 from PIL import Image
 
 import kedge
-from helpers import encoded, images, network, picture, run_cli, service_process, small_amp
+from helpers import encoded, images, labelled, network, picture, run_cli, service_process, small_amp
 from kedge.cli.serve import _listening
 from kedge.errors import InputError, KedgeWarning, NotReadyError
-from kedge.serving import Batcher, Busy, Settings, create_app
-from kedge.serving.explain import predictions_by_anchor
+from kedge.serving import Batcher, Busy, Gallery, Settings, create_app
+from kedge.serving.explain import predictions_by_anchor, thresholds
 from kedge.serving.guard import Guard
 from kedge.serving.metrics import WINDOW, Metrics
 
@@ -272,7 +272,7 @@ def test_two_networks_answer_as_one(detector, monkeypatch):
         explaining.append((service.places.taken, threading.current_thread().name))
         return predictions_by_anchor(*given)
 
-    monkeypatch.setattr("kedge.serving.service.predictions_by_anchor", watched)
+    monkeypatch.setattr("kedge.serving.explain.predictions_by_anchor", watched)
     assert len(service.batcher.runs) == 2
     for number, run in enumerate(service.batcher.runs):
         service.batcher.runs[number] = lambda images, run=run: (
@@ -312,6 +312,54 @@ def test_a_method_without_anchors_is_explained_without_them():
     with client(kedge.MSP(network(classes=3)).fit(images()).calibrate(images(seed=1))) as http:
         assert http.post("/v1/explain", content=png(), headers=PNG).json()["anchors"] == []
         assert [example["name"] for example in http.get("/v1/background").json()["examples"]] == ["noise", "stripes"]
+
+
+def test_the_nearest_training_images_are_those_whose_features_have_the_smallest_angle():
+    net, train = network(classes=4), labelled(30, side=12)
+    detector = kedge.MSP(net).fit(train).calibrate(images(seed=1, side=12))
+    with TestClient(create_app(detector, gallery=Gallery(train, [labelled(5, name="others", side=12)]))) as http:
+        answer = http.post(
+            "/v1/explain", content=encoded(Image.fromarray(train.images[7].permute(1, 2, 0).numpy())), headers=PNG
+        ).json()
+        examples = http.get("/v1/background").json()["examples"]
+    with torch.no_grad():
+        z = torch.stack([net.features(net.as_input(x[None]), ["fc:in"])[1]["fc:in"][0] for x in train.images]).double()
+    angle = (z @ z[7]) / (z.norm(dim=1) * z[7].norm())
+    nearest = angle.argsort(descending=True)[:4].tolist()
+    assert nearest[0] == 7
+    assert [each["name"] for each in answer["nearest"]] == [train.classes[train.labels[i]] for i in nearest]
+    assert decoded(answer["nearest"][0]["image"]).equal(train.images[7])
+    assert [each["name"] for each in examples[:5]] == [
+        f"others: {name}" for name in ("ant", "bee", "cow", "dog", "ant")
+    ]
+
+
+def decoded(address):
+    data = base64.b64decode(address.partition(",")[2])
+    return torch.from_numpy(np.array(Image.open(io.BytesIO(data)))).permute(2, 0, 1)
+
+
+@pytest.mark.parametrize("delta", [None, 0.2])
+def test_a_threshold_for_each_alpha_flags_what_a_calibration_at_that_alpha_flags(delta):
+    held_out, others = images(99, seed=1), images(60, seed=2)
+    detector = kedge.MSP(network()).fit(images()).calibrate(held_out, alpha=0.07, delta=delta)
+    rows = thresholds(detector)
+    assert [row["alpha"] for row in rows] == sorted(row["alpha"] for row in rows)
+    assert 0.07 in {row["alpha"] for row in rows}
+    for row in rows:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", KedgeWarning)
+            flagged = copy.copy(detector).calibrate(held_out, alpha=row["alpha"], delta=delta)(others).is_ood
+        limit = row["threshold"]
+        assert flagged.tolist() == [limit is not None and s > limit for s in detector.score(others).double().tolist()]
+
+
+def test_the_reason_is_there_for_an_image_that_only_a_lower_threshold_flags():
+    detector = kedge.MSP(network(classes=3)).fit(images()).calibrate(images(seed=1), alpha=0.03)
+    with client(detector) as http:
+        answer = http.post("/v1/explain", content=png(1), headers=PNG).json()
+    assert (answer["result"]["is_ood"], answer["result"]["reason"]) == (False, None)
+    assert answer["reason"] == "between classes"
 
 
 def test_a_detector_must_have_a_threshold_and_limits_must_make_sense():

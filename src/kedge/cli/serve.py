@@ -4,15 +4,21 @@ import contextlib
 import signal
 import socket
 import warnings
-from typing import Annotated
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.markup import escape
 
-from kedge.cli.options import DetectorFile, Model, Threads
+from kedge.cli.options import DataDir, DetectorFile, Model, Threads
 from kedge.cli.terminal import Console
 from kedge.errors import InputError, NotReadyError
 from kedge.threads import use_threads
+
+if TYPE_CHECKING:
+    from fastapi import FastAPI
+
+    from kedge.serving import Settings
 
 
 def serve(
@@ -35,14 +41,28 @@ def serve(
     max_connections: Annotated[int, typer.Option(min=1, help="Open connections; idle ones give way.")] = 1000,
     timeout: Annotated[float, typer.Option(help="Seconds until a request is given up.")] = 30.0,
     readers: Annotated[int, typer.Option(min=1, help="Threads that decode images.")] = 2,
+    train: Annotated[
+        str | None,
+        typer.Option(
+            help="Training images, of which the page shows the nearest to each image, to all who can open it."
+        ),
+    ] = None,
+    samples: Annotated[
+        list[str] | None, typer.Option(help="Images to try on the page, given like --train; may be repeated.")
+    ] = None,
     model: Model = None,
     threads: Threads = None,
+    data_dir: DataDir = None,
 ) -> None:
-    """Serve a detector over HTTP; /openapi.json describes the API. SIGTERM ends it once what it accepted is answered.
+    """Serve a detector over HTTP, with a page to try images on; /openapi.json describes the API.
+
+    SIGTERM ends it once what it accepted is answered.
 
     For example:
 
         kedge serve detector.kedge
+
+        kedge serve detector.kedge --train folder:photos/train --samples folder:photos/test --samples folder:other
 
         curl --data-binary @photo.jpg -H 'Content-Type: image/jpeg' localhost:8000/v1/score
 
@@ -50,21 +70,40 @@ def serve(
 
         KEDGE_TOKEN=secret kedge serve detector.kedge --host 0.0.0.0 --port 80
     """
-    from kedge.detectors import load
-
-    try:
-        from kedge.serving import Settings, create_app
-        from kedge.serving.server import Server
-    except ImportError as error:
-        raise NotReadyError(f"serving needs {error.name}, which is missing: pip install 'kedge[serve]'") from error
-    settings = Settings(
+    settings = require_service().Settings(
         max_batch=max_batch, max_delay=max_delay, max_queue=max_queue, max_images=max_images, max_bytes=max_bytes,
         max_held=max_held, max_pixels=max_pixels, max_request_pixels=max_request_pixels,
         max_connections=max_connections, timeout=timeout, readers=readers, token=token or None,
     )  # fmt: skip
     use_threads(threads)
+
+    def make() -> "FastAPI":
+        from kedge.data import load_dataset
+        from kedge.detectors import load
+        from kedge.serving import Gallery, create_app
+
+        images = None if train is None else load_dataset(train, "train", data_dir=data_dir, on_error="skip")
+        sets = [load_dataset(name, data_dir=data_dir) for name in samples or ()]
+        return create_app(load(file, model=model), settings, gallery=Gallery(images, sets))
+
+    run_service(make, settings, host=host, port=port)
+
+
+def require_service() -> Any:
+    """The module `kedge.serving`, or an error that says how to install what it needs."""
+    try:
+        import kedge.serving.server
+    except ImportError as error:
+        raise NotReadyError(f"serving needs {error.name}, which is missing: pip install 'kedge[serve]'") from error
+    return kedge.serving
+
+
+def run_service(make: Callable[[], "FastAPI"], settings: "Settings", *, host: str, port: int) -> None:
+    """Serve an application until SIGTERM or Ctrl-C; it is made once the port is known to be free."""
+    from kedge.serving.server import Server
+
     with _listening(host, port) as listener:  # before the detector is loaded, which may take long
-        server = Server(create_app(load(file, model=model), settings), settings)
+        server = Server(make(), settings)
         shown = f"[{host}]" if ":" in host else host
         words = f"serving   [bold]{escape(f'http://{shown}:{listener.getsockname()[1]}')}[/]"
         Console(stderr=True).print(words, highlight=False)

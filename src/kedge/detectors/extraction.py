@@ -105,7 +105,7 @@ class Extraction:
     preprocess: Preprocess
     head: str | None
     batch_size: int | None
-    label: str
+    label: str | None  # for a progress bar
 
     def rows(self, data: Any) -> Iterator[dict[str, Tensor]]:
         """Columns of `Features` batch by batch, on the CPU."""

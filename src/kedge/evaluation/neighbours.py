@@ -1,11 +1,15 @@
 """Nearest training images: what a network takes others for."""
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
 from kedge.data import Features, ImageSet, Preprocess, StreamedSet
 from kedge.detectors import extract
+from kedge.detectors.extraction import Extraction
 from kedge.detectors.knn import directions, largest
+from kedge.models.classifier import as_classifier
 
 KEPT = 2000  # training images that are searched, a random sample of more
 
@@ -43,11 +47,12 @@ class Neighbours:
             features = extract(net, self.images, preprocess=preprocess)
         else:
             features = features.subset(kept)
-        self.net, self.preprocess, self.head = net, features.preprocess, features.head
+        self.net, self.preprocess, self.head = as_classifier(net), features.preprocess, features.head
         self.bank = directions(features.features)  # (N, d)
 
-    def nearest(self, images: ImageSet | StreamedSet, count: int) -> Tensor:
+    def nearest(self, images: Any, count: int) -> Tensor:
         """The places in ``self.images`` of those nearest to each image, by the angle of the features, (B, count)."""
-        features = extract(self.net, images, preprocess=self.preprocess, head=self.head)
-        _, places = largest(directions(features.features), self.bank, count, lambda q, rows: q @ rows.T)
+        rows = Extraction(self.net, self.preprocess, self.head, None, None).rows(images)
+        features = torch.cat([row["features"] for row in rows])  # (B, d)
+        _, places = largest(directions(features), self.bank, count, lambda q, rows: q @ rows.T)
         return places

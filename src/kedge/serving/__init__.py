@@ -2,6 +2,7 @@
 
 from kedge.serving.app import create_app
 from kedge.serving.batcher import Batcher, Busy
+from kedge.serving.explain import Gallery
 from kedge.serving.settings import Settings
 
-__all__ = ["Batcher", "Busy", "Settings", "create_app"]
+__all__ = ["Batcher", "Busy", "Gallery", "Settings", "create_app"]

@@ -11,7 +11,7 @@ from fastapi.responses import HTMLResponse, JSONResponse, Response
 from pydantic import BaseModel, Field
 
 from kedge.detectors import Detector
-from kedge.serving.explain import background, finite_or_none
+from kedge.serving.explain import Gallery, finite_or_none
 from kedge.serving.guard import Guard
 from kedge.serving.service import Service
 from kedge.serving.settings import Settings
@@ -82,7 +82,7 @@ BODY: dict[str, Any] = {
 }
 
 
-def create_app(detector: Detector, settings: Settings | None = None) -> FastAPI:
+def create_app(detector: Detector, settings: Settings | None = None, *, gallery: Gallery | None = None) -> FastAPI:
     """The service of a calibrated detector as an ASGI application, by itself or mounted in another.
 
     A server ends it through ASGI's lifespan, once all accepted requests are answered; if it is mounted, it ends with
@@ -91,8 +91,10 @@ def create_app(detector: Detector, settings: Settings | None = None) -> FastAPI:
     Args:
         detector: Fitted and calibrated.
         settings: The limits of the service.
+        gallery: Images that the page may show: the nearest training images, and images to try.
     """
-    service = Service(detector, settings or Settings())
+    service = Service(detector, settings or Settings(), gallery)
+    background = service.explainer.background()
 
     @contextlib.asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -109,12 +111,12 @@ def create_app(detector: Detector, settings: Settings | None = None) -> FastAPI:
         redirect_slashes=False,  # an unknown address is 404; a redirection would go where the client chooses
     )
     app.state.service = service
-    _add_routes(app, service)
+    _add_routes(app, service, background)
     app.add_middleware(Guard, service=service)
     return app
 
 
-def _add_routes(app: FastAPI, service: Service) -> None:
+def _add_routes(app: FastAPI, service: Service, background: dict[str, Any]) -> None:
     problems: dict[int | str, dict[str, Any]] = {
         code: {"model": Problem} for code in (400, 401, 408, 413, 415, 422, 503, 504)
     }
@@ -134,7 +136,7 @@ def _add_routes(app: FastAPI, service: Service) -> None:
 
     @app.get("/v1/background", include_in_schema=False)
     async def page_background() -> dict[str, Any]:
-        return background(service.detector)
+        return background
 
     @app.get("/", include_in_schema=False)
     async def page() -> Response:

@@ -18,7 +18,7 @@ from kedge.detectors import Detector, for_inference, thread_copies
 from kedge.errors import InputError, KedgeError, NotReadyError
 from kedge.serving.batcher import Batcher, Busy
 from kedge.serving.bodies import LARGE, Files, LargeError, Refused, body_of, decode, parser_of
-from kedge.serving.explain import data_url, likely_classes, predictions_by_anchor
+from kedge.serving.explain import Explainer, Gallery, data_url
 from kedge.serving.metrics import Metrics
 from kedge.serving.settings import Settings
 
@@ -64,10 +64,11 @@ class Room:
 class Service:
     """Scores the images of many requests with a calibrated detector."""
 
-    def __init__(self, detector: Detector, settings: Settings) -> None:
+    def __init__(self, detector: Detector, settings: Settings, gallery: Gallery | None = None) -> None:
         if detector.preprocess is None or detector.calibration is None:
             raise NotReadyError("the detector has no threshold yet: call calibrate(held_out) before it is served")
         self.detector, self.settings = for_inference(detector), settings
+        self.explainer = Explainer(self.detector, gallery)
         self.preprocess = detector.preprocess
         self.metrics = Metrics(detector.calibration.scores)
         # Bodies, images and large images have threads of their own, so that none waits for something that takes longer.
@@ -114,7 +115,7 @@ class Service:
         ]
 
     async def explain(self, request: Request) -> dict[str, Any]:
-        """The row of one image, its most probable classes, and the prediction under each anchor."""
+        """The row of one image, and what `Explainer` adds."""
         async with self._images(request) as images:
             if len(images) != 1:
                 raise Refused(422, f"a request must hold one image to explain; got {len(images)}")
@@ -187,8 +188,7 @@ class Service:
 
     def _explained(self, image: Tensor) -> dict[str, Any]:
         with _as_own_failure():
-            classes, anchors = likely_classes(self.detector, image), predictions_by_anchor(self.detector, image)
-        return {"classes": classes, "anchors": anchors}
+            return self.explainer(image)
 
     def _run(self, detector: Detector, images: Tensor) -> list[dict[str, Any]]:
         with _as_own_failure():

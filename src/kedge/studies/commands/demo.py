@@ -2,19 +2,22 @@
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich import box
 from rich.table import Table
 
 from kedge.cli.options import Overwrite
+from kedge.cli.serve import require_service, run_service
 from kedge.cli.terminal import Console
 from kedge.files import atomic, check_target
 from kedge.progress import progress_bar
 from kedge.studies.commands import StudyProgress
 
 if TYPE_CHECKING:
+    from fastapi import FastAPI
+
     from kedge.evaluation import Evaluation
 
 INTRO = (
@@ -28,6 +31,10 @@ def demo(
     out: Annotated[Path, typer.Option(help="Folder for the detector, the metrics and the report.")] = Path("runs/demo"),
     seed: Annotated[int, typer.Option(help="Random seed.")] = 0,
     epochs: Annotated[int | None, typer.Option(min=1, help="Passes over the training images; 12 by default.")] = None,
+    app: Annotated[
+        bool, typer.Option("--app", help="Then serve a page to try images on; a detector of an earlier demo is kept.")
+    ] = False,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port of --app; 0 for any free one.")] = 8000,
     overwrite: Overwrite = False,
 ) -> None:
     """Train an anchored network and an unanchored baseline on digits, and compare how they detect other images.
@@ -41,8 +48,33 @@ def demo(
 
         kedge demo --out runs/demo --seed 1
 
+        kedge demo --app
+
         kedge score runs/demo/detector.kedge photo.png
     """
+    serving = require_service() if app else None
+    check_target("--out", out, folder=True)
+    if not (app and not overwrite and (out / "metrics.json").exists()):
+        check_target("--out", out / "detector.kedge", overwrite=overwrite)
+        _run(out, seed, epochs)
+    if serving is not None:
+        settings = serving.Settings()
+        run_service(lambda: _app(out, serving), settings, host="127.0.0.1", port=port)
+
+
+def _app(out: Path, serving: Any) -> "FastAPI":
+    """The service of a demo's detector, with its images."""
+    from kedge.detectors import load
+    from kedge.studies.demo import demo_data
+
+    data = demo_data(seed=json.loads((out / "metrics.json").read_text())["record"]["seed"])
+    gallery = serving.Gallery(data.train, (data.test, *data.ood))
+    app: FastAPI = serving.create_app(load(out / "detector.kedge"), gallery=gallery)
+    return app
+
+
+def _run(out: Path, seed: int, epochs: int | None) -> None:
+    """Train, evaluate, and write everything."""
     from kedge.evaluation.neighbours import Neighbours
     from kedge.evaluation.report import write_report
     from kedge.evaluation.report.figures import require
@@ -51,8 +83,6 @@ def demo(
     from kedge.studies.publish import command_line
 
     console = Console()
-    check_target("--out", out, folder=True)
-    check_target("--out", out / "detector.kedge", overwrite=overwrite)
     require()
     with progress_bar("training") as update:
         detector, evaluation = run_demo(
