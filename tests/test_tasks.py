@@ -19,7 +19,8 @@ from kedge.evaluation.summary import SeedValues
 from kedge.models import build
 from kedge.seeds import seeded
 from kedge.studies import photo_tasks, sets, tasks
-from kedge.studies.comparison import MethodTable, Row, cell, interval, run_rows, single_methods
+from kedge.studies.comparison import Fitted, MethodTable, Row, cell, interval, run_rows, single_methods
+from kedge.studies.default import leave_one_out
 from kedge.studies.shifts import SHIFTS, shifted_images
 from kedge.studies.study import Setting
 
@@ -108,7 +109,7 @@ def toy(tmp_path_factory):
 
 def test_a_cell_is_what_the_detector_gives_for_the_features(toy, tmp_path):
     task = toy(0)
-    done = cell("KNN", ROWS["KNN"], task, tmp_path)
+    done = cell("KNN", ROWS["KNN"], Fitted(task), tmp_path)
     detector = kedge.KNN(task.network, k=3).fit(task.train).calibrate(task.held_out)
     known, (near,) = detector(task.test), task.near
     unknown = detector.score(near)
@@ -122,15 +123,15 @@ def test_a_cell_is_what_the_detector_gives_for_the_features(toy, tmp_path):
 
 
 def test_a_finished_cell_is_read_and_one_of_other_options_or_images_is_refused(toy, tmp_path, monkeypatch):
-    first = cell("KNN", ROWS["KNN"], toy(0), tmp_path)
+    first = cell("KNN", ROWS["KNN"], Fitted(toy(0)), tmp_path)
     with monkeypatch.context() as patch:
         patch.setattr(kedge.KNN, "fit", None)
-        assert cell("KNN", ROWS["KNN"], toy(0), tmp_path).result == first.result
+        assert cell("KNN", ROWS["KNN"], Fitted(toy(0)), tmp_path).result == first.result
         with pytest.raises(InputError, match="other row than"):
-            cell("KNN", Row("knn", {"k": 4}), toy(0), tmp_path)
+            cell("KNN", Row("knn", {"k": 4}), Fitted(toy(0)), tmp_path)
         changed = dataclasses.replace(toy(0), test=toy(0).test.subset(range(9)))
         with pytest.raises(InputError, match="other images than"):
-            cell("KNN", ROWS["KNN"], changed, tmp_path)
+            cell("KNN", ROWS["KNN"], Fitted(changed), tmp_path)
 
 
 def test_columns_means_and_shortfalls_are_those_of_the_definition(toy, tmp_path):
@@ -159,6 +160,45 @@ def test_columns_means_and_shortfalls_are_those_of_the_definition(toy, tmp_path)
     assert [row[0] for row in table.summary().rows] == sorted(expected, key=expected.get)
     again = MethodTable.from_record(json.loads(json.dumps(table.as_dict())))
     assert again.by_column() == table.by_column()
+
+
+def made_up(aurocs):
+    """A table of rows by task and seed with these AUROCs, near and far alike."""
+
+    def result(value):
+        sets = {group: {"auroc": value, "fpr95": 1 - value} for group in ("near", "far")}
+        return {"sets": sets, "groups": {group: [group] for group in sets}}
+
+    rows = {
+        label: {
+            task: {str(seed): result(value) for seed, value in enumerate(values)} for task, values in by_task.items()
+        }
+        for label, by_task in aurocs.items()
+    }
+    return MethodTable(rows, ("knn", "gen"))
+
+
+def test_a_rule_is_judged_on_tasks_whose_images_it_was_not_chosen_on():
+    table = made_up(
+        {
+            "knn": {"pets": [0.9], "pets, 5 classes": [0.9], "flowers": [0.6], "120 classes": [0.5], "digits": [0.8]},
+            "gen": {"pets": [0.7], "pets, 5 classes": [0.8], "flowers": [0.9], "120 classes": [0.9], "digits": [0.75]},
+            "mds++ + gen": {each: [0.8] for each in ("pets", "pets, 5 classes", "flowers", "120 classes", "digits")},
+        }
+    )
+    rows = {row[0]: row[1:] for row in leave_one_out(table).rows}
+    assert list(rows) == ["pets", "flowers", "digits"]
+    # on flowers and digits gen is 5 points behind at most, the default 10, and knn 30
+    assert rows["pets"][:3] == ("gen", "75.0", "20.0")
+    # on pets and digits knn is the best
+    assert rows["flowers"] == ("knn", "60.0", "30.0", "mds++ + gen", "80.0", "10.0")
+    assert rows["digits"] == ("mds++ + gen", "80.0", "0.0", "mds++ + gen", "80.0", "0.0")
+
+
+def test_differences_are_paired_by_seed():
+    table = made_up({"knn": {"pets": [0.8, 0.9]}, "gen": {"pets": [0.7, 0.8]}})
+    (row,) = table.less("gen").rows
+    assert row[1:] == ("10.00 ± 0.00",) * 3 + ("-10.00 ± 0.00",) * 3
 
 
 def test_an_interval_is_students():
@@ -209,7 +249,7 @@ def test_few_images_and_other_conditions_are_parts_of_a_photo_task(photographs, 
     for part in task.shifted:
         assert part.labels.equal(task.test.labels)
         assert not part.prints.equal(task.test.prints)
-    result = cell("MSP", ROWS["MSP"], task, tmp_path / "cells", alpha=0.25).result
+    result = cell("MSP", ROWS["MSP"], Fitted(task), tmp_path / "cells", alpha=0.25).result
     assert list(result["shifted"]) == [f"pets, {name}" for name in SHIFTS]
     assert set(result["sets"]) == {"pets, other classes", *task.groups["far"]}
 
@@ -236,7 +276,7 @@ def test_variants_of_a_photo_task_have_fewer_classes_or_other_features(photograp
     projected = task(width=5)
     assert projected.train.features.shape == (len(whole.train), 5)
     assert projected.train.logits.argmax(dim=1).eq(projected.train.labels).float().mean() > 0.8
-    assert cell("KNN", ROWS["KNN"], projected, tmp_path / "cells", alpha=0.25).result["images"]["fit"] == len(
+    assert cell("KNN", ROWS["KNN"], Fitted(projected), tmp_path / "cells", alpha=0.25).result["images"]["fit"] == len(
         whole.train
     )
 
@@ -255,7 +295,7 @@ def test_a_fine_tuned_task_trains_the_whole_network_on_the_same_split(photograph
     assert task.network.record["recipe"]["layer_rates"] is not None
     assert len(task.shifted) == len(SHIFTS)
     row = Row("amp", {"score": "tau"}) if layer else ROWS["MSP"]
-    assert 0 <= cell("row", row, task, tmp_path / "cells", alpha=0.25).result["id"]["aurc"] <= 1
+    assert 0 <= cell("row", row, Fitted(task), tmp_path / "cells", alpha=0.25).result["id"]["aurc"] <= 1
 
 
 def test_conditions_change_what_they_name():

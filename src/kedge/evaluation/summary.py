@@ -89,6 +89,10 @@ class SeedValues:
         """Over the seeds, or None for one."""
         return statistics.stdev(self.values) if len(self.values) > 1 else None
 
+    def __sub__(self, other: "SeedValues") -> "SeedValues":
+        """The difference seed by seed."""
+        return SeedValues(tuple(a - b for a, b in zip(self.values, other.values, strict=True)))
+
     def words(self, metric: str = "auroc") -> str:
         """Mean and deviation as tables show this metric: in percent unless `kedge.metrics.METRICS` has it otherwise."""
         text = METRICS[metric].text

@@ -4,16 +4,21 @@ A column is a task and a group of its OOD sets, near or far; its value is the me
 shortfall of a method in a column is how far its AUROC lies below that of the best single method there.
 """
 
+import copy
+import json
 import statistics
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
-from kedge.detectors.base import Detector
+from kedge.data import Features
+from kedge.detectors.base import Detector, Outputs
+from kedge.detectors.combined import Combined
 from kedge.detectors.detection import Detection
 from kedge.detectors.registry import make, post_hoc
 from kedge.errors import InputError, NotReadyError
@@ -21,7 +26,7 @@ from kedge.evaluation.report.figures import require
 from kedge.evaluation.summary import SeedValues, TextTable
 from kedge.files import atomic, file_name
 from kedge.io import artifact
-from kedge.metrics import METRICS, Predictions, accuracy, auroc, fpr95
+from kedge.metrics import METRICS, Predictions, auroc, fpr95
 from kedge.models import build
 from kedge.models.classifier import Classifier
 from kedge.provenance import provenance
@@ -39,20 +44,61 @@ class Row:
     Args:
         method: A name of `named_methods`, or of the detector that ``parts`` make up.
         options: Arguments of the detector, plain data.
-        parts: Names of the methods that it is made of; none for a single method.
+        parts: The methods that it is made of, by name or with options; none for a single method.
     """
 
     method: str
     options: Mapping[str, Any] = field(default_factory=dict)
-    parts: tuple[str, ...] = ()
-
-    def build(self, net: Classifier) -> Detector:
-        """The detector, before `fit`."""
-        return make(self.method, [make(part, net) for part in self.parts] if self.parts else net, **self.options)
+    parts: tuple["str | Row", ...] = ()
 
     def described(self) -> dict[str, Any]:
         """The row as plain data."""
-        return {"method": self.method, "options": dict(self.options), "parts": list(self.parts)}
+        parts = [part.described() if isinstance(part, Row) else part for part in self.parts]
+        return {"method": self.method, "options": dict(self.options), "parts": parts}
+
+
+class Remembering(Combined):
+    """Combined, with the outputs of its parts on extracted features kept in ``known``, which detectors share."""
+
+    fitted: Sequence[Detector]
+    known: dict[tuple[int, int], Outputs]
+
+    def of_extracted(self, features: Features, size: int) -> Iterator[Outputs]:
+        """The outputs of all parts, combined."""
+        yield self._combined([self._known(part, features, size) for part in self.fitted])
+
+    def _known(self, part: Detector, features: Features, size: int) -> Outputs:
+        key = id(part), id(features)
+        if key not in self.known:
+            outs = list(part.of_extracted(features, size))
+            columns = zip(*(vars(out).values() for out in outs), strict=True)
+            whole: list[Any] = [None if values[0] is None else torch.cat(values) for values in columns]
+            self.known[key] = Outputs(*whole)
+        return self.known[key]
+
+
+@dataclass
+class Fitted:
+    """The detectors of a task: a method is fitted once, and scores each set once, for all rows that it is a part of."""
+
+    task: Task
+    detectors: dict[str, Detector] = field(default_factory=dict)
+    outputs: dict[tuple[int, int], Outputs] = field(default_factory=dict)  # by detector and set, which the task keeps
+
+    def detector(self, row: Row) -> Detector:
+        """A fitted detector, which may be calibrated."""
+        if row.parts:
+            parts = [self._of_one(part if isinstance(part, Row) else Row(part)) for part in row.parts]
+            combined = Remembering(parts, **row.options)
+            combined.fitted, combined.known = parts, self.outputs
+            return combined
+        return copy.copy(self._of_one(row))
+
+    def _of_one(self, row: Row) -> Detector:
+        key = json.dumps(row.described())
+        if key not in self.detectors:
+            self.detectors[key] = make(row.method, self.task.network, **row.options).fit(self.task.train)
+        return self.detectors[key]
 
 
 def single_methods() -> dict[str, Row]:
@@ -77,8 +123,9 @@ class Cell:
     scores: Mapping[str, Tensor]
 
 
-def cell(label: str, row: Row, task: Task, folder: Path, *, alpha: float = 0.05) -> Cell:
+def cell(label: str, row: Row, fitted: Fitted, folder: Path, *, alpha: float = 0.05) -> Cell:
     """The result of a row on a task, read from ``folder`` if it is there; of other images or options is an error."""
+    task = fitted.task
     path = folder / task.name / f"seed-{task.seed}" / f"{file_name(label)}.cell"
     identity = {"row": row.described(), "alpha": alpha, **task.identity}
     if path.exists():
@@ -89,14 +136,14 @@ def cell(label: str, row: Row, task: Task, folder: Path, *, alpha: float = 0.05)
                 "delete the file to run it again"
             )
         return Cell(header["result"], scores)
-    done = scored(row.build(task.network), task, alpha)
+    done = scored(fitted.detector(row), task, alpha)
     artifact.write(path, {"cell": identity, "result": done.result, "made with": provenance()}, done.scores)
     return done
 
 
 def scored(detector: Detector, task: Task, alpha: float = 0.05) -> Cell:
-    """Fit, calibrate and score a detector on a task."""
-    detector.fit(task.train).calibrate(task.held_out, alpha=alpha)
+    """Calibrate a fitted detector, and score the sets of a task."""
+    detector.calibrate(task.held_out, alpha=alpha)
     others = {name: detector(each) for name, each in task.tested.items()}
     known = others.pop(task.test.name)
     shifted = {each.name: each.labels for each in task.shifted if each.labels is not None}
@@ -112,10 +159,7 @@ def scored(detector: Detector, task: Task, alpha: float = 0.05) -> Cell:
             if name not in shifted
         },
         "shifted": {
-            name: {
-                "accuracy": accuracy(others[name].label, labels),
-                "flagged": float(others[name].is_ood.double().mean()),
-            }
+            name: on_known(others[name], labels) | {"flagged": float(others[name].is_ood.double().mean())}
             for name, labels in shifted.items()
         },
         "groups": {group: list(names) for group, names in task.groups.items()},
@@ -163,6 +207,13 @@ class MethodTable:
         }
         return {"single": list(self.single), "results": self.results, "summary": summary}
 
+    def of_tasks(self, names: Collection[str]) -> "MethodTable":
+        """The table of some tasks."""
+        kept = {
+            label: {name: by_task[name] for name in by_task if name in names} for label, by_task in self.results.items()
+        }
+        return MethodTable(kept, self.single)
+
     @property
     def columns(self) -> tuple[Column, ...]:
         """All tasks and groups."""
@@ -187,8 +238,7 @@ class MethodTable:
     def shortfall(self, label: str, column: Column) -> SeedValues:
         """How far the AUROC lies below that of the single method with the best mean over seeds, by seed."""
         best = max((self.value(each, column) for each in self.single), key=lambda values: values.mean)
-        ours = self.value(label, column)
-        return SeedValues(tuple(b - a for a, b in zip(ours.values, best.values, strict=True)))
+        return best - self.value(label, column)
 
     def worst(self, label: str) -> tuple[Column, float]:
         """The column in which a row falls furthest below the best single method, and by how much."""
@@ -224,10 +274,25 @@ class MethodTable:
         )
         return TextTable(caption, heads, tuple(rows))
 
-    def by_column(self) -> TextTable:
-        """AUROC / FPR95 in every column; means over seeds."""
+    def less(self, reference: str) -> TextTable:
+        """What each row has more than a reference in its means over near, far and all columns, paired by seed."""
+        near, far = ([column for column in self.columns if column[1] == group] for group in GROUPS)
         rows = []
-        for label in self.ordered:
+        for label in (label for label in self.ordered if label != reference):
+            cells = [
+                interval(self.mean(label, metric, part) - self.mean(reference, metric, part), 2)
+                for metric in ("auroc", "fpr95")
+                for part in (near, far, self.columns)
+            ]
+            rows.append((label, *cells))
+        heads = ("method", *(f"{metric}, {part}" for metric in ("AUROC", "FPR95") for part in ("near", "far", "all")))
+        caption = f"Difference to {reference} in points, with half the width of 95 % intervals over seeds, paired."
+        return TextTable(caption, heads, tuple(rows))
+
+    def by_column(self, only: Collection[str] = ()) -> TextTable:
+        """AUROC / FPR95 in every column, of all rows or some; means over seeds."""
+        rows = []
+        for label in (label for label in self.ordered if not only or label in only):
             values = [(self.value(label, column), self.value(label, column, "fpr95")) for column in self.columns]
             rows.append((label, *(f"{100 * a.mean:.1f} / {100 * f.mean:.0f}" for a, f in values)))
         heads = ("method", *(f"{task} {group}" for task, group in self.columns))
@@ -260,10 +325,11 @@ def run_rows(
             except NotReadyError as error:
                 missing[name] = str(error)
                 break
+            fitted = Fitted(task)
             for done, (label, row) in enumerate(rows.items(), (number * len(seeds) + place) * len(rows)):
                 if progress is not None:
                     progress(f"{name}, seed {seed}: {label}", done, total)
-                results[label].setdefault(name, {})[str(seed)] = dict(cell(label, row, task, folder).result)
+                results[label].setdefault(name, {})[str(seed)] = dict(cell(label, row, fitted, folder).result)
     return MethodTable(results, tuple(label for label, row in rows.items() if not row.parts), missing)
 
 

@@ -8,14 +8,25 @@ from pathlib import Path
 
 from kedge.detectors.rules import RULES
 from kedge.errors import NotReadyError
+from kedge.evaluation.summary import TextTable
 from kedge.files import atomic
 from kedge.provenance import provenance
-from kedge.studies.comparison import MethodTable, Row, draw_worst_against_mean, matching, run_rows, single_methods
+from kedge.studies.comparison import (
+    MethodTable,
+    Row,
+    draw_worst_against_mean,
+    interval,
+    matching,
+    run_rows,
+    single_methods,
+)
+from kedge.studies.photo_tasks import PHOTOS, TOGETHER, VARIANTS
 from kedge.studies.study import Setting
 from kedge.studies.tasks import VARIED, tasks
 
 DISTANCES, LOGITS = ("mds++", "rmds++", "knn", "cop"), ("gen", "msp", "energy", "kl_uniform", "fdbd")
 DEFAULT = ("mds++", "gen")
+SHRINKAGES, NEIGHBOURS = (0.01, 0.1, 0.3), (1, 5, 50)  # beside the methods' own choices
 TRIPLES = (("mds++", "gen", "fdbd"), ("mds++", "gen", "msp"), ("mds++", "knn", "gen"), ("mds++", "energy", "msp"))
 
 
@@ -27,7 +38,52 @@ def combined() -> dict[str, Row]:
     for rule in sorted(set(RULES) - {"sum", "learned"}):
         rows[f"{' + '.join(DEFAULT)}, {rule}"] = Row("combined", {"rule": rule}, DEFAULT)
     rows[f"{' + '.join(DEFAULT)}, quantiles"] = Row("combined", {"standardise": "quantiles"}, DEFAULT)
+    for share in SHRINKAGES:
+        part = Row("mds++", {"shrinkage": share})
+        rows[f"mds++ (shrinkage {share}) + gen"] = Row("combined", parts=(part, "gen"))
+    for k in NEIGHBOURS:
+        rows[f"knn (k = {k}) + gen"] = Row("combined", parts=(Row("knn", {"k": k}), "gen"))
     return rows
+
+
+def sources_of(task: str) -> tuple[str, ...]:
+    """The sets whose images a task is made of, by its name."""
+    if task in VARIANTS and VARIANTS[task][0] == TOGETHER:
+        return PHOTOS
+    return (task.partition(",")[0].partition("-")[0],)
+
+
+def leave_one_out(table: MethodTable) -> TextTable:
+    """For each set, the row that all tasks without its images would choose, and what that row gives on the set's tasks.
+
+    The row with the smallest worst shortfall is chosen, so a rule is judged on tasks that it was not chosen on.
+    """
+    tasks = {task: sources_of(task) for task, _ in table.columns}
+    rows = []
+    for source in dict.fromkeys(sources[0] for sources in tasks.values() if len(sources) == 1):
+        others = table.of_tasks([task for task, sources in tasks.items() if source not in sources])
+        own = table.of_tasks([task for task, sources in tasks.items() if sources == (source,)])
+        if not others.columns:
+            continue
+        cells = []
+        for label in (others.ordered[0], " + ".join(DEFAULT)):
+            if label in own.results:
+                cells += [label, interval(own.mean(label)), f"{100 * own.worst(label)[1]:.1f}"]
+        rows.append((source, *cells))
+    caption = (
+        "The row with the smallest worst shortfall on the tasks of all other sets, and the default; AUROC in %, means "
+        "over the columns of the set's tasks, and the worst shortfall there in points."
+    )
+    heads = ("left out", "chosen on the others", "mean AUROC", "worst", "default", "mean AUROC", "worst")
+    return TextTable(caption, heads[: len(rows[0])] if rows else heads, tuple(rows))
+
+
+def tables_of(table: MethodTable) -> dict[str, TextTable]:
+    """The tables of the study, by what they show."""
+    shown = {"summary": table.summary(), "by column": table.by_column(), "left out": leave_one_out(table)}
+    if " + ".join(DEFAULT) in table.results:
+        shown["against the default"] = table.less(" + ".join(DEFAULT))
+    return shown
 
 
 def run_default(
@@ -61,7 +117,7 @@ def run_default(
     }  # fmt: skip
     files = {
         "metrics.json": json.dumps({"record": record, **comparison.as_dict()}, indent=1),
-        "tables.md": "\n\n".join(table.markdown() for table in (comparison.summary(), comparison.by_column())) + "\n",
+        "tables.md": "\n\n".join(table.markdown() for table in tables_of(comparison).values()) + "\n",
     }
     for name, text in files.items():
         with atomic(out / name) as temporary:

@@ -22,17 +22,21 @@ from kedge.seeds import seeded
 from kedge.studies import sets
 from kedge.studies.demo import KNOWN, demo_data
 from kedge.studies.openood import IMAGENET_STATISTICS
-from kedge.studies.photo_tasks import PHOTOS, VARIANTS, finetuned_task, photo_task
+from kedge.studies.photo_tasks import PHOTOS, VARIANTS, finetuned_task, first_of_each, photo_task
 from kedge.studies.study import SMOKE_CLASSES, Setting, smoke_data
 from kedge.studies.task import Task
 from kedge.training import Recipe, recipe, train
 
 DEPTHS = (20, 56)  # of the public CIFAR-10 networks
+PER_CLASS = (50, 500)  # of CIFAR-10's 5,000 training images of a class, in variants of its task
 NEAR_CIFAR10 = "tiny-imagenet (OpenOOD)"
 
 
-def cifar10_task(depth: int, setting: Setting, folder: Path, seed: int) -> Task:
-    """CIFAR-10 with a public ResNet, trained on all training images: half of the test images are tested."""
+def cifar10_task(depth: int, setting: Setting, folder: Path, seed: int, *, per_class: int | None = None) -> Task:
+    """CIFAR-10 with a public ResNet, trained on all training images: half of the test images are tested.
+
+    ``per_class`` limits how many of the training images of a class are fitted on.
+    """
     name = f"cifar10-resnet{depth}"
     file = next((each for each in setting.weights if f"resnet{depth}." in each.name), None)
     if file is None:
@@ -48,7 +52,12 @@ def cifar10_task(depth: int, setting: Setting, folder: Path, seed: int) -> Task:
 
     held_out, test = read("cifar10").split(0.5, seed=seed)
     far = tuple(read(each) for each in sets.FILES if each != NEAR_CIFAR10)
-    return Task(name, seed, net, read("cifar10", "train"), held_out, test, (read(NEAR_CIFAR10),), far)
+    fit = read("cifar10", "train")
+    if per_class is not None:
+        assert fit.labels is not None
+        fit = fit.subset(first_of_each(fit.labels, [per_class] * len(fit.classes)))
+        name = f"{name}, {per_class} a class"
+    return Task(name, seed, net, fit, held_out, test, (read(NEAR_CIFAR10),), far)
 
 
 def digits_task(setting: Setting, folder: Path, seed: int) -> Task:
@@ -100,8 +109,11 @@ TASKS: dict[str, Loader] = {
     "digits": digits_task,
 }
 VARIED: dict[str, Loader] = {
-    name: functools.partial(photo_task, photos, variant=variant, title=name)
-    for name, (photos, variant) in VARIANTS.items()
+    **{
+        name: functools.partial(photo_task, photos, variant=variant, title=name)
+        for name, (photos, variant) in VARIANTS.items()
+    },
+    **{f"cifar10-resnet20, {n} a class": functools.partial(cifar10_task, 20, per_class=n) for n in PER_CLASS},
 }
 TOYS: dict[str, Loader] = {name: functools.partial(toy_task, name) for name in ("toy", "toys")}
 
