@@ -24,7 +24,7 @@ from kedge.metrics.counts import Repeated
 from kedge.models import build
 from kedge.models.classifier import Classifier
 from kedge.seeds import seeded
-from kedge.studies.comparison import MethodTable, Row, cell, interval, matching, run_rows, single_methods
+from kedge.studies.comparison import Fitted, MethodTable, Row, cell, interval, matching, run_rows, single_methods
 from kedge.studies.corruptions import SEVERITIES, corrupt
 from kedge.studies.imagenet_c import BLUR
 from kedge.studies.paper import reported
@@ -186,9 +186,9 @@ def bootstrap(
         for name, m in sizes.items()
     }
     found: dict[str, dict[str, dict[str, list[float]]]] = {label: {} for label in rows}
-    tasks = [images.task(seed) for seed in seeds]
+    tasks = [Fitted(images.task(seed)) for seed in seeds]
     for label, row in rows.items():
-        scores = [dict(cell(label, row, task, folder).scores) for task in tasks]
+        scores = [dict(cell(label, row, fitted, folder).scores) for fitted in tasks]
         for name in (*sizes, *map(level_name, images.blurred)):
             values = np.zeros((len(TABLE_5), resamples + 1))
             for seed, by_set in zip(seeds, scores, strict=True):
