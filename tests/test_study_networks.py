@@ -16,7 +16,7 @@ from kedge.models import build
 from kedge.seeds import seeded
 from kedge.studies import cifar10_trained, imagenet, sets
 from kedge.studies.cifar10_trained import NETWORKS
-from kedge.studies.comparison import Row, cell
+from kedge.studies.comparison import Fitted, Row, cell
 from kedge.studies.study import Setting
 from kedge.training import recipe
 
@@ -112,7 +112,7 @@ def test_intervals_are_those_of_the_bootstrap_over_images(few, tmp_path):
         for draw in range(21):
             by_seed = []
             for seed in (0, 1):
-                scores = cell("MSP", rows["MSP"], few.task(seed), tmp_path / "cells").scores
+                scores = cell("MSP", rows["MSP"], Fitted(few.task(seed)), tmp_path / "cells").scores
                 tested = torch.randperm(n, generator=torch.Generator().manual_seed(seed))[n // 2 :]
                 times = inside[draw][tested], outside[name][draw] if name in outside else inside[draw][tested]
                 drawn = [np.repeat(scores[each].numpy(), t) for each, t in zip(("toy", name), times, strict=True)]

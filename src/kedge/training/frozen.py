@@ -83,9 +83,7 @@ def fit_head(net: Classifier, data: Any, preprocess: Preprocess, *, epochs: int 
     assert isinstance(head, nn.Linear)
     check_classes(y, head.out_features)
     mean, std = x.mean(dim=0), x.std(dim=0, correction=0)
-    std[std <= CONSTANT * std.mean()] = (
-        math.inf
-    )  # such a feature gets no weight: it says nothing here, and may elsewhere
+    std[std <= CONSTANT * std.mean()] = math.inf  # such a feature gets no weight: it says nothing here
     if head.bias is None:
         mean = torch.zeros_like(mean)  # there is no place for it
     fresh = _fitted((x - mean) / std, y, head, epochs, seed)
