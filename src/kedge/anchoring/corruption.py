@@ -93,6 +93,35 @@ class FeatureNoise:
         return features + self.scale * features.std(dim=0, correction=0) * torch.randn_like(features)
 
 
+class FeatureViews:
+    """The features of anchors in augmented views of their images, for a head on features; a view is drawn every time.
+
+    Args:
+        features: All anchors that may come, (N, d).
+        views: The features of the same images in each view, (V, N, d).
+
+    Example:
+        >>> flipped = FeatureViews(torch.tensor([[1.0, 2.0], [3.0, 4.0]]), torch.tensor([[[2.0, 1.0], [4.0, 3.0]]]))
+        >>> flipped(torch.tensor([[3.0, 4.0]]))
+        tensor([[4., 3.]])
+    """
+
+    def __init__(self, features: Tensor, views: Tensor) -> None:
+        if views.shape[1:] != features.shape:
+            raise InputError(f"views must be (V, {len(features)}, {features.shape[1]}); got {tuple(views.shape)}")
+        self.views = views
+        self._rows = {key: row for row, key in enumerate(_keys(features))}
+
+    def __call__(self, anchors: Tensor) -> Tensor:
+        """The anchors (B, d), each in one of its views."""
+        view = torch.randint(len(self.views), (len(anchors),))
+        return self.views[view, [self._rows[key] for key in _keys(anchors)]]
+
+
+def _keys(features: Tensor) -> list[bytes]:
+    return [row.tobytes() for row in features.detach().cpu().numpy()]
+
+
 def describe_corruption(corruption: str | Transform | None) -> Any:
     """The option ``corruption`` as plain data; of a function of the user's own only the name is kept."""
     if isinstance(corruption, (Corruption, FeatureNoise)):

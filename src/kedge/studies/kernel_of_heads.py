@@ -5,6 +5,7 @@ normalised features.
 """
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -13,12 +14,15 @@ from torch import Tensor
 
 from kedge import metrics
 from kedge.anchoring import Anchored
+from kedge.studies.head_scores import some_of
 from kedge.studies.task import Task
 from kedge.studies.theory.ntk import dual_weights, encode
 
 PER_INPUT = 3  # anchors that each training feature is paired with
 ANCHORS = 10  # to predict with
+MOST_FITTED = 1_000  # training features
 MOST = 150  # images of a set
+PREDICTIONS = ("anchors", "gaussian process")
 RIDGE = 1e-3  # relative to the kernel's mean diagonal
 
 
@@ -30,45 +34,49 @@ def head_kernel(a: Tensor, b: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def compare_kernels(task: Task, head: Anchored) -> dict[str, Any]:
-    """Rank correlations of the measured deviation with both predictions, and the AUROC of all three by group.
+def compare_kernels(task: Task, heads: Mapping[str, Anchored]) -> dict[str, Any]:
+    """Rank correlations of the deviation of trained heads with both predictions, and the AUROC of all by group.
 
-    ``"anchors"``: the deviation over anchors of the infinitely wide head, trained as the measured one is.
+    ``"anchors"``: the deviation over anchors of the infinitely wide head, trained as the measured ones are.
     ``"gaussian process"``: the deviation of the process with the kernel of unanchored features.
     """
-    x = F.normalize(task.train.features.double(), dim=1)
+    train = some_of(task.train, MOST_FITTED)
+    x = F.normalize(train.features.double(), dim=1)
     generator = torch.Generator().manual_seed(task.seed)
-    assert task.train.labels is not None
-    targets = F.one_hot(task.train.labels).double()
+    assert train.labels is not None
+    targets = F.one_hot(train.labels).double()
     targets = targets - targets.mean(dim=0)
     pairs = torch.cat([encode(x, x[torch.randperm(len(x), generator=generator)]) for _ in range(PER_INPUT)])
     weights = dual_weights(*_ridged(head_kernel(pairs, pairs), targets.repeat(PER_INPUT, 1)))
     anchors = torch.randperm(len(x), generator=generator)[:ANCHORS]
-    plain = head_kernel(x, x)
-    inverse = torch.linalg.inv(plain + RIDGE * plain.diag().mean() * torch.eye(len(x), dtype=x.dtype))
-    found: dict[str, dict[str, Tensor]] = {"measured": {}, "anchors": {}, "gaussian process": {}}
-    head_anchors = head.anchors
-    assert head_anchors is not None
-    for name, each in task.tested.items():
+    inverse = torch.linalg.inv(_ridged(head_kernel(x, x), targets)[0])
+    found: dict[str, dict[str, Tensor]] = {kind: {} for kind in (*heads, *PREDICTIONS)}
+    sets = {task.test.name: task.test, **{each.name: each for each in (*task.near, *task.far)}}
+    for name, each in sets.items():
         features = each.features[torch.randperm(len(each), generator=generator)[:MOST]]
         points = F.normalize(features.double(), dim=1)
-        found["measured"][name] = deviation(head.per_anchor_logits(features.float()))
+        for kind, head in heads.items():
+            found[kind][name] = deviation(head.per_anchor_logits(features.float()))
         outputs = torch.stack([head_kernel(encode(points, x[c]), pairs) @ weights for c in anchors])
         found["anchors"][name] = deviation(outputs)
         cross = head_kernel(points, x)
         variance = points.square().sum(dim=1) / 2 - ((cross @ inverse) * cross).sum(dim=1)
         found["gaussian process"][name] = variance.clamp_min(0).sqrt()
+    known = task.test.name
     return {
         "correlation": {
             kind: {
-                "all images": _correlation(found["measured"].values(), found[kind].values()),
-                "known images": _correlation([found["measured"][task.test.name]], [found[kind][task.test.name]]),
+                prediction: {
+                    "all images": _correlation(found[kind].values(), found[prediction].values()),
+                    "known images": _correlation([found[kind][known]], [found[prediction][known]]),
+                }
+                for prediction in PREDICTIONS
             }
-            for kind in ("anchors", "gaussian process")
+            for kind in heads
         },
         "auroc": {
             kind: {
-                group: sum(float(metrics.auroc(values[task.test.name], values[name])) for name in names) / len(names)
+                group: sum(float(metrics.auroc(values[known], values[name])) for name in names) / len(names)
                 for group, names in task.groups.items()
             }
             for kind, values in found.items()

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from kedge.anchoring import anchor
+from kedge.anchoring import Corruption, anchor
 from kedge.checks import needs
 from kedge.data import Features, Preprocess, StreamedSet, class_split, gather, sources
 from kedge.data.classes import of_classes
@@ -21,6 +21,7 @@ from kedge.detectors.extraction import extract, with_head
 from kedge.errors import NotReadyError
 from kedge.models.classifier import Classifier
 from kedge.models.named import replace_head
+from kedge.seeds import seeded
 from kedge.studies.shifts import SHIFTS, shifted_images
 from kedge.studies.study import Setting, some
 from kedge.studies.task import Task
@@ -132,6 +133,7 @@ def photo_task(
     variant: Variant = EVERYTHING,
     title: str = "",
     shifted: bool = False,
+    augmented: bool = False,
 ) -> Task:
     """One of `PHOTOS`, or `TOGETHER`: a linear head on frozen features for the classes at even positions.
 
@@ -143,6 +145,7 @@ def photo_task(
         variant: How the task differs from the one with all classes and images.
         title: The task's name, if it is not the set's.
         shifted: Whether the test images are read in other conditions too, see `SHIFTS`.
+        augmented: Whether the images to fit on are read in an augmented view too.
     """
     backbone = lite0()
 
@@ -156,11 +159,16 @@ def photo_task(
     net = linear_head(backbone, parts[0], seed=seed)
     fit, held_out, test, near, *far = (with_head(part, net) for part in parts)
     changed: list[Features] = []
-    if shifted:
-        _, _, tested = split(class_split(photos(name, setting.data_dir))[0], seed)
-        home = folder / "lite0-shifted" / f"{name}-seed-{seed}"
-        changed = [with_head(each, net) for each in shifted_features(backbone, tested, home, name)]
-    return Task(title or name, seed, net, fit, held_out, test, (near,), tuple(far), tuple(changed))
+    view = None
+    if shifted or augmented:
+        fitted, _, tested = split(class_split(photos(name, setting.data_dir))[0], seed)
+        home = f"{name}-seed-{seed}"
+        if shifted:
+            changed = shifted_features(backbone, tested, folder / "lite0-shifted" / home, name)
+            changed = [with_head(each, net) for each in changed]
+        if augmented:
+            view = with_head(augmented_features(backbone, fitted, folder / "lite0-augmented" / home, seed), net)
+    return Task(title or name, seed, net, fit, held_out, test, (near,), tuple(far), tuple(changed), view)
 
 
 def finetuned_task(
@@ -244,3 +252,11 @@ def shifted_features(net: Classifier, tested: StreamedSet, home: Path, name: str
     """Features of test images in each of the other conditions."""
     pixels = gather(tested, CENTER, name=name)
     return [extract(net, shifted_images(pixels, each), home / each, preprocess=CENTER) for each in SHIFTS]
+
+
+def augmented_features(net: Classifier, images: StreamedSet, home: Path, seed: int) -> Features:
+    """Features of one augmented view of each image, by the corruptions that the paper applies to anchors."""
+    pixels = gather(images, CENTER)
+    with seeded(seed):
+        views = torch.cat([Corruption()(part / 255) for part in pixels.images.split(64)])
+    return extract(net, replace(pixels, images=(views * 255).round().byte()), home, preprocess=CENTER)

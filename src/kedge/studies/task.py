@@ -28,6 +28,7 @@ class Task:
         near: Sets of other classes of the same kind of images.
         far: Sets of other kinds of images.
         shifted: The test images in other conditions, labelled.
+        augmented: An augmented view of each training image, in the same order.
     """
 
     name: str
@@ -39,6 +40,7 @@ class Task:
     near: tuple[Features, ...]
     far: tuple[Features, ...]
     shifted: tuple[Features, ...] = ()
+    augmented: Features | None = None
 
     @property
     def tested(self) -> dict[str, Features]:

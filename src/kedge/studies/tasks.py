@@ -97,8 +97,10 @@ def _trained(
         network = anchor(network, seed=seed)
     net = train(network, parts[0], how, seed=seed, directory=home / "network")
     fit, held_out, test = (extract(net, part, home / f"{number}") for number, part in enumerate(parts))
-    others = (tuple(extract(net, each, home / f"ood-{each.name}") for each in group) for group in (near, far))
-    return Task(name, seed, net, fit, held_out, test, *others)
+    near_set, far_sets = (
+        tuple(extract(net, each, home / f"ood-{each.name}") for each in group) for group in (near, far)
+    )
+    return Task(name, seed, net, fit, held_out, test, near_set, far_sets)
 
 
 Loader = Callable[[Setting, Path, int], Task]

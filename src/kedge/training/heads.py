@@ -4,6 +4,7 @@ import copy
 import json
 import time
 from collections import OrderedDict
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -11,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from kedge.anchoring import DEFAULT_K, Anchored, FeatureNoise, anchor
+from kedge.anchoring.corruption import FeatureViews
 from kedge.anchoring.layer import INITS
 from kedge.anchoring.sampling import choose
 from kedge.checks import at_least, between, one_of
@@ -74,8 +76,8 @@ class AnchoredHead:
         one_of("init", self.init, INITS)
         between("noise", self.noise, 0, 100)
 
-    def build(self, inputs: int, classes: int) -> Classifier:
-        """The head before training, for feature vectors (B, inputs)."""
+    def build(self, inputs: int, classes: int, views: FeatureViews | None = None) -> Classifier:
+        """The head before training, for feature vectors (B, inputs); T takes ``views`` in place of noise."""
         layers: OrderedDict[str, nn.Module] = OrderedDict()
         if self.normalise:
             layers["normalise"] = nn.RMSNorm(inputs, eps=EPS, elementwise_affine=False)
@@ -89,19 +91,27 @@ class AnchoredHead:
         if not self.anchored:
             return Classifier(network)
         options: dict[str, Any] = {"every": self.every, "per_sample": self.per_sample, "seed": self.seed}
-        noise = FeatureNoise(self.noise) if self.noise else None
-        return anchor(network, layer="hidden" if self.width else "fc", init=self.init, corruption=noise, **options)
+        options["corruption"] = views or (FeatureNoise(self.noise) if self.noise else None)
+        return anchor(network, layer="hidden" if self.width else "fc", init=self.init, **options)
 
-    def train(self, features: Features) -> Classifier:
+    def train(self, features: Features, views: Sequence[Features] = ()) -> Classifier:
         """A head trained on labelled features: an `kedge.Anchored` network of vectors, or a `kedge.Classifier`.
 
         Args:
             features: What `kedge.extract` gave for the training images.
+            views: What it gave for augmented views of the same images in the same order. T then is the anchor's
+                features in one of them, in place of noise.
         """
         if features.labels is None or bool((features.labels < 0).any()):
             raise InputError("features must have a label for each image to train on")
         classes = len(features.classes) or int(features.labels.max()) + 1
-        head = self._trained(features.features.float(), features.labels, classes)
+        x = features.features.float()
+        if views and not self.anchored:
+            raise InputError("views are for anchored=True, since T acts on anchors; got anchored=False")
+        if any(view.network != features.network or len(view) != len(x) for view in views):
+            raise InputError(f"views must be features of the same {len(x):,} images by the same network")
+        drawn = FeatureViews(x, torch.stack([view.features.float() for view in views])) if views else None
+        head = self._trained(x, features.labels, classes, drawn)
         head.record |= {
             "features": {"network": features.network, "head": features.head},
             "data": {"name": features.name, "images": len(features)},
@@ -170,10 +180,10 @@ class AnchoredHead:
         whole.outliers = None if net.outliers is None else net.outliers.clone()
         return whole.eval()
 
-    def _trained(self, x: Tensor, y: Tensor, classes: int) -> Classifier:
+    def _trained(self, x: Tensor, y: Tensor, classes: int, views: FeatureViews | None = None) -> Classifier:
         check_classes(y, classes)
         started = time.monotonic()
-        net = self.build(x.shape[1], classes).to(x.device).train()
+        net = self.build(x.shape[1], classes, views).to(x.device).train()
         norm = net.network.get_submodule("normalise")
         if isinstance(norm, nn.BatchNorm1d):
             norm.running_var, norm.running_mean = torch.var_mean(x, dim=0, correction=0)
