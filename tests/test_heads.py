@@ -1,5 +1,7 @@
 """`AnchoredHead`: a head on frozen features, as a network of vectors and behind its backbone."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -106,6 +108,26 @@ def test_its_onnx_file_gives_the_same_scores(parts, head, tmp_path):
     assert Graph(detector).rows == [0]  # the backbone runs once
 
 
+def test_t_can_be_the_features_of_augmented_views_of_the_anchor(parts):
+    net, train, _, known, _ = parts
+    flipped, dimmed = replace(train, images=train.images.flip(-1)), replace(train, images=train.images // 2)
+    views = [kedge.extract(net, each) for each in (flipped, dimmed)]
+    head = AnchoredHead(width=4, epochs=1, every=1).train(known, views)
+    seen = {}
+    head.anchored_layer.layer_c.register_forward_pre_hook(lambda _, inputs: seen.update(anchors=inputs[0].detach()))
+    head.train()(known.features[:50])
+    normalise = head.network.normalise
+    for row, image in zip(seen["anchors"], head.draw.permutation, strict=True):
+        assert any(torch.equal(row, normalise(view.features[image])) for view in views)
+    assert len(
+        {tuple(row.tolist()) for row in seen["anchors"]} & {tuple(r) for r in normalise(views[0].features).tolist()}
+    )
+    with pytest.raises(InputError, match="same 120 images"):
+        AnchoredHead().train(known, [views[0].subset(range(50))])
+    with pytest.raises(InputError, match="anchored=True"):
+        AnchoredHead(anchored=False).train(known, views)
+
+
 def test_what_does_not_fit_is_refused(parts, head):
     other = backbone()
     other.network[0].weight.data.mul_(2)
@@ -122,7 +144,7 @@ def test_what_does_not_fit_is_refused(parts, head):
 def test_the_command_line_trains_a_head_with_and_without_anchors(tmp_path):
     data = colors(80)
     np.savez(tmp_path / "colors.npz", x=data.images.permute(0, 2, 3, 1).numpy(), y=data.labels.numpy())
-    for name, options in {"anchored": ["--anchor"], "baseline": ["--head-width", 16]}.items():
+    for name, options in {"anchored": ["--anchor", "--init", "preserve"], "baseline": ["--head-width", 16]}.items():
         result = run_cli(
             "train", f"npz:{tmp_path / 'colors.npz'}", "--freeze", "--epochs", 1, "--hold-out", 0.4, *options,
             "--out", tmp_path / name,
@@ -133,6 +155,7 @@ def test_the_command_line_trains_a_head_with_and_without_anchors(tmp_path):
     assert anchored.net.k == 48  # 50, or as many as there are training images
     assert anchored.cost.forward < 2
     assert not isinstance(baseline.net, kedge.Anchored)
+    assert anchored.net.record["recipe"]["init"] == "preserve"
     refused = run_cli("train", f"npz:{tmp_path / 'colors.npz'}", "--head-width", 3)
     assert "--head-width must come with --freeze" in str(refused.exception)
 

@@ -14,6 +14,7 @@ from kedge.anchoring import FeatureNoise
 from kedge.anchoring.layer import linear_part
 from kedge.anchoring.tta import view
 from kedge.detectors.inference import for_inference
+from kedge.errors import ArchitectureError
 from kedge.export import OnnxDetector, export_onnx
 from kedge.export.graph import Graph
 from kedge.models import build
@@ -67,6 +68,10 @@ def residual():
     torch.manual_seed(0)
     layers = Counted(nn.Conv2d(3, 4, 3, padding=1)), Block(), nn.Flatten(), nn.Linear(256, 3)
     return nn.Sequential(*layers).eval(), "1.one"
+
+
+def the_head():
+    return in_a_row()[0], "5"
 
 
 NETWORKS = {"in a row": in_a_row, "a skip connection around it": residual}
@@ -203,6 +208,15 @@ def test_where_vmap_cannot_the_whole_network_runs_for_each_anchor():
     assert logits.shape == (K, 1, 3)
 
 
+def test_a_layer_that_a_fast_path_of_torch_goes_around_is_refused():
+    encoder = nn.TransformerEncoderLayer(4, 2, 8, dropout=0.0, batch_first=True)
+    network = nn.Sequential(nn.Linear(4, 4), nn.TransformerEncoder(encoder, 1), nn.Flatten(), nn.Linear(12, 2))
+    net = kedge.anchor(network, layer="1.layers.0.linear1").eval()
+    net.set_anchors(rand(2, 3, 4))
+    with torch.no_grad(), pytest.raises(ArchitectureError, match="set_fastpath_enabled"):
+        net.per_anchor_logits(rand(2, 3, 4))
+
+
 def test_the_cost_counts_only_the_operations_behind_the_layer():
     detector = kedge.AMP(inner()[0]).fit(rand(20, *IMAGE))
     # Multiplications: 3 * 4 * 9 * 64 before, 4 * 5 * 9 * 36 in the layer, which is a pair when it is counted, 180 * 3.
@@ -228,7 +242,7 @@ def test_a_file_and_a_copy_for_inference_give_the_same_scores(tmp_path):
     torch.testing.assert_close(fast.score(x), detector.score(x), rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("make", NETWORKS.values(), ids=NETWORKS)
+@pytest.mark.parametrize("make", [*NETWORKS.values(), the_head], ids=[*NETWORKS, "the last layer"])
 def test_an_onnx_file_runs_what_lies_before_the_layer_once_unless_x_goes_around_it(make, tmp_path):
     pytest.importorskip("onnxscript")
     pytest.importorskip("onnxruntime")
@@ -241,7 +255,7 @@ def test_an_onnx_file_runs_what_lies_before_the_layer_once_unless_x_goes_around_
     scores = OnnxDetector(tmp_path / "inner.onnx")(pixels[:5])["score"]
     torch.testing.assert_close(torch.as_tensor(scores), detector.score(pixels[:5]), rtol=1e-4, atol=1e-4)
     rows = Graph(detector).rows
-    assert rows == ([0] if make is in_a_row else [0] * K)
+    assert rows == ([0] * K if make is residual else [0])
 
 
 def test_early_exit_and_attacks_work_at_an_inner_layer():

@@ -5,9 +5,13 @@ import json
 import numpy as np
 import pytest
 import torch
+from sklearn.gaussian_process import GaussianProcessRegressor
+from sklearn.gaussian_process.kernels import RBF
 
 from helpers import run_cli
-from kedge.studies import heads
+from kedge.studies import head_scores, heads
+from kedge.studies.gaussian_process import NOISES, GaussianProcess
+from kedge.studies.head_scores import COUNTS, THIRD, added_scores
 from kedge.studies.kernel_of_heads import deviation, head_kernel
 from kedge.studies.laplace import LastLayerLaplace
 from kedge.studies.theory import ntk
@@ -34,6 +38,22 @@ def test_laplace_is_the_inverse_of_the_kronecker_curvature_with_a_prior():
         np.testing.assert_allclose(certain[image].numpy(), scaled)
 
 
+def test_the_gaussian_process_is_that_of_scikit_learn():
+    h, labels, new = rand(40, 5), torch.arange(40) % 3, rand(6, 5, seed=1)
+    process = GaussianProcess.chosen(h, labels, (h, labels))
+    noise = float((process.cholesky @ process.cholesky.T)[0, 0]) - 1
+    assert noise == pytest.approx(min(NOISES, key=lambda each: abs(each - noise)))
+    one_hot, normed = np.eye(3)[labels], lambda x: x / np.linalg.norm(x, axis=1, keepdims=True)
+    oracle = GaussianProcessRegressor(RBF(process.length), alpha=noise, optimizer=None)
+    oracle.fit(normed(h.numpy()), one_hot - one_hot.mean(axis=0))
+    mean, deviation = oracle.predict(normed(new.numpy()), return_std=True)
+    logits, variance = process(new)
+    np.testing.assert_allclose(variance, deviation[:, 0] ** 2, rtol=1e-6)
+    scaled = process.factor * (mean + one_hot.mean(axis=0))
+    certain = scaled / np.sqrt(1 + np.pi / 8 * process.factor**2 * deviation**2)
+    np.testing.assert_allclose(logits, certain, rtol=1e-6)
+
+
 def test_the_fast_kernel_is_the_kernel():
     a, b = rand(6, 5), rand(4, 5, seed=1)
     torch.testing.assert_close(head_kernel(a, b), ntk.h_ntk(a, b))
@@ -52,25 +72,34 @@ def test_scores_are_added_in_units_of_held_out_images():
         {"held out": rand(50, seed=2) * 9, "far": rand(5, seed=3)},
     )
     expected = sum((part["far"] - part["held out"].mean()) / part["held out"].std() for part in (one, two))
-    torch.testing.assert_close(heads.added_scores([one, two])["far"], expected)
+    torch.testing.assert_close(added_scores([one, two])["far"], expected)
 
 
 def test_a_run_at_the_smoke_scale_has_every_row_and_resumes(tmp_path, monkeypatch):
     monkeypatch.setattr(frozen, "FEWEST_STEPS", 5)
-    monkeypatch.setattr(heads, "EPOCHS", 1)
+    monkeypatch.setattr(head_scores, "EPOCHS", 1)
+    monkeypatch.setattr(head_scores, "WIDE", 8)
     command = ("reproduce", "heads", "--scale", "smoke", "--out", tmp_path / "heads")
     result = run_cli(*command)
     assert result.exit_code == 0, result.exception
     whole = json.loads((tmp_path / "heads" / "metrics.json").read_text())
-    for label in ("AMP", "anchored: tau", "unanchored: gen", "ensemble: gen", "Laplace: msp", "MDS++", heads.THIRD):
+    for label in (
+        "anchored: AMP",
+        "anchored, wide: tau",
+        "ensemble: gen",
+        "Laplace: msp",
+        "GP: variance",
+        "MDS++",
+        THIRD,
+    ):
         for task in ("toy", "toys"):
             (result,) = whole["results"][label][task].values()
             assert set(result["groups"]) == {"near", "far"}
             assert 0 <= result["id"]["aurc"] <= 1
-    assert set(whole["by count"]["toy"]["tau"]) == {str(k) for k in heads.COUNTS}
+    assert set(whole["by count"]["toy"]["tau"]) == {str(k) for k in COUNTS}
     assert len(whole["by distance"]["toy"]["distance"]) == heads.BINS
     assert (tmp_path / "heads" / "heads.svg").read_text().startswith("<?xml")
-    monkeypatch.setattr(heads, "trained", None)  # every cell is there
+    monkeypatch.setattr(heads, "trained_heads", None)  # every cell is there
     again = run_cli(*command, "--overwrite", "--rows", "anchored: tau")
     assert again.exit_code == 0, again.exception
     assert "anchored: tau" in again.output

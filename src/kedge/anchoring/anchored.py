@@ -17,7 +17,7 @@ from kedge.anchoring.options import AnchoringOptions, Draw
 from kedge.anchoring.sampling import choose_per_image
 from kedge.anchoring.tta import CHOICES, view
 from kedge.checks import at_least, finite, one_of, shape_of
-from kedge.errors import FileFormatError, InputError, NotReadyError
+from kedge.errors import ArchitectureError, FileFormatError, InputError, NotReadyError
 from kedge.models.classifier import Classifier, evaluating, logits_of
 from kedge.models.features import read_features
 from kedge.seeds import mix_seed, seeded
@@ -332,7 +332,12 @@ class Anchored(Classifier):
         call = Call()
         with evaluating(self.network), calling(call):
             self.network(anchors)
-        assert call.reached is not None
+        if call.reached is None:
+            raise ArchitectureError(
+                f"the layer {self.layer!r} is called in training alone, as those of a torch.nn.TransformerEncoder are, "
+                "whose fast path reads their weights; pass layer= with the name of another, or call "
+                "torch.backends.mha.set_fastpath_enabled(False) before"
+            )
         return call.reached
 
     @torch.inference_mode(False)

@@ -58,7 +58,9 @@ def train(
     variant: Annotated[
         str, typer.Option(help="Variant of anchored training and of AMP: paper, authors or recommended.")
     ] = "paper",
-    init: Annotated[str, typer.Option(help="First layer of the anchored network: preserve or fresh.")] = "preserve",
+    init: Annotated[
+        str | None, typer.Option(help="Start of the anchored layer: preserve, or fresh, the default with --freeze.")
+    ] = None,
     epochs: Annotated[int | None, typer.Option(min=1, help="Number of epochs; by default the recipe's.")] = None,
     batch: Annotated[int | None, typer.Option(min=2, help="Images per step; by default the recipe's.")] = None,
     lr: Annotated[float | None, typer.Option(help="Highest learning rate; by default the recipe's.")] = None,
@@ -143,7 +145,7 @@ def train(
         raise InputError(f"{data} must have labels to train on; it has none")
     one_of("variant", variant, tuple(VARIANTS))  # now, not after the training
     options: dict[str, Any] = {"every": every, "per_sample": per_sample, "mask": mask, "mask_target": mask_target}
-    stray = [f"--{name.replace('_', '-')}" for name, value in options.items() if value is not None]
+    stray = [f"--{name.replace('_', '-')}" for name, value in (options | {"init": init}).items() if value is not None]
     if stray and not anchor:
         raise InputError(f"{', '.join(stray)} must come with --anchor: an unanchored network has no anchors")
     given_mask = mask is not None or mask_target is not None
@@ -174,7 +176,12 @@ def train(
     net: Classifier = base
     minimized: str | training.Loss | None = loss
     if anchor and not freeze:
-        options |= {"init": init, "variant": variant, "synthetic_outliers": synthetic_outliers, "seed": seed}
+        options |= {
+            "init": init or "preserve",
+            "variant": variant,
+            "synthetic_outliers": synthetic_outliers,
+            "seed": seed,
+        }
         anchored = anchoring.anchor(net, **options)
         net, synthetic_outliers = anchored, anchored.options.synthetic_outliers
     elif synthetic_outliers:
@@ -186,9 +193,8 @@ def train(
     if freeze:
         more: dict[str, Any] = {} if epochs is None else {"epochs": epochs}
         if anchor or head_width:
-            timing = {"every": every, "per_sample": per_sample}
-            more |= {key: value for key, value in timing.items() if value is not None}
-            more |= {} if head_width is None else {"width": head_width}
+            chosen = {"every": every, "per_sample": per_sample, "init": init, "width": head_width}
+            more |= {key: value for key, value in chosen.items() if value is not None}
             head = training.AnchoredHead(anchored=anchor, seed=seed, **more)
             trained = head.attach(net, part, preprocess=preprocess)
         else:

@@ -23,14 +23,16 @@ class FrozenAnchors(nn.Module):
     """The anchored layer with the anchors' part as a constant (K, 1, ...); anchor k has view ``views[k]``.
 
     Attributes:
+        one_by_one: Whether anchors are added one after the other: torch cannot trace, for any number of images, one sum
+            over images and anchors that is followed by nothing but reductions over anchors.
         rows: The views that its input holds one after the other: one for each anchor, or each view once.
     """
 
     anchor_maps: Tensor
 
-    def __init__(self, layer: AnchoredLayer, maps: Tensor, views: Sequence[int]) -> None:
+    def __init__(self, layer: AnchoredLayer, maps: Tensor, views: Sequence[int], *, one_by_one: bool = False) -> None:
         super().__init__()
-        self.views, self.layer_x = views, layer.layer_x
+        self.views, self.layer_x, self.one_by_one = views, layer.layer_x, one_by_one
         self.rows = list(views)
         self.register_buffer("anchor_maps", maps.detach().contiguous())
 
@@ -38,6 +40,8 @@ class FrozenAnchors(nn.Module):
         """Images by ``rows``, (K * B, ...) or fewer -> (K * B, ...); the part of each view is computed once."""
         by_view = x.view(len(self.rows), -1, *x.shape[1:])  # (K, B, ...)
         parts = {number: self.layer_x(by_view[self.rows.index(number)]) for number in dict.fromkeys(self.views)}
+        if self.one_by_one:
+            return torch.cat([parts[n] + part for n, part in zip(self.views, self.anchor_maps, strict=True)])
         both = parts[self.views[0]] if len(parts) == 1 else torch.stack([parts[number] for number in self.views])
         both = both + self.anchor_maps  # (K, B, ...)
         return both.reshape(-1, *both.shape[2:])
@@ -182,6 +186,8 @@ def _bare(net: Classifier, which: range, views: Sequence[int]) -> Classifier:
     if isinstance(copied, Anchored):
         with torch.no_grad():
             maps = copied.shared_maps()[which.start : which.stop]
-        copied.network.set_submodule(copied.layer, FrozenAnchors(copied.anchored_layer, maps, views))
+        last = copied.runs_once and copied.passes == 1  # nothing lies behind the layer that counts
+        frozen = FrozenAnchors(copied.anchored_layer, maps, views, one_by_one=last)
+        copied.network.set_submodule(copied.layer, frozen)
         copied.anchors = None
     return copied.eval()

@@ -163,8 +163,8 @@ def task(trained: Trained, setting: Setting, folder: Path, seed: int) -> Task:
 
     fit = read(some(training_images(setting, seed), MOST_FITTED), "fit")
     held_out, test = read(known, "known").split(0.5, seed=seed)
-    others = (tuple(read(some(each, MOST_OTHERS), each.name) for each in group) for group in (near, far))
-    return Task(trained.name, seed, net, fit, held_out, test, *others)
+    near_set, far_sets = (tuple(read(some(each, MOST_OTHERS), each.name) for each in group) for group in (near, far))
+    return Task(trained.name, seed, net, fit, held_out, test, near_set, far_sets)
 
 
 def training_images(setting: Setting, seed: int) -> ImageSet:

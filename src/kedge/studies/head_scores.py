@@ -134,7 +134,7 @@ def score_all(heads: Heads, task: Task) -> Scored:
             **{kind: values[:K].mean(dim=0) for kind, values in per_anchor.items()},
         }
         wanted = {UNANCHORED: LOGIT_SCORES, ANCHORED: LOGIT_SCORES, ENSEMBLE: OF_PROBABILITIES}
-        rows = {}
+        rows: dict[str, Tensor] = {}
         for kind, z in logits.items():
             rows |= {f"{kind}: {score}": scores.SCORES[score](z) for score in wanted.get(kind, MAIN)}
         for kind, values in per_anchor.items():
