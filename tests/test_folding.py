@@ -9,6 +9,8 @@ from torch import nn
 import kedge
 from kedge.anchoring.folding import folded
 from kedge.models import build
+from kedge.models.capture import capture
+from kedge.models.graph import StoredGraph
 from kedge.seeds import seeded
 
 SIZES = {"compact": {"width": 4}, "airbench": {"width": 4}, "wrn": {"depth": 10, "width": 1}, "resnet18-cifar": {}}
@@ -103,6 +105,97 @@ def by_keyword():
 def norm_of_tokens(features):
     layers = nn.Linear(1024, features), nn.BatchNorm1d(3), nn.Flatten(), nn.Linear(3 * features, 2)
     return nn.Sequential(nn.Flatten(2), *layers)
+
+
+class NormAndActivation(nn.BatchNorm2d):
+    """A norm that ends with layers of its own, as timm's do."""
+
+    def __init__(self, features, act=None):
+        super().__init__(features)
+        self.drop, self.act = nn.Identity(), act or nn.ReLU6()
+
+    def forward(self, x):
+        return self.act(self.drop(super().forward(x)))
+
+
+class Late(NormAndActivation):
+    """One that does more than its layers show."""
+
+    def forward(self, x):
+        return super().forward(x) + 1
+
+
+class Padded(nn.Conv2d):
+    """A convolution with a forward of its own, as TensorFlow pads."""
+
+    def forward(self, x):
+        return super().forward(nn.functional.pad(x, (0, 1, 0, 1)))
+
+
+class Standardised(nn.Conv2d):
+    """A convolution whose output does not follow the scale of its weight."""
+
+    def forward(self, x):
+        return self._conv_forward(x, self.weight / self.weight.norm(), self.bias)
+
+
+def of_kinds(conv, norm):
+    return nn.Sequential(conv(3, 4, 3), norm(4), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 2))
+
+
+@pytest.mark.parametrize("anchored", [False, True])
+@pytest.mark.parametrize(
+    ("conv", "norm", "left"),
+    [
+        (nn.Conv2d, NormAndActivation, 0),
+        (Padded, nn.BatchNorm2d, 0),
+        (Padded, NormAndActivation, 0),
+        (nn.Conv2d, Late, 1),
+        (Standardised, nn.BatchNorm2d, 1),
+    ],
+)
+def test_convolutions_and_norms_of_other_kinds_are_folded_where_that_is_right(conv, norm, left, anchored):
+    with seeded(2):
+        network = lived(of_kinds(conv, norm)).double()
+    net = kedge.anchor(network, init="fresh" if not left else "preserve") if anchored else kedge.Classifier(network)
+    if anchored:
+        net.set_anchors(images(3, seed=1))
+    net.eval()
+    assert norms(folded(net)) == left
+    assert torch.allclose(folded(net)(images()), net(images()), atol=1e-9)
+
+
+def test_a_loaded_graph_is_folded_and_layers_can_still_be_read():
+    with seeded(4):
+        network = lived(odd()).double()
+    document, constants = capture(network, images(2), keep=("a", "head"))
+    graph = StoredGraph(document)
+    graph.load_state_dict({**network.state_dict(), **constants})
+    net = kedge.Classifier(graph.double()).eval()
+    fast = folded(net)
+    kinds = [target for _, target, _, _ in fast.network.document["nodes"]]
+    assert kinds.count("aten.batch_norm.default") == 4  # a's output is used twice, and b's weights; c's is pooled
+    assert torch.allclose(fast(images()), net(images()), atol=1e-9)
+
+
+@pytest.mark.parametrize("anchored", [False, True])
+def test_norms_of_a_loaded_graph_go_with_their_tensors(anchored):
+    with seeded(4):
+        network = lived(of_kinds(nn.Conv2d, NormAndActivation)).double()
+    document, _ = capture(network, images(2), keep=("0", "4"))
+    graph = StoredGraph(document)
+    graph.load_state_dict(network.state_dict())
+    net = kedge.anchor(graph.double(), init="fresh") if anchored else kedge.Classifier(graph.double())
+    if anchored:
+        net.set_anchors(images(3, seed=1))
+    net.eval()
+    fast = folded(net)
+    assert torch.allclose(fast(images()), net(images()), atol=1e-9)
+    assert not any("1." in name for name, _ in fast.network.named_parameters())
+    assert "aten.batch_norm.default" in [target for _, target, _, _ in net.network.document["nodes"]]
+    assert "aten.batch_norm.default" not in [target for _, target, _, _ in fast.network.document["nodes"]]
+    last = fast.features(images(), ["4:in"])[1]["4:in"]
+    assert torch.allclose(last, net.features(images(), ["4:in"])[1]["4:in"], atol=1e-9)
 
 
 LEFT = {  # name: (network, norms that must stay)

@@ -429,7 +429,7 @@ class Detector(ABC):
             module = waiting.pop()
             if isinstance(module, Classifier):
                 found[module] = None
-            waiting += reversed([*module.children()])
+            waiting += [child for child in reversed(module._modules.values()) if child is not None]
         return list(found)
 
     @property

@@ -6,8 +6,9 @@ from it.
 """
 
 import operator
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -64,12 +65,11 @@ class StoredGraph(nn.Module):
                 _set_module(self, name, _layer(described))
             for name, (shape, dtype, is_parameter) in document["tensors"].items():
                 _set_tensor(self, name, shape, _torch("dtype", dtype), is_parameter)
-            self._nodes = [self._node(*node) for node in document["nodes"]]
-            self._output = document["output"]
+            self._steps = self._read()
+            self._output = _prepared(document["output"])
             self._shape = tuple(document["shape"])
         except (KeyError, TypeError, ValueError, AttributeError, RuntimeError, IndexError) as error:
             raise FileFormatError(f"the graph of the network is damaged: {error}") from error
-        self._free = _last_uses(self._nodes, self._output)
         super().train(False)
 
     def train(self, mode: bool = True) -> "StoredGraph":
@@ -83,25 +83,60 @@ class StoredGraph(nn.Module):
         values: dict[str, Any] = {self.document["input"]: x}
 
         def decoded(value: Any) -> Any:
-            if isinstance(value, list):
+            kind = type(value)
+            if kind is _Value:
+                return values[value.name]
+            if kind is list:
                 return [decoded(each) for each in value]
-            if not isinstance(value, dict):
-                return value
-            (kind, name), *_ = value.items()
-            if kind == "node":
-                return values[name]
-            if kind == "tensor":
-                return self._tensor(name)
-            return x.device if kind == "device" else _torch(kind, name)
+            if kind is _Weight:
+                return getattr(_at(self, value.path), value.own)
+            return x.device if kind is _Device else value
 
-        for (name, function, args, kwargs), unused in zip(self._nodes, self._free, strict=True):
-            call = self.get_submodule(function) if isinstance(function, str) else function
-            values[name] = call(*map(decoded, args), **{key: decoded(value) for key, value in kwargs.items()})
+        for name, call, args, kwargs, unused in self._steps:
+            function = _at(self, call) if isinstance(call, tuple) else call
+            if type(function) is _Named and not (function._forward_hooks or function._forward_pre_hooks):
+                values[name] = decoded(args[0])
+            else:
+                named = {key: decoded(value) for key, value in kwargs.items()} if kwargs else {}
+                values[name] = function(*map(decoded, args), **named)
             if x.is_meta:
                 _check_size(name, values[name])
             for each in unused:
                 del values[each]
         return cast(Tensor, decoded(self._output))
+
+    def passes_on(self, target: str) -> bool:
+        """Whether a node's target is a layer that only has a name."""
+        kind, _, rest = target.partition(".")
+        return kind == "layer" and type(self.get_submodule(rest)) is _Named
+
+    def uses(self) -> tuple[Counter[str], Counter[str]]:
+        """How often each result of a node and each tensor is used."""
+        found: tuple[Counter[str], Counter[str]] = Counter(), Counter()
+
+        def count(value: Any) -> None:
+            for each in value if isinstance(value, list) else ():
+                count(each)
+            for counter, kind in zip(found, ("node", "tensor"), strict=True):
+                if isinstance(value, dict) and kind in value:
+                    counter[value[kind]] += 1
+
+        count([self.document["output"], *([args, *kwargs.values()] for _, _, args, kwargs in self.document["nodes"])])
+        return found
+
+    def rewrite(self, nodes: Sequence[Any], tensors: Mapping[str, Tensor]) -> None:
+        """Compute other nodes, with further tensors; tensors that no node needs go."""
+        made = {name: [list(t.shape), str(t.dtype).removeprefix("torch."), False] for name, t in tensors.items()}
+        self.document = {**self.document, "nodes": nodes, "tensors": {**self.document["tensors"], **made}}
+        for name, tensor in tensors.items():
+            path, _, own = name.rpartition(".")
+            _set_module(self, path).register_buffer(own, tensor)
+        used, kept = self.uses()[1], tuple(f"{name}." for name in self.document["layers"])
+        for name in [name for name in self.document["tensors"] if not (used[name] or name.startswith(kept))]:
+            *path, own = name.split(".")
+            delattr(_at(self, tuple(path)), own)
+            del self.document["tensors"][name]
+        self._steps = self._read()
 
     def check_sizes(self) -> None:
         """Raise a `FileFormatError` if running the graph on one image would take far more memory than networks do."""
@@ -114,16 +149,29 @@ class StoredGraph(nn.Module):
         except Exception as error:  # operations raise many kinds if their arguments do not fit
             raise FileFormatError(f"the graph of the network is damaged: {error}") from error
 
-    def _tensor(self, name: str) -> Tensor:
-        module, _, own = name.rpartition(".")
-        return cast(Tensor, getattr(self.get_submodule(module), own))
+    def _read(self) -> list[tuple[str, Any, list[Any], dict[str, Any], list[str]]]:
+        """The nodes with their operations, their arguments and the values that no later one needs."""
+        nodes = self.document["nodes"]
+        return [
+            (
+                name,
+                self._call(target),
+                _prepared(args),
+                {key: _prepared(value) for key, value in kwargs.items()},
+                unused,
+            )
+            for (name, target, args, kwargs), unused in zip(
+                nodes, _last_uses(nodes, self.document["output"]), strict=True
+            )
+        ]
 
-    def _node(self, name: str, target: str, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    def _call(self, target: str) -> Any:
+        """The operation of a node, or the path of the layer that it calls."""
         kind, _, rest = target.partition(".")
-        if kind == "layer":
-            _set_module(self, rest)  # an empty one where the layer is not kept, so that it can be hooked
-            return name, rest, args, kwargs
-        return name, operation(target), args, kwargs
+        if kind != "layer":
+            return operation(target)
+        _set_module(self, rest)  # an empty one where the layer is not kept, so that it can be hooked
+        return tuple(rest.split("."))
 
 
 class _Named(nn.Module):
@@ -131,6 +179,45 @@ class _Named(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return x
+
+
+class _Value(NamedTuple):
+    """The result of a node, as an argument of another."""
+
+    name: str
+
+
+class _Weight(NamedTuple):
+    """A tensor of a module, as an argument."""
+
+    path: tuple[str, ...]
+    own: str
+
+
+class _Device:
+    """The device of the images, as an argument."""
+
+
+def _prepared(value: Any) -> Any:
+    """An argument of a node, read from plain data."""
+    if isinstance(value, list):
+        return [_prepared(each) for each in value]
+    if not isinstance(value, dict):
+        return value
+    (kind, name), *_ = value.items()
+    if kind == "node":
+        return _Value(name)
+    if kind == "tensor":
+        *path, own = name.split(".")
+        return _Weight(tuple(path), own)
+    return _Device() if kind == "device" else _torch(kind, name)
+
+
+def _at(module: nn.Module, path: tuple[str, ...]) -> nn.Module:
+    """A module by its path; `torch.nn.Module.get_submodule` takes ten times as long, which is felt for one image."""
+    for name in path:
+        module = cast(nn.Module, module._modules[name])
+    return module
 
 
 def operation(target: str) -> Callable[..., Any]:
