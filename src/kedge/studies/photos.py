@@ -51,7 +51,7 @@ def run_photos(
     parts: dict[str, tuple[Mapping[str, Row], Loaders]] = {
         FROZEN: (kept, _loaders(setting, features, shifted=True)),
         FINETUNED: (kept, _loaders(setting, features, layer="", shifted=True)),
-        **{layer: (anchored, _loaders(setting, features, layer=layer, shifted=True)) for layer in LAYERS},
+        **{layer: (anchored, _loaders(setting, features, layer=layer)) for layer in LAYERS},
     }
     if few:
         parts |= {f"{n} a class": (few, _fewer(setting, features, per_class=n)) for n in PER_CLASS}

@@ -106,10 +106,10 @@ def _trained(
 Loader = Callable[[Setting, Path, int], Task]
 TASKS: dict[str, Loader] = {
     **{name: functools.partial(photo_task, name) for name in PHOTOS},
-    **{f"{name}, fine-tuned": functools.partial(finetuned_task, name) for name in PHOTOS},
     **{f"cifar10-resnet{depth}": functools.partial(cifar10_task, depth) for depth in DEPTHS},
     "digits": digits_task,
 }
+FINETUNED: dict[str, Loader] = {f"{name}, fine-tuned": functools.partial(finetuned_task, name) for name in PHOTOS}
 VARIED: dict[str, Loader] = {
     **{
         name: functools.partial(photo_task, photos, variant=variant, title=name)
