@@ -52,6 +52,7 @@ class AdaSCALE(FeatureDetector):
     """
 
     name = "adascale"
+    reads_train = False  # it learns from held-out images
     reads = "gradients"
     learns_held_out = True
     variants: ClassVar[Mapping[str, Mapping[str, Any]]] = {"adascale-l": {"scale": "logits"}}

@@ -96,6 +96,7 @@ offset nor scale of the logits changes it, but it is large where all mean logits
     """
 
     name = "amp"
+    reads_train = False  # only anchors are drawn
     reads = "per_anchor_logits"
     has_tau = True
     options = ("variant", "score:score_name", "rescale", "tau", "shared_tau", "tta")  # the network keeps the anchors

@@ -196,6 +196,11 @@ class Detector(ABC):
                 raise KeyError(f"{name} of {type(self).__name__} is missing")
 
     @property
+    def reads_train(self) -> bool:
+        """Whether `fit` reads the training images, for more than their shape and anchors."""
+        return type(self).fit_method is not Detector.fit_method
+
+    @property
     def takes_features(self) -> bool:
         """Whether the method is a function of logits and last features, so that it takes `Features` for images."""
         return False

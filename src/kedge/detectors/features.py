@@ -65,6 +65,14 @@ class FeatureDetector(Detector):
         """The last linear layer, whose input is read."""
         return cast(nn.Linear, self.net.network.get_submodule(str(self.head)))
 
+    @property
+    def reads_train(self) -> bool:
+        """Whether `fit` reads the training images."""
+        if type(self).fit_method is not FeatureDetector.fit_method:
+            return True
+        learns = type(self).fit_features is not FeatureDetector.fit_features
+        return learns and (self.reads_features or self.learns_logits)
+
     def fit_method(self, train_set: Any, preprocess: Preprocess) -> None:
         """Learn from the training images' features."""
         super().fit_method(train_set, preprocess)

@@ -86,6 +86,11 @@ class LogitDetector(FeatureDetector):
         """That of the logits, also where they are shaped."""
         return REASONS["logits"]
 
+    @property
+    def reads_train(self) -> bool:
+        """Whether the method, or the shape, learns from the training images."""
+        return super().reads_train and (self._shape is None or self._shape.learns)
+
     def fit_features(self, batches: TrainingFeatures) -> None:
         """Learn the values that the shape clips at, if it does."""
         if self._shape is None or not self._shape.learns:

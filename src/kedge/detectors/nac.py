@@ -52,6 +52,7 @@ class NAC(Detector):
     """
 
     name = "nac"
+    reads_train = False  # a sample is enough
     reads = "gradients"
     options = ("layers", "alpha", "bins", "full", "limit", "seed")
     grid: Mapping[str, Sequence[Any]] = {"alpha": (1.0, 10.0, 100.0, 1000.0), "full": (5, 50, 500)}

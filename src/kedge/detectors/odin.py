@@ -48,6 +48,7 @@ class ODIN(Detector):
     """
 
     name = "odin"
+    reads_train = False  # a sample is enough
     reads = "gradients"
     options = ("temperature", "epsilon:given", "seed")
     learned = ("epsilon",)

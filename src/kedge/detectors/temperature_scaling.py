@@ -36,6 +36,7 @@ class TemperatureScaling(LogitDetector):
     """
 
     name = "temperature_scaling"
+    reads_train = False  # it learns from held-out images
     options = ("temperature:given",)
     learned = ("temperature",)
 

@@ -1,6 +1,5 @@
 """ImageNet against its blurred images: the paper's Table 5 and Figure 5."""
 
-from collections.abc import Callable
 from dataclasses import replace
 
 from kedge.anchoring.corruption import Corruption
@@ -8,7 +7,7 @@ from kedge.data import ImageSet
 from kedge.detectors import AMP, MSP, SVI, DeepEnsemble, Energy, MCDropout, SVIAvUC, TemperatureScaling
 from kedge.evaluation.result import Curve
 from kedge.studies.corruptions import SEVERITIES, corrupt
-from kedge.studies.plan import MethodPlan, PaperTable, Protocol, SuiteData
+from kedge.studies.plan import MethodPlan, Need, PaperTable, Protocol, Sets, SuiteData
 from kedge.studies.study import CLASSES, Setting, Study
 
 BLUR = "gaussian_blur"
@@ -66,7 +65,7 @@ def imagenet_c(setting: Setting) -> Study:
     return Study("imagenet-c", title, "How much blur does it take to be detected?", (suite,))
 
 
-def _with_levels(setting: Setting, known: str) -> Callable[[int], SuiteData]:
+def _with_levels(setting: Setting, known: str) -> Sets:
     """The test set, and the same images blurred at each level."""
     base = setting.data(known, (), side=224 if known == "imagenet" else 32, files=False)
 
@@ -76,7 +75,9 @@ def _with_levels(setting: Setting, known: str) -> Callable[[int], SuiteData]:
         blurred = tuple(ImageSet(images.images, name=_name(data.test.name, level)) for level, images in corrupted)
         return replace(data, ood=blurred)
 
-    return load
+    tested = sum(need.images for need in base.needs if need.role == "test")
+    levels = [Need("ood", _name(known, level), tested) for level in SEVERITIES if tested]
+    return replace(base, load=load, needs=(*base.needs, *levels))
 
 
 def _name(clean: str, level: int) -> str:

@@ -1,7 +1,6 @@
 """OpenOOD v1.5: post-hoc methods on its four benchmarks, read by its image lists, beside its leaderboard."""
 
 import inspect
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -19,13 +18,24 @@ from kedge.detectors.registry import post_hoc
 from kedge.errors import InputError, NotReadyError
 from kedge.studies import sets
 from kedge.studies.leaderboard import leaderboard_methods
-from kedge.studies.plan import Board, MethodPlan, NetworkPlan, Protocol, SuiteData, Weights
+from kedge.studies.plan import Board, MethodPlan, Need, NetworkPlan, Protocol, Sets, SuiteData, Weights
 from kedge.studies.study import SMALL_OOD, SMALL_TEST, SMOKE_IMAGES, SMOKE_SIDE, Setting, Study, smoke_data, some
 from kedge.training import Recipe, recipe
 
 SMALL_TRAIN, SMALL_SIDE = 50_000, 32  # at the small scale, where the network is kedge's compact one
 AS_THEY_ARE = ("imagenet_c",)  # shifted sets whose images have the network's size already
 IMAGENET_STATISTICS = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+IMAGES = {  # in OpenOOD's lists, by benchmark where they differ
+    "train_cifar10": 50_000, "val_cifar10": 1_000, "test_cifar10": 9_000, "train_cifar100": 50_000,
+    "val_cifar100": 1_000, "test_cifar100": 9_000, "train_imagenet200": 258_951, "val_imagenet200": 1_000,
+    "test_imagenet200": 9_000, "train_imagenet": 1_281_167, "val_imagenet": 5_000, "test_imagenet": 45_000,
+    "cifar10 test_tin": 7_793, "cifar100 test_tin": 6_526, "val_tin": 1_000, "test_mnist": 70_000,
+    "test_svhn": 26_032, "test_texture": 5_640, "cifar10 test_places365": 35_195, "cifar100 test_places365": 33_773,
+    "test_cifar10c": 10_000, "test_ssb_hard": 49_000, "test_ninco": 5_879, "test_inaturalist": 10_000,
+    "test_textures": 5_160, "test_openimage_o": 15_869, "val_openimage_o": 1_763, "test_imagenet_v2": 10_000,
+    "test_imagenet_c": 10_000, "test_imagenet_r": 30_000, "test_imagenet200_v2": 2_000, "test_imagenet200_c": 10_000,
+    "test_imagenet200_r": 30_000,
+}  # fmt: skip
 CIFAR_RECIPE = Recipe(epochs=100, nesterov=True, schedule="linear")
 
 
@@ -152,7 +162,7 @@ def _smoke(seed: int) -> SuiteData:
     return replace(smoke_data(seed, outliers=True), shifted=(shifted,))
 
 
-def _data(setting: Setting, known: str) -> Callable[[int], SuiteData]:
+def _data(setting: Setting, known: str) -> Sets:
     """OpenOOD's lists, the same for every seed: training, validation and test images, OOD sets and shifted sets."""
     benchmark, small = BENCHMARKS[known], setting.scale == "small"
     compact = small and not setting.weights
@@ -192,7 +202,24 @@ def _data(setting: Setting, known: str) -> Callable[[int], SuiteData]:
             train, held_out, test, ood, next(iter(outliers), None), shifted, missing=missing, preprocess=cropped
         )
 
-    return load
+    def need(role: str, stem: str, most: int) -> Need:
+        count = IMAGES.get(f"{known} {stem}") or IMAGES[stem]
+        find = partial(_listed, setting.data_dir, known, stem)
+        return Need(role, f"openood {stem}", min(count, most) if small else count, find)
+
+    needs = (
+        need("train", f"train_{known}", SMALL_TRAIN),
+        need("held out", f"val_{known}", SMALL_TEST),
+        need("test", f"test_{known}", SMALL_TEST),
+        *(need("ood", f"test_{name}", SMALL_OOD) for name in (*benchmark.near, *benchmark.far)),
+        *(need("test", stem, SMALL_OOD) for stem in benchmark.shifted.values()),
+        need("outliers", f"val_{benchmark.validation}", SMALL_OOD),
+    )
+    return Sets(load, needs, shape, streamed=shape[1] > SMALL_SIDE)
+
+
+def _listed(data_dir: Path | None, known: str, stem: str) -> StreamedSet:
+    return openood_list(openood_folder(data_dir), known, stem)
 
 
 def _without(images: ImageSet, others: tuple[ImageSet, ...]) -> ImageSet:

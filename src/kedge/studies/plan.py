@@ -208,6 +208,47 @@ class SuiteData:
         return {s.name: s for s in (self.test, *self.ood, *self.shifted, *self.known_in.values())}
 
 
+ROLES = ("train", "held out", "test", "ood", "outliers")
+
+
+@dataclass(frozen=True)
+class Need:
+    """A set that a suite reads, as far as it is known before it is read.
+
+    Args:
+        role: One of `ROLES`.
+        name: Of the set.
+        images: Their number at its source, or as many as the suite takes.
+        find: Loads it, or raises `NotReadyError` with how to get it; None for a part of another set.
+    """
+
+    role: str
+    name: str
+    images: int
+    find: Callable[[], Any] | None = None
+
+
+@dataclass(frozen=True)
+class Sets:
+    """The data of a suite: a function that loads the sets for a seed, and what is known before.
+
+    Args:
+        load: See `Suite.data`.
+        needs: What it reads.
+        shape: Of the network's inputs, (D, H, W).
+        streamed: Whether training and held-out images stay on disk.
+    """
+
+    load: Callable[[int], SuiteData]
+    needs: tuple[Need, ...]
+    shape: tuple[int, ...] = (3, 32, 32)
+    streamed: bool = False
+
+    def __call__(self, seed: int) -> SuiteData:
+        """The sets of a seed."""
+        return self.load(seed)
+
+
 @dataclass(frozen=True)
 class Protocol:
     """How the detection metrics are computed.

@@ -1,13 +1,13 @@
 """The effect of the filter that resized the images: the paper's Table 7."""
 
-from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 from kedge.data import ImageSet, Preprocess, StreamedSet, gather, sources
 from kedge.detectors import AMP, MSP, Energy, Gram
 from kedge.errors import NotReadyError
 from kedge.studies import sets
-from kedge.studies.plan import MethodPlan, PaperTable, Protocol, SuiteData
+from kedge.studies.plan import MethodPlan, Need, PaperTable, Protocol, Sets, SuiteData
 from kedge.studies.study import CLASSES, OTHER, SMOKE_IMAGES, SMOKE_SIDE, Setting, Study
 
 FILTERS = ("nearest", "bilinear", "bicubic", "lanczos")  # Pillow's
@@ -33,7 +33,7 @@ def resizing(setting: Setting) -> Study:
     return Study("resizing", "The same scenes, resized by four filters (Table 7)", about, suites)
 
 
-def _scaled(setting: Setting, known: str) -> Callable[[int], SuiteData]:
+def _scaled(setting: Setting, known: str) -> Sets:
     base = setting.data(known, (), files=False)
 
     def load(seed: int) -> SuiteData:
@@ -47,7 +47,11 @@ def _scaled(setting: Setting, known: str) -> Callable[[int], SuiteData]:
             return replace(data, ood=(), missing={**data.missing, SCENES: str(error)})
         return replace(data, ood=tuple(_resized(scenes, how, 32) for how in FILTERS))
 
-    return load
+    if setting.scale == "smoke":
+        return replace(base, load=load)
+    find = partial(sets.read_set, SCENES, data_dir=setting.data_dir)
+    scaled = [Need("ood", f"{SCENES}, {how}", sets.IMAGES[SCENES], find) for how in FILTERS]
+    return replace(base, load=load, needs=(*base.needs, *scaled))
 
 
 def _resized(images: ImageSet | StreamedSet, how: str, side: int) -> ImageSet:

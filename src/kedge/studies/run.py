@@ -88,15 +88,17 @@ class SuiteRun:
 
     def detector(self, label: str, seed: int) -> Detector:
         """The detector of a row, fitted and calibrated."""
-        data, method = self.data(seed), self.suite.methods[label]
+        data, detector = self.data(seed), self.unfitted(label, seed)
+        train = self.read(label, detector, seed, data.train) if detector.reads_train else data.train
+        detector.fit(train, preprocess=_preprocess(data))
+        return detector.calibrate(self.read(label, detector, seed, data.held_out))
+
+    def unfitted(self, label: str, seed: int) -> Detector:
+        """The detector of a row on its networks."""
+        method = self.suite.methods[label]
         # A copy, since a detector may give a network other anchors.
         networks = [copy.deepcopy(self.network(name, seed)) for name in method.networks]
-        detector = method.build(networks, data.outliers)
-        # Anchors are drawn from images, and features are of a network with anchors; other methods may learn nothing.
-        images = detector.anchored or type(detector).fit_method is Detector.fit_method
-        train = data.train if images else self._read(label, detector, seed, data.train)
-        detector.fit(train, preprocess=_preprocess(data))
-        return detector.calibrate(self._read(label, detector, seed, data.held_out))
+        return method.build(networks, self.data(seed).outliers)
 
     def data(self, seed: int) -> SuiteData:
         """The sets of a seed, read once."""
@@ -146,7 +148,7 @@ class SuiteRun:
             raise InputError(f"permuted must be False for {label!r}: its score does not depend on the image's tau")
 
         def read(images: Any) -> Any:
-            return self._read(label, detector, seed, images)
+            return self.read(label, detector, seed, images)
 
         evaluation = evaluate(
             {label: detector},
@@ -165,9 +167,11 @@ class SuiteRun:
         write_cell(path, result, identity, self._trainings(label, data, seed))
         return read_cell(path, identity)  # without what is in memory: logits of many images by many rows
 
-    def _read(self, label: str, detector: Detector, seed: int, images: Any) -> Any:
+    def read(self, label: str, detector: Detector, seed: int, images: Any) -> Any:
         """A set as a row takes it: its features, where several rows can share them, or the images."""
         names = self.suite.methods[label].networks
+        if images is self.data(seed).train and detector.anchored:
+            return images  # features are of a network with anchors, which `fit` draws
         shared = self.suite.extract or detector.anchored
         if not shared or not detector.takes_features or len(names) > 1:
             return images

@@ -1,7 +1,7 @@
 """Semantically coherent OOD detection: the paper's Tables 6, 10 and 11."""
 
-from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -10,12 +10,16 @@ from kedge.data import ImageSet, Preprocess, StreamedSet, gather, sources
 from kedge.detectors import AMP, ODIN, UDG, ClassifierDiscrepancy, Energy, OutlierExposure
 from kedge.errors import InputError, NotReadyError
 from kedge.studies import sets
-from kedge.studies.plan import MethodPlan, PaperTable, Protocol, Suite, SuiteData
+from kedge.studies.plan import MethodPlan, Need, PaperTable, Protocol, Sets, Suite, SuiteData
 from kedge.studies.study import CLASSES, HELD_OUT, OTHER, SMOKE_IMAGES, SMOKE_SIDE, Setting, Study, smoke_data
 
 LISTS = ("texture", "svhn", "tin", "lsun", "places365")
 TABLES = {"cifar10": "10", "cifar100": "11"}  # Table 6 has the means of both
 GROUPS = {"cifar10": 1000, "cifar100": 2000}
+IMAGES = {  # in its lists
+    "train": 50_000, "cifar10": 10_000, "cifar100": 10_000, "texture": 5_640, "svhn": 26_032, "tin": 10_000,
+    "lsun": 10_000, "places365": 36_500, "tin train": 100_000,
+}  # fmt: skip
 
 
 def coherent_ood(setting: Setting) -> Study:
@@ -53,7 +57,7 @@ def _suite(setting: Setting, known: str) -> Suite:
     )
 
 
-def _data(setting: Setting, known: str) -> Callable[[int], SuiteData]:
+def _data(setting: Setting, known: str) -> Sets:
     """SCOOD's own lists; a list's images of known classes count as in distribution against the rest of that list."""
 
     def load(seed: int) -> SuiteData:
@@ -75,7 +79,20 @@ def _data(setting: Setting, known: str) -> Callable[[int], SuiteData]:
         outliers = ImageSet(torch.cat([s.images for s in both]), name="scood/tin train")
         return SuiteData(part, held_out, test, tuple(ood), outliers, known_in=known_in)
 
-    return load
+    home = sources.data_folder(setting.data_dir) / "scood"
+
+    def need(role: str, name: str, split: str, images: int) -> Need:
+        return Need(role, f"scood/{name} {split}", images, partial(_lists, known, name, split, home))
+
+    held_out = round(HELD_OUT * IMAGES["train"])
+    needs = (
+        need("train", known, "train", IMAGES["train"] - held_out),
+        Need("held out", f"scood/{known}, part of the training images", held_out),
+        need("test", known, "test", IMAGES[known]),
+        *(need("ood", name, "test", IMAGES[name]) for name in (*LISTS, OTHER[known])),
+        need("outliers", "tin", "train", IMAGES["tin train"]),
+    )
+    return Sets(load, () if setting.scale == "smoke" else needs)
 
 
 def _lists(benchmark: str, name: str, split: str, home: Path) -> tuple[ImageSet, ImageSet]:

@@ -22,6 +22,16 @@ FILES = {
     "MNIST (RGB)": "mnist_test_32rgb.npz",
 }
 
+# The number of images of each set at its source, by split where it is not the default one.
+IMAGES = {
+    "cifar10": 10_000, "cifar10 train": 50_000, "cifar100": 10_000, "cifar100 train": 50_000,
+    "imagenet": 50_000, "imagenet train": 1_281_167, "isun": 8_925, "lsun-crop": 10_000, "lsun-resize": 10_000,
+    "lsun-test": 10_000, "tiny-imagenet-crop": 10_000, "tiny-imagenet-resize": 10_000, "places365": 36_500,
+    "textures": 5_640, "svhn": 26_032,
+    "tiny-imagenet (OpenOOD)": 7_793, "street characters": 6_220, "traffic signs": 12_630, "scenes": 3_000,
+    "textures (10 of 47)": 1_200, "MNIST (RGB)": 10_000,
+}  # fmt: skip
+
 
 @dataclass(frozen=True)
 class Found:
@@ -46,15 +56,20 @@ def load_set(
     name: str, *, side: int, data_dir: str | Path | None, split: str | None = None, folder: Path | None = None
 ) -> ImageSet:
     """One set at the size of a network's input; see `find`. With a folder large images are in a file there."""
-    if name in FILES:
-        path = sources.data_folder(data_dir) / FILES[name]
-        if not path.is_file():
-            raise NotReadyError(f"{name} is not here: put {path.name} into {path.parent}")
-        return ImageSet(sources.npz(str(path), split).images, name=name)
-    images = sources.load_dataset(name, split, data_dir=data_dir)
+    images = read_set(name, data_dir=data_dir, split=split)
     if isinstance(images, ImageSet) and images.images.shape[2:] == (side, side):
         return images
     return small_or_on_disk(images, Preprocess((3, side, side)), folder)
+
+
+def read_set(name: str, *, data_dir: str | Path | None, split: str | None = None) -> ImageSet | StreamedSet:
+    """One set as it is."""
+    if name not in FILES:
+        return sources.load_dataset(name, split, data_dir=data_dir)
+    path = sources.data_folder(data_dir) / FILES[name]
+    if not path.is_file():
+        raise NotReadyError(f"{name} is not here: put {path.name} into {path.parent}")
+    return ImageSet(sources.npz(str(path), split).images, name=name)
 
 
 def small_or_on_disk(

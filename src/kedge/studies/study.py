@@ -1,7 +1,8 @@
 """A study: the suites behind one table of the paper, one for each in-distribution set, and what they share."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -13,7 +14,7 @@ from kedge.detectors import AMP, MSP, ODIN, Energy
 from kedge.evaluation.paired import RESAMPLES
 from kedge.studies import sets
 from kedge.studies.corruptions import corrupt
-from kedge.studies.plan import MethodPlan, NetworkPlan, Suite, SuiteData
+from kedge.studies.plan import MethodPlan, Need, NetworkPlan, Sets, Suite, SuiteData
 from kedge.training import Recipe, recipe
 
 S = TypeVar("S", ImageSet, StreamedSet)
@@ -98,7 +99,7 @@ class Setting:
         files: bool = True,
         shifts: Sequence[tuple[str, int]] = (),
         most: tuple[int, int] = (SMALL_TEST, SMALL_OOD),
-    ) -> Callable[[int], SuiteData]:
+    ) -> Sets:
         """A function that loads the sets for a seed; at the small scale the files at hand are added to the OOD sets.
 
         ``shifts`` are corruptions with their severity; test images so corrupted become shifted sets.
@@ -130,7 +131,41 @@ class Setting:
                 data = replace(data, held_out=kept, test=some(test, most[0]), ood=few)
             return shifted(data)
 
-        return load
+        needs = self._needs(id_name, ood, outliers, files, shifts, most)
+        return Sets(load, needs, (3, side, side), streamed=id_name == "imagenet")
+
+    def _needs(
+        self,
+        id_name: str,
+        ood: Sequence[str],
+        outliers: str | None,
+        files: bool,
+        shifts: Sequence[tuple[str, int]],
+        most: tuple[int, int],
+    ) -> tuple[Need, ...]:
+        """What the function of `data` reads, apart from generated images."""
+        if self.scale == "smoke":
+            return ()
+        small = self.scale == "small"
+        whole = sets.IMAGES[f"{id_name} train"]
+
+        def need(role: str, name: str, most: int, split: str | None = None) -> Need:
+            images = sets.IMAGES[f"{name} {split}" if split else name]
+            find = partial(sets.read_set, name, data_dir=self.data_dir, split=split)
+            return Need(role, name, min(images, most) if small else images, find)
+
+        test = need("test", id_name, most[0])
+        train = replace(need("train", id_name, whole, "train"), images=round((1 - HELD_OUT) * whole))
+        held_out = whole - train.images
+        clean = min(test.images, most[1]) if small else test.images
+        return (
+            train,
+            Need("held out", f"{id_name}, part of the training images", min(held_out, most[0]) if small else held_out),
+            test,
+            *(need("ood", name, most[1]) for name in (*ood, *(sets.FILES if files and small else ()))),
+            *(Need("test", f"{id_name}, {name}", clean) for name, _ in shifts),
+            *([need("outliers", outliers, whole)] if outliers else []),
+        )
 
 
 def some(images: S, n: int) -> S:

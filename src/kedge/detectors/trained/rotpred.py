@@ -111,6 +111,7 @@ class RotPred(TrainedDetector):
     """
 
     name = "rotpred"
+    reads_train = False  # its network has learned already
     loss = RotationLoss
 
     def __init__(self, net: nn.Module) -> None:

@@ -67,6 +67,14 @@ def reproduce(
     ] = "auto",
     precision: Annotated[str | None, typer.Option(help="Training precision: bf16-mixed, 16-mixed, ...")] = None,
     workers: Annotated[int, typer.Option(min=0, help="Processes that read images of ImageNet's size.")] = 2,
+    dry_run: Annotated[
+        bool,
+        typer.Option(
+            "--dry-run",
+            help="Run nothing: say which data sets are here and how to get the others, and, from a few real steps of "
+            "each training and a batch of each row, the hours, memory and disk that the study takes on this machine.",
+        ),
+    ] = False,
     overwrite: Overwrite = False,
     data_dir: DataDir = None,
 ) -> None:
@@ -79,6 +87,8 @@ def reproduce(
         kedge reproduce methods
 
         kedge reproduce ablation --scale small --data-dir ~/images
+
+        kedge reproduce cifar-wrn --scale full --dry-run
 
         kedge reproduce cifar-wrn --scale full --seeds 3
 
@@ -105,6 +115,8 @@ def reproduce(
     folder = out or Path("runs") / f"{name}-{scale}"
     networks = networks or (folder if out else folder.parent) / "networks"
     one_of("NAME", name, (*STUDIES, *ON_TASKS, NTK))
+    if dry_run and name not in STUDIES:
+        raise InputError(f"--dry-run is for studies that train networks; {name} takes minutes: leave it out")
     check_target("--out", folder, folder=True)
     if name in (NTK, *ON_TASKS):
         check_target("--out", folder / ("report.html" if name == NTK else "tables.md"), overwrite=overwrite)
@@ -133,6 +145,10 @@ def reproduce(
         accelerator = "gpu"
     how = {"accelerator": accelerator, "precision": precision, "workers": workers}
     suites = [suite.only(*rows) for suite in study.suites] if rows else study.suites
+    if dry_run:
+        for suite in suites:
+            estimate(suite, how, console)
+        return
     finished = [folder / suite.name / "tables.md" for suite in suites]
     if all(tables.is_file() for tables in finished):
         check_target("--out", finished[0], overwrite=overwrite)
@@ -165,6 +181,18 @@ def compare_on_tasks(
     for task, hint in written.missing.items():
         console.print(f"[yellow]missing {escape(task)}:[/] {escape(hint)}")
     console.wrote("tables", f"{folder / 'tables.md'}, metrics.json")
+
+
+def estimate(suite: "Suite", how: dict[str, Any], console: Console) -> None:
+    """Print what a suite would take on this machine."""
+    from kedge.studies.dry_run import dry_run
+
+    with progress_bar(suite.name) as update:
+        outcome = dry_run(suite, how, lambda what: update(0, label=what))
+    for table in outcome.tables():
+        console.print(table.terminal())
+    for name, hint in outcome.sets.missing.items():
+        console.print(f"[yellow]missing {escape(name)}:[/] {escape(hint)}")
 
 
 def run_suite(suite: "Suite", folder: Path, networks: Path, how: dict[str, Any], console: Console) -> bool:
