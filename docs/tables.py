@@ -2,8 +2,10 @@
 
     python docs/tables.py
     python docs/tables.py --add insight runs/insight-small/cifar10/metrics.json
+    python docs/tables.py --add photos runs/photos-small/metrics.json
 
-With --add, the rows of a run are first added to docs/results.
+With --add, the rows of a run are first added to docs/results; a run of a study on features takes the place of what is
+there, with rounded numbers.
 """
 
 import argparse
@@ -101,10 +103,14 @@ def main() -> None:
     options = parser.parse_args()
     if options.add:
         study, path = options.add
-        (suite,) = STUDIES[study](Setting("small")).suites
-        whole = added(results(study), json.loads(Path(path).read_text()), list(suite.methods))
+        found = json.loads(Path(path).read_text())
+        if study in STUDIES:
+            (suite,) = STUDIES[study](Setting("small")).suites
+            text = json.dumps(added(results(study), found, list(suite.methods)), indent=1)
+        else:
+            text = json.dumps(rounded(found), separators=(",", ":"))
         with atomic(DOCS / "results" / f"{study}.json") as temporary:
-            temporary.write_text(json.dumps(whole, indent=1))
+            temporary.write_text(text + "\n")
     for page in PAGES:
         page.write_text(filled(page.read_text()))
     draw(results("insight"), DOCS / "insight.png")
@@ -134,6 +140,15 @@ def added(known: Mapping[str, Any], found: Mapping[str, Any], order: Sequence[st
     # The command stays that of the whole; each training says where and with what it was made.
     record = {**known["record"], "training hours": round(hours, 2), "trainings": trainings}
     return {"record": record, "seeds": seeds, "summary": rows(known["summary"], found["summary"])}
+
+
+def rounded(value: Any) -> Any:
+    """Plain data with numbers to four decimals, without the summaries that follow from the rest."""
+    if isinstance(value, Mapping):
+        return {key: rounded(each) for key, each in value.items() if key != "summary"}
+    if isinstance(value, list):
+        return [rounded(each) for each in value]
+    return round(value, 4) if isinstance(value, float) else value
 
 
 def filled(text: str) -> str:

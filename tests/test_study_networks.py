@@ -143,6 +143,7 @@ def test_labels_are_those_of_the_numbers_in_the_names(tmp_path, monkeypatch):
     assert found.known.labels.tolist() == [1, 0, 2]  # of numbers 1, 2 and 4
     assert [len(each) for each in found.others] == [1, 3]  # flowers without the spear thistle and the oxeye daisy
     assert [len(each) for each in found.blurred.values()] == [3] * 5
+    assert {each.preprocess for each in (*found.others, *found.blurred.values())} == {found.known.preprocess}
 
 
 def test_methods_that_learn_from_labels_are_left_out():

@@ -131,15 +131,17 @@ def read_images(data_dir: Path | None, folder: Path) -> Images:
     others = []
     for each in (flowers, some(photos("textures", data_dir), MOST_OTHERS)):
         others.append(replace(extract(net, each, home / each.name, preprocess=PREPROCESS), labels=None, classes=()))
-    return Images(
-        net, extract(net, known, home / KNOWN, preprocess=PREPROCESS), tuple(others), blurred(net, known, home)
-    )
+    clean = gather(known, PREPROCESS, name=KNOWN)
+    read = extract(net, known, home / KNOWN, preprocess=PREPROCESS)
+    return Images(net, read, tuple(others), blurred(net, clean, home, PREPROCESS))
 
 
-def blurred(net: Classifier, known: StreamedSet | ImageSet, home: Path) -> dict[int, Features]:
-    """Features of the known images at each level of blur."""
-    pixels = known if isinstance(known, ImageSet) else gather(known, PREPROCESS, name=KNOWN)
-    return {level: extract(net, corrupt(pixels, BLUR, level), home / f"blur-{level}") for level in SEVERITIES}
+def blurred(net: Classifier, clean: ImageSet, home: Path, preprocess: Preprocess | None = None) -> dict[int, Features]:
+    """Features of known images at each level of blur."""
+    return {
+        level: extract(net, corrupt(clean, BLUR, level), home / f"blur-{level}", preprocess=preprocess)
+        for level in SEVERITIES
+    }
 
 
 def labelled(images: StreamedSet, path: Path) -> StreamedSet:

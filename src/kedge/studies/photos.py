@@ -1,6 +1,5 @@
 """Photographs: methods on a pretrained network, frozen, fine-tuned or anchored; other conditions, and few images."""
 
-import json
 import statistics
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -9,16 +8,14 @@ from pathlib import Path
 from typing import Any
 
 from kedge.detectors.amp import PER_ANCHOR_SCORES
-from kedge.errors import NotReadyError
 from kedge.evaluation.summary import SeedValues, TextTable
-from kedge.files import atomic
-from kedge.provenance import provenance
 from kedge.studies.comparison import MethodTable, Row, interval, matching, run_rows, single_methods
 from kedge.studies.default import combined
 from kedge.studies.photo_tasks import LAYERS, PHOTOS, Variant, finetuned_task, photo_task
 from kedge.studies.study import Setting
 from kedge.studies.task import GROUPS, Task
 from kedge.studies.tasks import TOYS, toy_task
+from kedge.studies.written import write_results
 
 ANCHORED = {  # rows of networks that are anchored before they are fine-tuned
     **{name: Row(name) for name in ("msp", "max_logit", "energy", "kl_uniform", "gen", "knn", "mds++")},
@@ -56,35 +53,27 @@ def run_photos(
     if few:
         parts |= {f"{n} a class": (few, _fewer(setting, features, per_class=n)) for n in PER_CLASS}
         parts |= {f"{n} held out": (few, _fewer(setting, features, held_out=n)) for n in HELD_OUT}
-    results = {
-        what: run_rows(some, loaders, setting.seeds, out / "cells", progress) for what, (some, loaders) in parts.items()
-    }
-    whole = results[FROZEN]
-    if not whole.columns:
-        raise NotReadyError(f"photos needs the data of a task: {'; '.join(whole.missing.values())}")
-    record = {"command": command, "scale": setting.scale, "seeds": list(setting.seeds), "made with": provenance()}
-    files = {
-        "metrics.json": json.dumps(
-            {"record": record} | {what: each.as_dict() for what, each in results.items()}, indent=1
-        ),
-        "tables.md": "\n\n".join(table.markdown() for table in tables(results).values()) + "\n",
-    }
-    for name, text in files.items():
-        with atomic(out / name) as temporary:
-            temporary.write_text(text, encoding="utf-8")
-    return whole
+    results: dict[str, MethodTable] = {}
+    for what, (some, loaders) in parts.items():
+        results[what] = run_rows(some, loaders, setting.seeds, out / "cells", progress)
+        records = {name: each.as_dict() for name, each in results.items() if each.columns}
+        shown = tuple(tables(results).values()) if records else ()
+        write_results(out, records, shown, setting, command, results[what].missing)  # what is done, while more is run
+    return results[FROZEN]
 
 
 def tables(results: Mapping[str, MethodTable]) -> dict[str, TextTable]:
-    """The tables of the study, by what they show."""
+    """The tables of the study, by what they show; of the parts that are there."""
     shown = {}
     for network in (FROZEN, FINETUNED):
-        shown[network] = results[network].summary()
-        shown[f"{network}, by column"] = results[network].by_column()
-        shown[f"{network}, conditions"] = conditions(results[network])
-    shown["anchored"] = by_layer(results)
-    if f"{PER_CLASS[0]} a class" in results:
-        few = {what: each for what, each in results.items() if what not in (FINETUNED, *LAYERS)}
+        if network in results:
+            shown[network] = results[network].summary()
+            shown[f"{network}, by column"] = results[network].by_column()
+            shown[f"{network}, conditions"] = conditions(results[network])
+    if not results.keys().isdisjoint(LAYERS):
+        shown["anchored"] = by_layer(results)
+    few = {what: each for what, each in results.items() if what not in (FINETUNED, *LAYERS)}
+    if len(few) > 1:
         shown["few images"] = fewer_images(few)
     return shown
 
@@ -92,7 +81,7 @@ def tables(results: Mapping[str, MethodTable]) -> dict[str, TextTable]:
 def by_layer(results: Mapping[str, MethodTable]) -> TextTable:
     """AUROC / FPR95, means over near and over far columns, and AURC, of fine-tuned networks by the layer anchored."""
     rows = []
-    for layer in (FINETUNED, *LAYERS):
+    for layer in (each for each in (FINETUNED, *LAYERS) if each in results):
         table = results[layer]
         accuracy = interval(_on_known(table, next(iter(table.results)), "accuracy"))
         for label in (label for label in table.results if label in ANCHORED):
@@ -146,7 +135,7 @@ def _conditions(result: Mapping[str, Any], key: str) -> dict[str, float]:
 def fewer_images(results: Mapping[str, MethodTable]) -> TextTable:
     """Mean AUROC over the columns, and the share of ID images flagged, with few images to fit or calibrate on."""
     rows = []
-    for label in next(each for what, each in results.items() if what != "all images").results:
+    for label in next(each for what, each in results.items() if what != FROZEN).results:
         cells = []
         for each in results.values():
             flagged = [r["id"]["flagged"] for by_seed in each.results[label].values() for r in by_seed.values()]
