@@ -8,7 +8,7 @@ from scipy import stats
 
 from kedge.errors import InputError
 from kedge.evaluation.summary import SeedValues
-from kedge.studies.judged import holm, judged, paired_p_value
+from kedge.studies.judged import corrected, holm, paired_p_value
 
 
 @pytest.mark.parametrize("n", range(2, 12))
@@ -39,7 +39,7 @@ def test_an_adjusted_p_value_is_the_smallest_level_at_which_holm_rejects():
 
 def test_a_table_corrects_over_its_rows():
     a, b = SeedValues((0.9, 0.91, 0.92)), SeedValues((0.8, 0.82, 0.81))
-    table = judged({("A", "B"): (a, b), ("A", "A"): (a, a)}, "AUROC")
+    table = corrected({("A", "B"): (a, b), ("A", "A"): (a, a)}, "AUROC")
     p = 2 * stats.ttest_rel(a.values, b.values).pvalue
     assert table.rows == (("A", "B", "+10.0", f"{p:.3f}", "yes"), ("A", "A", "+0.0", "1.000", "no"))
     assert "over 3 seeds, corrected by Holm over the 2 comparisons" in table.caption
