@@ -144,10 +144,11 @@ def test_it_takes_extracted_features_if_its_parts_do(kind, parts):
     of_images = kedge.Combined(net, parts=parts, rule="fisher").fit(images())
     of_images.calibrate(images(80, seed=1))
     torch.testing.assert_close(of_features.score(some), of_images.score(images(9, seed=2)), rtol=1e-3, atol=1e-3)
-    learned = kedge.Combined(net, parts=parts, rule="learned")
-    assert not learned.takes_features
+    learned = kedge.Combined(net, parts=parts, rule="learned").fit(train)
     with pytest.raises(InputError, match="pass the images themselves"):
-        learned.fit(train)
+        learned.calibrate(held)
+    learned.calibrate(images(80, seed=1))
+    torch.testing.assert_close(learned.score(some), learned.score(images(9, seed=2)), rtol=1e-3, atol=1e-3)
 
 
 def test_parts_that_learn_from_held_out_images_do_so_from_those_of_the_standardisation():

@@ -119,8 +119,8 @@ z-scores |
 
     @property
     def takes_features(self) -> bool:
-        """Whether all parts do, and no rule needs images."""
-        return all(part.takes_features for part in self.parts) and not RULES[self.rule].weighed
+        """Whether all parts do; `calibrate` needs images all the same if the rule makes outliers of them."""
+        return all(part.takes_features for part in self.parts)
 
     @property
     def cost(self) -> Cost:
@@ -267,6 +267,11 @@ z-scores |
     ) -> HeldOut:
         """Learn the standardisation from some images, and score the others."""
         preprocess, rule = self._check_fitted(), RULES[self.rule]
+        if rule.weighed and isinstance(held_out, Features):
+            raise InputError(
+                f"held_out must be images with rule={self.rule!r}, which makes synthetic outliers of them; got "
+                "Features: pass the images themselves"
+            )
         raw = copy.copy(self)
         raw._raw = True
 
