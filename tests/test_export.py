@@ -28,6 +28,7 @@ from kedge.export.graph import Graph
 from kedge.models import build
 from kedge.models.ensemble import Ensemble
 from kedge.seeds import seeded
+from kedge.threads import sums_products_exactly
 
 onnx = pytest.importorskip("onnx")
 pytest.importorskip("onnxscript")
@@ -433,6 +434,32 @@ def test_eight_bits_keep_most_labels_in_a_smaller_file_with_its_own_threshold(ho
     assert quantised.metadata["kedge.threshold"] != exact.metadata["kedge.threshold"]
     assert (quantised.metadata["kedge.quantised"], quantised.metadata["kedge.engine"]) == ("int8", "onnxruntime")
     assert quantised.metadata["kedge.detector_sha256"] == exact.metadata["kedge.detector_sha256"]
+
+
+def test_weights_have_as_many_bits_as_the_processor_can_sum(home, parts, tmp_path, monkeypatch):
+    largest = {}
+    for bits, exact in ((8, True), (7, False)):
+        for module in ("int8", "runtime"):
+            monkeypatch.setattr(f"kedge.export.{module}.sums_products_exactly", lambda exact=exact: exact)
+        quantise(home / "digits.onnx", tmp_path / f"{bits}.onnx", parts[0], parts[1], images=16)
+        held = initializers(tmp_path / f"{bits}.onnx")
+        largest[bits] = max(np.abs(v.astype(int)).max() for v in held.values() if v.dtype == np.int8)
+        assert OnnxDetector(tmp_path / f"{bits}.onnx").metadata["kedge.weight_bits"] == str(bits)
+    assert largest == {8: 127, 7: 64}
+    with pytest.warns(KedgeWarning, match="weight_bits=7"):  # the processor is still one without VNNI
+        OnnxDetector(tmp_path / "8.onnx")
+    with pytest.raises(InputError, match="weight_bits must be 7 or 8; got 4"):
+        quantise(home / "digits.onnx", tmp_path / "4.onnx", parts[0], parts[1], weight_bits=4)
+
+
+def test_processors_with_exact_sums_are_known_by_their_flags(tmp_path, monkeypatch):
+    monkeypatch.setattr("platform.machine", lambda: "x86_64")
+    for flags, exact in (("avx2 fma", False), ("avx2 avx512_vnni", True), ("avx2 avx_vnni", True)):
+        (tmp_path / "cpuinfo").write_text(f"flags : {flags}\n")
+        assert sums_products_exactly(tmp_path / "cpuinfo") is exact
+    assert not sums_products_exactly(tmp_path / "missing")
+    monkeypatch.setattr("platform.machine", lambda: "aarch64")
+    assert sums_products_exactly(tmp_path / "missing")
 
 
 def test_only_the_middle_of_the_network_is_in_eight_bits(home):

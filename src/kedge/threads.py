@@ -1,9 +1,10 @@
-"""Cores, threads, memory and the last-level cache that this process may use, and hooks of one thread."""
+"""Cores, threads, memory and the processor that this process may use, and hooks of one thread."""
 
 import contextlib
 import ctypes
 import math
 import os
+import platform
 import sys
 import threading
 from collections.abc import Callable
@@ -14,6 +15,7 @@ from kedge.checks import at_least
 
 CGROUP = Path("/sys/fs/cgroup")
 CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
+CPU = Path("/proc/cpuinfo")
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of glibc's malloc.h
 
 
@@ -56,6 +58,20 @@ def last_cache(caches: Path = CACHES) -> int | None:
         return max(int(size.removesuffix("K")) << 10 for size in sizes)
     except (OSError, ValueError):
         return None
+
+
+def sums_products_exactly(cpu: Path = CPU) -> bool:
+    """Whether the processor sums products of 8-bit integers in 32 bits (VNNI, or ARM's); False if unknown.
+
+    AVX2 adds pairs of such products in 16 bits first, which overflow unless weights have 7 bits.
+    """
+    if platform.machine().lower() in ("aarch64", "arm64"):
+        return True
+    try:
+        flags = cpu.read_text()
+    except OSError:
+        return False
+    return "avx512_vnni" in flags or "avx_vnni" in flags
 
 
 def keep_freed_memory() -> bool:

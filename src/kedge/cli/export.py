@@ -40,6 +40,10 @@ def export(
     engine: Annotated[
         str | None, typer.Option(help="With --int8: the engine that will run it, onnxruntime (default) or openvino.")
     ] = None,
+    weight_bits: Annotated[
+        int | None,
+        typer.Option(min=7, max=8, help="With --int8: 7 for processors without VNNI; by default what suits this one."),
+    ] = None,
     overwrite: Overwrite = False,
     model: Model = None,
     data_dir: DataDir = None,
@@ -63,7 +67,7 @@ def export(
     from kedge.export.runtime import ENGINES, package
     from kedge.io.artifact import locate
 
-    _check_options(int8, int8_split, early_exit, calibrate, calibrate_split, engine)
+    _check_options(int8, int8_split, early_exit, calibrate, calibrate_split, engine, weight_bits)
     check_target("--out", out, overwrite=overwrite)
     console, detector = Console(stderr=as_json), load(file, model=model)
     result: dict[str, Any] = {"file": str(out)}
@@ -95,7 +99,7 @@ def export(
             result |= {"largest_difference": difference.largest, "largest_score": difference.scale}
         if training is not None:
             before = _labels(detector, temporary, held_out, ENGINES[0])
-            quantise(temporary, temporary, training, held_out, engine=engine)
+            quantise(temporary, temporary, training, held_out, engine=engine, weight_bits=weight_bits)
             same = float((before == _labels(detector, temporary, held_out, engine)).mean())
             console.print(f"int8      {same:.1%} of {len(before)} calibration images keep their label", highlight=False)
             result["labels_kept"] = same
@@ -108,10 +112,10 @@ def export(
 
 def _check_options(
     int8: str | None, int8_split: str | None, early_exit: bool, calibrate: str | None, split: str | None,
-    engine: str | None,
+    engine: str | None, weight_bits: int | None,
 ) -> None:  # fmt: skip
     """Refuse options that would be ignored, and changes of the scores without a new threshold."""
-    given = {"--int8-split": int8_split, "--engine": engine}
+    given = {"--int8-split": int8_split, "--engine": engine, "--weight-bits": weight_bits}
     stray = ", ".join(name for name, value in given.items() if value is not None and int8 is None)
     if stray:
         raise InputError(f"{stray} must come with --int8, which is missing: add it, or leave {stray} out")

@@ -16,6 +16,7 @@ from kedge.errors import FileFormatError, InputError, KedgeError
 from kedge.files import atomic
 
 PREFIX = "kedge."
+WEIGHT_BITS = f"{PREFIX}weight_bits"  # of a quantised file; earlier ones have 7
 CALIBRATION = ("calibration.scores", "calibration.ranks", "threshold", "probability.temperature")
 SCORES, RANKS, THRESHOLD, TEMPERATURE = CALIBRATION
 EXIT_THRESHOLD = "settled"  # of early exit; its name in files

@@ -21,11 +21,18 @@ from kedge.errors import InputError
 from kedge.experimental.early_exit import exit_threshold
 from kedge.export import file
 from kedge.export.cascade import join, parts
-from kedge.export.file import EXIT_THRESHOLD, PREFIX, metadata, set_metadata, set_tensors
+from kedge.export.file import EXIT_THRESHOLD, PREFIX, WEIGHT_BITS, metadata, set_metadata, set_tensors
 from kedge.export.runtime import OnnxDetector, as_uint8, package
+from kedge.threads import sums_products_exactly
 
 LINEAR = ("Conv", "Gemm", "MatMul")
-QUANTISED = (*LINEAR, "Add", "MaxPool", "Relu")  # operations that onnxruntime computes in 8 bits from end to end
+QUANTISED = (
+    *LINEAR,
+    "Add",
+    "Clip",
+    "MaxPool",
+    "Relu",
+)  # operations that onnxruntime computes in 8 bits from end to end
 IMAGES = 256
 BATCH = 16
 
@@ -38,12 +45,13 @@ def quantise(
     *,
     images: int = IMAGES,
     engine: str = "onnxruntime",
+    weight_bits: int | None = None,
     seed: int = 0,
 ) -> None:
     """Write an exported detector with 8-bit weights and activations, calibrated on its own scores.
 
-    The first layer, and everything from the last linear layer on, stay in float32. The scores change, so the file gets
-    a new threshold.
+    Weights have a scale for each channel. The first layer, and everything from the last linear layer on, stay in
+    float32. The scores change, so the file gets a new threshold.
 
     Args:
         path: A file that `export_onnx` wrote.
@@ -52,8 +60,14 @@ def quantise(
         held_out: Other in-distribution images, which were not trained on; see `recalibrate`.
         images: Number of training images to use, drawn at random.
         engine: The engine that will run the file; engines round 8-bit sums differently.
+        weight_bits: 8, or 7 for processors whose sums of 8-bit products overflow, which are those with AVX2 and without
+            VNNI; by default what suits this one. `OnnxDetector` warns where a file has too many.
         seed: Random seed of the draw.
     """
+    if weight_bits is None:
+        weight_bits = 8 if sums_products_exactly() else 7
+    elif weight_bits not in (7, 8):
+        raise InputError(f"weight_bits must be 7 or 8; got {weight_bits!r}")
     package(engine)
     quantization = needs("onnxruntime.quantization", "onnx")
     model = file.read_model(path)
@@ -62,16 +76,17 @@ def quantise(
     chosen = choose(training_images, preprocess, at_least("images", images, 1), "random", seed, at_least=1)
     given = {"images": as_uint8(chosen).numpy()}
     if (both := parts(model)) is None:
-        quantised = _quantised(model, given, quantization)
+        quantised = _quantised(model, given, quantization, weight_bits)
     else:
         few, rest, passes = both
         known = {"known": _first_logits(few, given)}
-        quantised = join(_quantised(few, given, quantization), _quantised(rest, given | known, quantization), passes)
-    set_metadata(quantised, facts | {f"{PREFIX}quantised": "int8"})
+        first = _quantised(few, given, quantization, weight_bits)
+        quantised = join(first, _quantised(rest, given | known, quantization, weight_bits), passes)
+    set_metadata(quantised, facts | {f"{PREFIX}quantised": "int8", WEIGHT_BITS: str(weight_bits)})
     file.write_model(_recalibrated(quantised, held_out, engine, None, None, seen=fingerprints(chosen)), out)
 
 
-def _quantised(model: Any, given: Mapping[str, NDArray[Any]], quantization: Any) -> Any:
+def _quantised(model: Any, given: Mapping[str, NDArray[Any]], quantization: Any, weight_bits: int) -> Any:
     in_float = _float_nodes(model)
     # The exporter has done what onnxruntime would do first; without this mark it would log a request for it.
     set_metadata(model, {"onnx.quant.pre_process": "onnxruntime.quant"})
@@ -84,7 +99,7 @@ def _quantised(model: Any, given: Mapping[str, NDArray[Any]], quantization: Any)
             quant_format=quantization.QuantFormat.QDQ,
             op_types_to_quantize=list(QUANTISED),
             per_channel=True,
-            reduce_range=True,  # 7-bit weights: AVX2 adds pairs of products in 16 bits, which 8-bit ones overflow
+            reduce_range=weight_bits == 7,
             activation_type=quantization.QuantType.QUInt8,
             weight_type=quantization.QuantType.QInt8,
             nodes_to_exclude=in_float,

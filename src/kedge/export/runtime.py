@@ -17,8 +17,9 @@ from kedge.checks import at_least, needs, one_of
 from kedge.data import batches
 from kedge.detectors import Detector
 from kedge.errors import FileFormatError, InputError, KedgeWarning, NotReadyError
-from kedge.export.file import PREFIX, checked_metadata, preprocess_of
+from kedge.export.file import PREFIX, WEIGHT_BITS, checked_metadata, preprocess_of
 from kedge.export.graph import OUTPUTS
+from kedge.threads import sums_products_exactly
 
 ENGINES = ("onnxruntime", "openvino")
 OLD_NAMES = {"temperature": "tau"}  # of outputs in files of kedge 0.1
@@ -67,6 +68,14 @@ class OnnxDetector:
             warnings.warn(
                 f"{file} was calibrated on the scores of {calibrated_for}, and {engine} rounds differently, so its "
                 f"threshold is not exact: calibrate it again with engine={engine!r}",
+                KedgeWarning,
+                stacklevel=2,
+            )
+
+        if self.metadata.get(WEIGHT_BITS) == "8" and not sums_products_exactly():
+            warnings.warn(
+                f"{file} has weights of 8 bits, whose sums overflow on this processor, which has no VNNI: quantise it "
+                "again here, or with weight_bits=7 (kedge export --weight-bits 7)",
                 KedgeWarning,
                 stacklevel=2,
             )

@@ -19,8 +19,16 @@ def in_turns(
     repeats: int,
     least: float = LEAST,
     report: Callable[[str], None] | None = None,
+    clock: Callable[[], float] = time.perf_counter,
 ) -> dict[str, list[float]]:
     """Time functions one after the other, again and again; every round begins with another of them.
+
+    Args:
+        calls: The functions, by name.
+        repeats: Turns of each.
+        least: The least seconds of a turn.
+        report: Called with a function's name after each of its turns.
+        clock: `time.process_time` leaves out what other processes take, and counts all threads.
 
     Returns:
         For each the seconds of a call, by turn.
@@ -33,10 +41,10 @@ def in_turns(
         first = turn % len(names)
         for name in names[first:] + names[:first]:
             time.sleep(PAUSE)
-            began = time.perf_counter()
+            began = clock()
             for _ in range(number[name]):
                 calls[name]()
-            times[name].append((time.perf_counter() - began) / number[name])
+            times[name].append((clock() - began) / number[name])
             if report is not None:
                 report(name)
     return times
