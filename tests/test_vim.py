@@ -91,7 +91,13 @@ def test_features_are_measured_from_the_point_where_the_logits_are_zero():
 )
 def test_the_default_dimension_is_that_of_the_paper_s_code(features, dim):
     assert default_dim(features) == dim
-    assert ViM(nn.Sequential(nn.Identity(), nn.Linear(features, 2))).dim == dim
+
+
+def test_by_default_the_principal_space_has_at_most_half_as_many_dimensions_as_training_images():
+    net = nn.Sequential(nn.Flatten(), nn.Linear(27, 24), nn.ReLU(), nn.Linear(24, 3)).double()
+    net[-1].bias.data += 5
+    x = torch.rand(10, 3, 3, 3, dtype=torch.float64)
+    assert ViM(net).fit(x).score(x).equal(ViM(net, dim=5).fit(x).score(x))
 
 
 def test_training_sets_without_a_residual_or_a_positive_logit_are_refused():

@@ -30,7 +30,7 @@ class ViM(FeatureDetector):
         net: A classifier, unanchored or anchored, that ends in a linear layer. With anchors, features and logits are
             means.
         dim: Dimensions of the principal space; by default, as in the paper's code, 1000 of at least 2048 features, 512
-            of at least 768, otherwise half of them.
+            of at least 768, otherwise half of them; at most half as many as there are training images.
         residual_only: Whether to score the residual's norm alone, without the logits.
         head: See `FeatureDetector`.
 
@@ -61,34 +61,29 @@ class ViM(FeatureDetector):
         self.residual: Any = None  # (d, d - dim), orthonormal columns
         self.alpha: Any = None
 
-    @property
-    def dim(self) -> int:
-        """Dimensions of the principal space."""
-        return default_dim(self.last_layer.in_features) if self.given is None else self.given
-
     def fit_features(self, batches: TrainingFeatures) -> None:
         """Find the principal space, then alpha."""
         origin: Any = None
         moment: Any = 0.0
-        largest = 0.0
+        largest, n = 0.0, 0
         for logits, z, _ in batches:
             if origin is None:
                 origin = origin_of(self.last_layer)
             centred = z.double() - origin
             moment += centred.T @ centred
             largest += float(logits.double().amax(dim=1).sum())
-        if self.dim >= len(origin):
-            raise InputError(
-                f"dim must be less than the {len(origin)} features, so that a residual is left; got {self.dim}"
-            )
-        residual = torch.linalg.eigh(moment).eigenvectors[:, : len(origin) - self.dim]  # of ascending eigenvalues
+            n += len(z)
+        dim = min(default_dim(len(origin)), n // 2) if self.given is None else self.given
+        if dim >= len(origin):
+            raise InputError(f"dim must be less than the {len(origin)} features, so that a residual is left; got {dim}")
+        residual = torch.linalg.eigh(moment).eigenvectors[:, : len(origin) - dim]  # of ascending eigenvalues
         norms = lengths = 0.0
         for _, z, _ in batches:
             norms += float(residual_norm(z, origin, residual).sum())
             lengths += float((z.double() - origin).norm(dim=1).sum())
         if norms <= 1e-6 * lengths:
             raise InputError(
-                f"dim must be smaller for this training set: its features leave no residual outside {self.dim} of "
+                f"dim must be smaller for this training set: its features leave no residual outside {dim} of "
                 f"{len(origin)} dimensions; pass a smaller dim=, or more training images than dimensions"
             )
         if largest <= 0 and not self.residual_only:
