@@ -1,18 +1,23 @@
-"""Passes of an anchored head behind EfficientNet-Lite0, beside one plain pass, as ratios in one run.
+"""Passes of an anchored head behind EfficientNet-Lite0, beside one plain pass, in processor time of one thread.
 
-    python benchmarks/heads.py --side 160 --batch 1 32 --anchors 5 50 200
+    python benchmarks/heads.py --side 160 --batch 1 16 --anchors 5 50 200 --out docs/results/heads-cost.json
 
-Weights of the head are as drawn, which does not change the time. Runs alternate, and medians are compared.
+Weights of the head are as drawn, which does not change the time. Each run is divided by the mean of the plain runs just
+before and after it, so that other work on the machine counts little; the median of these ratios and their quartiles.
 """
 
 import argparse
+import json
 import statistics
 import time
+from collections.abc import Callable
+from pathlib import Path
 
 import torch
 
 import kedge
 from kedge.models.classifier import Classifier, checksum
+from kedge.provenance import provenance
 from kedge.studies.photo_tasks import lite0
 from kedge.training import AnchoredHead
 
@@ -30,31 +35,47 @@ def with_head(net: Classifier, k: int, side: int) -> kedge.Anchored:
     return whole
 
 
+def seconds(run: Callable[[torch.Tensor], object], images: torch.Tensor) -> float:
+    """Processor time of one run."""
+    started = time.process_time()
+    run(images)
+    return time.process_time() - started
+
+
 def main() -> None:
-    """Print a line for each batch size and number of anchors."""
+    """Print a line for each batch size and number of anchors, and write them."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--side", type=int, default=160)
-    parser.add_argument("--batch", type=int, nargs="+", default=[1, 32])
+    parser.add_argument("--batch", type=int, nargs="+", default=[1, 16])
     parser.add_argument("--anchors", type=int, nargs="+", default=[5, 50, 200])
-    parser.add_argument("--repeats", type=int, default=9)
+    parser.add_argument("--repeats", type=int, default=41)
+    parser.add_argument("--out", type=Path)
     options = parser.parse_args()
+    torch.set_num_threads(1)
     plain = lite0()
     nets = {k: with_head(plain, k, options.side) for k in options.anchors}
+    rows = []
     with torch.inference_mode():
         for batch in options.batch:
             images = torch.rand(batch, 3, options.side, options.side)
             for net in (plain, *nets.values()):
                 net(images)  # the first call surveys the network and keeps the anchors' part
-            seconds: dict[int, list[float]] = {k: [] for k in (0, *nets)}
+            ratios: dict[int, list[float]] = {k: [] for k in nets}
+            before = seconds(plain, images)
             for _ in range(options.repeats):
-                for k, run in {0: plain, **{k: net.per_anchor_logits for k, net in nets.items()}}.items():
-                    started = time.perf_counter()
-                    run(images)
-                    seconds[k].append(time.perf_counter() - started)
-            base = statistics.median(seconds[0])
-            for k in nets:
-                ratio = statistics.median(seconds[k]) / base
-                print(f"batch {batch}, {k} anchors: {ratio:.3f} plain passes; by operations {nets[k].passes:.3f}")
+                for k, net in nets.items():
+                    spent, after = seconds(net.per_anchor_logits, images), seconds(plain, images)
+                    ratios[k].append(2 * spent / (before + after))
+                    before = after
+            for k, net in nets.items():
+                low, ratio, high = statistics.quantiles(ratios[k], n=4)
+                rows.append({"batch": batch, "anchors": k, "ratio": ratio, "low": low, "high": high})
+                rows[-1]["by operations"] = net.passes
+                text = f"batch {batch}, {k} anchors: {ratio:.3f} plain passes ({low:.3f} to {high:.3f})"
+                print(f"{text}; by operations {net.passes:.3f}", flush=True)
+    if options.out is not None:
+        command = f"python benchmarks/heads.py --side {options.side} --repeats {options.repeats}"
+        options.out.write_text(json.dumps({"command": command, "made with": provenance(), "rows": rows}, indent=1))
 
 
 if __name__ == "__main__":

@@ -69,6 +69,7 @@ class Anchored(Classifier):
         self.weights_fixed = False
         self._must_be_first = must_be_first
         self._growth: float | None = None  # the largest activation over the size of the image, once surveyed
+        self._by_vmap = False  # for one inside the network, whether that takes vmap
         self._behind: float | None = None  # the share of operations behind an inner layer, if what is before runs once
         self._before: tuple[str, ...] = ()  # the layers called before the anchored one
         self._in_turn = False  # whether applying them in turn is all that happens before it
@@ -204,7 +205,8 @@ class Anchored(Classifier):
                 if self._behind is None:
                     parts.append(self._fold(augmented, maps[numbers], views, min(k, rows), layers))
                 else:
-                    parts.append(inner.per_anchor(self.network, augmented, maps[numbers], views, layers))
+                    of_all = maps[numbers], views, layers
+                    parts.append(inner.per_anchor(self.network, augmented, *of_all, by_vmap=self._by_vmap))
         features = {name: torch.cat([values[name] for _, values in parts]) for name in layers}
         return torch.cat([logits for logits, _ in parts], dim=1), features
 
@@ -369,8 +371,10 @@ class Anchored(Classifier):
         if survey.has_weights_before(self.network, self.layer, result):
             with evaluating(self.network):
                 output = self.anchored_layer.layer_x(call.reached)
-                if inner.runs_once(self.network, self.normalise(one), output.detach()):
-                    self._behind = result.share_behind(self.layer)
+                for self._by_vmap in (False, True):
+                    if inner.runs_once(self.network, self.normalise(one), output.detach(), by_vmap=self._by_vmap):
+                        self._behind = result.share_behind(self.layer)
+                        break
         row_bytes = result.row_bytes(result.calls[0] if self._behind is None else self.layer)
         self._growth = row_bytes / (one.numel() * one.element_size())
 

@@ -55,6 +55,13 @@ class Folded(Call):
 
 
 @dataclass
+class Multiplied(Call):
+    """Evaluation of each image once up to the layer, and of every pair of image and anchor behind it; see `inner`."""
+
+    maps: Tensor  # the anchors' parts, (K, 1 or B, ...)
+
+
+@dataclass
 class OneAnchor(Call):
     """Evaluation of each image once, with one anchor's part for all of them or one each; see `inner`."""
 
@@ -111,6 +118,8 @@ class AnchoredLayer(nn.Module):
         call.reached = x
         if isinstance(call, Folded):
             return self._folded(x, call)
+        if isinstance(call, Multiplied):
+            return cast(Tensor, self.layer_x(x) + call.maps).flatten(0, 1)  # (B, ...) -> (K * B, ...)
         if isinstance(call, OneAnchor):
             return cast(Tensor, self.layer_x(x) + call.part)
         if not isinstance(call, Pairs):
