@@ -28,7 +28,8 @@ from kedge.evaluation.result import HEADLINE
 from kedge.evaluation.summary import grouped_table
 from kedge.files import atomic
 from kedge.provenance import provenance
-from kedge.studies.photo_tasks import CENTER, photos
+from kedge.studies.photo_tasks import CENTER
+from kedge.studies.photographs import photos
 from kedge.studies.study import Setting
 from kedge.studies.tasks import TASKS
 

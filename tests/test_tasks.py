@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import shutil
 from functools import partial
 
 import numpy as np
@@ -13,7 +14,7 @@ from scipy import stats
 from sklearn.metrics import roc_auc_score
 
 import kedge
-from helpers import images, network, run_cli
+from helpers import images, network, picture, run_cli
 from kedge.errors import InputError, NotReadyError
 from kedge.evaluation.summary import SeedValues
 from kedge.models import build
@@ -21,6 +22,7 @@ from kedge.seeds import seeded
 from kedge.studies import photo_tasks, sets, tasks
 from kedge.studies.comparison import Fitted, MethodTable, Row, cell, interval, run_rows, single_methods
 from kedge.studies.default import leave_one_out
+from kedge.studies.photographs import photos, used_photographs
 from kedge.studies.shifts import SHIFTS, shifted_images
 from kedge.studies.study import Setting
 
@@ -320,3 +322,33 @@ def test_the_study_of_photographs_runs_with_fewer_images_to_fit_and_to_calibrate
     flagged = [record["50 held out"]["results"]["msp"][name]["0"]["id"]["flagged"] for name in ("toy", "toys")]
     text = (tmp_path / "tables.md").read_text()
     assert f"/ {50 * sum(flagged):.1f} ± {100 * np.std(flagged, ddof=1):.1f}" in text
+
+
+def test_without_reduced_copies_a_task_reads_the_official_set_and_the_result_says_which(photographs, tmp_path):
+    shutil.rmtree(tmp_path / "photos" / "pets")
+    with pytest.raises(NotReadyError, match="kedge data get oxford-pets"):
+        tasks.TASKS["pets"](photographs, tmp_path / "features", 0)
+    home = tmp_path / "oxford-pets"
+    for part in ("images", "annotations"):
+        (home / part).mkdir(parents=True)
+    files = [f"{breed}_{number}" for breed in ("ash", "bay", "cox", "dog") for number in range(10)]
+    for number, file in enumerate(files):
+        picture(number, (70, 80)).save(home / "images" / f"{file}.jpg")
+    lines = [f"{file} 1 1 1" for file in files]
+    for part, chosen in (("trainval", lines[::2]), ("test", lines[1::2])):
+        (home / "annotations" / f"{part}.txt").write_text("\n".join(chosen))
+    task = tasks.TASKS["pets"](photographs, tmp_path / "features", 0)
+    assert task.train.classes == ("ash", "cox")
+    assert (task.test.name, task.groups["near"]) == ("oxford-pets", ("oxford-pets, other classes",))
+    assert task.groups["far"][0] == "flowers"
+    used = used_photographs(tmp_path)
+    assert used["pets"] == "the official set, oxford-pets"
+    assert used["flowers"] == "reduced copies, photos/flowers"
+
+
+def test_imagenette_stands_for_imagenet_s_other_classes_without_its_dogs(tmp_path):
+    for wnid in ("n01440764", "n02102040"):
+        (tmp_path / "imagenette-320" / "imagenette2-320" / "val" / wnid).mkdir(parents=True)
+        picture(0, (90, 80)).save(tmp_path / "imagenette-320" / "imagenette2-320" / "val" / wnid / f"{wnid}_1.JPEG")
+    images = photos("imagenet-others", tmp_path)
+    assert (images.name, images.store.names) == ("imagenette-320", ("n01440764/n01440764_1.JPEG",))

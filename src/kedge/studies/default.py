@@ -21,8 +21,10 @@ from kedge.studies.comparison import (
     single_methods,
 )
 from kedge.studies.photo_tasks import PHOTOS, TOGETHER, VARIANTS
+from kedge.studies.photographs import used_photographs
 from kedge.studies.study import Setting
 from kedge.studies.tasks import FINETUNED, VARIED, tasks
+from kedge.studies.written import in_files
 
 DISTANCES, LOGITS = ("mds++", "rmds++", "knn", "cop"), ("gen", "msp", "energy", "kl_uniform", "fdbd")
 DEFAULT = ("mds++", "gen")
@@ -113,11 +115,11 @@ def run_default(
         raise NotReadyError(f"default needs the data of a task: {'; '.join(comparison.missing.values())}")
     record = {
         "command": command, "scale": setting.scale, "seeds": list(setting.seeds), "missing": dict(comparison.missing),
-        "made with": provenance(),
+        "made with": provenance(), "photographs": used_photographs(setting.data_dir),
     }  # fmt: skip
     files = {
         "metrics.json": json.dumps({"record": record, **comparison.as_dict()}, indent=1),
-        "tables.md": "\n\n".join(table.markdown() for table in tables_of(comparison).values()) + "\n",
+        "tables.md": in_files(tables_of(comparison).values(), setting),
     }
     for name, text in files.items():
         with atomic(out / name) as temporary:

@@ -31,8 +31,8 @@ from kedge.studies.stand_ins import Wanted, few_images, wanted
 from kedge.training.losses import Loss
 
 STEPS = 6  # of a training; the first is not timed, and five are a cycle of the corruption of anchors
-STEP_PIXELS, FEWEST = 2**15, 8  # a step on a processor has at most so many pixels, but at least this many images
-CALIBRATE = 48  # images, of which some methods learn from half
+STEP_PIXELS, FEWEST = 2**14, 4  # a step on a processor has at most so many pixels, but at least this many images
+CALIBRATE = 24  # images, of which some methods learn from half
 ROWS = 1024  # features that a row is timed on: those of a few images, repeated with some noise
 STATUS, RESET = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 

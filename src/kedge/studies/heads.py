@@ -45,9 +45,11 @@ from kedge.studies.head_scores import (
     with_anchors,
 )
 from kedge.studies.photo_tasks import PHOTOS, photo_task
+from kedge.studies.photographs import used_photographs
 from kedge.studies.study import Setting
 from kedge.studies.task import GROUPS, Task
 from kedge.studies.tasks import DEPTHS, Loader, tasks
+from kedge.studies.written import in_files
 from kedge.training import AnchoredHead
 
 BINS = 10  # of distance from the training features
@@ -206,11 +208,12 @@ def run_heads(
     choices = choices or options_of(setting, out, features)[0]
     comparison = compared(cells, missing, patterns)
     record = {"command": command, "scale": setting.scale, "seeds": list(setting.seeds), "made with": provenance()}
+    record["photographs"] = used_photographs(setting.data_dir)
     whole = {"record": record, **comparison.as_dict(), "choice": choices, **extras(cells)}
     tables = (comparison.summary(), comparison.by_column())
     for name, text in {
         "metrics.json": json.dumps(whole, indent=1),
-        "tables.md": "\n\n".join(table.markdown() for table in tables) + "\n",
+        "tables.md": in_files(tables, setting),
     }.items():
         with atomic(out / name) as temporary:
             temporary.write_text(text, encoding="utf-8")

@@ -28,7 +28,8 @@ from kedge.studies.comparison import Fitted, MethodTable, Row, cell, interval, m
 from kedge.studies.corruptions import SEVERITIES, corrupt
 from kedge.studies.imagenet_c import BLUR
 from kedge.studies.paper import reported
-from kedge.studies.photo_tasks import lite0, photos
+from kedge.studies.photo_tasks import lite0
+from kedge.studies.photographs import photos
 from kedge.studies.sets import toy_images, toy_ood
 from kedge.studies.study import SMOKE_CLASSES, SMOKE_IMAGES, SMOKE_SIDE, Setting, some
 from kedge.studies.task import Task

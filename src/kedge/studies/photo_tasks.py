@@ -15,13 +15,13 @@ from torch import Tensor, nn
 
 from kedge.anchoring import Corruption, anchor
 from kedge.checks import needs
-from kedge.data import Features, Preprocess, StreamedSet, class_split, gather, sources
+from kedge.data import Features, Preprocess, StreamedSet, class_split, gather
 from kedge.data.classes import of_classes
 from kedge.detectors.extraction import extract, with_head
-from kedge.errors import NotReadyError
 from kedge.models.classifier import Classifier
 from kedge.models.named import replace_head
 from kedge.seeds import seeded
+from kedge.studies.photographs import photos
 from kedge.studies.shifts import SHIFTS, shifted_images
 from kedge.studies.study import Setting, some
 from kedge.studies.task import Task
@@ -117,14 +117,6 @@ def lite0() -> Classifier:
     return Classifier(network, mean=127 / 255, std=128 / 255).eval()
 
 
-def photos(name: str, data_dir: Path | None) -> StreamedSet:
-    """A set of photographs in ``photos/NAME`` of the data folder, with one folder for each class."""
-    folder = sources.data_folder(data_dir) / "photos" / name
-    if not folder.is_dir():
-        raise NotReadyError(f"the photographs {name} are not here: put them into {folder}, a folder for each class")
-    return sources.folder(folder, name=name)
-
-
 def photo_task(
     name: str,
     setting: Setting,
@@ -151,7 +143,8 @@ def photo_task(
     backbone = lite0()
 
     def read(each: str) -> Features:
-        return extract(backbone, photos(each, setting.data_dir), folder / "lite0" / each, preprocess=CENTER)
+        images = photos(each, setting.data_dir)
+        return extract(backbone, images, folder / "lite0" / images.name, preprocess=CENTER)
 
     halves = [class_split(read(each)) for each in (PHOTOS if name == TOGETHER else (name,))]
     known, near = (joined(parts, name) for parts in zip(*halves, strict=True))

@@ -1,7 +1,7 @@
 """What a study on features leaves behind: metrics.json and tables.md."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -10,6 +10,7 @@ from kedge.errors import NotReadyError
 from kedge.evaluation.summary import TextTable
 from kedge.files import atomic
 from kedge.provenance import provenance
+from kedge.studies.photographs import photographs_in_words, used_photographs
 from kedge.studies.study import Setting
 
 
@@ -19,6 +20,12 @@ class Written:
 
     tables: tuple[TextTable, ...]
     missing: Mapping[str, str] = field(default_factory=dict)
+
+
+def in_files(tables: Iterable[TextTable], setting: Setting) -> str:
+    """The text of tables.md, with a line on the photographs that were there."""
+    parts = [*(table.markdown() for table in tables), photographs_in_words(setting.data_dir)]
+    return "\n\n".join(filter(None, parts)) + "\n"
 
 
 def write_results(
@@ -34,11 +41,11 @@ def write_results(
         raise NotReadyError(f"the study needs data: {'; '.join(missing.values())}")
     record = {
         "command": command, "scale": setting.scale, "seeds": list(setting.seeds), "missing": dict(missing),
-        "made with": provenance(),
+        "made with": provenance(), "photographs": used_photographs(setting.data_dir),
     }  # fmt: skip
     files = {
         "metrics.json": json.dumps({"record": record, **results}, indent=1),
-        "tables.md": "\n\n".join(table.markdown() for table in tables) + "\n",
+        "tables.md": in_files(tables, setting),
     }
     for name, text in files.items():
         with atomic(out / name) as temporary:

@@ -165,6 +165,7 @@ def compare_on_tasks(
     from kedge.studies.default import run_default
     from kedge.studies.heads import run_heads
     from kedge.studies.imagenet import run_imagenet
+    from kedge.studies.photographs import photographs_in_words
     from kedge.studies.photos import run_photos
     from kedge.studies.publish import command_line
 
@@ -178,6 +179,7 @@ def compare_on_tasks(
         )  # fmt: skip
     for table in written.tables:
         console.print(table.terminal())
+    console.print(photographs_in_words(setting.data_dir))
     for task, hint in written.missing.items():
         console.print(f"[yellow]missing {escape(task)}:[/] {escape(hint)}")
     console.wrote("tables", f"{folder / 'tables.md'}, metrics.json")
