@@ -33,7 +33,7 @@ from PIL import Image
 
 from helpers import encoded, refused
 from kedge.data import download_dataset, load_dataset, sources
-from kedge.data.sources import archive, arrays, catalogue, downloads, fetching, mirrors
+from kedge.data.sources import archive, arrays, catalogue, downloads, fetching, folders, mirrors
 from kedge.data.sources.entry import Checksum, File, Form, Source
 from kedge.data.sources.mirrors import Hub, Npm
 from kedge.errors import FileFormatError, InputError, KedgeWarning, NotReadyError
@@ -451,7 +451,7 @@ def small(tmp_path_factory, monkeypatch, server):
         licence="none",
         splits=("test",),
         files=(File("pictures.tar.gz", (f"{server.url}/pictures.tar.gz",), md5(body), holds=("pictures",)),),
-        forms=(Form(("pictures",), catalogue.folders.read_unlabelled),),
+        forms=(Form(("pictures",), folders.read_unlabelled),),
     )
     monkeypatch.setitem(catalogue.SOURCES, "small", entry)
 
@@ -469,7 +469,7 @@ def test_the_official_archive_is_fetched_checked_and_unpacked(tmp_path, small, s
 
 
 def test_a_wrong_archive_is_refused_and_leaves_nothing(tmp_path, small, server, catalogued):
-    elsewhere = Form(("elsewhere",), catalogue.folders.read_unlabelled)
+    elsewhere = Form(("elsewhere",), folders.read_unlabelled)
     forms = catalogue.SOURCES["small"].forms
     catalogued("small", forms=(elsewhere,))
     refused(NotReadyError, "do not hold test", download_dataset, "small", data_dir=tmp_path / "other")

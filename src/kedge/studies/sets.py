@@ -1,7 +1,7 @@
 """The sets of a suite by name, and small generated ones for the smoke scale."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -21,6 +21,15 @@ FILES = {
     "textures (10 of 47)": "dtd_part_32.npz",
     "MNIST (RGB)": "mnist_test_32rgb.npz",
 }
+
+# Those with a public source, of which they are made where the file is not there, with the same pixels: by split of the
+# file, the public set's name and split. Images are stretched to 32 x 32 by Pillow's bicubic filter; grey becomes RGB.
+PUBLIC = {
+    "tiny-imagenet (OpenOOD)": {None: ("openood", "cifar10/test_tin"), "val_x": ("openood", "cifar10/val_tin")},
+    "traffic signs": {None: ("gtsrb", "test")},
+    "MNIST (RGB)": {None: ("mnist", "test")},
+}
+STRETCHED = Preprocess((3, 32, 32), fit="stretch")
 
 # The number of images of each set at its source, by split where it is not the default one.
 IMAGES = {
@@ -67,9 +76,20 @@ def read_set(name: str, *, data_dir: str | Path | None, split: str | None = None
     if name not in FILES:
         return sources.load_dataset(name, split, data_dir=data_dir)
     path = sources.data_folder(data_dir) / FILES[name]
-    if not path.is_file():
-        raise NotReadyError(f"{name} is not here: put {path.name} into {path.parent}")
-    return ImageSet(sources.npz(str(path), split).images, name=name)
+    if path.is_file():
+        return ImageSet(sources.npz(str(path), split).images, name=name)
+    public, part = PUBLIC.get(name, {}).get(split, ("", ""))
+    if not public:
+        raise NotReadyError(f"{name} is not here: put {path.name} into {path.parent}; it has no public source")
+    try:
+        images = sources.load_dataset(public, part, data_dir=data_dir)
+    except NotReadyError as error:
+        raise NotReadyError(
+            f"{name} is not here: put {path.name} into {path.parent}, or its source: {error}"
+        ) from error
+    if isinstance(images, ImageSet):  # grey, or RGB already
+        images = replace(images, images=images.images.expand(-1, 3, -1, -1))
+    return ImageSet(gather(images, STRETCHED).images, name=name)
 
 
 def small_or_on_disk(

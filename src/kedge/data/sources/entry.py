@@ -15,6 +15,8 @@ from kedge.errors import InputError
 if TYPE_CHECKING:
     from kedge.data.sources.mirrors import Hub, Npm
 
+NOT_STATED = "not stated by its authors"  # of a licence
+
 Images = ImageSet | StreamedSet
 Reader = Callable[[Path, str, str], Images]  # (path on disk, split, name of the set)
 Arrays = dict[str, np.ndarray[Any, Any]]  # train_x, train_y, test_x, test_y
@@ -31,6 +33,16 @@ class Checksum:
 
     def __post_init__(self) -> None:
         one_of("algorithm", self.algorithm, ("md5", "sha256"))
+
+
+def from_torchvision(digest: str, module: str) -> Checksum:
+    """A checksum in torchvision's source."""
+    return Checksum("md5", digest, f"md5, torchvision 0.28.0, datasets/{module}.py")
+
+
+def from_pytorch_ood(digest: str, module: str) -> Checksum:
+    """A checksum in pytorch-ood's source."""
+    return Checksum("md5", digest, f"md5, pytorch-ood 0.4.0, dataset/img/{module}.py")
 
 
 @dataclass(frozen=True)
@@ -52,6 +64,11 @@ class File:
     def unpacked(self, folder: Path) -> bool:
         """Whether everything that the archive holds is in the folder; True for a file that is no archive."""
         return all((folder / name).exists() for name in self.holds)
+
+
+def archive_at(url: str, checksum: Checksum | None, *holds: str, splits: tuple[str, ...] = ()) -> File:
+    """The archive at an address, under the name that it has there."""
+    return File(url.rpartition("/")[2], (url,), checksum, holds, splits)
 
 
 @dataclass(frozen=True)
