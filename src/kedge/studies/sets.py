@@ -24,7 +24,7 @@ FILES = {
 
 # Those with a public source, of which they are made where the file is not there, with the same pixels: by split of the
 # file, the public set's name and split. Images are stretched to 32 x 32 by Pillow's bicubic filter; grey becomes RGB.
-PUBLIC = {
+PUBLIC: dict[str, dict[str | None, tuple[str, str]]] = {
     "tiny-imagenet (OpenOOD)": {None: ("openood", "cifar10/test_tin"), "val_x": ("openood", "cifar10/val_tin")},
     "traffic signs": {None: ("gtsrb", "test")},
     "MNIST (RGB)": {None: ("mnist", "test")},
