@@ -266,6 +266,13 @@ def check_adapters(data: Data, batch: int) -> str:
     )
 
 
+def write(path: Path | None, result: dict[str, Any]) -> None:
+    """Write what was found so far, if there is a file to write."""
+    if path is not None:
+        with atomic(path) as temporary:
+            temporary.write_text(json.dumps(result, indent=1) + "\n")
+
+
 def main() -> int:
     """Run the comparison, print it, and return 1 if scores that must agree do not."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -295,10 +302,16 @@ def main() -> int:
             f"{load_before:.1f}\n\n{HEAD}",
             flush=True,
         )
-        rows = []
+        rows: list[Row] = []
+        record = {
+            "made with": provenance(), "repeats": options.repeats, "batch": options.batch, "threads": options.threads,
+            "clock": "processor" if options.cpu else "wall", "fitted": len(data.train), "scored": len(data.images),
+            "load": load_before,
+        }  # fmt: skip
         for method in chosen:
             rows.append(compare(method, data, batch=options.batch, repeats=options.repeats, clock=clock))
             print(line(rows[-1]), flush=True)
+            write(options.json, record | {"rows": [vars(row) for row in rows]})
         print(*(f"  {row.name}: {row.note}" for row in rows if row.note), sep="\n")
         memory = growth() if options.methods is None else {}
         if memory:
@@ -311,11 +324,8 @@ def main() -> int:
             print(f"  {method:12} {'   '.join(texts)}")
         adapted = check_adapters(data, options.batch) if options.methods is None else ""
         print(f"\n{adapted}" if adapted else "")
-    if options.json:
-        result = {"made with": provenance(), "repeats": options.repeats, "load": load_before}
-        result |= {"rows": [vars(row) for row in rows], "memory": memory, "adapters": adapted}
-        with atomic(options.json) as temporary:
-            temporary.write_text(json.dumps(result, indent=1))
+    if adapted:
+        write(options.json, record | {"rows": [vars(row) for row in rows], "memory": memory, "adapters": adapted})
     return 0 if all(row.passed for row in rows) else 1
 
 

@@ -489,10 +489,12 @@ def test_what_a_method_learned_follows_its_network_to_another_device(name):
     if METHODS[name].reads == "images":
         pytest.skip("reads the pixels on the CPU")
     detector = copy.deepcopy(ready(name))
+    learned = {key: id(value) for key, value in vars(detector).items()}
     detector.net.to("meta")
     with torch.no_grad():
         outputs = detector.outputs(torch.empty(2, 1, 12, 12, device="meta"))
     assert outputs.score.device == outputs.logits.device == torch.device("meta")
+    assert {key: id(value) for key, value in vars(detector).items()} == learned  # a call changes nothing
 
 
 OWN = ["odin", "mahalanobis", "gram", "rankfeat", "knn", "vim", "react", "nnguide", "deup", "ensemble"]

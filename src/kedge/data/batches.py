@@ -14,6 +14,7 @@ from PIL import Image
 from torch import Tensor
 
 from kedge.checks import shape_of
+from kedge.data.features import Features
 from kedge.data.imageset import ImageSet
 from kedge.data.mapped import mapped_pixels
 from kedge.data.preprocess import Preprocess
@@ -100,6 +101,14 @@ def gather_on_disk(source: StreamedSet, preprocess: Preprocess, folder: Path, *,
 
 def _as_pixels(x: Tensor) -> Tensor:
     return x if x.dtype == torch.uint8 else (x * 255).round().to(torch.uint8)
+
+
+def preprocess_for(source: Any, record: Mapping[str, Any], given: Preprocess | None = None) -> Preprocess:
+    """How a source becomes inputs: as its `Features` were made, as given, as a network's record says, or as it is."""
+    if isinstance(source, Features):
+        return source.preprocess
+    recorded = record.get("preprocess")
+    return given or (Preprocess(shape_of_inputs(source)) if recorded is None else Preprocess.from_record(recorded))
 
 
 def shape_of_inputs(source: Any) -> tuple[int, ...]:

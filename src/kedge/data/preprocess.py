@@ -110,8 +110,10 @@ class Preprocess:
             hint = layout_hint(x.shape, self.shape[0])
             raise InputError(f"images must be {self._expected}, got {tuple(x.shape)}; {hint}")
         if x.is_floating_point():
-            pixels = x.nan_to_num(0.0, 0.0, 0.0) if nan else finite("images", x, "drop or repair these images")
-            low, high = (float(pixels.min()), float(pixels.max())) if x.numel() else (0.0, 0.0)
+            low, high = _range(x)
+            if not math.isfinite(low + high):
+                pixels = x.nan_to_num(0.0, 0.0, 0.0) if nan else finite("images", x, "drop or repair these images")
+                low, high = _range(pixels)
             if low < -1e-3 or high > 1 + 1e-3:
                 raise InputError(
                     f"floating point images must lie in [0, 1], got values from {low:.3g} to {high:.3g}; pass images "
@@ -189,6 +191,12 @@ def in_mode(image: Image.Image, mode: str, background: str | None = "white") -> 
     if background is not None and image.has_transparency_data:
         image = Image.alpha_composite(Image.new("RGBA", image.size, background), image.convert("RGBA"))
     return image if image.mode == mode else image.convert(mode)
+
+
+def _range(x: Tensor) -> tuple[float, float]:
+    """The smallest and the largest value; NaN if any is."""
+    low, high = x.aminmax() if x.numel() else (0.0, 0.0)
+    return float(low), float(high)
 
 
 def _to_8_bits(values: np.ndarray[Any, Any], mode: str) -> np.ndarray[Any, Any]:

@@ -16,9 +16,9 @@ from torch import Tensor, nn
 from kedge import calibration
 from kedge.anchoring import DEFAULT_K, Anchored
 from kedge.anchoring.sampling import choose
-from kedge.checks import at_least, between, finite
-from kedge.data import Preprocess, batches, shape_of_inputs
-from kedge.data.batches import names_of
+from kedge.checks import all_finite, at_least, between, finite
+from kedge.data import Preprocess, batches
+from kedge.data.batches import names_of, preprocess_for
 from kedge.data.features import Features
 from kedge.data.labels import UNKNOWN, class_names, renumbered
 from kedge.data.leakage import fingerprints, halves
@@ -257,10 +257,7 @@ class Detector(ABC):
         given, train_set = train_set, self._as_inputs(train_set)
         if isinstance(train_set, Features):
             self._check_features(train_set)
-            preprocess = train_set.preprocess
-        recorded = self.net.record.get("preprocess")  # of `kedge.train`
-        trained = None if recorded is None else Preprocess.from_record(recorded)
-        preprocess = preprocess or self.preprocess or trained or Preprocess(shape_of_inputs(train_set))
+        preprocess = preprocess_for(train_set, self.net.record, preprocess or self.preprocess)
         if preprocess.is_image and any(m.bare and not m.has_statistics for m in self._classifiers):
             warnings.warn(UNNORMALISED, NormalisationWarning, stacklevel=2)
         self._prints = []
@@ -489,8 +486,10 @@ class Detector(ABC):
         self, images: Any, preprocess: Preprocess, size: int, held_out: bool, label: str | None
     ) -> Iterator[_Part]:
         for x, y in batches(images, preprocess, size=size, nan=not held_out, label=label):
-            bad = ~torch.isfinite(x).flatten(1).all(dim=1)  # (B,)
-            out = self.outputs(self.as_input(x.nan_to_num(0.0, 0.0, 0.0) if bool(bad.any()) else x))
+            bad = torch.zeros(len(x), dtype=torch.bool, device=x.device)
+            if not all_finite(x):
+                bad, x = ~x.isfinite().flatten(1).all(dim=1), x.nan_to_num(0.0, 0.0, 0.0)
+            out = self.outputs(self.as_input(x))
             yield out, bad, y, fingerprints(x) if held_out else torch.empty(0, 16, dtype=torch.uint8)
 
     def _of_features(self, features: Features, preprocess: Preprocess, size: int, *_: Any) -> Iterator[_Part]:

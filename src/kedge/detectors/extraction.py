@@ -11,7 +11,8 @@ from torch import Tensor, nn
 
 from kedge.anchoring import Anchored
 from kedge.checks import at_least, finite
-from kedge.data import Preprocess, batches, shape_of_inputs
+from kedge.data import Preprocess, batches
+from kedge.data.batches import preprocess_for
 from kedge.data.features import MANIFEST, Features, open_columns, read_manifest, write_manifest
 from kedge.data.imageset import Splittable
 from kedge.data.labels import UNKNOWN
@@ -63,9 +64,7 @@ def extract(
     if batch_size is not None:
         at_least("batch_size", batch_size, 1)
     classifier = as_classifier(net)
-    recorded = classifier.record.get("preprocess")
-    known = None if recorded is None else Preprocess.from_record(recorded)
-    preprocess = preprocess or known or Preprocess(shape_of_inputs(data))
+    preprocess = preprocess_for(data, classifier.record, preprocess)
     folder = None if directory is None else Path(directory)
     if folder is not None and not isinstance(data, Splittable):
         raise InputError(f"data must be an ImageSet or a StreamedSet to be stored; got {type(data).__name__}")

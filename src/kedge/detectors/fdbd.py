@@ -54,10 +54,10 @@ class FDBD(FeatureDetector):
 
     def of_features(self, logits: Tensor, features: Tensor) -> Outputs:
         """The logits, and the negated mean distance to the boundaries, relative to that from the mean."""
-        self.mean, self.gaps = self.mean.to(features.device), self.gaps.to(features.device)
         top, label = logits.double().max(dim=1)
-        gaps = self.gaps[label]  # (B, C)
+        gaps = self.gaps.to(label.device)[label]  # (B, C)
         # Classes with the same weights have no boundary, nor has a class with itself.
         distances = torch.where(gaps > 0, (top[:, None] - logits) / gaps, 0).sum(dim=1)
-        out = (features.double() - self.mean).norm(dim=1).clamp_min(torch.finfo(features.dtype).tiny)
+        centred = features.double() - self.mean.to(features.device)
+        out = centred.norm(dim=1).clamp_min(torch.finfo(features.dtype).tiny)
         return Outputs(logits, (-distances / (max(1, logits.shape[1] - 1) * out)).to(logits.dtype))

@@ -99,8 +99,8 @@ class KNN(FeatureDetector):
 
     def of_features(self, logits: Tensor, features: Tensor) -> Outputs:
         """The logits and the distance to the k-th nearest neighbour."""
-        z, self.bank = directions(features), self.bank.to(features.device)
-        return Outputs(logits, kth_distance(z, self.bank, self.k).to(z.dtype))
+        z = directions(features)
+        return Outputs(logits, kth_distance(z, self.bank.to(z.device), self.k).to(z.dtype))
 
 
 def directions(z: Tensor) -> Tensor:

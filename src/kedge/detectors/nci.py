@@ -54,9 +54,8 @@ class NCI(FeatureDetector):
 
     def of_features(self, logits: Tensor, features: Tensor) -> Outputs:
         """The logits, and the negated alignment and norm."""
-        self.mean = self.mean.to(features.device)
         h = features.double()
-        centred, weight = h - self.mean, self.last_layer.weight[logits.argmax(dim=1)]  # (B, d)
+        centred, weight = h - self.mean.to(h.device), self.last_layer.weight[logits.argmax(dim=1)]  # (B, d)
         length = centred.norm(dim=1).clamp_min(torch.finfo(features.dtype).tiny)
         alignment = (weight * centred).sum(dim=1) / length
         return Outputs(logits, -(alignment + self.alpha * h.abs().sum(dim=1)).to(logits.dtype))

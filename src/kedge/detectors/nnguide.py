@@ -61,8 +61,8 @@ class NNGuide(FeatureDetector):
 
     def of_features(self, logits: Tensor, features: Tensor) -> Outputs:
         """The logits, and the negated product of energy and guidance."""
-        z, self.bank = directions(features), self.bank.to(features.device)
-        products, _ = largest(z, self.bank, self.k, lambda q, rows: q @ rows.T)
+        z = directions(features)
+        products, _ = largest(z, self.bank.to(z.device), self.k, lambda q, rows: q @ rows.T)
         guidance = products.mean(dim=1, keepdim=True)
         return Outputs(logits, -(energies(logits) * guidance)[:, 0].to(logits.dtype))
 

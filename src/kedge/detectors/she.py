@@ -95,14 +95,14 @@ class SHE(FeatureDetector):
 
     def of_features(self, logits: Tensor, features: Tensor) -> Outputs:
         """The logits, and the negated energy of the features with the patterns of the predicted class."""
-        self.bank, self.counts = self.bank.to(features.device), self.counts.to(features.device)
-        z, label = features.to(self.bank.dtype), logits.argmax(dim=1)
+        bank, counts = self.bank.to(features.device), self.counts.to(features.device)
+        z, label = features.to(bank.dtype), logits.argmax(dim=1)
         if self.patterns == "mean":
-            return Outputs(logits, -(z * self.bank[label]).sum(dim=1).to(logits.dtype))
+            return Outputs(logits, -(z * bank[label]).sum(dim=1).to(logits.dtype))
         energy = z.new_empty(len(z))
-        ends = self.counts.cumsum(dim=0)
+        ends = counts.cumsum(dim=0)
         for c in label.unique().tolist():
-            rows = self.bank[int(ends[c] - self.counts[c]) : int(ends[c])] if self.counts[c] > 0 else self.bank
+            rows = bank[int(ends[c] - counts[c]) : int(ends[c])] if counts[c] > 0 else bank
             parts = [(self.beta * z[label == c] @ part.T).logsumexp(dim=1) for part in rows.split(ROWS)]
             energy[label == c] = -torch.stack(parts).logsumexp(dim=0) / self.beta
         return Outputs(logits, energy.to(logits.dtype))

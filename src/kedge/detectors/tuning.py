@@ -15,7 +15,8 @@ from torch import Generator, Tensor, nn
 from kedge.anchoring import DEFAULT_K, Anchored
 from kedge.anchoring.sampling import choose
 from kedge.checks import one_of
-from kedge.data import ImageSet, Preprocess, gather, shape_of_inputs
+from kedge.data import ImageSet, Preprocess, gather
+from kedge.data.batches import preprocess_for
 from kedge.data.features import Features
 from kedge.data.imageset import Splittable
 from kedge.data.labels import renumbered
@@ -127,11 +128,7 @@ class Tuner:
         self.net, self.seed, self.by = as_classifier(net), seed, by
         if isinstance(by, str):
             one_of("by", by, tuple(WAYS))
-        recorded = self.net.record.get("preprocess")
-        known = None if recorded is None else Preprocess.from_record(recorded)
-        if isinstance(train_set, Features):
-            known = preprocess = train_set.preprocess
-        self.preprocess = preprocess or known or Preprocess(shape_of_inputs(train_set))
+        self.preprocess = preprocess_for(train_set, self.net.record, preprocess)
         for module in self.net.modules():
             if isinstance(module, Anchored) and module.anchors is None:
                 module.set_anchors(choose(train_set, self.preprocess, DEFAULT_K, "random", seed=0))

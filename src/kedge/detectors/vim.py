@@ -96,8 +96,8 @@ class ViM(FeatureDetector):
 
     def of_features(self, logits: Tensor, features: Tensor) -> Outputs:
         """The logits, and the virtual logit minus their logsumexp, or alone."""
-        self.origin, self.residual = self.origin.to(features.device), self.residual.to(features.device)
-        virtual = self.alpha * residual_norm(features, self.origin, self.residual)  # (B,)
+        origin, residual = self.origin.to(features.device), self.residual.to(features.device)
+        virtual = self.alpha * residual_norm(features, origin, residual)  # (B,)
         score = virtual if self.residual_only else virtual + scores.energy(logits.double())
         return Outputs(logits, score.to(logits.dtype))
 

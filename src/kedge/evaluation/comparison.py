@@ -18,7 +18,8 @@ from kedge.anchoring import DEFAULT_K, Anchored
 from kedge.anchoring.sampling import choose
 from kedge.calibration import temperature_of_known
 from kedge.checks import at_least, one_of
-from kedge.data import Features, ImageSet, Preprocess, StreamedSet, batches, gather, shape_of_inputs
+from kedge.data import Features, ImageSet, Preprocess, StreamedSet, batches, gather
+from kedge.data.batches import preprocess_for
 from kedge.data.imageset import Splittable
 from kedge.data.labels import renumbered
 from kedge.detectors import Detection, Detector, Tuner, extract
@@ -160,11 +161,7 @@ class _Comparison:
         half: bool,
         batch_size: int | None,
     ) -> None:
-        recorded = net.record.get("preprocess")
-        known = None if recorded is None else Preprocess.from_record(recorded)
-        if isinstance(train_set, Features):
-            known = train_set.preprocess
-        self.preprocess = preprocess or known or Preprocess(shape_of_inputs(train_set))
+        self.preprocess = preprocess_for(train_set, net.record, preprocess)
         self.train = self.splittable(train_set)
         if isinstance(net, Anchored) and net.anchors is None:
             if isinstance(self.train, Features):

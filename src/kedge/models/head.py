@@ -1,6 +1,5 @@
 """The head of a network: the linear layer that turns the penultimate vector into the logits, or what replaced it."""
 
-import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeVar
@@ -49,15 +48,19 @@ def find_head(net: Classifier, example: Tensor) -> str:
         net: The network; with anchors, their means are compared.
         example: A batch of images.
     """
+    logits: Tensor | None = None
     with evaluating(net), torch.no_grad():
-        logits = finite("logits", net.features(example)[0], "check the network's weights")
         for name in reversed(_linear_layers(net.network)):
             layer = net.network.get_submodule(name)
-            if layer.out_features != logits.shape[1]:
+            if logits is not None and layer.out_features != logits.shape[1]:
                 continue
-            with contextlib.suppress(InputError):  # of a layer that does not run, or runs more than once
-                if _gives(layer, net.features(example, [name + INPUT])[1][name + INPUT], logits):
-                    return name
+            try:
+                logits, features = net.features(example, [name + INPUT])
+            except InputError:  # of a layer that does not run, or runs more than once; or of the network itself
+                logits = net.features(example)[0] if logits is None else logits
+                continue
+            if _gives(layer, features[name + INPUT], finite("logits", logits, "check the network's weights")):
+                return name
     raise ArchitectureError(
         f"the logits of {type(net.network).__name__} are not the output of one linear layer inside it; name another "
         "layer where the method reads one (layer=, kedge fit --layer), or wrap the network in a module that ends in a "
