@@ -1,13 +1,17 @@
 """What `kedge serve` gives of what the detector alone can do.
 
     python benchmarks/serving.py [--clients 1 8 32] [--seconds 10] [--detector FILE] [--width 16] [--json PATH]
+    python benchmarks/serving.py --detector birds.kedge --photos DATA/photos --side 500 --clients 32
 
 At each level so many clients keep a connection each and send one image after the other, as bytes. The service, the
 clients and the bare engine are processes of their own. The engine scores the same images, decoded beforehand, in
 batches of the size that the service had: once as a script would, one batch after the other, and once in pairs, two
-batches at a time with half of the threads each, as the service does. It takes turns with the service, a second each, so
-that whatever else the machine does falls on both alike. Printed are images a second, their ratio, latencies, and the
-processor seconds that an image costs service, clients and engine. Linux only: it reads /proc.
+batches at a time with half of the threads each, as the service does; and once in pairs that decode their images too, as
+a script without a server would. They take turns with the service, a second each, so that whatever else the machine does
+falls on all alike. Printed are images a second, their ratio, latencies, the memory of the service at the first and the
+last turn, and the processor seconds that an image costs service, clients and engine. The images are PNG of random
+pixels in the network's size, or with --photos JPEG of photographs enlarged to --side pixels. Linux only: it reads
+/proc.
 """
 
 import argparse
@@ -41,9 +45,11 @@ from kedge.provenance import provenance
 from kedge.serving.bodies import decode
 from kedge.serving.settings import Settings
 from kedge.studies.bench import detector_of
+from scoring import make_images
 
 TURN = 1.0  # seconds of the service, then of the engine
 IMAGES = 256  # different ones, sent in turn
+BARE = ("engine", "in pairs", "decoding in pairs")  # what the service is compared with
 
 
 class Client(asyncio.Protocol):
@@ -91,7 +97,7 @@ class Client(asyncio.Protocol):
 
 def clients(pipe: Connection, port: int, files: list[bytes]) -> None:
     """A process: told (clients, seconds), it answers with latencies, errors and its processor seconds."""
-    head = "POST /v1/score HTTP/1.1\r\nHost: a\r\nContent-Type: image/png\r\nContent-Length: {}\r\n\r\n"
+    head = "POST /v1/score HTTP/1.1\r\nHost: a\r\nContent-Type: image/*\r\nContent-Length: {}\r\n\r\n"
     requests = [head.format(len(data)).encode() + data for data in files]
 
     async def load(count: int, seconds: float) -> tuple[list[float], int]:
@@ -115,13 +121,19 @@ def engine(pipe: Connection, path: str, files: list[bytes]) -> None:
     assert detector.preprocess is not None
     rule = detector.preprocess
     tensors = [decode(data, 0, rule, Settings().max_pixels) for data in files]
-    ways = {"engine": [detector], "in pairs": thread_copies(detector, min(2, threads))}
+    pair = thread_copies(detector, min(2, threads))
+    ways = {"engine": [detector], "in pairs": pair, "decoding in pairs": pair}
 
-    def work(one: kedge.Detector, share: int, batch: int, until: float) -> int:
+    def work(one: kedge.Detector, how: str, share: int, batch: int, until: float) -> int:
         torch.set_num_threads(share)
         images = 0
         while time.perf_counter() < until:
-            one(torch.stack([tensors[(images + k) % len(files)] for k in range(batch)]), batch_size=batch)
+            places = [(images + k) % len(files) for k in range(batch)]
+            if how == "decoding in pairs":
+                read = [decode(files[place], 0, rule, Settings().max_pixels) for place in places]
+            else:
+                read = [tensors[place] for place in places]
+            one(torch.stack(read), batch_size=batch)
             images += batch
         return images
 
@@ -130,7 +142,7 @@ def engine(pipe: Connection, path: str, files: list[bytes]) -> None:
             how, batch, seconds = task
             before, started = time.process_time(), time.perf_counter()
             share, until = threads // len(ways[how]), started + seconds
-            images = sum(pool.map(lambda one, s=share, b=batch, u=until: work(one, s, b, u), ways[how]))
+            images = sum(pool.map(lambda one, h=how, s=share, b=batch, u=until: work(one, h, s, b, u), ways[how]))
             pipe.send((images, time.perf_counter() - started, time.process_time() - before))
 
 
@@ -182,6 +194,11 @@ def processor_seconds(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
+def resident(pid: int) -> int:
+    """Bytes of a process in main memory."""
+    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
 def batches_so_far(port: int) -> tuple[float, float]:
     """Images and batches that the service has scored."""
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=30) as answer:
@@ -196,7 +213,8 @@ def batches_so_far(port: int) -> tuple[float, float]:
 
 def measure(count: int, seconds: float, port: int, pid: int, load: Any, bare: Any) -> dict[str, Any]:
     """One level: service and engine in turn."""
-    turns: dict[str, list[tuple[float, float, float]]] = {"service": [], "engine": [], "in pairs": []}
+    turns: dict[str, list[tuple[float, float, float]]] = {name: [] for name in ("service", *BARE)}
+    memory = []
     times, errors, client, batch = [], 0, 0.0, min(count, Settings().max_batch)
     load(count, 0.2)  # warms up
     bare("engine", batch, 0.2)
@@ -206,9 +224,10 @@ def measure(count: int, seconds: float, port: int, pid: int, load: Any, bare: An
         latencies, wrong, took, own = load(count, TURN)
         turns["service"].append((len(latencies), took, processor_seconds(pid) - before))
         times, errors, client = times + latencies, errors + wrong, client + own
+        memory.append(resident(pid))
         now, then = batches_so_far(port)
         batch = max(1, round((now - images) / max(1, then - number)))
-        for how in ("engine", "in pairs"):
+        for how in BARE:
             turns[how].append(bare(how, batch, TURN / 2))
     rates = {name: [done / took for done, took, _ in turn] for name, turn in turns.items()}
     cost = {name: sum(cpu for _, _, cpu in turn) / sum(done for done, _, _ in turn) for name, turn in turns.items()}
@@ -221,16 +240,21 @@ def measure(count: int, seconds: float, port: int, pid: int, load: Any, bare: An
         **{name: statistics.median(rate) for name, rate in rates.items()},
         **{
             f"service / {name}": statistics.median(s / e for s, e in zip(rates["service"], rates[name], strict=True))
-            for name in ("engine", "in pairs")
+            for name in BARE
         },
+        "memory": [memory[0], memory[-1]],
         "p50": float(p50),
         "p99": float(p99),
         "processor": cost | {"clients": client / len(times)},
     }
 
 
-def made_files(shape: tuple[int, ...]) -> list[bytes]:
-    """PNG files of the size that the network takes."""
+def made_files(shape: tuple[int, ...], photos: Path | None, side: int) -> list[bytes]:
+    """PNG files of the size that the network takes, or JPEG files of photographs."""
+    if photos is not None:
+        with tempfile.TemporaryDirectory() as folder:
+            make_images(Path(folder) / "images", IMAGES, side, photos)
+            return [file.read_bytes() for file in sorted((Path(folder) / "images").iterdir())]
     files = []
     for seed in range(IMAGES):
         pixels = np.random.default_rng(seed).integers(0, 256, (*shape[1:], 3), np.uint8)
@@ -248,6 +272,8 @@ def main() -> None:
     parser.add_argument("--detector", default=None, help="a calibrated detector; by default one with random weights")
     parser.add_argument("--width", type=int, default=16, help="of that one's network")
     parser.add_argument("--size", type=int, default=32, help="of its images")
+    parser.add_argument("--photos", type=Path, default=None, help="a folder of photographs, sent as JPEG")
+    parser.add_argument("--side", type=int, default=500, help="of the photographs, in pixels")
     parser.add_argument("--option", action="append", default=[], help="for kedge serve, as --option=--max-delay=0.002")
     parser.add_argument("--json", default=None)
     options = parser.parse_args()
@@ -257,7 +283,7 @@ def main() -> None:
             detector_of("compact", side=options.size, width=options.width).save(path)
         rule = kedge.load(path).preprocess
         assert rule is not None
-        files = made_files(rule.shape)
+        files = made_files(rule.shape, options.photos, options.side)
         with (
             service(path, options.option) as (port, pid),
             process(clients, port, files) as load,
@@ -268,18 +294,21 @@ def main() -> None:
         print(line)
     if options.json:
         with atomic(options.json) as temporary:
-            temporary.write_text(json.dumps({"made with": provenance(), **vars(options), "levels": levels}, indent=1))
+            temporary.write_text(
+                json.dumps({"made with": provenance(), **vars(options), "levels": levels}, indent=1, default=str)
+            )
 
 
 def table(levels: list[dict[str, Any]]) -> Iterator[str]:
     """Two tables as text."""
-    yield "clients  batch  images/s   engine  of it   in pairs  of it   p50 ms  p99 ms  errors"
+    yield "clients  batch  images/s   engine  of it   in pairs  of it  decoding  of it   p50 ms  p99 ms  errors  MB"
     for level in levels:
-        whole = f"{level['in pairs']:10.0f} {level['service / in pairs']:6.1%}"
+        pairs = "".join(f"{level[name]:10.0f} {level[f'service / {name}']:6.1%}" for name in BARE[1:])
+        memory = " to ".join(f"{each / 1e6:.0f}" for each in level["memory"])
         yield (
             f"{level['clients']:7} {level['batch']:6} {level['service']:9.0f} {level['engine']:8.0f} "
-            f"{level['service / engine']:6.1%} {whole} {1000 * level['p50']:8.1f} {1000 * level['p99']:7.1f} "
-            f"{level['errors']:7}"
+            f"{level['service / engine']:6.1%} {pairs} {1000 * level['p50']:8.1f} {1000 * level['p99']:7.1f} "
+            f"{level['errors']:7} {memory}"
         )
     yield ""
     yield "processor milliseconds an image:  service  clients  engine  in pairs"

@@ -80,6 +80,21 @@ def test_the_nearest_of_near_duplicates():
             assert result == pytest.approx(sorted(math.dist(query, row) for row in rows)[k - 1], rel=1e-6, abs=1e-12)
 
 
+@pytest.mark.parametrize("spread", [1.0, 1e-4])
+def test_a_large_bank_in_single_precision_gives_the_distances_of_double_precision(spread, monkeypatch):
+    """Among near duplicates the scan cannot tell which rows are nearest, and double precision decides."""
+    generator = torch.Generator().manual_seed(0)
+    centre = torch.randn(1, 48, generator=generator)
+    bank = torch.nn.functional.normalize(centre + spread * torch.randn(3000, 48, generator=generator), dim=1)
+    queries = torch.cat([bank[:3], torch.nn.functional.normalize(torch.randn(5, 48, generator=generator), dim=1)])
+    done, again = knn._kth_in_double, []
+    monkeypatch.setattr(knn, "_kth_in_double", lambda q, *rest: again.append(len(q)) or done(q, *rest))
+    for k in (1, 50):
+        expected = torch.cdist(queries.double(), bank.double(), compute_mode="donot_use_mm_for_euclid_dist")
+        assert kth_distance(queries, bank, k).allclose(expected.sort(dim=1).values[:, k - 1], rtol=1e-9, atol=1e-12)
+    assert bool(again) is (spread < 1)
+
+
 def test_a_bank_in_pieces_gives_the_same_neighbours(monkeypatch):
     bank, queries = torch.randn(50, 6).double(), torch.randn(11, 6).double()
     for k in (1, 7, 50):

@@ -36,7 +36,9 @@ def score(
     out: Annotated[Path | None, typer.Option("--out", "-o", help="File of rows: .parquet, .csv or .jsonl.")] = None,
     kind: Annotated[str | None, typer.Option("--format", help="Format of --out; by default its ending.")] = None,
     column: Annotated[str | None, typer.Option(help="Column of parquet inputs with the images.")] = None,
-    batch: Annotated[int, typer.Option(min=1, help="Images in a batch of the network.")] = 256,
+    batch: Annotated[
+        int | None, typer.Option(min=1, help="Images in a batch of the network; by default 32 to 256, by their size.")
+    ] = None,
     model: Model = None,
     workers: Annotated[
         int | None, typer.Option(min=1, help="Threads that read images; by default one per core, and two with Ray.")

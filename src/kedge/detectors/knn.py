@@ -14,6 +14,7 @@ from kedge.detectors.registry import register
 from kedge.errors import InputError
 
 DEFAULT_NEIGHBOUR, SHARE_OF_CLASS = 50, 0.1
+SCANNED, SPARE, CHECKED = 2048, 64, 32  # the least bank that is scanned, rows beyond k and queries compared again
 ROWS, QUERIES = 4096, 256  # of the bank and of the images that are compared at a time
 
 
@@ -134,7 +135,38 @@ def sample_rows(parts: Iterable[Tensor], limit: int | None, seed: int) -> Tensor
 
 def kth_distance(queries: Tensor, bank: Tensor, k: int) -> Tensor:
     """The Euclidean distance of each query (B, d) to the k-th nearest row of the bank (N, d), in float64."""
+    single = bank.dtype == queries.dtype == torch.float32 and torch.get_float32_matmul_precision() == "highest"
+    if not single or len(bank) < SCANNED or torch.compiler.is_compiling():
+        return _kth_in_double(queries, bank, k)
+    parts = [_kth_by_scan(part, bank, k) for part in queries.split(CHECKED)]
+    return torch.cat(parts)
 
+
+def _kth_by_scan(q: Tensor, bank: Tensor, k: int) -> Tensor:
+    """The same, from a scan in single precision: more than k rows are compared again in double precision.
+
+    Where a row that was left out could be among the k nearest by the rounding of the scan, the query is done in double
+    precision altogether.
+    """
+    longest = q.new_zeros(())
+
+    def closeness(q: Tensor, rows: Tensor) -> Tensor:
+        nonlocal longest
+        squares = (rows * rows).sum(dim=1)
+        longest = torch.maximum(longest, squares.max())
+        return 2 * q @ rows.T - (q * q).sum(dim=1, keepdim=True) - squares
+
+    values, index = largest(q, bank, k + SPARE, closeness)  # (B, k + SPARE)
+    distance: Tensor = (q[:, None].double() - bank[index].double()).norm(dim=2).kthvalue(k, dim=1).values  # (B,)
+    # Sums of d products, in any order, are off by less than d units in the last place of the sum of their sizes.
+    error = (q.shape[1] + 8) * torch.finfo(q.dtype).eps * (q.double().norm(dim=1) + longest.double().sqrt()) ** 2
+    unsure = -(distance**2) < values[:, -1] + error
+    if bool(unsure.any()):
+        distance[unsure] = _kth_in_double(q[unsure], bank, k)
+    return distance
+
+
+def _kth_in_double(queries: Tensor, bank: Tensor, k: int) -> Tensor:
     def closeness(q: Tensor, rows: Tensor) -> Tensor:
         q, rows = q.double(), rows.double()
         return 2 * q @ rows.T - (q * q).sum(dim=1, keepdim=True) - (rows * rows).sum(dim=1)

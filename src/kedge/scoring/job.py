@@ -28,7 +28,6 @@ from kedge.scoring.inputs import SHARD, Opener, Shard, as_text, cut, openers, pl
 from kedge.scoring.rows import CHUNK, COLUMNS, format_of, parquet_module, read_rows, writing
 
 Report = Callable[[int, int], None]  # called with the number of images done and the number in all
-BATCH = 256
 HEAD = "job.json"  # in the folder of a job, written once the job is planned
 PLAN = "plan.jsonl"
 
@@ -43,13 +42,14 @@ class Job:
     kind: str
     shard: int = SHARD
     column: str | None = None
-    batch: int = BATCH
+    batch: int | None = None
     workers: int = 2
     model: nn.Module | str | None = None
 
     def __post_init__(self) -> None:
         for name in ("shard", "batch", "workers"):
-            at_least(name, getattr(self, name), 1)
+            if getattr(self, name) is not None:
+                at_least(name, getattr(self, name), 1)
 
     @property
     def folder(self) -> Path:
@@ -104,7 +104,7 @@ def score_files(
     kind: str | None = None,
     shard: int = SHARD,
     column: str | None = None,
-    batch: int = BATCH,
+    batch: int | None = None,
     workers: int | None = None,
     model: nn.Module | str | None = None,
     overwrite: bool = False,
@@ -126,7 +126,7 @@ def score_files(
         kind: ``"parquet"``, ``"csv"`` or ``"jsonl"``; by default the ending of ``out``.
         shard: Images that are written together.
         column: The column of parquet files with the images.
-        batch: Images in a batch of the network.
+        batch: Images in a batch of the network, by default `kedge.Preprocess.batch_size`.
         workers: Threads that read images in each process; by default two with an ``engine``, and otherwise one per
             core, at most eight.
         model: See `kedge.load`; for workers of Ray, best a name.
@@ -191,10 +191,11 @@ def score_parts(job: Job, detector: Detector, numbered: Iterable[tuple[int, Shar
 
 
 def score_shards(
-    detector: Detector, numbered: Iterable[tuple[int, Shard]], *, batch: int = BATCH, workers: int = 2
+    detector: Detector, numbered: Iterable[tuple[int, Shard]], *, batch: int | None = None, workers: int = 2
 ) -> Generator[tuple[int, list[dict[str, Any]]], None, None]:
     """The number and the rows of each shard; threads read the images of a shard while the one before is scored."""
     assert detector.preprocess is not None
+    batch = batch or detector.preprocess.batch_size
     current, ahead = tee(numbered)
     classes = list(map(as_text, detector.classes))
     tasks = (partial(_decode, opener, detector.preprocess) for opener in openers(shard for _, shard in ahead))

@@ -2,6 +2,7 @@
 
 import math
 import tempfile
+import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -35,8 +36,9 @@ def time_inference(
     engines: Sequence[str] | None = None,
     least: float = LEAST,
     report: Report | None = None,
+    clock: Callable[[], float] = time.perf_counter,
 ) -> list[dict[str, Any]]:
-    """Time engines on the same random images in turns, a batch at a time.
+    """Time engines on the same random images in turns, a batch at a time; see `in_turns` for ``clock``.
 
     Returns:
         For each engine ``engine``, ``batch``, ``images_per_second`` and, relative to one unanchored forward pass,
@@ -53,7 +55,7 @@ def time_inference(
             shares[name] = {"full_share": full_share(run.mean_passes(torch.cat(parts)), prepared.passes)}
     calls = {name: (lambda run=run: [run(images) for images in parts]) for name, run in runs.items()}
     note = None if report is None else (lambda name: report(TITLES[name]))
-    times = in_turns(calls, repeats=repeats, least=least, report=note)
+    times = in_turns(calls, repeats=repeats, least=least, report=note, clock=clock)
     rows = []
     for name in runs:
         ratio = ratios(times[name], times[UNANCHORED])
@@ -77,6 +79,7 @@ def measure(
     least: float = LEAST,
     report: Report | None = None,
     prepared: Prepared | None = None,
+    clock: Callable[[], float] = time.perf_counter,
 ) -> dict[str, Any]:
     """Measure a detector's inference and the training of its network; the result is plain data, for JSON.
 
@@ -93,13 +96,20 @@ def measure(
         least: Minimum seconds of a turn.
         report: Called with the title of each step of the work after it.
         prepared: The result of `prepare_engines`, if it has been called already.
+        clock: See `in_turns`.
     """
     if memory:
         check_memory()
     note, threads = report or (lambda step: None), torch.get_num_threads()
     with tempfile.TemporaryDirectory(prefix="kedge-bench-") as folder:
         files = prepared or prepare_engines(detector, Path(folder), engines=engines, report=note)
-        options: dict[str, Any] = {"threads": threads, "share": share, "engines": engines, "least": least}
+        options: dict[str, Any] = {
+            "threads": threads,
+            "share": share,
+            "engines": engines,
+            "least": least,
+            "clock": clock,
+        }
         rows = [
             row for batch in batches for row in time_inference(files, batch, repeats=repeats, report=note, **options)
         ]
