@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 PIP := python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 INSTALL := $(BIN)/$(PIP)
 
-.PHONY: demo test coverage e2e evidence fuzz load chaos bench peers clean docs tables
+.PHONY: demo test coverage e2e evidence fuzz load chaos bench peers clean docs tables gallery
 
 SECONDS ?= 600
 MINUTES ?= 5
@@ -46,6 +46,9 @@ docs: $(VENV)/.docs  ## Build the site into build/site, strictly; open build/sit
 tables: $(VENV)/.test  ## Write docs/methods.md out of the docstrings, and the tables of docs/results.
 	$(BIN)/python docs/methods.py
 	$(BIN)/python docs/tables.py
+
+gallery: $(VENV)/.test  ## Run the examples and write what they print and draw to docs/gallery.
+	KEDGE_GALLERY=write $(BIN)/python -m pytest tests/test_gallery.py
 
 bench: $(VENV)/.test  ## Time verdicts in plain forward passes, training steps, and metrics against scikit-learn's.
 	$(BIN)/kedge bench --overwrite

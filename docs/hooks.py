@@ -1,7 +1,8 @@
 """What mkdocs does besides the pages in docs: see mkdocs.yml.
 
-Pages are made of the files beside docs (README.md is the first one), of the examples, and of the public names in
-kedge's stub; links to source files become names, since the site holds no source.
+Pages are made of the files beside docs (README.md is the first one), of the examples with what they print and draw
+(docs/gallery), and of the public names in kedge's stub. Links to source files become names, since the site holds no
+source, and links that show the name of a page get its title.
 """
 
 import ast
@@ -30,6 +31,19 @@ TITLES = {
     "scores": "Scores",
     "training": "Training",
 }
+EXAMPLES = {
+    "folder_of_photographs": "A folder of photographs",
+    "timm_network": "timm",
+    "transformers_trainer": "transformers",
+    "lightning_module": "Lightning",
+    "own_loop": "Your own training loop",
+    "plots": "A notebook with plots",
+    "gray_images": "Gray images of 16 bits",
+    "signals": "Signals (1-d)",
+    "service_client": "A client of the service",
+    "onnx_only": "ONNX alone",
+    "pretrained": "What the examples share",
+}
 LINK = re.compile(r"(!?)\[((?:[^\[\]]|\[[^\[\]]*\])*)\]\(([^)#\s]+)(#[^)\s]*)?\)")
 
 
@@ -47,15 +61,16 @@ def references() -> dict[str, list[str]]:
 
 def on_config(config: Any) -> Any:
     """Fill in the pages of the reference, and leave out pages that do not exist."""
-    made = {*BESIDE.values(), "examples.md"}
+    made = set(BESIDE.values())
 
     def kept(entry: Any) -> Any:
         if isinstance(entry, str):
             return entry if entry in made or (ROOT / "docs" / entry).exists() else None
         ((title, value),) = entry.items()
         if value == ["reference"]:
-            pages = [{name: f"reference/{name.lower()}.md"} for name in references()]
-            return {title: pages}
+            return {title: [{name: f"reference/{name.lower()}.md"} for name in references()]}
+        if value == ["gallery"]:
+            return {title: ["gallery/index.md", *({words: f"gallery/{name}.md"} for name, words in EXAMPLES.items())]}
         value = [each for each in map(kept, value) if each] if isinstance(value, list) else kept(value)
         return {title: value} if value else None
 
@@ -67,7 +82,8 @@ def on_files(files: Files, config: Any) -> Files:
     """Add the pages that are made of other files."""
     for source, name in BESIDE.items():
         files.append(File.generated(config, name, content=_moved((ROOT / source).read_text(), source, name)))
-    files.append(File.generated(config, "examples.md", content=_examples()))
+    for name, content in gallery().items():
+        files.append(File.generated(config, f"gallery/{name}.md", content=content))
     for title, names in references().items():
         page = f"# {title}\n\n" + "".join(f"::: {name}\n{_members(name)}\n" for name in names)
         files.append(File.generated(config, f"reference/{title.lower()}.md", content=page))
@@ -77,7 +93,13 @@ def on_files(files: Files, config: Any) -> Files:
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     """Turn links out of docs into links to the pages made of these files, or into names."""
     source = page.file.src_uri
-    return markdown if source in BESIDE.values() else _moved(markdown, f"docs/{source}", source)
+    made = source in BESIDE.values() or source.startswith("gallery/")
+    return markdown if made else _moved(markdown, f"docs/{source}", source)
+
+
+def title_of(path: str) -> str:
+    """The title of a page."""
+    return re.sub(r"[`*]", "", re.search(r"^# (.*)$", (ROOT / path).read_text(), flags=re.MULTILINE)[1])
 
 
 def _moved(markdown: str, source: str, name: str) -> str:
@@ -91,9 +113,11 @@ def _moved(markdown: str, source: str, name: str) -> str:
         if path in BESIDE:
             page = BESIDE[path]
         elif path.startswith("examples/"):
-            page, anchor = "examples.md", f"#{Path(path).stem.replace('_', '-')}"
-        elif path.startswith("docs/") and (ROOT / path).is_file():
+            page, text = f"gallery/{Path(path).stem}.md", f"{EXAMPLES[Path(path).stem]} (`{path}`)"
+        elif path.startswith("docs/") and (ROOT / path).is_file() and not path.endswith(".py"):
             page = path.removeprefix("docs/")
+            if path.endswith(".md") and text.strip("`") in (path, page, Path(path).name):
+                text = title_of(path)
         else:
             return text if text.startswith("`") else f"`{path}`" if text == Path(path).name else f"{text} (`{path}`)"
         relative = posixpath.relpath(page, posixpath.dirname(name) or ".")
@@ -110,13 +134,25 @@ def _members(name: str) -> str:
     return "    options:\n      members: [prepare, loss]\n"
 
 
-def _examples() -> str:
-    """The files in examples: what each does, and its code."""
-    parts = ["# Examples", "Each is a file in `examples` that a test runs."]
-    for path in sorted((ROOT / "examples").glob("*.py")):
-        source = path.read_text()
-        words = ast.get_docstring(ast.parse(source)) or ""
+def gallery() -> dict[str, str]:
+    """The pages of the examples: what each does, its code, what it prints, and what it draws."""
+    left = sorted({path.stem for path in (ROOT / "examples").glob("*.py")} - set(EXAMPLES))
+    if left:
+        raise ValueError(f"EXAMPLES in docs/hooks.py must have a title for {', '.join(left)}")
+    index = [
+        "# Examples",
+        "Each runs as it stands, and is run by a test that compares what it prints with these pages.",
+    ]
+    pages = {}
+    for name, title in EXAMPLES.items():
+        source = (ROOT / "examples" / f"{name}.py").read_text()
+        words = _moved(ast.get_docstring(ast.parse(source)) or "", "examples/", f"gallery/{name}.md")
         code = source.split('"""', 2)[2].strip()
-        title = path.stem.replace("_", "-")
-        parts += [f"## {path.stem.replace('_', ' ').capitalize()} {{: #{title} }}", words, f"```python\n{code}\n```"]
-    return "\n\n".join(parts)
+        parts = [f"# {title}", words, f'```python title="examples/{name}.py"\n{code}\n```']
+        output, drawn = ROOT / f"docs/gallery/{name}.txt", sorted((ROOT / "docs/gallery").glob(f"{name}-*.png"))
+        if output.exists():
+            parts += ["## Output", f"```text\n{output.read_text()}```"]
+        parts += [f"![{path.stem.removeprefix(name)[1:]}]({path.name})" for path in drawn]
+        pages[name] = "\n\n".join(parts)
+        index.append(f"- [{title}]({name}.md): {words.split(chr(10))[0]}")
+    return {"index": "\n\n".join([*index[:2], "\n".join(index[2:])]), **pages}

@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader
 
 import kedge
 from kedge.adapters.lightning import AnchorCallback
-from pretrained import images
+from pretrained import images, report
 
 SIZE = 48  # pixels; the network was trained at 224
 
@@ -34,7 +34,7 @@ class Classification(lightning.LightningModule):
         return torch.optim.AdamW(self.parameters(), lr=1e-3)
 
 
-def main(steps: int = 200, **options: Any) -> kedge.Detector:
+def main(steps: int = 25, **options: Any) -> kedge.Detector:
     """Anchor the network and train with Lightning's Trainer, whose callback calibrates a detector at the end."""
     train_set, held_out = images(SIZE)
     # Or "timm:resnet50" with pretrained=True, or kedge.Classifier(my_network, mean=..., std=...).
@@ -45,8 +45,9 @@ def main(steps: int = 200, **options: Any) -> kedge.Detector:
     )
     trainer.fit(Classification(net), DataLoader(train_set, batch_size=32, shuffle=True, drop_last=True))
     assert callback.detector is not None
+    report(callback.detector, held_out)
     return callback.detector
 
 
 if __name__ == "__main__":
-    print(main().calibration)
+    main()

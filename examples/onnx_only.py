@@ -24,6 +24,12 @@ def score(model: str, files: list[str]) -> dict[str, Any]:
     return dict(zip([o.name for o in session.get_outputs()], session.run(None, {"images": pixels}), strict=True))
 
 
+def main(model: str, *files: str) -> None:
+    """Print the outputs of each file."""
+    outputs = score(model, list(files))
+    for number, file in enumerate(files):
+        print(file, *(f"{name} {values[number]:.3g}" for name, values in outputs.items()), sep="  ")
+
+
 if __name__ == "__main__":
-    for name, values in score(sys.argv[1], sys.argv[2:]).items():
-        print(name, *values.tolist())
+    main(*sys.argv[1:])

@@ -7,12 +7,12 @@ import torch
 from torch.utils.data import DataLoader
 
 import kedge
-from pretrained import images
+from pretrained import images, report
 
 SIZE = 48  # pixels; the network was trained at 224
 
 
-def main(steps: int = 200) -> kedge.Detector:
+def main(steps: int = 25) -> kedge.Detector:
     """Anchor the network, fine-tune it on batches of images and calibrate a detector."""
     train_set, held_out = images(SIZE)
     # Or "timm:resnet50" with pretrained=True, or kedge.Classifier(my_network, mean=..., std=...).
@@ -29,8 +29,10 @@ def main(steps: int = 200) -> kedge.Detector:
             done += 1
             if done == steps:
                 break
-    return kedge.AMP(net).fit(train_set).calibrate(held_out)
+    detector = kedge.AMP(net).fit(train_set).calibrate(held_out)
+    report(detector, held_out)
+    return detector
 
 
 if __name__ == "__main__":
-    print(main().calibration)
+    main()

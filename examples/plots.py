@@ -10,7 +10,7 @@ import kedge
 from kedge.data.digits import digits
 
 
-def main(folder: str | Path = ".", epochs: int = 4) -> kedge.evaluation.Evaluation:
+def main(folder: str | Path = ".", epochs: int = 2) -> kedge.evaluation.Evaluation:
     """Train a network on the digits 0 to 4, and write figures of what it says about the others."""
     everything = digits()
     known = everything.subset(everything.labels < 5)

@@ -29,3 +29,11 @@ def images(size: int) -> tuple[kedge.ImageSet, kedge.ImageSet]:
     gray = digits().subset(range(0, 5000, 5))
     large = interpolate(gray.images, size=(size, size), mode="bilinear")
     return replace(gray, images=large.repeat(1, 3, 1, 1)).split(0.8)
+
+
+def report(detector: kedge.Detector, held_out: kedge.ImageSet) -> None:
+    """Print what a detector is, and how it does on held-out images."""
+    detection = detector(held_out)
+    right = (detection.label == held_out.labels).double().mean()
+    print(detector)
+    print(f"held out: accuracy {right:.0%}, flagged {detection.is_ood.double().mean():.0%}")

@@ -19,8 +19,13 @@ def ask(address: str, file: str) -> dict[str, Any]:
     return dict(result)
 
 
-if __name__ == "__main__":
-    for file in sys.argv[2:]:
-        answer = ask(sys.argv[1], file)
-        verdict = "OUT OF DISTRIBUTION" if answer["is_ood"] else "in distribution"
+def main(address: str, *files: str) -> None:
+    """Print a line for each file."""
+    for file in files:
+        answer = ask(address, file)
+        verdict = f"OUT OF DISTRIBUTION ({answer['reason']})" if answer["is_ood"] else "in distribution"
         print(f"{file}: {answer['class'] or answer['label']}, {verdict}, p {answer['p_value']:.2g}")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -42,10 +42,13 @@ def main(epochs: int = 15) -> dict[str, float]:
             optimizer.step()
     train_set = torch.utils.data.TensorDataset(x, y)
     detector = kedge.KNN(kedge.Classifier(net.eval())).fit(train_set).calibrate(waves(400, "sine", seed=1)[0])
+    print(detector)
     shapes = ("sine", "square", "burst")
-    return {shape: float(detector(waves(200, shape, seed=2)[0]).is_ood.double().mean()) for shape in shapes}
+    flagged = {shape: float(detector(waves(200, shape, seed=2)[0]).is_ood.double().mean()) for shape in shapes}
+    for shape, share in flagged.items():
+        print(f"{shape:7} {share:6.1%} flagged")
+    return flagged
 
 
 if __name__ == "__main__":
-    for shape, share in main().items():
-        print(f"{shape:7} {share:6.1%} flagged")
+    main()

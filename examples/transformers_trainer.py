@@ -16,9 +16,9 @@ import transformers
 from torch import Tensor
 
 import kedge
-from pretrained import images
+from pretrained import images, report
 
-SIZE = 48  # pixels
+SIZE = 32  # pixels
 
 
 def write_network(folder: Path) -> None:
@@ -40,7 +40,7 @@ def loss(logits: Tensor, labels: Tensor, **_: Any) -> Tensor:
     return torch.nn.functional.cross_entropy(logits, labels)
 
 
-def main(steps: int = 200, network: str | None = None, **options: Any) -> kedge.Detector:
+def main(steps: int = 100, network: str | None = None, **options: Any) -> kedge.Detector:
     """Anchor a pretrained network, train it with the Trainer and calibrate a detector."""
     train_set, held_out = images(SIZE)
     with tempfile.TemporaryDirectory() as folder:
@@ -55,8 +55,10 @@ def main(steps: int = 200, network: str | None = None, **options: Any) -> kedge.
         transformers.Trainer(
             model=net, args=arguments, train_dataset=train_set, data_collator=collate, compute_loss_func=loss
         ).train()
-    return kedge.AMP(net).fit(train_set).calibrate(held_out)
+    detector = kedge.AMP(net).fit(train_set).calibrate(held_out)
+    report(detector, held_out)
+    return detector
 
 
 if __name__ == "__main__":
-    print(main().calibration)
+    main()

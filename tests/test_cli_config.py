@@ -138,3 +138,19 @@ def test_help_texts_are_no_fragments_and_flags_have_no_type():
     shown = [getattr(parameter, "help", None) or "" for parameter in parameters(typer.main.get_command(cli.app))]
     assert not [text for text in shown if text and (text[0].islower() or text.startswith(("Of ", "In ")))]
     assert "<bool>" not in run_cli("score", "--help").output + run_cli("data", "show", "--help").output
+
+
+@pytest.mark.parametrize("command", ["fit", "compare", "calibrate", "distill", "watch", "train"])
+def test_help_fits_a_terminal_of_eighty_columns(command):
+    lines = run_cli(command, "--help", columns=80).output.splitlines()
+    assert max(map(len, lines)) <= 80
+    assert not [line for line in lines if "…" in line]  # no option is cut off
+    assert not [line for line in lines if line.strip() == "one"]  # paragraphs are broken by the terminal alone
+    usage = next(line.rstrip() for line in lines if "Usage:" in line)
+    assert usage.split("]")[1] in (
+        " {NETWORK}",
+        " {DATA}",
+        " {DETECTOR} {IMAGES}",
+        " {DETECTOR}",
+        " {DETECTOR ROWS}...",
+    )

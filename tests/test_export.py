@@ -315,13 +315,6 @@ def test_the_ten_lines_without_kedge_give_the_same_outputs(home, detector, parts
     assert_same(OnnxDetector(home / "digits.onnx")(files), detector, files)
 
 
-def test_the_ten_lines_of_the_docs_are_those_of_the_example():
-    text = (EXAMPLE.parents[1] / "docs" / "deploy.md").read_text()
-    (block,) = (part for part in text.split("```python\n")[1:] if part.startswith("session = "))
-    body = "".join(f"    {line}\n" for line in block.split("\n```")[0].splitlines())
-    assert body in EXAMPLE.read_text()
-
-
 def test_files_of_older_versions_give_their_results_under_the_names_of_today():
     folder = Path(__file__).parent / "legacy"
     expected = json.loads((folder / "expected.json").read_text())

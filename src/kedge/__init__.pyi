@@ -1,10 +1,16 @@
 from . import adapters as adapters
 from . import calibration as calibration
 from . import data as data
+from . import drift as drift
 from . import evaluation as evaluation
+from . import experimental as experimental
+from . import export as export
+from . import hub as hub
 from . import metrics as metrics
 from . import models as models
 from . import scores as scores
+from . import scoring as scoring
+from . import serving as serving
 from . import training as training
 from .adapters.pipeline import pipeline as pipeline
 from .anchoring import Anchored as Anchored

@@ -12,7 +12,10 @@ from kedge.files import check_target
 
 def distill(
     file: Annotated[
-        Path, typer.Argument(help="Teacher: a saved AMP detector, or the name of one that comes with kedge.")
+        Path,
+        typer.Argument(
+            metavar="DETECTOR", help="Teacher: a saved AMP detector, or the name of one that comes with kedge."
+        ),
     ],
     train: Annotated[str, typer.Option(help="Training images: data set by name, folder:PATH or npz:PATH.")],
     out: Annotated[Path, typer.Option("--out", "-o", help="The student's file.")],

@@ -16,7 +16,8 @@ from kedge.files import check_target
 
 def evaluate(
     files: Annotated[
-        list[Path], typer.Argument(help="Files of calibrated detectors, or names of those that kedge ships.")
+        list[Path],
+        typer.Argument(metavar="DETECTOR", help="Files of calibrated detectors, or names of those that kedge ships."),
     ],
     test: Annotated[str, typer.Option(help="In-distribution test images: a name, folder:PATH or npz:PATH.")],
     ood: Annotated[list[str], typer.Option(help="Out-of-distribution images, given like --test; may be repeated.")],

@@ -4,6 +4,7 @@ import ast
 import importlib.util
 from functools import cached_property
 from importlib import import_module
+from inspect import cleandoc
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,13 @@ from typer.core import TyperCommand, TyperGroup
 
 from kedge.errors import InputError
 
+TYPES = {"int": "N", "float": "X", "path": "PATH", "str": "TEXT", "text": "TEXT"}  # by what typer's word contains
 
-class PlainFlags:
-    """Leaves out the type of flags in the help, which would show ``--json <bool>``."""
+
+class PlainHelp:
+    """Shows arguments in capitals, values as N, X, PATH or TEXT, flags without a type, and paragraphs as such."""
+
+    help: str | None
 
     def get_params(self, ctx: Any) -> Any:
         """The parameters of a command."""
@@ -22,14 +27,25 @@ class PlainFlags:
         for param in params:
             if getattr(param, "is_flag", False):
                 param.metavar = ""
+            elif param.metavar is None and param.param_type_name == "argument":
+                param.metavar = param.name.upper()
+            elif param.metavar is None:
+                word = param.display_type(ctx) if hasattr(param, "display_type") else param.type.name
+                param.metavar = next((shown for part, shown in TYPES.items() if part in word), None)
         return params
 
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """Print the help; a terminal breaks the lines, not the docstring."""
+        paragraphs = cleandoc(self.help or "").split("\n\n")
+        self.help = "\n\n".join(" ".join(map(str.strip, each.splitlines())) for each in paragraphs)
+        super().format_help(ctx, formatter)  # type: ignore[misc]
 
-class Command(PlainFlags, TyperCommand):
+
+class Command(PlainHelp, TyperCommand):
     """A command."""
 
 
-class Group(PlainFlags, TyperGroup):
+class Group(PlainHelp, TyperGroup):
     """A group of commands."""
 
 

@@ -24,12 +24,13 @@ Mean = Annotated[str | None, typer.Option(help="Normalisation of images in [0, 1
 Std = Annotated[str | None, typer.Option(help="The same for the deviation, such as 0.229,0.224,0.225.")]
 Size = Annotated[int | None, typer.Option(min=1, help="Height and width of the inputs.")]
 DetectorFile = Annotated[
-    Path, typer.Argument(help="A saved detector, or the name of one that comes with kedge: cifar10.")
+    Path,
+    typer.Argument(metavar="DETECTOR", help="A saved detector, or the name of one that comes with kedge: cifar10."),
 ]
 Model = Annotated[
     str | None,
     typer.Option(
-        metavar="PACKAGE.MODULE:FACTORY",
+        metavar="MODULE:FACTORY",
         help="A function of your own that returns the network, to use instead of the graph in the file.",
     ),
 ]

@@ -28,7 +28,7 @@ def score(
     inputs: Annotated[
         list[str],
         typer.Argument(
-            metavar="DETECTOR IMAGES...",
+            metavar="DETECTOR IMAGES",
             help="A calibrated detector, or the name of one that comes with kedge: cifar10. Then images, folders, "
             "globs, lists (.txt), tars, parquet files.",
         ),

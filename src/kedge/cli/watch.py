@@ -18,7 +18,7 @@ def watch(
     files: Annotated[
         list[str],
         typer.Argument(
-            metavar="DETECTOR ROWS...",
+            metavar="DETECTOR ROWS",
             help="The detector that scored the images. Then files that kedge score wrote, in the order of time.",
         ),
     ],
@@ -37,7 +37,9 @@ def watch(
     ] = False,
     overwrite: Overwrite = False,
     as_json: AsJson = False,
-    fail_on_drift: Annotated[bool, typer.Option(help=f"Exit with code {DRIFTED} on an alarm.")] = False,
+    fail_on_drift: Annotated[
+        bool, typer.Option("--fail-on-drift", help=f"Exit with code {DRIFTED} on an alarm.")
+    ] = False,
 ) -> None:
     """Test whether images have changed since a detector was calibrated.
 

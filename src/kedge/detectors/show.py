@@ -89,7 +89,7 @@ def plot_verdicts(detector: "Detector", images: Any, most: int) -> Any:
     names = names_of(images)
     columns = min(len(x), 4)
     rows = math.ceil(len(x) / columns)
-    figure = pyplot.Figure(figsize=(2.6 * columns, 3.3 * rows), layout="constrained")
+    figure = pyplot.Figure(figsize=(2.6 * columns, (3.5 if names else 3.3) * rows), layout="constrained")
     panels = list(figure.subplots(rows, columns, squeeze=False).flat)
     for axes in panels:
         axes.axis("off")
