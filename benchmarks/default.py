@@ -1,13 +1,13 @@
 """The cost of the default detector: a verdict against a plain forward pass, and `fit` against a pass over its images.
 
-    python benchmarks/default.py --data-dir DATA --features runs/tasks [--json docs/results/pace-default.json]
+    python benchmarks/default.py --data-dir DATA --features runs/tasks [--json docs/results/default-cost.json]
 
-The networks are EfficientNet-Lite0 with ImageNet's weights (extra `pretrained`) and a last layer for 18 breeds of pets,
-and ResNet-50 with random weights; the images are photographs, from DATA/photos. A plain pass is `net(x)` in float32 as
-the network's own code has it, on images that are ready. A verdict is all from 8-bit pixels to p-values: of the detector
-loaded from its file, as `kedge score` and `kedge serve` run it, and of its exports. All run in turns, and times are
-those of the processor, so that other work on the machine counts little. Printed are the median and the quartiles of the
-ratio by turn.
+The networks are EfficientNet-Lite0 with ImageNet's weights (extra `pretrained`) and a last layer for half of the breeds
+of pets, and ResNet-50 with random weights; the images are photographs, from DATA/photos. A plain pass is `net(x)` in
+float32 as the network's own code has it, on images that are ready. A verdict is all from 8-bit pixels to p-values: of
+the detector loaded from its file, as `kedge score` and `kedge serve` run it, and of its exports. All run in turns, and
+times are those of the processor, so that other work on the machine counts little. Printed are the median and the
+quartiles of the ratio by turn.
 
 Then, for Lite0 at 160 pixels: which share of labels each 8-bit file keeps, and its AUROC beside the exact one, on test
 images, new breeds and other photographs; and `fit` on --fit photographs, from files, beside a plain loop over the same

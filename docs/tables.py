@@ -171,6 +171,11 @@ def filled(text: str) -> str:
         "quality": ("shipped", cost_in_quality),
         "quality of one view": ("shipped-one-view", cost_in_quality),
         "peers": ("peers", peers),
+        "verdicts": ("default-cost", verdicts),
+        "eight bits": ("default-cost", eight_bits),
+        "batches of AMP": ("amp-batches", times),
+        "waiting": ("scoring-photos", waiting),
+        "requests": ("serving-photos", requests),
         "heads, short": ("heads", heads_short),
         "heads": ("heads", lambda known: MethodTable.from_record(known).summary().markdown() + "\n"),
         "heads by column": ("heads", lambda known: MethodTable.from_record(known).by_column().markdown() + "\n"),
@@ -381,6 +386,53 @@ def times(known: Mapping[str, Any]) -> str:
             lines.append([record["name"], TITLES[engine], *cells])
     heads = [*(f"batch {b}" for b in batches), *([f"MB at {batches[-1]}"] if memory else [])]
     return markdown(["network", "engine", *heads], lines)
+
+
+def verdicts(known: Mapping[str, Any]) -> str:
+    """Time of the default detector's engines in plain passes, with quartiles, by network and batch."""
+    columns = list(dict.fromkeys((row["subject"], row["batch"]) for row in known["verdicts"]))
+    by: dict[str, dict[tuple[str, int], str]] = {}
+    for row in known["verdicts"]:
+        cell = f"{row['median']:.2f} ({row['low']:.2f} to {row['high']:.2f})"
+        by.setdefault(row["engine"], {})[row["subject"], row["batch"]] = cell
+    heads = ["engine", *(f"{subject}, batch {batch}" for subject, batch in columns)]
+    return markdown(heads, [[engine, *(of.get(each, "") for each in columns)] for engine, of in by.items()])
+
+
+def eight_bits(known: Mapping[str, Any]) -> str:
+    """What 8 bits keep of the default detector's labels and of its AUROC on each set."""
+    quality = known["quality"]
+    sets = list(quality["exact"])
+    rows = []
+    for engine, of in quality.items():
+        if engine.endswith("int8"):
+            points = [f"{of['points'][name]:+.2f}" for name in sets]
+            rows.append([engine, f"{100 * of['labels']:.1f}", *points])
+    exact = [f"{quality['exact'][name]:.2f}" for name in sets]
+    heads = ["engine", "labels kept, %", *(f"AUROC, {name}" for name in sets)]
+    return markdown(heads, [["exact", "100.0", *exact], *rows])
+
+
+def waiting(known: Mapping[str, Any]) -> str:
+    """The share of time in which the network waits for photographs, by how they are read."""
+    rows = [
+        [name, f"{100 * statistics.median(of):.1f} ({100 * min(of):.1f} to {100 * max(of):.1f})"]
+        for name, of in known["waiting"].items()
+    ]
+    return markdown(["read by", "time in which the network waits, %"], rows)
+
+
+def requests(known: Mapping[str, Any]) -> str:
+    """The service with photographs uploaded, beside the bare detector and scripts."""
+    names = ("engine", "in pairs", "decoding in pairs")
+    rows = []
+    for level in known["levels"]:
+        cells = [f"{level[f'service / {name}']:.2f}" for name in names]
+        memory = " to ".join(f"{each / 1e6:.0f}" for each in level["memory"])
+        times = [f"{1000 * level['p50']:.0f}", f"{1000 * level['p99']:.0f}"]
+        rows.append([str(level["clients"]), f"{level['service']:.0f}", *cells, *times, memory, str(level["errors"])])
+    heads = [f"service / {name}" for name in names]
+    return markdown(["clients", "images/s", *heads, "p50, ms", "p99, ms", "MB", "errors"], rows)
 
 
 def cost_in_quality(known: Mapping[str, Any]) -> str:
