@@ -30,20 +30,27 @@ class StreamingQuantile:
         values = finite("values", values, "find out where they arise").detach().flatten().cpu().double()
         if len(values) == 0:
             return
+        before = self.smallest
         self.smallest = min(self.smallest, float(values.min()))
         self.largest = max(self.largest, float(values.max()))
-        if self.count == 0:
-            self._low = self.smallest
-            self._span = self.largest - self.smallest or 1e-9 * max(1.0, abs(self.smallest))  # equal numbers
+        if self._span == 0:  # the numbers before were all equal: the range is that of the numbers now
+            self._low, self._span = self.smallest, self.largest - self.smallest
+            if self.count > 0:
+                self._bins.zero_()
+                self._bins[self._bin_of(torch.tensor(before, dtype=torch.float64))] = self.count
         while not self._low <= self.smallest <= self.largest <= self._low + self._span:
             merged, empty = self._bins.view(-1, 2).sum(dim=1), torch.zeros(BINS // 2, dtype=torch.int64)
             downwards = self.smallest < self._low
             self._bins = torch.cat([empty, merged] if downwards else [merged, empty])
             self._low -= self._span if downwards else 0.0
             self._span *= 2
-        index = ((values - self._low) * (BINS / self._span)).long().clamp(0, BINS - 1)
+        index = self._bin_of(values)
         self._bins.scatter_add_(0, index, torch.ones_like(index))  # a bincount would fill all bins for each batch
         self.count += len(values)
+
+    def _bin_of(self, values: Tensor) -> Tensor:
+        """The bin of each number; the first for all while they are equal."""
+        return ((values - self._low) / (self._span or 1.0) * BINS).long().clamp(0, BINS - 1)
 
     def quantile(self, q: float) -> float:
         """The number below which a fraction ``q`` of the numbers lies."""
