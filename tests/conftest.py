@@ -1,12 +1,19 @@
 """What every test runs under."""
 
+import functools
 import math
+import sys
+from importlib.util import find_spec
 
 import pytest
 import torch
+from hypothesis import settings
 
 import torchvision_ops  # noqa: F401 -- before timm and transformers look for torchvision
 from kedge.detectors import training_images
+
+settings.register_profile("the same in every run", derandomize=True, deadline=None, max_examples=60)
+settings.load_profile("the same in every run")
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -26,6 +33,19 @@ def toy_sets_may_overlap():
     """Let tests fit and calibrate on the same few images; test_leakage.py tests the check itself."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(training_images, "SHARED", math.inf)
+        yield
+
+
+@pytest.fixture(autouse=True, scope="session")
+def one_registry():
+    """Build torch's table of ONNX operations once, and not in each export, if any file of tests exports."""
+    if "kedge.export" not in sys.modules or find_spec("onnxscript") is None:
+        yield
+        return
+    from torch.onnx._internal.exporter._registration import ONNXRegistry
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ONNXRegistry, "from_torchlib", staticmethod(functools.cache(ONNXRegistry.from_torchlib)))
         yield
 
 

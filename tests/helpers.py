@@ -5,8 +5,10 @@ import copy
 import io
 import os
 import re
+import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -65,9 +67,8 @@ def layer_maps(
     An oracle: one image and one anchor at a time, by hooks of its own; with anchors, the means.
     """
     if isinstance(net, kedge.Anchored):
-        parts = []
+        parts, single = [], copy.deepcopy(net)
         for anchor in net.anchors if anchors is None else anchors:
-            single = copy.deepcopy(net)
             single.set_anchors(anchor[None])
             parts.append(_read_layers(single, x, layers))
         logits, maps = zip(*parts, strict=True)
@@ -106,6 +107,19 @@ def vector_network(weight, bias=None) -> nn.Module:
     if bias is not None:
         head.bias.data = torch.as_tensor(bias, dtype=torch.float64)
     return nn.Sequential(nn.Identity(), head)
+
+
+class Function(nn.Module):
+    """A network of named layers and a forward."""
+
+    def __init__(self, forward, **layers):
+        super().__init__()
+        self.run = forward
+        for name, layer in layers.items():
+            self.add_module(name, layer)
+
+    def forward(self, x):
+        return self.run(self, x)
 
 
 class TwoHeads(nn.Module):
@@ -201,6 +215,25 @@ def service_process(detector: Any, folder: Path, *options: str, files: int = 102
     finally:
         process.kill()
         process.wait(timeout=10)
+
+
+@contextlib.contextmanager
+def served(detector: Any, *, timeout: float = 600, **limits: Any) -> Iterator[int]:
+    """The port of a service in a thread, as `kedge serve` starts it; no thread is left behind."""
+    from kedge.serving import Settings, create_app
+    from kedge.serving.server import Server
+
+    others, settings = set(threading.enumerate()), Settings(timeout=timeout, **limits)
+    server = Server(create_app(detector, settings), settings)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=server.run, args=([listener],))
+        thread.start()
+        try:
+            yield listener.getsockname()[1]
+        finally:
+            server.should_exit = True
+            thread.join(60)
+    assert set(threading.enumerate()) <= others
 
 
 def refused(error: type[Exception], message: str, call: Any, *arguments: Any, **options: Any) -> None:

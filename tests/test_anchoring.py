@@ -19,7 +19,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import kedge
-from helpers import wide_weight
+from helpers import Function, wide_weight
 from kedge.anchoring import AnchoringOptions
 from kedge.anchoring import survey as anchoring_survey
 from kedge.anchoring.corruption import Corruption
@@ -145,19 +145,6 @@ def anchored(module=None, shape=IMAGE, init="fresh", dtype=torch.float64, per_im
     net = kedge.anchor(conv_net(dtype=dtype) if module is None else module, init=init, **options).eval()
     net.set_anchors(rand(k, *shape, seed=1, dtype=dtype), per_image=per_image)
     return net, rand(B, *shape, seed=2, dtype=dtype)
-
-
-class Function(nn.Module):
-    """A network of named layers and a forward."""
-
-    def __init__(self, forward, **layers):
-        super().__init__()
-        self.run = forward
-        for name, layer in layers.items():
-            self.add_module(name, layer)
-
-    def forward(self, x):
-        return self.run(self, x)
 
 
 def conv(kernel=3):

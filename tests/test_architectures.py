@@ -17,8 +17,8 @@ from kedge.models.head import find_head
 timm = pytest.importorskip("timm")
 
 PAGE = (Path(__file__).parents[1] / "docs" / "networks.md").read_text()
-FAST = """resnet18 tf_mobilenetv3_small_minimal_100 resnetv2_50x1_bit vit_tiny_patch16_224 swin_tiny_patch4_window7_224
-    convnext_atto mixer_s32_224 nfnet_l0 efficientformer_l1 maxvit_nano_rw_256""".split()  # noqa: SIM905
+FAST = """resnet18 tf_mobilenetv3_small_minimal_100 resnetv2_50x1_bit vit_tiny_patch16_224 convnext_atto
+    mixer_s32_224""".split()  # noqa: SIM905
 
 
 def table(name: str) -> list[list[str]]:
@@ -64,7 +64,7 @@ def test_an_architecture_of_the_page_works_as_it_says(
 ) -> None:
     net = kedge.network(f"timm:{name}", classes=4)
     assert net.record["preprocess"]["shape"] == (3, int(size), int(size))
-    if name in FAST and name != "efficientformer_l1":  # which is made for one size alone
+    if name in FAST:
         net = kedge.network(f"timm:{name}", classes=4, size=64)
     assert works(net, tmp_path).layer == layer
     x = torch.rand(2, *net.record["preprocess"]["shape"])
@@ -118,7 +118,7 @@ def test_an_image_classifier_of_transformers_works(kind: str, tmp_path: Path) ->
     assert kind.removesuffix("Config").lower() in PAGE.lower()
 
 
-@pytest.mark.parametrize(("channels", "size"), [(1, (32, 64)), (5, (64, 32)), (2, (48, 48))])
+@pytest.mark.parametrize(("channels", "size"), [(1, (32, 64)), (5, (64, 32))])
 @pytest.mark.parametrize("name", ["resnet10t", "test_vit"])
 def test_gray_multispectral_and_oblong_images(name: str, channels: int, size: tuple[int, int], tmp_path: Path) -> None:
     works(kedge.network(f"timm:{name}", classes=4, channels=channels, size=size), tmp_path)

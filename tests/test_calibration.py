@@ -7,7 +7,7 @@ from fractions import Fraction
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from scipy.optimize import minimize_scalar
 from scipy.special import log_softmax
@@ -21,7 +21,6 @@ INF, NAN = math.inf, math.nan
 tied = st.lists(st.sampled_from([-INF, -1.0, 0.0, 1.0, 2.0, INF]), min_size=1, max_size=60)
 varied = st.lists(st.floats(allow_nan=False, width=32), min_size=1, max_size=30)
 shares = st.sampled_from([0.01, 0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 0.9, 0.99])
-quick = settings(max_examples=100, derandomize=True, deadline=None)
 
 
 def quiet_threshold(*args):
@@ -43,7 +42,6 @@ def uniform(draws, n, seed):
 
 
 @given(calibration=tied | varied, scores=tied | varied, alpha=shares)
-@quick
 def test_p_values_and_flags_are_those_of_the_definition_in_exact_arithmetic(calibration, scores, alpha):
     p = p_values(torch.tensor(calibration), torch.tensor(scores))
     assert p.dtype == torch.float64
@@ -53,7 +51,6 @@ def test_p_values_and_flags_are_those_of_the_definition_in_exact_arithmetic(cali
 
 
 @given(calibration=tied | varied, scores=tied | varied, alpha=shares, delta=st.none() | shares)
-@quick
 def test_an_image_is_flagged_if_its_score_is_above_the_threshold(calibration, scores, alpha, delta):
     calibration, scores = torch.tensor(calibration), torch.tensor([*scores, *calibration, INF, -INF])
     flags = is_ood(calibration, scores, alpha, delta)
@@ -113,7 +110,6 @@ def test_with_delta_the_guarantee_holds_for_a_share_1_minus_delta_of_calibration
 
 
 @given(n=st.integers(1, 10**6), thousandths=st.integers(1, 999))
-@quick
 def test_allowed_is_the_largest_count_whose_share_fits(n, thousandths):
     k = allowed(n, thousandths / 1000)
     assert 1000 * k <= thousandths * (n + 1) < 1000 * (k + 1)
@@ -124,7 +120,6 @@ def test_allowed_is_the_largest_count_whose_share_fits(n, thousandths):
     alpha=st.sampled_from([0.95, 0.5, 0.1, 0.05, 0.01, 0.001]),
     delta=st.sampled_from([0.987, 0.53, 0.197, 0.099, 0.047, 0.0099, 0.00001]),
 )
-@quick
 def test_allowed_with_delta_is_the_binomial_bound(n, alpha, delta):
     keeps = binom.sf(np.arange(n + 1) - 1, n, alpha) >= 1 - delta  # by k
     assert allowed(n, alpha, delta) == np.flatnonzero(keeps).max()
@@ -167,7 +162,6 @@ def test_of_halved_images_the_warning_names_how_many_to_split():
 
 
 @given(alpha=st.integers(1, 999).map(lambda i: i / 1000), delta=st.none() | shares)
-@quick
 def test_the_number_named_is_the_smallest_that_can_flag(alpha, delta):
     if allowed(1, alpha, delta) > 0:
         return

@@ -8,7 +8,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from hypothesis import settings
 
 from kedge.checks import at_least, between, finite, one_of, resolve, shape_of
 from kedge.errors import ArchitectureError, FileFormatError, InputError, KedgeError, NotReadyError
@@ -17,7 +16,6 @@ from kedge.io import artifact
 from kedge.seeds import mix_seed
 
 INF, NAN = math.inf, math.nan
-quick = settings(max_examples=100, derandomize=True, deadline=None)
 
 
 def test_a_valid_value_is_returned():

@@ -69,6 +69,7 @@ def test_a_loss_and_an_augmentation_are_chosen_by_name(images, tmp_path):
 
 
 @needs_fabric
+@pytest.mark.slow  # test_distributed.py runs the command in two processes that are there already
 def test_two_devices_on_this_machine(images, tmp_path):
     short = ("--no-anchor", "--epochs", "1", "--devices", "2", "--accelerator", "cpu")
     command = [sys.executable, "-m", "kedge", *arguments(images, tmp_path / "run", *short)]
@@ -147,10 +148,10 @@ def test_a_network_of_timm_is_trained_by_name_and_its_head_alone(tmp_path):
     timm = pytest.importorskip("timm")
     from safetensors.torch import save_file
 
-    save_file(timm.create_model("resnet10t", num_classes=3).state_dict(), tmp_path / "a.safetensors")
+    save_file(timm.create_model("test_resnet", num_classes=3).state_dict(), tmp_path / "a.safetensors")
     data = colors(150, side=32)
     np.savez(tmp_path / "colors.npz", x=data.images.permute(0, 2, 3, 1).numpy(), y=data.labels.numpy())
-    weights = ("--network", "timm:resnet10t", "--weights", tmp_path / "a.safetensors")
+    weights = ("--network", "timm:test_resnet", "--weights", tmp_path / "a.safetensors")
     common = ["train", f"npz:{tmp_path / 'colors.npz'}", *weights]
     frozen = run_cli(*common, "--freeze", "--hold-out", 0.4, "--out", tmp_path / "frozen")
     assert frozen.exit_code == 0, frozen.exception

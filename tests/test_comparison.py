@@ -218,7 +218,7 @@ def folder(tmp_path_factory):
             place = home / ("other/held" if name == "odd" else name) / CLASSES[label]
             place.mkdir(parents=True, exist_ok=True)
             pixels = image.permute(1, 2, 0).numpy()
-            Image.fromarray(pixels).resize((300 + i, 280)).save(place / f"{i}.png")
+            Image.fromarray(pixels).resize((80 + i, 60)).save(place / f"{i}.png")
     return home
 
 

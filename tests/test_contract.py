@@ -245,15 +245,15 @@ def test_fit_undoes_a_calibration_learns_anew_and_leaves_a_network_in_training_m
 # A score belongs to its image.
 
 
-@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-4), (torch.float64, 1e-9)])
 @every_detector
-def test_a_score_does_not_depend_on_its_batch(name, kind, dtype, tolerance):
-    detector, some = ready(name, kind, dtype), images(12, seed=2)
+def test_a_score_does_not_depend_on_its_batch(name, kind):
+    dtype, tolerance = (torch.float32, 1e-4) if kind == "unanchored" else (torch.float64, 1e-9)
+    detector, some = ready(name, kind, dtype), images(6, seed=2)
     whole = detector.score(some)
     assert torch.equal(detector.score(some), whole)
     close = tolerances(detector(some), tolerance)
-    torch.testing.assert_close(detector.score(some, batch_size=5), whole, **close)
-    backwards = some.subset(range(11, -1, -1))
+    torch.testing.assert_close(detector.score(some, batch_size=4), whole, **close)
+    backwards = some.subset(range(5, -1, -1))
     torch.testing.assert_close(detector.score(backwards, batch_size=1).flip(0), whole, **close)
     among_others = torch.cat([some.images[:3], images(30, seed=3).images])
     torch.testing.assert_close(detector.score(among_others)[:3], whole[:3], **close)
@@ -309,7 +309,7 @@ def test_several_threads_get_what_one_gets(name, kind):
         others = [kedge.MSP(member).fit(images()) for member in members]
     for other in others:
         other.calibrate(images(80, seed=1))
-    parts = [images(5, seed=seed) for seed in range(10, 18)]
+    parts = [images(5, seed=seed) for seed in range(10, 14)]
     calls = [(each, part) for part in parts for each in (detector, *others)]
     expected = [each(part) for each, part in calls]
     detector.net.train()

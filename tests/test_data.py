@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image, ImageOps
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, TensorDataset
@@ -22,7 +22,6 @@ from kedge.data.preprocess import FILTERS
 from kedge.errors import FileFormatError, InputError, NotReadyError
 from kedge.studies.outlier_images import inverted, letters, noised, textures
 
-quick = settings(max_examples=60, derandomize=True, deadline=None)
 RULE = Preprocess((3, 8, 8))
 GRAY = Preprocess((1, 8, 8))
 
@@ -120,7 +119,6 @@ def test_an_image_set_gives_images_and_labels_and_subsets_in_order_or_by_a_mask(
 
 
 @given(n=st.integers(2, 40), fraction=st.floats(0.05, 0.95), seed=st.integers(0, 5))
-@quick
 def test_a_split_shares_out_every_image_once(n, fraction, seed):
     numbered = ImageSet(torch.zeros(n, 1, 1, 1, dtype=torch.uint8), torch.arange(n))
     first, rest = numbered.split(fraction, seed=seed)

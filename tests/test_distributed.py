@@ -7,12 +7,14 @@ import sys
 from importlib.util import find_spec
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
 import kedge
 import kedge.files
+from helpers import colors, run_cli
 from kedge.seeds import seeded
 from kedge.training import Recipe, SyntheticOutliers, train
 
@@ -26,6 +28,16 @@ KINDS = {
     "anchored, synthetic outliers": {**ANCHORED, "synthetic_outliers": 0.3},
     "unanchored, synthetic outliers": None,
 }
+
+
+def command_in(folder):
+    """Run the command, which joins the processes that there are."""
+    data = colors(64)
+    path = folder / f"colors-{os.environ['RANK']}.npz"
+    np.savez(path, x=data.images.permute(0, 2, 3, 1).numpy(), y=data.labels.numpy())
+    short = ("--network", "compact", "--epochs", 1, "--batch", 16, "--hold-out", 0.4, "--no-anchor")
+    done = run_cli("train", f"npz:{path}", *short, "--devices", 2, "--accelerator", "cpu", "--out", folder / "command")
+    assert done.exit_code == 0, (done.output, done.exception)
 
 
 def train_in(directory, kind):
@@ -88,6 +100,10 @@ def test_two_processes_give_the_loss_curve_of_one(home, kind):
     assert alone[-1]["loss"] < 0.9 * alone[0]["loss"]
 
 
+def test_the_command_trains_in_two_processes(home):
+    assert kedge.load(home / "two" / "command" / "detector.kedge").net.record["processes"] == 2
+
+
 def test_only_the_first_of_two_processes_writes(home):
     assert {json.loads((home / "two" / kind / "record.json").read_text())["processes"] for kind in KINDS} == {2}
     assert set((home / "two" / "writers.txt").read_text().split()) == {"0"}
@@ -99,3 +115,4 @@ if __name__ == "__main__":  # in each process that torchrun starts
     log_writers(folder / "writers.txt")
     for kind in KINDS:
         train_in(folder / kind, kind)
+    command_in(folder)

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 from scipy.integrate import quad
@@ -22,7 +22,6 @@ INF, NAN = math.inf, math.nan
 
 tied = st.lists(st.integers(0, 4).map(float), min_size=2, max_size=12)
 spread = st.lists(st.floats(-10, 10), min_size=2, max_size=12)
-quick = settings(max_examples=60, derandomize=True, deadline=None)
 
 
 def normal(rng, size):
@@ -54,7 +53,6 @@ def every_order(window, calibration):
 
 
 @given(window=tied | spread, calibration=tied | spread)
-@quick
 def test_statistics_and_the_normal_p_value_are_scipys(window, calibration):
     r = one(window, calibration)
     assert r.distance[0] / (r.n * r.m) == pytest.approx(stats.ks_2samp(window, calibration).statistic, abs=1e-12)

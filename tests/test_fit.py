@@ -139,7 +139,6 @@ def test_no_command_needs_timm_for_a_network_of_timm(
         ("watch", "a.kedge", "rows.csv"),
         ("calibrate", "a.kedge", "folder:held", "--alpha", "0.2", "--out", "b.kedge"),
         ("evaluate", "b.kedge", "--test", "folder:fresh", "--ood", "folder:train", "--resamples", 0),
-        ("export", "a.kedge", "-o", "a.onnx"),
     ]
     for command in commands:
         result = run_cli(*command)

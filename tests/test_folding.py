@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 import kedge
+from helpers import Function
 from kedge.anchoring.folding import folded
 from kedge.models import build
 from kedge.models.capture import capture
@@ -53,19 +54,6 @@ def test_the_logits_and_the_memory_format_stay_and_norms_go(name, anchored):
     assert all(p.is_contiguous(memory_format=torch.channels_last) for p in fast.parameters() if p.ndim == 4)
 
 
-class Network(nn.Module):
-    """A network of named layers and a forward."""
-
-    def __init__(self, forward, **layers):
-        super().__init__()
-        self.run = forward
-        for name, layer in layers.items():
-            self.add_module(name, layer)
-
-    def forward(self, x):
-        return self.run(self, x)
-
-
 def body(norm=None):
     return nn.Sequential(nn.Conv2d(3, 4, 3), norm or nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(3600, 2))
 
@@ -82,7 +70,7 @@ def odd():
 
     norms = {f"norm_{name}": nn.BatchNorm2d(4) for name in "abcd"}
     layers = {"a": nn.Conv2d(3, 4, 3), "b": nn.Conv2d(4, 4, 3), "c": nn.Conv2d(4, 4, 3), "pool": nn.MaxPool2d(2)}
-    return Network(forward, **layers, **norms, head=nn.Linear(4, 2))
+    return Function(forward, **layers, **norms, head=nn.Linear(4, 2))
 
 
 def test_what_cannot_be_folded_stays():
@@ -99,7 +87,7 @@ def test_what_cannot_be_folded_stays():
 
 def by_keyword():
     layers = {"conv": nn.Conv2d(3, 4, 3), "norm": nn.BatchNorm2d(4), "head": nn.Linear(4, 2)}
-    return Network(lambda net, x: net.head(net.norm(input=net.conv(x)).mean(dim=(2, 3))), **layers)
+    return Function(lambda net, x: net.head(net.norm(input=net.conv(x)).mean(dim=(2, 3))), **layers)
 
 
 def norm_of_tokens(features):
@@ -199,7 +187,7 @@ def test_norms_of_a_loaded_graph_go_with_their_tensors(anchored):
 
 
 LEFT = {  # name: (network, norms that must stay)
-    "not traceable": (lambda: Network(lambda net, x: net.a(x) if x.sum() > 0 else -net.a(x), a=body()), 1),
+    "not traceable": (lambda: Function(lambda net, x: net.a(x) if x.sum() > 0 else -net.a(x), a=body()), 1),
     "statistics of the batch": (lambda: body(nn.BatchNorm2d(4, track_running_stats=False)), 1),
     "called by keyword": (by_keyword, 0),
     "tokens": (lambda: norm_of_tokens(3), 1),  # as many features as there are tokens

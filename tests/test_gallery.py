@@ -17,7 +17,7 @@ import torch
 from PIL import Image
 
 import kedge
-from helpers import service_process
+from helpers import served
 from kedge.data.digits import digits
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
@@ -71,7 +71,10 @@ def check(name: str, command: str, run) -> None:
     ("name", "steps", "options"),
     [
         ("own_loop", 25, {}),
-        ("lightning_module", 25, {"enable_progress_bar": False, "enable_model_summary": False}),
+        pytest.param(  # test_lightning.py trains smaller networks with the callback
+            *("lightning_module", 25, {"enable_progress_bar": False, "enable_model_summary": False}),
+            marks=pytest.mark.slow,
+        ),
         ("transformers_trainer", 100, {"disable_tqdm": True, "use_cpu": True}),
     ],
 )
@@ -141,9 +144,9 @@ def test_onnx_alone(example, protected, monkeypatch):
     check("onnx_only", command, lambda: example("onnx_only").main(*command.split()[2:]))
 
 
-def test_the_client_gets_the_verdict_of_the_detector(example, protected, tmp_path):
+def test_the_client_gets_the_verdict_of_the_detector(example, protected):
     detector, folder = protected
-    with service_process(detector, tmp_path) as (_, port, _):
+    with served(detector) as port:
         address, files = f"http://127.0.0.1:{port}", [str(folder / name) for name in ("seven.png", "chequered.png")]
         answers = [example("service_client").ask(address, file) for file in files]
         command = "python service_client.py http://localhost:8000 seven.png chequered.png"

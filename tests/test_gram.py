@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
@@ -120,7 +120,6 @@ def test_a_faint_channel_does_not_vanish_beside_a_strong_one():
     assert (gram_sums(features) > 0).all()
 
 
-@settings(max_examples=30, deadline=None)
 @given(st.lists(st.floats(-1000, 1000, width=32), min_size=6, max_size=6), st.integers(1, 10))
 def test_any_maps_agree_with_the_definition(values, p):
     maps = np.array(values).reshape(2, 3)

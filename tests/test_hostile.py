@@ -29,13 +29,13 @@ from PIL import Image
 from fuzzing.images import PHOTO, SEEDS, SIDE, pixels
 from fuzzing.requests import ask, check_answer, form, hostile_request
 from helpers import encoded as file
-from helpers import service_process, small_amp
+from helpers import served, service_process, small_amp
 from kedge.data import Preprocess, decoding, open_image
 from kedge.errors import InputError
 from kedge.scoring import read_rows, score_files
 from kedge.serving import Busy, Settings, create_app
 from kedge.serving.bodies import FORMATS, LARGE, Refused, decode, from_form, from_json
-from kedge.serving.server import Server, Sparing
+from kedge.serving.server import Sparing
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # Pillow's, of what it finds in damaged files
 
@@ -562,22 +562,6 @@ def test_what_would_not_be_answered_in_time_is_refused_at_once(detector):
 
 
 # --- connections ------------------------------------------------------------------------------------------------------
-
-
-@contextlib.contextmanager
-def served(detector, *, timeout=600, **limits):
-    """The port of a service on this machine, as `kedge serve` starts it."""
-    others, settings = set(threading.enumerate()), Settings(timeout=timeout, **limits)
-    server = Server(create_app(detector, settings), settings)
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        thread = threading.Thread(target=server.run, args=([listener],))
-        thread.start()
-        try:
-            yield listener.getsockname()[1]
-        finally:
-            server.should_exit = True
-            thread.join(60)
-    assert set(threading.enumerate()) <= others
 
 
 def connected(port, first=b"", buffer=None) -> socket.socket:

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from scipy.optimize import brentq
 from scipy.stats import norm
@@ -46,7 +46,6 @@ NAMES = list(DETECTION_METRICS)
 tied = st.lists(st.sampled_from([-INF, -1.0, 0.0, 1.0, 2.0, INF]), min_size=1, max_size=60)
 spread = st.lists(st.floats(allow_nan=False, width=32), min_size=1, max_size=30)
 scores = tied | spread
-quick = settings(max_examples=100, derandomize=True, deadline=None)
 
 
 # The definitions, as loops.
@@ -138,13 +137,11 @@ def test_the_table_holds_every_metric_under_the_name_of_its_function():
 
 @pytest.mark.parametrize("name", NAMES)
 @given(inside=scores, outside=scores)
-@quick
 def test_each_metric_is_its_definition(name, inside, outside):
     assert getattr(metrics, name)(inside, outside) == pytest.approx(ORACLES[name](inside, outside), abs=1e-12)
 
 
 @given(inside=scores, outside=scores)
-@quick
 def test_metrics_agree_with_each_other(inside, outside):
     single = {name: Estimate(getattr(metrics, name)(inside, outside)) for name in NAMES}
     assert detection_metrics(inside, outside) == single  # from one sort
@@ -326,7 +323,6 @@ many = standing(st.floats(allow_nan=False, width=32))
 
 
 @given(inside=few | many, outside=few | many)
-@quick
 def test_an_image_that_stands_n_times_counts_n_times(inside, outside):
     (id_scores, id_times), (ood_scores, ood_times) = (map(np.array, zip(*p, strict=True)) for p in (inside, outside))
     expected = detection_metrics(np.repeat(id_scores, id_times), np.repeat(ood_scores, ood_times))

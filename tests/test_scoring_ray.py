@@ -1,5 +1,6 @@
 """Scoring by Ray: the rows of one process, whatever becomes of the workers."""
 
+import functools
 import importlib.util
 import json
 import os
@@ -136,53 +137,43 @@ def test_a_worker_that_lacks_files_or_fails_returns_the_error(home, job, monkeyp
 # --- in a cluster ---------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module", autouse=True)
-def eager():
-    """Workers that do not stand back behind everything else that runs, as Ray's do by default."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("RAY_worker_niceness", "0")
-        yield
-
-
-@pytest.fixture(scope="module")
-def cluster():
-    """Ray on this machine, with two cores whatever it has, for all tests of this file."""
+@needs_ray
+def test_the_engine_reports_what_workers_return_and_leaves_a_cluster_running(home, tmp_path, monkeypatch):
+    """With a worker in this process."""
     import ray
 
-    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
-    for attempt in range(3):
-        try:
-            ray.init("local", num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
-            break
-        except Exception:  # a busy machine may need longer than Ray waits for its own processes
-            if attempt == 2:
-                raise
-    yield ray
-    ray.shutdown()
+    def in_this_process(_, job, waiting, parallel):
+        for number in waiting:
+            yield from zip(*run(job, number).values(), strict=True)
+
+    monkeypatch.setattr(ray, "is_initialized", lambda: True)
+    monkeypatch.setattr(ray, "shutdown", lambda: pytest.fail("not the engine's own"))
+    monkeypatch.setattr(ray_engine, "_results", in_this_process)
+    reports = []
+    with pytest.raises(StopError):
+        scored(home, tmp_path / "out.csv", progress=stop_after(20))
+    scored(home, tmp_path / "out.csv", RayEngine(), progress=lambda *each: reports.append(each))
+    assert (reports[0], reports[-1]) == ((20, IMAGES), (IMAGES, IMAGES))
+    assert len(reports) == 1 + 9  # 41 images in shards of five, as each is done
+
+    header, tensors = kedge.io.artifact.read(home / "detector.kedge")
+    header["detector"]["name"] = "strange"
+    kedge.io.artifact.write(tmp_path / "other.kedge", header, tensors)
+    with pytest.raises(FileFormatError, match="'strange'") as caught:
+        score_files(tmp_path / "other.kedge", [str(home / "photos")], tmp_path / "other.csv", engine=RayEngine())
+    assert "Traceback" in caught.value.__notes__[0]
+    assert not (tmp_path / "other.csv").exists()
 
 
 @needs_ray
-def test_the_command_starts_a_cluster_and_ends_it_and_prints_nothing_of_its_own(home, tmp_path):
+def test_the_command_continues_a_job_in_a_cluster_of_its_own_though_a_worker_is_killed(home, tmp_path, monkeypatch):
+    """With the rows of one process, and nothing printed but its own result."""
     import ray
 
-    whole = scored(home, tmp_path / "whole.parquet")
-    out = tmp_path / "out.parquet"
-    command = ["score", home / "detector.kedge", home / "photos", "-o", out, "--shard", SHARD, "--json"]
-    done = run_cli(*command, "--no-summary", "--engine", "ray", "--ray-address", "local", "--parallel", 1)
-    assert done.exit_code == 0, done.output
-    assert json.loads(done.stdout)["images"] == IMAGES
-    assert list(read_rows(out)) == whole
-    assert not ray.is_initialized()
-
-
-@needs_ray
-def test_two_workers_of_which_one_is_killed_continue_a_job_and_write_what_one_process_writes(
-    home, cluster, tmp_path, monkeypatch
-):
     (tmp_path / "photos").symlink_to(home / "photos")
     shutil.copy(home / "detector.kedge", tmp_path)
-    monkeypatch.chdir(tmp_path)  # not where the cluster was started: its workers find relative paths all the same
-    given, marker, reports = ("detector.kedge", ["photos/*.png"]), tmp_path / "killed", []
+    monkeypatch.chdir(tmp_path)  # workers find relative paths
+    marker = tmp_path / "killed"
 
     class Mortal(Worker):
         def _score(self, detector, number, offset):
@@ -193,32 +184,23 @@ def test_two_workers_of_which_one_is_killed_continue_a_job_and_write_what_one_pr
                     os.kill(os.getpid(), signal.SIGKILL)
             return super()._score(detector, number, offset)
 
-    monkeypatch.setattr(ray_engine, "Worker", Mortal)
+    given = ("detector.kedge", ["photos/*.png"])
     score_files(*given, "whole.jsonl", shard=SHARD)
     with pytest.raises(StopError):
         score_files(*given, "out.jsonl", shard=SHARD, progress=stop_after(20))
-    engine = RayEngine(parallel=2)
-    score_files(*given, "out.jsonl", shard=SHARD, engine=engine, progress=lambda *each: reports.append(each))
+    monkeypatch.setattr(ray_engine, "Worker", Mortal)
+    monkeypatch.setattr(ray, "init", functools.partial(ray.init, num_cpus=2))  # whatever this machine has
+    monkeypatch.setenv("RAY_worker_niceness", "0")  # workers that do not stand back behind everything else that runs
+    command = ["score", "detector.kedge", "photos/*.png", "-o", "out.jsonl", "--shard", SHARD, "--json", "--no-summary"]
+    done = run_cli(*command, "--engine", "ray", "--ray-address", "local", "--parallel", 2)
+    assert done.exit_code == 0, (done.output, done.exception)
+    assert json.loads(done.stdout)["images"] == IMAGES
+    assert not ray.is_initialized()
     assert int(marker.read_text()) != os.getpid()
     assert (tmp_path / "out.jsonl").read_bytes() == (tmp_path / "whole.jsonl").read_bytes()
     rows = list(read_rows("out.jsonl"))
     assert len({row["name"] for row in rows}) == len(rows) == IMAGES
     assert [row["name"] for row in rows if row["error"]] == ["photos/30-broken.png"]
-    assert (reports[0], reports[-1]) == ((20, IMAGES), (IMAGES, IMAGES))
-    assert len(reports) == 1 + 9  # 41 images in shards of five, as each is done
-    assert cluster.is_initialized()  # it was there before
-
-
-@needs_ray
-def test_a_detector_that_fails_in_a_worker_fails_the_job_as_in_one_process(home, cluster, tmp_path):
-    header, tensors = kedge.io.artifact.read(home / "detector.kedge")
-    header["detector"]["name"] = "strange"
-    kedge.io.artifact.write(tmp_path / "other.kedge", header, tensors)
-    engine = RayEngine(parallel=1)
-    with pytest.raises(FileFormatError, match="'strange'") as caught:
-        score_files(tmp_path / "other.kedge", [str(home / "photos")], tmp_path / "out.csv", engine=engine)
-    assert "Traceback" in caught.value.__notes__[0]
-    assert not (tmp_path / "out.csv").exists()
 
 
 @needs_ray

@@ -6,7 +6,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from sklearn.metrics import roc_auc_score
 
@@ -14,7 +14,6 @@ from kedge import metrics
 from kedge.errors import InputError
 from kedge.evaluation.paired import redraw
 from kedge.metrics import COUNTED, METRICS, Repeated, augrc, aurc, auroc, detection_metrics, oscr, scod_aurc, scod_risk
-from test_metrics import quick
 
 JOINT = [name for name in COUNTED if METRICS[name].joint]
 few = st.lists(st.tuples(st.integers(0, 4), st.booleans()), min_size=1, max_size=7)
@@ -65,14 +64,12 @@ ORACLES = {"scod_aurc": looped_scod_aurc, "oscr": looped_oscr}
 # Errors of the classifier alone.
 
 
-@quick
 @given(few)
 def test_aurc_is_the_mean_over_all_orders_of_equal_scores(pairs):
     scores, right = zip(*pairs, strict=True)
     assert aurc(scores, right) == pytest.approx(mean_risk([(s, not r) for s, r in pairs]), abs=1e-12)
 
 
-@quick
 @given(few)
 def test_augrc_is_the_area_under_the_errors_of_all_images_in_all_orders(pairs):
     """Straight lines from no image answered to one, two, ... all of them."""
@@ -84,7 +81,6 @@ def test_augrc_is_the_area_under_the_errors_of_all_images_in_all_orders(pairs):
     assert augrc(scores, right) == pytest.approx(sum(areas) / len(areas), abs=1e-12)
 
 
-@quick
 @given(st.lists(st.tuples(st.integers(0, 20), st.booleans()), min_size=2, max_size=80))
 def test_augrc_follows_from_accuracy_and_the_auroc_of_errors(pairs):
     """Equation 7 of Traub et al.: (1 - AUROC) acc (1 - acc) + (1 - acc)^2 / 2."""
@@ -110,7 +106,6 @@ def test_areas_of_many_images_are_those_of_a_plain_loop():
 
 
 @pytest.mark.parametrize("name", JOINT)
-@quick
 @given(inside=inside, outside=outside)
 def test_each_joint_metric_is_its_definition(name, inside, outside):
     scores, right = zip(*inside, strict=True)
@@ -122,7 +117,6 @@ def test_each_joint_metric_is_its_definition(name, inside, outside):
     assert {n: together[n] for n in metrics.DETECTION_METRICS} == detection_metrics(scores, outside)
 
 
-@quick
 @given(inside=few, outside=st.lists(st.integers(0, 4), max_size=3), ood_cost=st.sampled_from([0.5, 1.0, 3.0]))
 def test_scod_is_the_mean_cost_over_all_orders(inside, outside, ood_cost):
     inside, outside = inside[:4], outside or [2]
@@ -135,7 +129,6 @@ def test_scod_is_the_mean_cost_over_all_orders(inside, outside, ood_cost):
         assert risk == pytest.approx(expected, abs=1e-9)
 
 
-@quick
 @given(inside=inside, outside=outside)
 def test_joint_metrics_agree_with_those_of_one_task(inside, outside):
     scores, known = zip(*inside, strict=True)
@@ -214,7 +207,6 @@ def test_intervals_cover_the_truth_as_often_as_they_say():
     assert covered / runs == pytest.approx(0.9, abs=3 * math.sqrt(0.9 * 0.1 / runs))
 
 
-@settings(quick, max_examples=50)
 @given(st.lists(st.tuples(st.integers(0, 5), st.sampled_from([1, 0, -1]), st.integers(0, 3)), min_size=1, max_size=20))
 def test_an_image_that_stands_n_times_counts_n_times(images):
     scores, right, times = map(np.array, zip(*images, strict=True))

@@ -107,13 +107,15 @@ def test_intervals_are_those_of_the_bootstrap_over_images(few, tmp_path):
     outside = {
         each.name: [np.ones(m, int), *(rng.multinomial(m, np.full(m, 1 / m)) for _ in range(20))] for each in few.others
     }
+    scored = []
+    for seed in (0, 1):
+        tested = torch.randperm(n, generator=torch.Generator().manual_seed(seed))[n // 2 :]
+        scored.append((cell("MSP", rows["MSP"], Fitted(few.task(seed)), tmp_path / "cells").scores, tested))
     for name in ("toy noise", "blur 5"):
         values = {"auroc": [], "aupr_out": []}
         for draw in range(21):
             by_seed = []
-            for seed in (0, 1):
-                scores = cell("MSP", rows["MSP"], Fitted(few.task(seed)), tmp_path / "cells").scores
-                tested = torch.randperm(n, generator=torch.Generator().manual_seed(seed))[n // 2 :]
+            for scores, tested in scored:
                 times = inside[draw][tested], outside[name][draw] if name in outside else inside[draw][tested]
                 drawn = [np.repeat(scores[each].numpy(), t) for each, t in zip(("toy", name), times, strict=True)]
                 truth = np.repeat([0, 1], [len(each) for each in drawn])

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 from scipy.stats import kstest
@@ -24,7 +24,6 @@ from kedge.training import RECIPES, Recipe, recipe, statistics, train
 from kedge.training.augment import augment, crop_and_flip, uniforms
 from kedge.training.loader import AugmentedDataset, make_loader
 
-quick = settings(max_examples=60, derandomize=True, deadline=None)
 SHORT = Recipe(epochs=2, batch=16, lr=0.05, crop=1)
 KINDS = ("unanchored", "anchored")
 
@@ -333,7 +332,6 @@ def cropped_one_by_one(images: np.ndarray, draws: np.ndarray, padding: int, flip
     shape=st.tuples(st.integers(1, 5), st.integers(1, 3), st.integers(1, 6), st.integers(1, 6)),
     seed=st.integers(0, 99),
 )
-@quick
 def test_crops_and_flips_of_a_batch_are_those_of_one_image_at_a_time(padding, flip, shape, seed):
     generator = torch.Generator().manual_seed(seed)
     images = torch.randint(0, 256, shape, dtype=torch.uint8, generator=generator)
@@ -374,7 +372,6 @@ def test_alternating_flips_show_each_side_in_every_other_epoch():
     epoch=st.integers(0, 500),
     n=st.integers(1, 5),
 )
-@quick
 def test_the_draw_of_an_image_does_not_depend_on_its_batch(indices, seed, epoch, n):
     together = uniforms(seed, epoch, torch.tensor(indices), n)
     assert together.shape == (len(indices), n)
