@@ -99,6 +99,8 @@ def test_a_run_at_the_smoke_scale_has_every_row_and_resumes(tmp_path, monkeypatc
     assert set(whole["by count"]["toy"]["tau"]) == {str(k) for k in COUNTS}
     assert len(whole["by distance"]["toy"]["distance"]) == heads.BINS
     assert (tmp_path / "heads" / "heads.svg").read_text().startswith("<?xml")
+    for each in ("anchored: mutual_information", "gaussian process: 512 wide"):
+        assert each in (tmp_path / "heads" / "tables.md").read_text()
     monkeypatch.setattr(heads, "trained_heads", None)  # every cell is there
     again = run_cli(*command, "--overwrite", "--rows", "anchored: tau")
     assert again.exit_code == 0, again.exception

@@ -21,7 +21,6 @@ from kedge.anchoring import Anchored
 from kedge.checks import one_of
 from kedge.data import class_split
 from kedge.errors import NotReadyError
-from kedge.evaluation.report.figures import require
 from kedge.files import atomic
 from kedge.provenance import provenance
 from kedge.studies import kernel_of_heads
@@ -33,7 +32,6 @@ from kedge.studies.head_scores import (
     OF_VIEWS,
     READINGS,
     UNANCHORED,
-    VARIED,
     WIDTH,
     K,
     Scored,
@@ -44,11 +42,12 @@ from kedge.studies.head_scores import (
     trained_heads,
     with_anchors,
 )
+from kedge.studies.head_tables import draw, tables_of_heads
 from kedge.studies.photo_tasks import PHOTOS, photo_task
 from kedge.studies.photographs import used_photographs
 from kedge.studies.study import Setting
 from kedge.studies.task import GROUPS, Task
-from kedge.studies.tasks import DEPTHS, Loader, tasks
+from kedge.studies.tasks import DEPTHS, TASKS, TOYS, Loader
 from kedge.studies.written import in_files
 from kedge.training import AnchoredHead
 
@@ -67,11 +66,10 @@ FAILURES = ("aurc", "augrc")
 
 def loaders_of(setting: Setting) -> dict[str, Loader]:
     """The tasks of the study, by name; those of photographs with other conditions and augmented views."""
-    every = tasks(setting)
     if setting.scale == "smoke":
-        return every
+        return TOYS
     photos = {name: partial(photo_task, name, shifted=True, augmented=True) for name in PHOTOS}
-    return {name: photos.get(name, every[name]) for name in ON_FEATURES}
+    return {name: photos.get(name, TASKS[name]) for name in ON_FEATURES}
 
 
 def judged(found: Scored, task: Task) -> dict[str, Any]:
@@ -210,10 +208,9 @@ def run_heads(
     record = {"command": command, "scale": setting.scale, "seeds": list(setting.seeds), "made with": provenance()}
     record["photographs"] = used_photographs(setting.data_dir)
     whole = {"record": record, **comparison.as_dict(), "choice": choices, **extras(cells)}
-    tables = (comparison.summary(), comparison.by_column())
     for name, text in {
         "metrics.json": json.dumps(whole, indent=1),
-        "tables.md": in_files(tables, setting),
+        "tables.md": in_files(tables_of_heads(whole).values(), setting),
     }.items():
         with atomic(out / name) as temporary:
             temporary.write_text(text, encoding="utf-8")
@@ -280,33 +277,3 @@ def _mean(values: Sequence[Any]) -> Any:
     if isinstance(values[0], list):
         return [_mean(list(each)) for each in zip(*values, strict=True)]
     return statistics.fmean(values)
-
-
-def draw(whole: Mapping[str, Any], path: Path) -> None:
-    """For each task, readings by distance from the data, and AUROC by the number of anchors."""
-    matplotlib = require()
-    from matplotlib.figure import Figure
-
-    names = list(whole["by distance"])
-    figure = Figure(figsize=(3.2 * len(names), 5.6), layout="constrained")
-    axes = figure.subplots(2, len(names), squeeze=False)
-    for name, upper, lower in zip(names, *axes, strict=True):
-        curves = whole["by distance"][name]
-        for reading in READINGS:
-            upper.plot(curves["distance"], curves[reading], "o-", markersize=3, label=reading.replace("_", " "))
-        upper.set(title=name, xlabel="distance from the training features", yscale="log")
-        for reading, style in zip(VARIED, ("-", "--"), strict=True):
-            by_count = whole["by count"][name][reading]
-            for color, group in enumerate(GROUPS):
-                values = [100 * each[group] for each in by_count.values()]
-                label = f"{reading.replace('_', ' ')}, {group}"
-                lower.plot([int(k) for k in by_count], values, style, marker=".", color=f"C{color}", label=label)
-        lower.set(xlabel="anchors K", xscale="log")
-        for axis in (upper, lower):
-            axis.grid(alpha=0.3)
-    axes[0][0].set_ylabel("reading / that of held-out images")
-    axes[1][0].set_ylabel("AUROC of the reading alone, percent")
-    for axis in axes[:, 0]:
-        axis.legend(fontsize=7)
-    with matplotlib.rc_context({"svg.fonttype": "none"}), atomic(path) as temporary:
-        figure.savefig(temporary, format="svg", metadata={"Date": None})
