@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 
 import numpy as np
 import pyarrow.parquet
@@ -69,6 +70,34 @@ def test_a_stream_that_moves_raises_both_alarms_after_it_moved_and_one_that_stay
     assert "No drift" in page
     for name, code in (("same", 0), ("moved", 4)):
         assert watch(folder, folder / f"{name}.jsonl", "--fail-on-drift").exit_code == code
+
+
+def test_the_page_shows_images_before_and_since_the_change(folder, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("old", "new"):
+        picture(1).save(f"{name}.png")
+    scores = [json.loads(line)["score"] for line in (folder / "moved.jsonl").read_text().splitlines()]
+    rows = [
+        dict.fromkeys(COLUMNS) | {"name": "old.png" if i < 300 else "new.png", "score": score, "is_ood": i >= 300}
+        for i, score in enumerate(scores)
+    ]
+    (tmp_path / "rows.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in [line_of_an_error(), *rows]))
+    watched(folder, tmp_path / "rows.jsonl")
+    text = (tmp_path / "rows-drift.html").read_text()
+    page = check(text)
+    start = int(re.search(r"have changed since about image (\d+) of 600", page.text)[1])
+    assert abs(start - 300) <= 30
+    assert "probability of at most one in" in page.text
+    before, since, highest = (part.partition("</div>")[0] for part in text.split("<h3>")[1:4])
+    assert (before.count('alt="old.png"'), before.count('alt="new.png"')) == (6, 0)
+    assert since.count('alt="new.png"') >= 10
+    largest = sorted(range(start, 600), key=lambda i: -scores[i])[:6]
+    assert [int(n) for n in re.findall(r"image (\d+)", highest)] == largest
+    assert text.count("<details") == 2  # the statistics
+
+
+def line_of_an_error():
+    return dict.fromkeys(COLUMNS) | {"name": "broken.png", "error": "is broken"}
 
 
 def test_rows_with_an_error_are_left_out_and_names_without_a_suffix_need_a_format(folder, tmp_path):

@@ -3,6 +3,7 @@
 import itertools
 import json
 import math
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -396,6 +397,30 @@ def test_history_is_both_instruments():
     for length in (0, 1, 99):  # shorter than the window
         h = history(np.zeros(length), np.zeros(30))
         assert (len(h.log_wealth), len(h.windows), h.window_since, h.wealth_since) == (length, 0, None, None)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_the_start_of_a_change_is_estimated_near_it(seed):
+    rng = np.random.default_rng(seed)
+    calibration = normal(rng, 300)
+    moved = history(np.append(normal(rng, 200), 1.5 + normal(rng, 80)), calibration, window=40)
+    assert abs(moved.start - 200) <= 15
+    assert history(3 + normal(rng, 60), calibration, window=40).start <= 3
+    windows = replace(moved, wealth_since=None)  # as if that test had raised no alarm
+    assert windows.start == moved.window_since - 39
+    assert replace(windows, window_since=None).start is None
+
+
+def test_evidence_without_drift_is_as_rare_as_it_says():
+    rng, runs = np.random.default_rng(5), 150
+    chances = [history(normal(rng, 60), normal(rng, 40), window=20).chance for _ in range(runs)]
+    for share in (0.05, 0.2, 0.5):
+        assert np.mean(np.array(chances) <= share) <= share + 2 * standard_error(share, runs)
+    h = history(2 + normal(rng, 100), normal(rng, 100), window=20)
+    tests = (100 - 20) // 5 + 1
+    by_windows = 2 * tests * min(*h.p_any, *h.p_up)
+    assert h.chance == pytest.approx(2 * min(math.exp(-h.log_wealth.max()), by_windows))
+    assert history(np.zeros(3), np.zeros(30)).chance <= 1
 
 
 def test_tensors_lists_and_whole_numbers_are_scores_and_the_callers_arrays_are_left_alone():

@@ -24,7 +24,7 @@ from kedge.evaluation.paired import best_beyond_noise, difference, redraw, winne
 from kedge.evaluation.report import charts, figures, write_report
 from kedge.evaluation.report.charts import curve_section, flagging_threshold
 from kedge.evaluation.report.document import document
-from kedge.evaluation.report.gallery import SIDE, data_address, image_section, picture
+from kedge.evaluation.report.gallery import SIDE, data_address, image_section, opening_pictures
 from kedge.evaluation.report.markup import figure, section, table, tag
 from kedge.evaluation.report.page import evaluation_finding, guaranteed
 from kedge.evaluation.result import Curve
@@ -394,7 +394,7 @@ def test_the_table_of_anchors_shows_the_predictions_of_the_network(tmp_path):
 
 
 def shown(image):
-    source = re.search(r'base64,([^"]*)', picture(image, "an image"))[1]
+    source = data_address(image).partition("base64,")[2]
     return np.asarray(Image.open(io.BytesIO(base64.b64decode(source))))
 
 
@@ -419,6 +419,38 @@ def test_rounding_makes_figures_small_and_leaves_tick_labels_alone():
     assert "font-family" not in svg
     assert not re.search(r"\d\.\d{3}", re.sub(r">[^<]*<", "><", svg))
     assert len(svg) < 12_000
+
+
+def test_each_bar_says_under_the_pointer_which_share_it_is():
+    inside, outside = np.array([0.1, 0.2, 0.6, 0.7]), np.array([0.9, 0.95, 0.6, 3.0])
+    edges = np.array([0.0, 0.5, 0.8, 1.0])
+    svg = figures.histograms("h", inside, outside, edges, axis="score", label="A figure.", sides=("known", "<b>"))
+    words = re.findall(r"<text[^>]*>([^<]*: [^<]*)</text>", svg)
+    assert words == [
+        "0 to 0.5: known 50 %, &lt;b&gt; 0 %",
+        "0.5 to 0.8: known 50 %, &lt;b&gt; 25 %",
+        "0.8 to 1: known 0 %, &lt;b&gt; 75 %",
+    ]
+    places = re.findall(r'<g class="hover"><rect x="([^"]*)" y="[^"]*" width="([^"]*)"', svg)
+    left, width = np.array(places, float).T
+    np.testing.assert_allclose(left[1:], (left + width)[:-1], atol=0.15)
+    np.testing.assert_allclose(width / width.sum(), [0.5, 0.3, 0.2], atol=0.002)  # as wide as the bars
+
+
+def test_the_page_opens_with_an_image_of_each_set_and_whether_its_verdict_is_right():
+    evaluation = example(resamples=0)
+    detections = evaluation.results["second"].detections
+    shown = re.findall(
+        r'alt="(\w+), image (\d+), (rightly|wrongly) (flagged|accepted)"', opening_pictures(evaluation, "second")
+    )
+    assert [name for name, *_ in shown[:4]] == ["inside", "inside", "near", "far"]
+    assert int(shown[1][1]) == int(detections["inside"].score.argmax())
+    lowest = min((float(detections[name].score.min()), name) for name in ("near", "far"))[1]
+    assert shown[4][:2] == (lowest, str(int(detections[lowest].score.argmin())))
+    for name, place, right, verdict in shown:
+        flagged = bool(detections[name].is_ood[int(place)])
+        assert verdict == ("flagged" if flagged else "accepted")
+        assert right == ("rightly" if flagged == (name != "inside") else "wrongly")
 
 
 def moved(evaluation, name, measured, count=30):
@@ -569,7 +601,7 @@ def test_known_images_are_on_the_in_distribution_side_of_their_set(monkeypatch):
     assert f"near {100 * ORACLES['auroc'](inside.tolist(), detections['near'].score.tolist()):.1f} %;" in by_set
     assert by_detector.startswith("ROC curves on near, one per detector.")  # the hardest, because of them
     drawn = []
-    monkeypatch.setattr(figures, "roc", lambda name, pairs, *, label: drawn.append(pairs) or tag("svg"))
+    monkeypatch.setattr(figures, "roc", lambda name, pairs, names, *, label: drawn.append(pairs) or tag("svg"))
     charts.roc_section(evaluation, ("first",))
     sizes = [[tuple(map(len, pair)) for pair in pairs] for pairs in drawn]
     assert sizes == [[(60 + 25, 40), (60, 40)], [(60 + 25, 40)] * 2]

@@ -31,7 +31,7 @@ from kedge.errors import FileFormatError, InputError, KedgeError, KedgeWarning, 
 from kedge.io import artifact
 from kedge.scoring import FORMATS, job, plan, read_rows, score_files, summarize_rows
 from kedge.scoring.inputs import open_named
-from kedge.scoring.page import _thumbnail
+from kedge.scoring.page import row_card
 from processes import FRESH
 from test_report import check
 
@@ -617,9 +617,21 @@ def test_images_that_cannot_be_read_do_not_pass_for_good_ones(home, tmp_path):
 
 def test_a_thumbnail_of_16_bits_is_as_bright_as_the_image(tmp_path):
     Image.fromarray(np.full((8, 8), 257 * 90, np.uint16)).save(tmp_path / "a.png")
-    shown = re.search(r"base64,([^\"]+)", str(_thumbnail(str(tmp_path / "a.png"), None)))[1]
+    row = {
+        "label": 0,
+        "class": "cat",
+        "probability": 0.5,
+        "score": 1.0,
+        "p_value": 0.01,
+        "is_ood": True,
+        "reason": None,
+    }
+    card = row_card(row | {"name": str(tmp_path / "a.png")})
+    shown = card["source"].partition(",")[2]
     assert Image.open(io.BytesIO(base64.b64decode(shown))).convert("L").getextrema() == (90, 90)
-    assert "cannot be shown" in str(_thumbnail(str(tmp_path / "gone.png"), None))
+    assert (card["verdict"], card["lines"][0]) == ("flagged", "cat (50 %)")
+    gone = row_card(row | {"name": str(tmp_path / "gone.png")})
+    assert (gone["source"], gone["lines"][-1]) == ("", "cannot be shown")
 
 
 def test_the_package_imports_on_systems_without_fcntl():

@@ -2,12 +2,16 @@
 
 import pytest
 import torch
+from PIL import Image
 
+import kedge
+from helpers import run_cli
 from kedge import AMP, MSP, ImageSet, anchor, evaluate
 from kedge.evaluation.neighbours import Neighbours
 from kedge.evaluation.report import write_report
 from kedge.evaluation.result import Curve
 from kedge.models import build
+from kedge.scoring import score_files
 from kedge.studies import run_ntk
 
 pytestmark = pytest.mark.e2e
@@ -52,9 +56,22 @@ def ntk(tmp_path_factory):
     return folder / "report.html"
 
 
+@pytest.fixture(scope="module")
+def drift(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("drift")
+    images = torch.cat([greys(300, "before", 90).images, greys(200, "since", 200).images]).permute(0, 2, 3, 1).numpy()
+    for i, image in enumerate(images):
+        Image.fromarray(image).save(folder / f"{i:03}.png")
+    net = kedge.anchor(build("compact", width=4, classes=3), seed=0)
+    kedge.KNN(net).fit(greys(60, "train", 91)).calibrate(greys(60, "held out", 92)).save(folder / "knn.kedge")
+    score_files(folder / "knn.kedge", [folder / "*.png"], folder / "rows.csv")
+    assert run_cli("watch", folder / "knn.kedge", folder / "rows.csv").exit_code == 0
+    return folder / "rows-drift.html"
+
+
 @pytest.mark.parametrize("dark", [False, True])
 @pytest.mark.parametrize("width", [1280, 390])
-@pytest.mark.parametrize("which", ["report", "ntk"])
+@pytest.mark.parametrize("which", ["report", "ntk", "drift"])
 def test_a_report_opens_without_errors_or_requests_at_any_width(which, width, dark, visit, request):
     path = request.getfixturevalue(which)
     seen = visit(path.as_uri(), width=width, dark=dark)
@@ -91,6 +108,10 @@ def test_images_are_filtered_and_enlarged_without_scripts(report, visit):
     page.check("#every-set")
     page.check("#every-verdict")
     assert shown.count() == before
+    page.locator("#scores .hover rect").nth(2).hover()
+    words = page.locator("#scores .hover text >> visible=true").all_text_contents()
+    assert len(words) == 1
+    assert "ID" in words[0]
     picture = shown.locator("img").first
     small = picture.bounding_box()["width"]
     picture.click()

@@ -1,8 +1,9 @@
 """``kedge watch``: has a stream of images drifted?"""
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -56,9 +57,11 @@ def watch(
     """
     from kedge.detectors.load import load_calibration
     from kedge.drift import history, scores_of
-    from kedge.drift.page import drift_finding, drift_page
+    from kedge.drift.page import drift_finding, drift_page, shown_places
+    from kedge.drift.replay import rows_at
     from kedge.evaluation.report.document import write_page
     from kedge.scoring import read_rows
+    from kedge.scoring.page import row_card
 
     console = Console(stderr=as_json)
     detector, given = detector_and("ROWS", files)
@@ -68,13 +71,24 @@ def watch(
     calibration = load_calibration(detector)
     if calibration is None:
         raise NotReadyError(f"DETECTOR must be calibrated; {detector} is not: run kedge calibrate first")
-    every = (row for file in rows for row in read_rows(file, kind))
-    scores = scores_of(every, detector, any_detector=any_detector)
+
+    def every() -> Iterator[dict[str, Any]]:
+        return (row for file in rows for row in read_rows(file, kind))
+
+    scores = scores_of(every(), detector, any_detector=any_detector)
     if not len(scores):
         raise InputError(f"rows must hold at least one score; {', '.join(map(str, rows))} hold none")
     result = history(scores, calibration.scores, window=window, alpha=alpha, seed=seed)
     title = f"Drift of {', '.join(file.name for file in rows)}"
-    write_page(target, drift_page(result, scores, calibration.threshold, title=title, alpha=alpha))
+    places = shown_places(result, scores)
+    shown = rows_at(every(), (place for each in places.values() for place in each))
+    cards = {
+        heading: [row_card(shown[place], note=f"image {place:,}") for place in each] for heading, each in places.items()
+    }
+    page = drift_page(
+        result, scores, calibration.threshold, title=title, alpha=alpha, expected=calibration.alpha, cards=cards
+    )
+    write_page(target, page)
     drifted = result.wealth_since is not None or result.window_since is not None
     if as_json:
         outputs = {

@@ -29,6 +29,31 @@ class DriftHistory:
     window_since: int | None  # the last image of the first window to raise the alarm
     threshold: float  # the p-value at or below which a window raises it
 
+    @property
+    def start(self) -> int | None:
+        """An estimate of the first image after the change; None without an alarm.
+
+        It follows the last minimum of the wealth before its alarm, from where the evidence only grew; without that
+        alarm it is the first image of the window that raised one.
+        """
+        if self.wealth_since is not None:
+            before = self.log_wealth[: self.wealth_since]
+            if not len(before) or before.min() > 0:  # the wealth begins at 1
+                return 0
+            return len(before) - int(before[::-1].argmin())
+        return None if self.window_since is None else self.window_since - int(self.windows[0])
+
+    @property
+    def chance(self) -> float:
+        """An upper bound of the probability that either test ever gives so much evidence without drift.
+
+        By Ville's inequality for the wealth, a union bound over the windows' tests, and another over the two.
+        """
+        alpha = np.exp(-self.log_limit)
+        by_wealth = np.exp(-max(0.0, float(self.log_wealth.max(initial=0.0))))
+        by_windows = min(self.p_any.min(initial=1.0), self.p_up.min(initial=1.0)) * alpha / self.threshold
+        return float(min(1.0, 2 * min(by_wealth, by_windows)))
+
 
 def history(
     scores: Numbers,
@@ -96,3 +121,9 @@ def scores_of(
             )
         scores.append(row["score"])
     return as_scores("scores", scores)
+
+
+def rows_at(rows: Iterable[Mapping[str, Any]], places: Iterable[int]) -> dict[int, Mapping[str, Any]]:
+    """The rows at these places of the scores, by place."""
+    wanted = set(places)
+    return {i: row for i, row in enumerate(row for row in rows if not row["error"]) if i in wanted}

@@ -1,5 +1,8 @@
 """The summary of a scoring job as a page: shares, a plot, and a contact sheet of the most suspicious images."""
 
+from collections.abc import Mapping
+from typing import Any
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -8,8 +11,8 @@ from kedge.data.preprocess import in_mode
 from kedge.errors import KedgeError
 from kedge.evaluation.report import figures
 from kedge.evaluation.report.document import document
-from kedge.evaluation.report.gallery import SIDE, picture
-from kedge.evaluation.report.markup import Html, figure, number, percent, section, table, tag
+from kedge.evaluation.report.gallery import ENLARGED, data_address
+from kedge.evaluation.report.markup import Html, figure, gallery, number, percent, section, sides, table, tag
 from kedge.scoring.inputs import open_named
 from kedge.scoring.summary import RowSummary, class_of
 
@@ -35,9 +38,10 @@ def _scores(summary: RowSummary, calibration: NDArray[np.float64] | None) -> Htm
     edges = figures.edges([calibration, summary.scores])
     low, middle, high = np.quantile(summary.scores, [0.05, 0.5, 0.95])
     label = f"Histogram of scores. Of these images 90 % score from {low:.3g} to {high:.3g}, the median is {middle:.3g}."
-    drawn = figures.histograms("scores", calibration, summary.scores, edges, axis="score", label=label)
-    words = tag("p", "Blue: calibration scores. Orange: these images. Further right is further out of distribution.")
-    return section("scores", "Scores", words, tag("div", figure(drawn, label), class_="pair"))
+    names = ("calibration", "these images")
+    drawn = figures.histograms("scores", calibration, summary.scores, edges, axis="score", label=label, sides=names)
+    words = tag("p", "Further right is further out of distribution.")
+    return section("scores", "Scores", words, sides(*names), tag("div", figure(drawn, label), class_="pair"))
 
 
 def _classes(summary: RowSummary) -> Html:
@@ -50,23 +54,30 @@ def _classes(summary: RowSummary) -> Html:
 
 
 def _contact_sheet(summary: RowSummary, column: str | None) -> Html:
-    cards = []
-    for row in summary.suspicious:
-        words = (
-            tag("strong", row["name"]),
-            f"{class_of(row)} ({100 * row['probability']:.0f} %)",
-            f"score {number(row['score'])}, p {number(row['p_value'], 2)}",
-            f"flagged: {row['reason']}" if row["reason"] else "flagged" if row["is_ood"] else "accepted",
-        )
-        cards.append(figure(_thumbnail(row["name"], column), tag("br").join(words)))
-    note = tag("p", "The images with the highest scores, the highest first.")
-    return section("suspicious", "The most suspicious images", note, tag("div", *cards, class_="gallery"))
+    note = tag("p", "The images with the highest scores, the highest first. A click enlarges one.")
+    cards = gallery(row_card(row, column) for row in summary.suspicious)
+    return section("suspicious", "The most suspicious images", note, cards)
 
 
-def _thumbnail(name: str, column: str | None) -> Html:
+def row_card(row: Mapping[str, Any], column: str | None = None, *, note: str = "") -> dict[str, Any]:
+    """The image of a row with its verdict, for `gallery`; without a picture if the image is gone."""
+    lines = [note] if note else []
+    if row["probability"] is not None:
+        lines.append(f"{class_of(row)} ({100 * row['probability']:.0f} %)")
+    lines.append(f"score {number(row['score'])}" + (f", p {number(row['p_value'], 2)}" if row["p_value"] else ""))
     try:
-        image = in_mode(open_named(name, column), "RGB")
-    except KedgeError:  # it may be gone by now
-        return tag("p", "cannot be shown", class_="note")
-    image.thumbnail((SIDE, SIDE))
-    return picture(torch.from_numpy(np.array(image)).permute(2, 0, 1), f"{name}")
+        image = in_mode(open_named(row["name"], column), "RGB")
+    except KedgeError:
+        source, lines = "", [*lines, "cannot be shown"]
+    else:
+        image.thumbnail((ENLARGED, ENLARGED))
+        source = data_address(torch.from_numpy(np.array(image)).permute(2, 0, 1), ENLARGED)
+    return {
+        "source": source,
+        "alt": row["name"],
+        "set": row["name"],
+        "lines": lines,
+        "nearest": [],
+        "flagged": bool(row["is_ood"]),
+        "verdict": f"flagged: {row['reason']}" if row["reason"] else "flagged" if row["is_ood"] else "accepted",
+    }

@@ -81,8 +81,8 @@ def score_section(evaluation: Evaluation, leads: Sequence[str]) -> Html:
         share = f"The threshold flags {percent(result.flagged[id_name])} % of {id_name}."
         groups.append(Group(panels, lead if len(leads) > 1 else "", share))
     words = (
-        "Further right is further out. The dashed line is the threshold: it flags everything beyond it. Each panel is "
-        "scaled to its own highest bar; the first and the last bar include everything beyond them."
+        "Further right is further out. The dashed line is the threshold: it flags everything beyond it. The first and "
+        "the last bar include everything beyond them."
     )
     heading = f"Scores of {leads[0]}" if len(leads) == 1 else "Scores"
     return figure_section("scores", heading, words, *groups, id_name=id_name)
@@ -134,12 +134,12 @@ def roc_section(evaluation: Evaluation, leads: Sequence[str]) -> Html:
         names = [name for name in every if name in chosen]
     by_set = "; ".join(f"{ood} {percent(area(lead, ood))} %" for ood in oods)
     label = f"ROC curves of {lead}, one per OOD set. AUROC: {by_set}."
-    picture = figures.roc("roc-sets", [pair(lead, ood) for ood in oods], label=label)
+    picture = figures.roc("roc-sets", [pair(lead, ood) for ood in oods], oods, label=label)
     drawings = [Drawing(picture, f"{lead} on each OOD set", names=oods)]
     if len(names) > 1:
         by_detector = "; ".join(f"{name} {percent(area(name, hardest))} %" for name in names)
         label = f"ROC curves on {hardest}, one per detector. AUROC: {by_detector}."
-        picture = figures.roc("roc-detectors", [pair(name, hardest) for name in names], label=label)
+        picture = figures.roc("roc-detectors", [pair(name, hardest) for name in names], names, label=label)
         which = f"the hardest set, {hardest}" if len(oods) > 1 else hardest
         who = "Each detector" if names == every else f"The best {len(names)} of {len(every)} detectors, leads included,"
         drawings.append(Drawing(picture, f"{who} on {which}", names=names))

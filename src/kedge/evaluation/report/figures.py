@@ -1,7 +1,8 @@
 """Figures: matplotlib's SVG, reduced, without ids that clash, and colored by the page's style sheet.
 
 Text that comes from data never enters a figure: names stand in the page around it, where they wrap and are escaped.
-Every figure takes a name, unique on its page, and a label that describes it in words for screen readers.
+Every figure takes a name, unique on its page, and a label that describes it in words for screen readers. Strips of a
+figure show words while the pointer is over them, by the style sheet alone.
 """
 
 import io
@@ -26,6 +27,9 @@ CURVES = tuple(f"#0a0c{i:02}" for i in range(1, SERIES + 1))
 VARIABLES = {INK: "currentColor", ID: "var(--id)", OOD: "var(--ood)"}
 VARIABLES |= {color: f"var(--s{i})" for i, color in enumerate(CURVES, start=1)}
 
+Strip = tuple[float, float, str]  # from, to, on the x axis, and the words, with a line break between lines
+LONGEST = 32  # characters of a name in them
+LEADING = 10  # points from one of their lines to the next
 POINTS = 2_000  # of a line: more than the eye can tell apart
 BINS = 15  # of confidence, as in kedge.metrics.ece
 SETTINGS = {
@@ -58,37 +62,90 @@ def edges(sets: Sequence[Array]) -> Array:
 
 
 def histograms(
-    name: str, inside: Array, outside: Array, edges: Array, *, axis: str, label: str, threshold: float | None = None
+    name: str,
+    inside: Array,
+    outside: Array,
+    edges: Array,
+    *,
+    axis: str,
+    label: str,
+    threshold: float | None = None,
+    sides: tuple[str, str] = ("ID", "OOD"),
 ) -> Html:
     """Overlaid histograms of ID and OOD values, each as shares; values beyond the edges count in the outer bins."""
+    shares = [
+        np.histogram(np.clip(values, edges[0], edges[-1]), edges)[0] / len(values) for values in (inside, outside)
+    ]
+    strips = [
+        (low, high, f"{low:.3g} to {high:.3g}: {_shares(sides, both)}")
+        for low, high, *both in zip(edges[:-1], edges[1:], *shares, strict=True)
+        if any(both)
+    ]
 
     def draw(axes: Any) -> None:
-        for values, color in ((inside, ID), (outside, OOD)):
-            counts, _ = np.histogram(np.clip(values, edges[0], edges[-1]), edges)
-            axes.stairs(counts / len(values), edges, fill=True, color=color, alpha=0.28, linewidth=0)
-            axes.stairs(counts / len(values), edges, color=color, linewidth=1.1)
+        for share, color in zip(shares, (ID, OOD), strict=True):
+            axes.stairs(share, edges, fill=True, color=color, alpha=0.28, linewidth=0)
+            axes.stairs(share, edges, color=color, linewidth=1.1)
         axes.set_xlim(edges[0], edges[-1])
-        axes.set_ylim(bottom=0)
-        axes.set_yticks([])
-        axes.spines["left"].set_visible(False)
+        top = max(each.max() for each in shares)
+        step = next(s for s in (0.01, 0.02, 0.05, 0.1, 0.2, 0.5) if top <= 3.5 * s or s == 0.5)
+        ticks = np.arange(0, top + step / 2, step)
+        axes.set_ylim(0, max(1.06 * top, ticks[-1]))
+        axes.set_yticks(ticks, [f"{100 * tick:.0f} %" for tick in ticks])
         axes.set_xlabel(axis)
+        axes.set_ylabel("share of images")
         if threshold is not None and edges[0] <= threshold <= edges[-1]:
             axes.axvline(threshold, color=INK, linewidth=0.9, dashes=(4, 2))
 
-    return render(name, (3.7, 1.75), (0.03, 0.24, 0.97, 0.97), label, draw)
+    return render(name, (3.7, 1.95), (0.175, 0.22, 0.97, 0.93), label, draw, strips)
 
 
-def roc(name: str, pairs: Sequence[tuple[Array, Array]], *, label: str) -> Html:
+def bars(
+    name: str,
+    edges: Array,
+    shares: Array,
+    *,
+    value: str,
+    limit: float,
+    since: int | None,
+    label: str,
+    words: Sequence[str],
+) -> Html:
+    """Shares over the images of a stream, with the share that is expected and the image where something began."""
+
+    def draw(axes: Any) -> None:
+        axes.stairs(100 * shares, edges, fill=True, color=OOD, alpha=0.28, linewidth=0)
+        axes.stairs(100 * shares, edges, color=OOD, linewidth=1.1)
+        axes.axhline(100 * limit, color=INK, linewidth=0.7, dashes=(4, 2))
+        if since is not None:
+            axes.axvline(since, color=INK, linewidth=0.7, dashes=(1, 2))
+        axes.set(xlim=(edges[0], edges[-1]), ylim=(0, min(100, 115 * max(shares.max(), 2 * limit))))
+        axes.set(xlabel="image", ylabel=value)
+
+    strips = list(zip(edges[:-1], edges[1:], words, strict=True))
+    return render(name, (5.4, 2.3), (0.12, 0.2, 0.97, 0.93), label, draw, strips)
+
+
+def roc(name: str, pairs: Sequence[tuple[Array, Array]], names: Sequence[str], *, label: str) -> Html:
     """ROC curves of (ID, OOD) scores, with a logarithmic axis: no useful threshold flags half of the ID images."""
     rarest = max(len(inside) for inside, _ in pairs)
     exponent = min(max(math.floor(-math.log10(rarest)), -3), -1)
     shares = np.logspace(exponent, 0, 60 * -exponent + 1)
+    curves = []
+    for inside, outside in pairs:
+        flagged_id, flagged_ood = roc_curve(inside, outside)
+        curves.append(flagged_ood[np.searchsorted(flagged_id, shares, side="right") - 1])
+    half = 10 ** (1 / 24)  # a strip reaches half a step to either side
+    strips = [
+        (x / half, x * half, f"of ID {100 * x:.2g} %\n" + _shares(names, [curve[i] for curve in curves], "\n"))
+        for i, x in enumerate(shares)
+        if i % 5 == 0
+    ]
 
     def draw(axes: Any) -> None:
         axes.axvline(0.05, color=INK, linewidth=0.7, dashes=(1, 2))
-        for i, (inside, outside) in enumerate(pairs):
-            flagged_id, flagged_ood = roc_curve(inside, outside)
-            axes.plot(shares, flagged_ood[np.searchsorted(flagged_id, shares, side="right") - 1], **look(i))
+        for i, curve in enumerate(curves):
+            axes.plot(shares, curve, **look(i))
         ticks = [t for t in (0.001, 0.01, 0.05, 0.1, 1) if t >= shares[0]]
         axes.set_xscale("log")
         axes.set_xticks(ticks, [f"{100 * t:g} %" for t in ticks])
@@ -96,7 +153,7 @@ def roc(name: str, pairs: Sequence[tuple[Array, Array]], *, label: str) -> Html:
         axes.set_yticks(np.linspace(0, 1, 6), [f"{t} %" for t in range(0, 101, 20)])
         axes.set(xlim=(shares[0], 1), ylim=(0, 1.01), xlabel="ID images flagged", ylabel="OOD images flagged")
 
-    return render(name, (4.6, 3.5), (0.15, 0.13, 0.94, 0.97), label, draw)
+    return render(name, (4.6, 3.5), (0.15, 0.13, 0.94, 0.94), label, draw, strips)
 
 
 def lines(name: str, series: Sequence[tuple[Array, Array]], *, axis: str, value: str, label: str) -> Html:
@@ -127,11 +184,11 @@ def trace(
             axes.axvline(since, color=INK, linewidth=0.7, dashes=(1, 2))
         for i, (xs, ys) in enumerate(series):
             kept = np.unique(np.linspace(0, len(xs) - 1, min(len(xs), POINTS)).astype(int))
-            axes.plot(xs[kept], ys[kept], color=CURVES[i % SERIES], linewidth=1.1)
+            axes.plot(xs[kept], ys[kept], **look(i) | {"linewidth": 1.1})
         axes.set(xlabel="image", ylabel=value)
         axes.margins(x=0)
 
-    return render(name, (7.2, 2.6), (0.1, 0.19, 0.98, 0.96), label, draw)
+    return render(name, (5.4, 2.3), (0.12, 0.2, 0.97, 0.96), label, draw)
 
 
 def reliability_diagram(name: str, confidence: Array, right: Array, *, label: str) -> Html:
@@ -165,6 +222,7 @@ def render(
     box: tuple[float, float, float, float],
     label: str,
     draw: Callable[[Any], None],
+    strips: Sequence[Strip] = (),
 ) -> Html:
     """A figure as SVG in the page's own colors; the box of the axes is left, bottom, right and top, as shares."""
     matplotlib = require()
@@ -173,10 +231,36 @@ def render(
     with matplotlib.style.context(["default", SETTINGS | {"svg.hashsalt": name}]):
         figure = matplotlib.figure.Figure(figsize=inches)
         left, bottom, right, top = box
-        draw(figure.add_axes((left, bottom, right - left, top - bottom)))
+        axes = figure.add_axes((left, bottom, right - left, top - bottom))
+        draw(axes)
         nothing = dict.fromkeys(("Date", "Creator", "Format", "Type"))
         figure.savefig(target, format="svg", transparent=True, metadata=nothing)
-    return _tidy(target.getvalue(), label)
+        hovered = _hovered(axes, strips)
+    return _tidy(target.getvalue(), label, hovered)
+
+
+def _shares(names: Sequence[str], shares: Sequence[float], between: str = ", ") -> str:
+    short = [name if len(name) <= LONGEST else f"{name[:LONGEST]}..." for name in names]
+    return between.join(f"{name} {100 * share:.0f} %" for name, share in zip(short, shares, strict=True))
+
+
+def _hovered(axes: Any, strips: Sequence[Strip]) -> Html:
+    """Invisible rectangles over the axes, in the points of an SVG; a line of words stands above, several inside."""
+    dots = 72 / axes.figure.dpi
+    height, frame = 72 * axes.figure.get_figheight(), axes.bbox
+    low, wide, top, tall = frame.x0 * dots, frame.width * dots, height - frame.y1 * dots, frame.height * dots
+    drawn = []
+    for first, last, words in strips:
+        left, right = (min(max(axes.transData.transform((x, 0))[0] * dots, low), low + wide) for x in (first, last))
+        place = {"x": f"{left:.1f}", "y": f"{top:.1f}", "width": f"{right - left:.1f}", "height": f"{tall:.1f}"}
+        several = words.split("\n")
+        height_of_all = 0 if len(several) == 1 else tall - LEADING * len(several) + 2
+        text = [
+            tag("text", line, x=f"{low + wide - 4:.1f}", y=f"{top - 3 + height_of_all + LEADING * i:.1f}")
+            for i, line in enumerate(several)
+        ]
+        drawn.append(tag("g", tag("rect", **place), *text, class_="hover"))
+    return Html("").join(drawn)
 
 
 def look(i: int) -> dict[str, Any]:
@@ -186,8 +270,8 @@ def look(i: int) -> dict[str, Any]:
     return {"color": CURVES[i % SERIES], "linestyle": style}
 
 
-def _tidy(svg: str, label: str) -> Html:
-    """The SVG element alone, themed, described, and a third of its size."""
+def _tidy(svg: str, label: str, hovered: Html) -> Html:
+    """The SVG element alone, themed, described, and a third of its size; with what the pointer shows."""
     head, body = svg[svg.index("<svg") : svg.rindex("</svg>")].split(">", 1)
     view = head.split('viewBox="')[1].split('"')[0]
     body = re.sub(r"<metadata>.*?</metadata>|<style.*?</style>", "", body, flags=re.DOTALL)
@@ -201,7 +285,7 @@ def _tidy(svg: str, label: str) -> Html:
     body = re.sub(r"\s+", " ", body).replace("> <", "><").replace("<defs></defs>", "")
     for color, variable in VARIABLES.items():
         body = body.replace(color, variable)
-    return tag("svg", Html(body.strip()), role="img", aria_label=label, viewBox=view)
+    return tag("svg", Html(body.strip()), hovered, role="img", aria_label=label, viewBox=view)
 
 
 def _rounded(match: re.Match[str]) -> str:

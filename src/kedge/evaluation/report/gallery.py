@@ -15,12 +15,13 @@ from kedge.detectors import AMP, Detection
 from kedge.errors import NotReadyError
 from kedge.evaluation import Evaluation
 from kedge.evaluation.neighbours import Neighbours
-from kedge.evaluation.report.markup import NOTHING, Html, number, render_template, tag
+from kedge.evaluation.report.markup import NOTHING, Html, gallery, number, render_template
 from kedge.models.classifier import evaluating
 
 SIDE = 96  # pixels of a picture's longer side on the page
 ENLARGED = 320  # of the file of one that is enlarged by a click; a report of large photographs stays small
 ALARMS, MISSES_PER_SET, NEIGHBOURS = 12, 4, 3
+OPENING = 4  # OOD sets with an image at the top of the page
 ANCHORS = 12  # shown at most: as many as fit side by side
 
 
@@ -43,11 +44,6 @@ def data_address(image: Tensor, side: int = SIDE) -> str:
     return f"data:image/{kind};base64," + base64.b64encode(target.getvalue()).decode()
 
 
-def picture(image: Tensor, alt: str) -> Html:
-    """An image (D, H, W) as a thumbnail inside the page."""
-    return tag("img", src=data_address(image), alt=alt)
-
-
 def per_anchor_probabilities(detector: AMP, one: ImageSet) -> Tensor:
     """Calibrated probabilities of one image under each anchor, (K, C)."""
     assert detector.preprocess is not None
@@ -67,16 +63,25 @@ def pixels(images: ImageSet | StreamedSet, index: int) -> Tensor:
 
 
 def opening_pictures(evaluation: Evaluation, lead: str) -> Html | None:
-    """A typical and an extreme image of either side, with their verdicts; None without images."""
+    """A typical image of each set and the extreme one of either side, with their verdicts; None without images."""
     if _without_images(evaluation):
         return None
-    cards = []
-    for what, name, index in _examples(evaluation, lead):
+    detections, cards = evaluation.results[lead].detections, []
+    shown = (evaluation.id_name, *evaluation.ood_names[:OPENING])
+    orders = [(name, detections[name].score.argsort(stable=True)) for name in shown]
+    places = [(name, int(order[len(order) // 2]), "a typical image") for name, order in orders]
+    _, highest, lowest, _ = _examples(evaluation, lead)
+    places[1:1] = [(*highest[1:], "its highest score")]
+    places.append((*lowest[1:], "the lowest score of all"))
+    for name, index, what in places:
+        outside = bool(detections[name].is_ood[index])
+        right = "rightly" if outside == (name != evaluation.id_name) else "wrongly"
+        verdict = f"{right} {_verdict(detections[name], index)}"
         source = data_address(pixels(evaluation.sets[name], index), ENLARGED)
-        verdict = _verdict(evaluation.results[lead].detections[name], index)
-        alt = f"Image {index} of {name}, {verdict}"
-        cards.append({"source": source, "alt": alt, "set": name, "what": what, "verdict": verdict})
-    return render_template("opening.html", cards=cards)
+        alt = f"{name}, image {index}, {verdict}"
+        words = {"set": name, "lines": [what], "flagged": outside, "verdict": verdict}
+        cards.append({"source": source, "alt": alt, "nearest": []} | words)
+    return gallery(cards)
 
 
 def image_section(
@@ -197,12 +202,15 @@ def _card(evaluation: Evaluation, detection: Detection, name: str, index: int, d
     if truth >= 0 and name == evaluation.id_name:  # an OOD set numbers its classes in its own way
         predicted += ", correct" if truth == int(detection.label[index]) else f", true {_class_name(classes, truth)}"
     measured = f"score {number(float(detection.score[index]))}, p {number(float(detection.p_value[index]), 2)}"
-    lines = [predicted, measured, _verdict(detection, index)]
+    lines = [predicted, measured]
     if detector is not None:
         lines.append(_votes(detector, images.subset([index]), detector.classes or classes))
     flagged = bool(detection.is_ood[index])
     source = data_address(pixels(images, index), ENLARGED)
-    return {"source": source, "alt": alt, "set": name, "lines": lines, "flagged": flagged}
+    verdict = _verdict(detection, index)
+    if not flagged:
+        verdict += f": {100 * float(detection.p_value[index]):.0f} % of known images score at least as high"
+    return {"source": source, "alt": alt, "set": name, "lines": lines, "flagged": flagged, "verdict": verdict}
 
 
 def _votes(detector: AMP, one: ImageSet, classes: tuple[str, ...]) -> str:

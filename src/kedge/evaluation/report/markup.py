@@ -67,9 +67,19 @@ def table(caption: str, head: Iterable[str], rows: Iterable[Html], *, label: str
     return _macro("table", caption, list(head), Html("\n").join(rows), label)
 
 
+def gallery(cards: Iterable[Mapping[str, Any]]) -> Html:
+    """Images that a click enlarges, each with a heading (``set``), ``lines`` and a verdict."""
+    return _macro("gallery", list(cards))
+
+
 def legend(names: Iterable[str]) -> Html:
     """The names of curves, in order, each with a piece of its line."""
     return _macro("legend", list(names))
+
+
+def sides(inside: str, outside: str) -> Html:
+    """The legend of histograms."""
+    return _macro("sides", inside, outside)
 
 
 def _macro(name: str, *arguments: Any) -> Html:

@@ -132,13 +132,13 @@ def plain_finding(evaluation: Evaluation, lead: str) -> str:
     """What the threshold of a detector does with the images, in a sentence that needs no other."""
     flagged, over = evaluation.results[lead].flagged, [evaluation.ood_names[place] for place in evaluation.averaged]
     share = sum(flagged[ood] for ood in over) / len(over)
-    hardest = min(over, key=lambda ood: flagged[ood])
+    easiest, hardest = (choose(over, key=lambda ood: flagged[ood]) for choose in (max, min))
     what = f"{percent(share)} % of {hardest}, which it should"
     if len(over) > 1:
-        fewest = f"from {percent(flagged[hardest])} % of {hardest} upwards"
-        what = f"{percent(share)} % of the images that it should flag ({fewest}, over {len(over)} sets)"
+        ends = f"{percent(flagged[hardest])} % of {hardest} up to {percent(flagged[easiest])} % of {easiest}"
+        what = f"{percent(share)} % of the images that it should flag, from {ends}"
     inside = f"{percent(flagged[evaluation.id_name])} % of {evaluation.id_name}, which it should not"
-    return f"{lead} flags {what}, and {inside}."
+    return f"{lead} flags {what}; and {inside}."
 
 
 def evaluation_finding(evaluation: Evaluation, best: Best) -> str:
