@@ -54,8 +54,8 @@ detector = kedge.protect(net, train_set, held_out, method="knn", tune="synthetic
 
 CHOOSING = """
 By what they read. Logits and features take one pass for an image, or K on an anchored network, and `kedge.extract`
-stores them for all these methods at once; gradients take a backward pass too. No method is the best everywhere: measure
-some of different groups on your own images.
+stores them for all these methods at once; gradients take a backward pass too. No method is the best everywhere:
+[choosing.md](choosing.md) has the short answer by situation; measure some of different groups on your own images.
 """
 
 OWN = """

@@ -13,15 +13,18 @@ import json
 import statistics
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from kedge.files import atomic
-from kedge.studies import STUDIES
+from kedge.studies import STUDIES, imagenet, photos
 from kedge.studies.bench import TITLES
+from kedge.studies.cifar10_trained import DEFAULT, by_network_tables
 from kedge.studies.comparison import MethodTable
 from kedge.studies.insight import BUDGETS
+from kedge.studies.judged import corrected
 from kedge.studies.study import Setting
 
 DOCS = Path(__file__).parent
@@ -34,6 +37,8 @@ PAGES = (
     DOCS / "anchoring.md",
     DOCS / "suites" / "heads.md",
     DOCS / "default.md",
+    DOCS / "suites" / "photos.md",
+    DOCS / "suites" / "cifar10-trained.md",
 )
 FRONT = (  # rows of the study `default` that the README shows
     "mds++ + gen",
@@ -91,6 +96,17 @@ HEADS = (  # rows of the study of heads that the page of anchoring shows
     "AMP",
     "AMP, tau relative",
 )
+# Tables of the study of photographs, and the rows that its page shows of them; none for all.
+COMPARED = ("msp", "energy", "kl_uniform", "gen", "fdbd", "react", "knn", "nnguide", "mds++", "rmds++", "vim")
+PHOTOS: dict[str, Collection[str]] = {
+    "frozen": (),
+    "frozen, by column": (DEFAULT, *COMPARED),
+    "frozen, conditions": ("accuracy", DEFAULT, *COMPARED),
+    "fine-tuned": (),
+    "fine-tuned, conditions": ("accuracy", DEFAULT, *COMPARED),
+    "anchored": (),
+    "few images": (),
+}
 DRAWS = "AMP, other anchors"  # rows that only serve to measure noise
 
 Value = Callable[[Mapping[str, Any]], float]
@@ -108,7 +124,7 @@ def main() -> None:
             (suite,) = STUDIES[study](Setting("small")).suites
             text = json.dumps(added(results(study), found, list(suite.methods)), indent=1)
         else:
-            text = json.dumps(rounded(found), separators=(",", ":"))
+            text = json.dumps(rounded(of_rows(found) if study == "photos" else found), separators=(",", ":"))
         with atomic(DOCS / "results" / f"{study}.json") as temporary:
             temporary.write_text(text + "\n")
     for page in PAGES:
@@ -151,6 +167,18 @@ def rounded(value: Any) -> Any:
     return round(value, 4) if isinstance(value, float) else value
 
 
+def of_rows(known: Mapping[str, Any]) -> dict[str, Any]:
+    """The results of photographs without combinations other than the default, which has a page of its own."""
+
+    def kept(part: Mapping[str, Any]) -> dict[str, Any]:
+        return {**part, "results": {label: each for label, each in part["results"].items() if shown(label)}}
+
+    def shown(label: str) -> bool:
+        return " + " not in label or label in (DEFAULT, f"{DEFAULT} + AMP")
+
+    return {what: part if what == "record" else kept(part) for what, part in known.items()}
+
+
 def filled(text: str) -> str:
     """A page with its tables as the results have them."""
     tables: dict[str, tuple[str, Callable[[Mapping[str, Any]], str]]] = {
@@ -183,6 +211,19 @@ def filled(text: str) -> str:
         "heads, kernel": ("heads", heads_kernel),
         "front": ("default", lambda known: MethodTable.from_record(known).summary(FRONT).markdown() + "\n"),
         "default": ("default", lambda known: MethodTable.from_record(known).summary().markdown() + "\n"),
+        **{
+            f"imagenet, {what}": ("imagenet", lambda known, n=n: imagenet.interval_tables(known)[n].markdown() + "\n")
+            for n, what in enumerate(("AUROC", "flagged", "accuracy", "Table 5"))
+        },
+        **{
+            f"trained, {what}": (
+                "cifar10-trained",
+                lambda known, n=n: by_network_tables(parts(known))[n].markdown() + "\n",
+            )
+            for n, what in enumerate(("classifiers", "near", "far"))
+        },
+        **{f"photos, {what}": ("photos", partial(of_photos, what=what)) for what in PHOTOS},
+        "photos, judged": ("photos", photos_judged),
         "default by column": ("default", lambda known: MethodTable.from_record(known).by_column().markdown() + "\n"),
     }
     for name, (source, table) in tables.items():
@@ -190,6 +231,36 @@ def filled(text: str) -> str:
         if mark:
             text = before + mark + table(results(source)) + "<!-- end -->" + rest.partition("<!-- end -->")[2]
     return text
+
+
+def parts(known: Mapping[str, Any]) -> dict[str, MethodTable]:
+    """The tables of a study that has several."""
+    return {name: MethodTable.from_record(each) for name, each in known.items() if name != "record"}
+
+
+def of_photos(known: Mapping[str, Any], what: str) -> str:
+    """A table of the study of photographs, with the rows that its page shows."""
+    table = photos.tables(parts(known))[what]
+    rows = tuple(row for row in table.rows if row[0] in PHOTOS[what]) if PHOTOS[what] else table.rows
+    return replace(table, rows=rows).markdown() + "\n"
+
+
+def photos_judged(known: Mapping[str, Any]) -> str:
+    """The default against all single methods, of which some are shown, and anchored networks against others."""
+    tables = parts(known)
+    pairs = {}
+    for what in (photos.FROZEN, photos.FINETUNED):
+        if what in tables:
+            ours = tables[what].mean(DEFAULT)
+            pairs |= {(f"{what}: {DEFAULT}", each): (ours, tables[what].mean(each)) for each in tables[what].single}
+    for layer in (each for each in photos.LAYERS if each in tables):
+        for label, other in (("AMP", "kl_uniform"), (DEFAULT, DEFAULT), (f"{DEFAULT} + AMP", DEFAULT)):
+            ours, theirs = tables[layer].mean(label), tables[photos.FINETUNED].mean(other)
+            pairs[f"{layer}: {label}", f"{photos.FINETUNED}: {other}"] = ours, theirs
+    table = corrected(pairs, "AUROC, mean over columns")
+    failing = [row for row in table.rows if row[-1] == "no"]
+    rows = tuple(row for row in table.rows if row in failing or row[1].partition(": ")[2] or row[1] in COMPARED)
+    return replace(table, rows=rows).markdown() + " All comparisons above 0.05 are shown.\n"
 
 
 def heads_short(known: Mapping[str, Any]) -> str:

@@ -179,12 +179,12 @@ def training_images(setting: Setting, seed: int) -> ImageSet:
 def by_network_tables(results: Mapping[str, MethodTable]) -> tuple[TextTable, ...]:
     """The classifiers, and near and far OOD by method and network; the largest mean AUROC over networks first."""
     labels = dict.fromkeys(label for table in results.values() for label in table.results)
+    first = "msp" if "msp" in labels else next(iter(labels))
     classifiers = []
     for name, table in results.items():
-        (by_seed,) = next(iter(table.results.values())).values()
+        (by_seed,) = table.results[first].values()
         metrics = {each: SeedValues(tuple(result["id"][each] for result in by_seed.values())) for each in CLASSIFIER}
         classifiers.append((name, *(interval(values, CLASSIFIER[each]) for each, values in metrics.items())))
-    first = next(iter(labels))
     shown = [TextTable(f"On ID test images, in %; AURC by {first}.", ("network", *CLASSIFIER), tuple(classifiers))]
     for group in GROUPS:
         rows: list[tuple[float, tuple[str, ...]]] = []

@@ -26,7 +26,8 @@ ANCHORED = {  # rows of networks that are anchored before they are fine-tuned
     **{reading.replace("_", " "): Row("amp", {"score": reading}) for reading in PER_ANCHOR_SCORES},
 }
 FROZEN, FINETUNED = "frozen", "fine-tuned"
-FEW = ("msp", "gen", "fdbd", "knn", "mds++", "rmds++", "vim", "mds++ + gen")  # rows that are run with few images
+# Rows that are run with few images; ViM needs more of them than the features have dimensions.
+FEW = ("msp", "energy", "gen", "fdbd", "knn", "mds++", "rmds++", "mds++ + gen")
 PER_CLASS, HELD_OUT = (5, 10, 20), (50, 100, 200)
 Progress = Callable[[str, int, int], None]
 Loaders = Mapping[str, Callable[[int], Task]]
@@ -45,14 +46,12 @@ def run_photos(
     kept = matching(single_methods() | combined(), patterns)
     few = {label: row for label, row in kept.items() if label in FEW}
     anchored = {label: row for label, row in ANCHORED.items() if label in kept or "AMP" in label or row.method == "amp"}
-    parts: dict[str, tuple[Mapping[str, Row], Loaders]] = {
-        FROZEN: (kept, _loaders(setting, features, shifted=True)),
-        FINETUNED: (kept, _loaders(setting, features, layer="", shifted=True)),
-        **{layer: (anchored, _loaders(setting, features, layer=layer)) for layer in LAYERS},
-    }
+    parts: dict[str, tuple[Mapping[str, Row], Loaders]] = {FROZEN: (kept, _loaders(setting, features, shifted=True))}
     if few:
         parts |= {f"{n} a class": (few, _fewer(setting, features, per_class=n)) for n in PER_CLASS}
         parts |= {f"{n} held out": (few, _fewer(setting, features, held_out=n)) for n in HELD_OUT}
+    parts[FINETUNED] = kept, _loaders(setting, features, layer="", shifted=True)  # these train for hours, so come last
+    parts |= {layer: (anchored, _loaders(setting, features, layer=layer)) for layer in LAYERS}
     results: dict[str, MethodTable] = {}
     for what, (some, loaders) in parts.items():
         results[what] = run_rows(some, loaders, setting.seeds, out / "cells", progress)
