@@ -204,6 +204,7 @@ def filled(text: str) -> str:
         "batches of AMP": ("amp-batches", times),
         "waiting": ("scoring-photos", waiting),
         "requests": ("serving-photos", requests),
+        "start": ("startup", start),
         "heads, short": ("heads", heads_short),
         "heads": ("heads", lambda known: MethodTable.from_record(known).summary().markdown() + "\n"),
         "heads by column": ("heads", lambda known: MethodTable.from_record(known).by_column().markdown() + "\n"),
@@ -504,6 +505,13 @@ def requests(known: Mapping[str, Any]) -> str:
         rows.append([str(level["clients"]), f"{level['service']:.0f}", *cells, *times, memory, str(level["errors"])])
     heads = [f"service / {name}" for name in names]
     return markdown(["clients", "images/s", *heads, "p50, ms", "p99, ms", "MB", "errors"], rows)
+
+
+def start(known: Mapping[str, Any]) -> str:
+    """Times of fresh processes over that of ``import torch`` in the same round."""
+    return markdown(
+        ["process", "/ import torch"], [[name, f"{row['of torch']:.2f}"] for name, row in known["rows"].items()]
+    )
 
 
 def cost_in_quality(known: Mapping[str, Any]) -> str:
