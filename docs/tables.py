@@ -18,14 +18,17 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from kedge.evaluation.summary import TextTable
 from kedge.files import atomic
 from kedge.studies import STUDIES, imagenet, photos
 from kedge.studies.bench import TITLES
 from kedge.studies.cifar10_trained import DEFAULT, by_network_tables
 from kedge.studies.comparison import MethodTable
+from kedge.studies.default import NEIGHBOURS, SHRINKAGES, TRIPLES, leave_one_out
 from kedge.studies.insight import BUDGETS
 from kedge.studies.judged import corrected
 from kedge.studies.study import Setting
+from kedge.studies.tasks import TASKS, VARIED
 
 DOCS = Path(__file__).parent
 PAGES = (
@@ -39,6 +42,7 @@ PAGES = (
     DOCS / "default.md",
     DOCS / "suites" / "photos.md",
     DOCS / "suites" / "cifar10-trained.md",
+    DOCS / "suites" / "default.md",
 )
 FRONT = (  # rows of the study `default` that the README shows
     "mds++ + gen",
@@ -53,6 +57,21 @@ FRONT = (  # rows of the study `default` that the README shows
     "react",
     "gen",
     "kl_uniform",
+)
+SHOWN_RULES = (  # rows of the study `default` that its page shows: the best methods, and combinations for each question
+    "mds++ + gen",
+    *(f"mds++ + gen, {rule}" for rule in ("fisher", "stouffer", "quantiles", "max", "copula", "mahalanobis")),
+    *(f"mds++ + {part}" for part in ("msp", "energy", "kl_uniform", "fdbd")),
+    *(f"{part} + gen" for part in ("knn", "rmds++", "cop")),
+    *(f"mds++ (shrinkage {share}) + gen" for share in SHRINKAGES),
+    *(f"knn (k = {k}) + gen" for k in NEIGHBOURS),
+    *(" + ".join(parts) for parts in TRIPLES),
+    "knn",
+    "rmds++",
+    "nnguide",
+    "mds++",
+    "energy",
+    "gen",
 )
 BASELINES = {  # unanchored networks of the study `insight` whose names differ from their anchored counterparts
     "unanchored": "anchored",
@@ -124,7 +143,8 @@ def main() -> None:
             (suite,) = STUDIES[study](Setting("small")).suites
             text = json.dumps(added(results(study), found, list(suite.methods)), indent=1)
         else:
-            text = json.dumps(rounded(of_rows(found) if study == "photos" else found), separators=(",", ":"))
+            shortened = {"photos": of_rows, "default": by_group}.get(study, dict)(found)
+            text = json.dumps(rounded(shortened), separators=(",", ":"))
         with atomic(DOCS / "results" / f"{study}.json") as temporary:
             temporary.write_text(text + "\n")
     for page in PAGES:
@@ -179,6 +199,28 @@ def of_rows(known: Mapping[str, Any]) -> dict[str, Any]:
     return {what: part if what == "record" else kept(part) for what, part in known.items()}
 
 
+def by_group(found: Mapping[str, Any]) -> dict[str, Any]:
+    """Results of a study on many tasks with the means over near and far sets in place of each set."""
+    if "results" not in found:
+        return dict(found)
+
+    def short(result: Mapping[str, Any]) -> dict[str, Any]:
+        sets = {
+            group: {
+                metric: statistics.fmean(result["sets"][name][metric] for name in names)
+                for metric in result["sets"][names[0]]
+            }
+            for group, names in result["groups"].items()
+        }
+        return {**result, "sets": sets, "groups": {group: [group] for group in sets}}
+
+    results = {
+        label: {task: {seed: short(result) for seed, result in by_seed.items()} for task, by_seed in by_task.items()}
+        for label, by_task in found["results"].items()
+    }
+    return {**found, "results": results}
+
+
 def filled(text: str) -> str:
     """A page with its tables as the results have them."""
     tables: dict[str, tuple[str, Callable[[Mapping[str, Any]], str]]] = {
@@ -226,6 +268,7 @@ def filled(text: str) -> str:
         **{f"photos, {what}": ("photos", partial(of_photos, what=what)) for what in PHOTOS},
         "photos, judged": ("photos", photos_judged),
         "default by column": ("default", lambda known: MethodTable.from_record(known).by_column().markdown() + "\n"),
+        **{name: ("default", partial(of_default, name=name)) for name in DEFAULT_TABLES},
     }
     for name, (source, table) in tables.items():
         before, mark, rest = text.partition(f"<!-- table {name} -->\n")
@@ -262,6 +305,23 @@ def photos_judged(known: Mapping[str, Any]) -> str:
     failing = [row for row in table.rows if row[-1] == "no"]
     rows = tuple(row for row in table.rows if row in failing or row[1].partition(": ")[2] or row[1] in COMPARED)
     return replace(table, rows=rows).markdown() + " All comparisons above 0.05 are shown.\n"
+
+
+def of_default(known: Mapping[str, Any], name: str) -> str:
+    """A table of the study of the default detector."""
+    return DEFAULT_TABLES[name](MethodTable.from_record(known)).markdown() + "\n"
+
+
+DEFAULT_TABLES: dict[str, Callable[[MethodTable], TextTable]] = {
+    "front": lambda table: table.of_tasks(TASKS).summary(FRONT),
+    "default": lambda table: table.of_tasks(TASKS).summary(SHOWN_RULES),
+    "default, all": lambda table: table.of_tasks(TASKS).summary(),
+    "default by column": lambda table: table.of_tasks(TASKS).by_column(FRONT),
+    "default, variants": lambda table: table.of_tasks(VARIED).summary(SHOWN_RULES),
+    "default, variants by column": lambda table: table.of_tasks(VARIED).by_column(FRONT),
+    "default, left out": leave_one_out,
+    "default, differences": lambda table: table.of_tasks(TASKS).less("mds++ + gen", FRONT + SHOWN_RULES),
+}
 
 
 def heads_short(known: Mapping[str, Any]) -> str:

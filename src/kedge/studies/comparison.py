@@ -274,11 +274,11 @@ class MethodTable:
         )
         return TextTable(caption, heads, tuple(rows))
 
-    def less(self, reference: str) -> TextTable:
-        """What each row has more than a reference in its means over near, far and all columns, paired by seed."""
+    def less(self, reference: str, only: Collection[str] = ()) -> TextTable:
+        """What all rows or some have more than a reference, paired by seed: means over near, far and all columns."""
         near, far = ([column for column in self.columns if column[1] == group] for group in GROUPS)
         rows = []
-        for label in (label for label in self.ordered if label != reference):
+        for label in (label for label in self.ordered if label != reference and (not only or label in only)):
             cells = [
                 interval(self.mean(label, metric, part) - self.mean(reference, metric, part), 2)
                 for metric in ("auroc", "fpr95")

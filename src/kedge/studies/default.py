@@ -23,7 +23,7 @@ from kedge.studies.comparison import (
 from kedge.studies.photo_tasks import PHOTOS, TOGETHER, VARIANTS
 from kedge.studies.photographs import used_photographs
 from kedge.studies.study import Setting
-from kedge.studies.tasks import FINETUNED, VARIED, tasks
+from kedge.studies.tasks import VARIED, tasks
 from kedge.studies.written import in_files
 
 DISTANCES, LOGITS = ("mds++", "rmds++", "knn", "cop"), ("gen", "msp", "energy", "kl_uniform", "fdbd")
@@ -108,7 +108,7 @@ def run_default(
         progress: Called with what is running, the number of cells done and the number in all.
     """
     rows = matching(single_methods() | combined(), patterns)
-    every = tasks(setting) if setting.scale == "smoke" else tasks(setting) | VARIED | FINETUNED
+    every = tasks(setting) if setting.scale == "smoke" else tasks(setting) | VARIED
     loaders = {name: partial(load, setting, features) for name, load in every.items()}
     comparison = run_rows(rows, loaders, setting.seeds, out / "cells", progress)
     if not comparison.columns:

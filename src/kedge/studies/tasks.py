@@ -22,7 +22,7 @@ from kedge.seeds import seeded
 from kedge.studies import sets
 from kedge.studies.demo import KNOWN, demo_data
 from kedge.studies.openood import IMAGENET_STATISTICS
-from kedge.studies.photo_tasks import PHOTOS, VARIANTS, finetuned_task, first_of_each, photo_task
+from kedge.studies.photo_tasks import PHOTOS, VARIANTS, first_of_each, photo_task
 from kedge.studies.study import SMOKE_CLASSES, Setting, smoke_data
 from kedge.studies.task import Task
 from kedge.training import Recipe, recipe, train
@@ -109,7 +109,6 @@ TASKS: dict[str, Loader] = {
     **{f"cifar10-resnet{depth}": functools.partial(cifar10_task, depth) for depth in DEPTHS},
     "digits": digits_task,
 }
-FINETUNED: dict[str, Loader] = {f"{name}, fine-tuned": functools.partial(finetuned_task, name) for name in PHOTOS}
 VARIED: dict[str, Loader] = {
     **{
         name: functools.partial(photo_task, photos, variant=variant, title=name)
