@@ -212,7 +212,8 @@ def by_group(found: Mapping[str, Any]) -> dict[str, Any]:
             }
             for group, names in result["groups"].items()
         }
-        return {**result, "sets": sets, "groups": {group: [group] for group in sets}}
+        kept = {key: value for key, value in result.items() if key not in ("shifted", "images") and value}
+        return {**kept, "sets": sets, "groups": {group: [group] for group in sets}}
 
     results = {
         label: {task: {seed: short(result) for seed, result in by_seed.items()} for task, by_seed in by_task.items()}
