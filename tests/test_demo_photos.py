@@ -34,7 +34,7 @@ def test_classes_at_even_positions_are_known_and_the_others_are_near(birds, tmp_
     assert len(done.fitted) == 81  # three fifths of 45 images of each
     assert list(done.evaluation.results) == ["default", "MSP"]
     assert done.evaluation.ood_names == ("birds, other classes",)
-    assert (len(done.evaluation.sets["birds"]), len(done.evaluation.sets["birds, other classes"])) == (27, 144)
+    assert (len(done.evaluation.sets["birds"]), len(done.evaluation.sets["birds, other classes"])) == (27, 120)
     assert "3 classes" in done.intro
     demo_photos.write_examples(done.evaluation, tmp_path / "examples", count=2)
     names = sorted(path.name for path in (tmp_path / "examples").iterdir())

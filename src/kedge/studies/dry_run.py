@@ -28,6 +28,7 @@ from kedge.provenance import processor
 from kedge.studies.plan import NetworkPlan, Suite
 from kedge.studies.run import SuiteRun
 from kedge.studies.stand_ins import Wanted, few_images, wanted
+from kedge.training import Recipe
 from kedge.training.losses import Loss
 
 STEPS = 6  # of a training; the first is not timed, and five are a cycle of the corruption of anchors
@@ -149,7 +150,7 @@ class _Measuring:
         self.few = few_images(self.sets, counts, self.classes, scratch / "files")
         self.times: dict[str, list[float]] = {}
         short = {
-            name: replace(plan, share=1.0, recipe=replace(plan.recipe, epochs=1, milestones=(), batch=self.batch[name]))
+            name: replace(plan, share=1.0, recipe=self._few_steps(plan.recipe, self.batch[name]))
             for name, plan in plans.items()
         }
         rows = {
@@ -161,6 +162,11 @@ class _Measuring:
             networks=scratch / "networks", training=how,
             on_training=lambda name, _: self.times.setdefault(name, []).append(_now()),
         )  # fmt: skip
+
+    @staticmethod
+    def _few_steps(recipe: Recipe, batch: int) -> Recipe:
+        """One epoch of small batches; its rate is low, or noise and few images would make a training diverge."""
+        return replace(recipe, epochs=1, milestones=(), batch=batch, lr=recipe.lr / 1000)
 
     def run(self) -> None:
         """Fill in the outcome."""
@@ -257,10 +263,14 @@ def _batch(plan: NetworkPlan) -> int:
 
 
 def _same_networks(suite: Suite) -> dict[str, str]:
-    """By network, the first of the suite that is trained alike, but for its seed."""
+    """By network that a row reads, the first of the suite that is trained alike, but for its seed."""
     first: dict[str, str] = {}
     same = {}
+    used = {name for row in suite.methods.values() for name in row.networks}
+    used |= {start for name in used if (start := suite.networks[name].start)}
     for name, plan in suite.networks.items():
+        if name not in used:
+            continue
         key = json.dumps(plan.described() | {"member": 0}, sort_keys=True)
         same[name] = first.setdefault(key, name)
     return same
