@@ -27,7 +27,8 @@ def test_objects_are_one_line(detector, evaluation):
     large = kedge.ImageSet(
         torch.zeros(2000, 3, 8, 8, dtype=torch.uint8), torch.arange(2000), "n", tuple(map(str, range(2000)))
     )
-    for thing in (detector, detector.net, large, detector(images(9)), detector(images(1)), evaluation):
+    detections = detector(images(9)), detector(images(1))
+    for thing in (detector, detector.net, detector.calibration, large, *detections, evaluation):
         assert "\n" not in repr(thing)
         assert len(repr(thing)) < 200
     assert repr(large) == "ImageSet('n', 2,000 images, 3 x 8 x 8, 2,000 classes)"
@@ -112,8 +113,11 @@ def test_an_estimate_is_a_number():
     assert vars(copy) == {"value": 0.912, "low": 0.9, "high": 0.92}
 
 
-def test_completion_shows_verbs_and_options(detector):
+def test_completion_shows_verbs_and_options(detector, evaluation):
     shown = set(dir(detector))
     assert {"fit", "calibrate", "score", "save", "plot", "shape", "net"} <= shown
     assert not [name for name in shown if name.startswith("_")]
     assert {"label", "is_ood", "to_pandas"} <= set(dir(detector(images(2))))
+    assert {"results", "ood_names", "plot", "to_pandas"} <= set(dir(evaluation))
+    assert all(hasattr(evaluation, name) for name in dir(evaluation))
+    assert not {"drawn", "apart", "known_in"} & set(dir(evaluation))

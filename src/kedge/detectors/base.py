@@ -25,7 +25,7 @@ from kedge.data.leakage import fingerprints, halves
 from kedge.detectors.detection import Detection
 from kedge.detectors.show import VERBS, describe_detector, detector_facts, plot_verdicts, summary
 from kedge.detectors.training_images import refuse_training_images, training_prints
-from kedge.display import html_facts
+from kedge.display import counted, html_facts
 from kedge.errors import InputError, KedgeWarning, NormalisationWarning, NotReadyError
 from kedge.io import artifact
 from kedge.io.graphs import graphs
@@ -77,7 +77,7 @@ class Outputs:
         return Outputs(logits, score.masked_fill(bad, math.inf), tau, None if self.parts is None else self.parts.cpu())
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Calibration:
     """A threshold, the sorted scores it was set on, and the fingerprints of all images given to `calibrate`."""
 
@@ -87,6 +87,11 @@ class Calibration:
     delta: float | None
     threshold: float
     temperature: float
+
+    def __repr__(self) -> str:
+        delta = "" if self.delta is None else f", delta {self.delta:g}"
+        images = counted(len(self.scores), "image")
+        return f"Calibration(threshold {self.threshold:.4g}, {images}, alpha {self.alpha:g}{delta})"
 
     def verdicts(self, score: Tensor) -> tuple[Tensor, Tensor]:
         """The p-value of each score (N,), and whether it is flagged, (N,)."""

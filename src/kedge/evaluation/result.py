@@ -134,6 +134,10 @@ class Evaluation:
     def __str__(self) -> str:
         return str(self._table())
 
+    def __dir__(self) -> list[str]:
+        fields = ("results", "sets", "id_name", "ood_names", "shifted_names", "groups", "left_out")
+        return [*fields, "plot", "to_pandas", "to_rows", "as_dict"]
+
     def _repr_html_(self) -> str:
         table = self._table()
         return html_table(table.heads, table.rows, table.caption)
