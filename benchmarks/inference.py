@@ -106,7 +106,7 @@ def main() -> None:
                 memory=options.memory,
                 report=note,
                 prepared=prepared,
-                clock=time.process_time if options.processor else time.perf_counter,
+                clock=time.process_time if options.processor else None,
             )
             result["networks"].append(record)
             print("\n".join(time_table(record)), end="\n\n", flush=True)

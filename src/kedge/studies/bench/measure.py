@@ -2,7 +2,6 @@
 
 import math
 import tempfile
-import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -36,7 +35,7 @@ def time_inference(
     engines: Sequence[str] | None = None,
     least: float = LEAST,
     report: Report | None = None,
-    clock: Callable[[], float] = time.perf_counter,
+    clock: Callable[[], float] | None = None,
 ) -> list[dict[str, Any]]:
     """Time engines on the same random images in turns, a batch at a time; see `in_turns` for ``clock``.
 
@@ -79,7 +78,7 @@ def measure(
     least: float = LEAST,
     report: Report | None = None,
     prepared: Prepared | None = None,
-    clock: Callable[[], float] = time.perf_counter,
+    clock: Callable[[], float] | None = None,
 ) -> dict[str, Any]:
     """Measure a detector's inference and the training of its network; the result is plain data, for JSON.
 

@@ -19,7 +19,7 @@ def in_turns(
     repeats: int,
     least: float = LEAST,
     report: Callable[[str], None] | None = None,
-    clock: Callable[[], float] = time.perf_counter,
+    clock: Callable[[], float] | None = None,
 ) -> dict[str, list[float]]:
     """Time functions one after the other, again and again; every round begins with another of them.
 
@@ -28,12 +28,14 @@ def in_turns(
         repeats: Turns of each.
         least: The least seconds of a turn.
         report: Called with a function's name after each of its turns.
-        clock: `time.process_time` leaves out what other processes take, and counts all threads.
+        clock: By default that of the wall; `time.process_time` leaves out what other processes take, and counts all
+            threads.
 
     Returns:
         For each the seconds of a call, by turn.
     """
     at_least("repeats", repeats, 1)
+    clock = clock or time.perf_counter
     number = {name: _calls_of(call, least) for name, call in calls.items()}
     names = list(calls)
     times: dict[str, list[float]] = {name: [] for name in names}
