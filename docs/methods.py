@@ -50,6 +50,11 @@ held out or by synthetic outliers, and the file of the detector records the choi
 detector = kedge.tune("knn", net, train_set, held_out, by="classes").fit(train_set).calibrate(more_held_out)
 detector = kedge.protect(net, train_set, held_out, method="knn", tune="synthetic")
 ```
+
+They work for 2 to 1,000 classes and features of any width, on convolutional networks and on transformers that read a
+class token or pool all tokens. Where images are fewer than features, `mds`, `rmds`, `mds++` and `rmds++` shrink their
+covariances (oracle approximating shrinkage), `Mahalanobis` leaves out directions in which features do not vary, and the
+principal space of `ViM` has at most half as many dimensions as there are images.
 """
 
 CHOOSING = """

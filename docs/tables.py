@@ -18,6 +18,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from scipy.stats import spearmanr
+
 from kedge.evaluation.summary import TextTable
 from kedge.files import atomic
 from kedge.studies import STUDIES, imagenet, photos
@@ -27,7 +29,9 @@ from kedge.studies.comparison import MethodTable
 from kedge.studies.default import NEIGHBOURS, SHRINKAGES, TRIPLES, leave_one_out
 from kedge.studies.insight import BUDGETS
 from kedge.studies.judged import corrected
+from kedge.studies.leaderboard import STANDARD_TRAINING, leaderboard, leaderboard_methods
 from kedge.studies.study import Setting
+from kedge.studies.task import GROUPS
 from kedge.studies.tasks import TASKS, VARIED
 
 DOCS = Path(__file__).parent
@@ -43,6 +47,8 @@ PAGES = (
     DOCS / "suites" / "photos.md",
     DOCS / "suites" / "cifar10-trained.md",
     DOCS / "suites" / "default.md",
+    DOCS / "comparing.md",
+    DOCS / "results.md",
 )
 FRONT = (  # rows of the study `default` that the README shows
     "mds++ + gen",
@@ -126,6 +132,8 @@ PHOTOS: dict[str, Collection[str]] = {
     "anchored": (),
     "few images": (),
 }
+TOLERANCE = 1e-5  # of the largest score, as in benchmarks/peers.py
+CIFAR10 = {"cifar10-resnet20": "ResNet-20", "cifar10-resnet56": "ResNet-56"}  # tasks with public networks
 DRAWS = "AMP, other anchors"  # rows that only serve to measure noise
 
 Value = Callable[[Mapping[str, Any]], float]
@@ -248,6 +256,8 @@ def filled(text: str) -> str:
         "waiting": ("scoring-photos", waiting),
         "requests": ("serving-photos", requests),
         "start": ("startup", start),
+        "peers, inference": ("inference-peers", peers_in_passes),
+        "leaderboard": ("cifar10-public", beside_leaderboard),
         "heads, short": ("heads", heads_short),
         "heads": ("heads", lambda known: MethodTable.from_record(known).summary().markdown() + "\n"),
         "heads by column": ("heads", lambda known: MethodTable.from_record(known).by_column().markdown() + "\n"),
@@ -600,6 +610,50 @@ def cost_in_quality(known: Mapping[str, Any]) -> str:
 
 
 def peers(known: Mapping[str, Any]) -> str:
+    """Scores and times of kedge beside pytorch-ood's; methods whose definitions differ have a note."""
+    rows = []
+    for row in known["rows"]:
+        passed = row["difference"] <= TOLERANCE * row["scale"]
+        difference = f"{row['difference']:.1e}" if passed else "differ"
+        ratios = [f"{ratio:.2f}" if ratio else "" for ratio in (row["fit_ratio"], row["score_ratio"])]
+        rows.append([row["name"], f"{row['correlation']:.6f}", difference, *ratios])
+    scores, fits = ([row[key] for row in known["rows"] if row[key]] for key in ("score_ratio", "fit_ratio"))
+    for name, of in (("median", statistics.median), ("largest", max)):
+        rows.append([name, "", "", f"{of(fits):.2f}", f"{of(scores):.2f}"])
+    notes = "\n" + "".join(f"- {row['name']}: {row['note']}.\n" for row in known["rows"] if row["note"])
+    return markdown(["method", "rank correlation", "largest difference", "fit, ratio", "score, ratio"], rows) + notes
+
+
+def beside_leaderboard(known: Mapping[str, Any]) -> str:
+    """AUROC / FPR95 on the public CIFAR-10 networks, and AUROC on OpenOOD's leaderboard, whose order this is."""
+    table, names = MethodTable.from_record(known), leaderboard_methods()
+    board = {
+        names[entry.method]: {"near": entry.near[0], "far": entry.far[0]}
+        for entry in leaderboard("cifar10")
+        if entry.training == STANDARD_TRAINING and entry.method in names
+    }
+    found = {label: {column: table.value(label, column).mean for column in table.columns} for label in table.results}
+    shared = sorted((label for label in found if label in board), key=lambda label: -sum(board[label].values()))
+    others = sorted((label for label in found if label not in board), key=lambda label: -sum(found[label].values()))
+    rows = []
+    for label in (*shared, *others):
+        cells = [
+            f"{100 * auroc:.1f} / {100 * table.value(label, column, 'fpr95').mean:.0f}"
+            for column, auroc in found[label].items()
+        ]
+        rows.append([label, *cells, *(f"{board[label][group]:.1f}" if label in board else "" for group in GROUPS)])
+    for name, left_out in (("rank correlation with the leaderboard", ""), ("the same without weiper", "weiper")):
+        kept = [label for label in shared if label != left_out]
+        ranks = [
+            spearmanr([found[label][column] for label in kept], [board[label][column[1]] for label in kept]).statistic
+            for column in table.columns
+        ]
+        rows.append([name, *(f"{rank:.2f}" for rank in ranks), "", ""])
+    heads = [f"{CIFAR10[task]} {group}" for task, group in table.columns]
+    return markdown(["method", *heads, "leaderboard near", "far"], rows)
+
+
+def peers_in_passes(known: Mapping[str, Any]) -> str:
     """pytorch-ood's detectors on the network without anchoring, in unanchored passes."""
     batches = known["options"]["batches"]
     lines = []

@@ -1,5 +1,6 @@
 """Anchors drawn from a training set, and the choice of each image's own anchors among them."""
 
+import bisect
 import hashlib
 import itertools
 from collections import Counter
@@ -108,8 +109,7 @@ def _reservoir(source: Any, preprocess: Preprocess, k: int, how: str, generator:
         for rank, key, image in zip(ranks, keys, x, strict=True):
             bucket = kept.setdefault(key, [])
             if len(bucket) < k or rank < bucket[-1][0]:
-                bucket.append((rank, image.clone()))
-                bucket.sort(key=lambda pair: pair[0])
+                bisect.insort(bucket, (rank, image.clone()), key=lambda pair: pair[0])
                 del bucket[k:]
     columns = itertools.zip_longest(*sorted(kept.values(), key=lambda bucket: bucket[0][0]))
     images = [pair[1] for column in columns for pair in column if pair is not None]
