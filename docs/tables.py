@@ -22,7 +22,7 @@ from scipy.stats import spearmanr
 
 from kedge.evaluation.summary import TextTable
 from kedge.files import atomic
-from kedge.studies import STUDIES, imagenet, photos
+from kedge.studies import STUDIES, head_tables, imagenet, photos
 from kedge.studies.bench import TITLES
 from kedge.studies.cifar10_trained import DEFAULT, by_network_tables
 from kedge.studies.comparison import MethodTable
@@ -105,21 +105,14 @@ CHOSEN = (  # rows of cifar10-fast that the page of insight shows
     "KL to uniform (synthetic outliers)",
     "KL to uniform, TTA, 5 views (synthetic outliers)",
 )
-HEADS = (  # rows of the study of heads that the page of anchoring shows
-    "MDS++ + GEN",
-    "MDS++ + GEN + mutual information",
-    "MDS++ + GEN + tau",
-    "unanchored: gen",
-    "anchored: gen",
-    "ensemble: gen",
-    "Laplace: gen",
-    "unanchored: msp",
-    "anchored: mutual_information",
-    "anchored: probability_deviation",
-    "anchored: relative_deviation",
-    "anchored: tau",
-    "AMP",
-    "AMP, tau relative",
+HEADS = (  # tables of the study of heads
+    "heads",
+    "heads by column",
+    "heads, short",
+    "heads, errors",
+    "heads, errors beside MSP",
+    "heads, kernel",
+    "heads, views",
 )
 # Tables of the study of photographs, and the rows that its page shows of them; none for all.
 COMPARED = ("msp", "energy", "kl_uniform", "gen", "fdbd", "react", "knn", "nnguide", "mds++", "rmds++", "vim")
@@ -258,11 +251,8 @@ def filled(text: str) -> str:
         "start": ("startup", start),
         "peers, inference": ("inference-peers", peers_in_passes),
         "leaderboard": ("cifar10-public", beside_leaderboard),
-        "heads, short": ("heads", heads_short),
-        "heads": ("heads", lambda known: MethodTable.from_record(known).summary().markdown() + "\n"),
-        "heads by column": ("heads", lambda known: MethodTable.from_record(known).by_column().markdown() + "\n"),
-        "heads, errors": ("heads", heads_errors),
-        "heads, kernel": ("heads", heads_kernel),
+        **{name: ("heads", partial(of_heads, name=name)) for name in HEADS},
+        "heads, cost": ("heads-cost", heads_cost),
         "front": ("default", lambda known: MethodTable.from_record(known).summary(FRONT).markdown() + "\n"),
         "default": ("default", lambda known: MethodTable.from_record(known).summary().markdown() + "\n"),
         **{
@@ -335,43 +325,18 @@ DEFAULT_TABLES: dict[str, Callable[[MethodTable], TextTable]] = {
 }
 
 
-def heads_short(known: Mapping[str, Any]) -> str:
-    """The rows of the study of heads that the page of anchoring shows, by column."""
-    table = MethodTable.from_record(known)
-    heads = ["score", *(f"{task} {group}" for task, group in table.columns), "mean"]
+def of_heads(known: Mapping[str, Any], name: str) -> str:
+    """A table of the study of heads."""
+    return head_tables.tables_of_heads(known)[name].markdown() + "\n"
+
+
+def heads_cost(known: Mapping[str, Any]) -> str:
+    """Time of an anchored head and its network in plain passes, by batch and number of anchors."""
     rows = []
-    for label in HEADS:
-        columns = [(table.value(label, each), table.value(label, each, "fpr95")) for each in table.columns]
-        cells = [*columns, (table.mean(label), table.mean(label, "fpr95"))]
-        rows.append([label, *(f"{100 * auroc.mean:.1f} / {100 * fpr.mean:.0f}" for auroc, fpr in cells)])
-    return markdown(heads, rows)
-
-
-def heads_errors(known: Mapping[str, Any]) -> str:
-    """AURC and AUGRC on the test images of each task, in percent, means over seeds; the lowest mean AURC first."""
-    results = known["results"]
-    tasks = list(next(iter(results.values())))
-
-    def mean(label: str, task: str, metric: str) -> float:
-        return 100 * statistics.fmean(each["id"][metric] for each in results[label][task].values())
-
-    rows = []
-    for label in sorted(results, key=lambda each: statistics.fmean(mean(each, task, "aurc") for task in tasks)):
-        rows.append([label, *(f"{mean(label, task, 'aurc'):.2f} / {mean(label, task, 'augrc'):.2f}" for task in tasks)])
-    return markdown(["score", *tasks], rows)
-
-
-def heads_kernel(known: Mapping[str, Any]) -> str:
-    """What the kernel predicts for the deviation over anchors, by task."""
-    rows = []
-    for task, found in known["theory"].items():
-        correlation = [found["correlation"][kind] for kind in ("anchors", "gaussian process")]
-        cells = [f"{each['all images']:.2f} ({each['known images']:.2f})" for each in correlation]
-        for kind in ("measured", "anchors", "gaussian process"):
-            cells.append(" / ".join(f"{100 * value:.1f}" for value in found["auroc"][kind].values()))
-        rows.append([task, *cells])
-    heads = ["task", "kernel, anchors", "kernel, Gaussian process", "AUROC measured", "kernel, anchors", "process"]
-    return markdown(heads, rows)
+    for row in known["rows"]:
+        ratios = f"{row['ratio']:.2f}", f"{row['low']:.2f} to {row['high']:.2f}"
+        rows.append([str(row["batch"]), str(row["anchors"]), f"{row['by operations']:.3f}", *ratios])
+    return markdown(["images at a time", "anchors", "passes by operations", "in time", "quartiles"], rows)
 
 
 def summary(known: Mapping[str, Any], only: Collection[str] = ()) -> str:
