@@ -49,6 +49,7 @@ PAGES = (
     DOCS / "suites" / "default.md",
     DOCS / "comparing.md",
     DOCS / "results.md",
+    DOCS / "suites" / "imagenet.md",
 )
 FRONT = (  # rows of the study `default` that the README shows
     "mds++ + gen",
