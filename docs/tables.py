@@ -251,7 +251,8 @@ def filled(text: str) -> str:
         "requests": ("serving-photos", requests),
         "start": ("startup", start),
         "peers, inference": ("inference-peers", peers_in_passes),
-        "leaderboard": ("cifar10-public", beside_leaderboard),
+        "leaderboard": ("default", beside_leaderboard),
+        "own passes": ("field", own_passes),
         **{name: ("heads", partial(of_heads, name=name)) for name in HEADS},
         "heads, cost": ("heads-cost", heads_cost),
         "front": ("default", lambda known: MethodTable.from_record(known).summary(FRONT).markdown() + "\n"),
@@ -592,13 +593,14 @@ def peers(known: Mapping[str, Any]) -> str:
 
 def beside_leaderboard(known: Mapping[str, Any]) -> str:
     """AUROC / FPR95 on the public CIFAR-10 networks, and AUROC on OpenOOD's leaderboard, whose order this is."""
-    table, names = MethodTable.from_record(known), leaderboard_methods()
+    table, names = MethodTable.from_record(known).of_tasks(CIFAR10), leaderboard_methods()
     board = {
         names[entry.method]: {"near": entry.near[0], "far": entry.far[0]}
         for entry in leaderboard("cifar10")
         if entry.training == STANDARD_TRAINING and entry.method in names
     }
-    found = {label: {column: table.value(label, column).mean for column in table.columns} for label in table.results}
+    labels = (*table.single, "mds++ + gen")
+    found = {label: {column: table.value(label, column).mean for column in table.columns} for label in labels}
     shared = sorted((label for label in found if label in board), key=lambda label: -sum(board[label].values()))
     others = sorted((label for label in found if label not in board), key=lambda label: -sum(found[label].values()))
     rows = []
@@ -617,6 +619,18 @@ def beside_leaderboard(known: Mapping[str, Any]) -> str:
         rows.append([name, *(f"{rank:.2f}" for rank in ranks), "", ""])
     heads = [f"{CIFAR10[task]} {group}" for task, group in table.columns]
     return markdown(["method", *heads, "leaderboard near", "far"], rows)
+
+
+def own_passes(known: Mapping[str, Any]) -> str:
+    """AUROC with its interval / FPR95 of methods with passes of their own, on a sample."""
+    rows = []
+    for label, result in known["results"].items():
+        cells = []
+        for group in ("near", "far"):
+            low, value, high = (100 * result[group]["auroc"][key] for key in ("low", "value", "high"))
+            cells.append(f"{value:.1f} ({low:.1f} to {high:.1f}) / {100 * result[group]['fpr95']['value']:.0f}")
+        rows.append([label, *cells, passes(result)])
+    return markdown(["method", "near", "far", "passes"], rows)
 
 
 def peers_in_passes(known: Mapping[str, Any]) -> str:
