@@ -36,7 +36,10 @@ def elsewhere(some_digits, tmp_path, monkeypatch):
 @pytest.mark.usefixtures("elsewhere")
 def test_every_python_block_runs(number):
     code = BLOCKS[number].replace('recipe="demo"', 'recipe=kedge.training.recipe("demo", epochs=1)')
-    exec(compile(code, f"README block {number}", "exec"), {})
+    train_set, held_out = kedge.data.digits.digits().split(0.8)
+    net = kedge.Classifier(kedge.models.build("compact", width=4, channels=1), mean=0.1, std=0.3)
+    given = {"my_network": net, "train_set": train_set, "held_out": held_out, "images": held_out}
+    exec(compile(code, f"README block {number}", "exec"), given)
 
 
 def test_a_new_user_needs_fewer_than_fifteen_lines():
