@@ -124,5 +124,6 @@ def run_default(
     for name, text in files.items():
         with atomic(out / name) as temporary:
             temporary.write_text(text, encoding="utf-8")
-    draw_worst_against_mean(comparison, out / "worst-against-mean.svg", " + ".join(DEFAULT))
+    main = comparison.of_tasks(tasks(setting))
+    draw_worst_against_mean(main, out / "worst-against-mean.svg", " + ".join(DEFAULT))
     return comparison
