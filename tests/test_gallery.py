@@ -19,6 +19,7 @@ from PIL import Image
 import kedge
 from helpers import served
 from kedge.data.digits import digits
+from kedge.seeds import seeded
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 GALLERY = Path(__file__).parents[1] / "docs" / "gallery"
@@ -47,6 +48,7 @@ def check(name: str, command: str, run) -> None:
     for part in PARTS.get(name, "torch").split():
         pytest.importorskip(part)
     there = set(Path().glob("*.png"))
+    torch.manual_seed(0)  # of the weights of fresh networks
     with contextlib.redirect_stdout(io.StringIO()) as out:
         run()
     lines = [line.rstrip() for line in out.getvalue().splitlines() if not line.startswith(LIBRARIES)]
@@ -126,7 +128,8 @@ def protected(tmp_path_factory):
     """A folder with a detector of digits and two pictures, a seven and a chequered one."""
     folder = tmp_path_factory.mktemp("protected")
     train_set, held_out = digits()[::3].split(0.8)
-    net = kedge.models.build("compact", width=8, channels=1)
+    with seeded(0):
+        net = kedge.models.build("compact", width=8, channels=1)
     net = kedge.train(net, train_set, kedge.training.recipe("demo", epochs=2))
     seven = held_out.images[held_out.labels == 7][0, 0].numpy()
     Image.fromarray(seven).save(folder / "seven.png")
