@@ -7,6 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from kedge.checks import one_of
 from kedge.detectors.amp import PER_ANCHOR_SCORES
 from kedge.evaluation.summary import SeedValues, TextTable
 from kedge.studies.comparison import MethodTable, Row, interval, matching, run_rows, single_methods
@@ -15,7 +16,7 @@ from kedge.studies.photo_tasks import LAYERS, PHOTOS, Variant, finetuned_task, p
 from kedge.studies.study import Setting
 from kedge.studies.task import GROUPS, Task
 from kedge.studies.tasks import TOYS, toy_task
-from kedge.studies.written import write_results
+from kedge.studies.written import Written, write_results
 
 ANCHORED = {  # rows of networks that are anchored before they are fine-tuned
     **{name: Row(name) for name in ("msp", "max_logit", "energy", "kl_uniform", "gen", "knn", "mds++")},
@@ -39,10 +40,14 @@ def run_photos(
     features: Path,
     *,
     patterns: tuple[str, ...] = (),
+    only: tuple[str, ...] = (),
     command: str = "",
     progress: Progress | None = None,
-) -> MethodTable:
-    """Run what is missing, and write metrics.json and tables.md; arguments as of `run_default`."""
+) -> Written:
+    """Run what is missing, and write metrics.json and tables.md; arguments as of `run_default`.
+
+    ``only`` names parts of the study, such as ``frozen`` or ``first layer``; by default all are run.
+    """
     kept = matching(single_methods() | combined(), patterns)
     few = {label: row for label, row in kept.items() if label in FEW}
     anchored = {label: row for label, row in ANCHORED.items() if label in kept or "AMP" in label or row.method == "amp"}
@@ -52,13 +57,17 @@ def run_photos(
         parts |= {f"{n} held out": (few, _fewer(setting, features, held_out=n)) for n in HELD_OUT}
     parts[FINETUNED] = kept, _loaders(setting, features, layer="", shifted=True)  # these train for hours, so come last
     parts |= {layer: (anchored, _loaders(setting, features, layer=layer)) for layer in LAYERS}
+    if only:
+        parts = {one_of("--tasks", what, tuple(parts)): parts[what] for what in only}
     results: dict[str, MethodTable] = {}
+    missing: dict[str, str] = {}
     for what, (some, loaders) in parts.items():
         results[what] = run_rows(some, loaders, setting.seeds, out / "cells", progress)
+        missing |= results[what].missing
         records = {name: each.as_dict() for name, each in results.items() if each.columns}
         shown = tuple(tables(results).values()) if records else ()
-        write_results(out, records, shown, setting, command, results[what].missing)  # what is done, while more is run
-    return results[FROZEN]
+        written = write_results(out, records, shown, setting, command, missing)  # what is done, while more is run
+    return written
 
 
 def tables(results: Mapping[str, MethodTable]) -> dict[str, TextTable]:

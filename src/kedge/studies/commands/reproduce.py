@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from kedge.studies.study import Setting
 
 NTK = "ntk"
+WITH_TASKS = ("heads", "photos", "cifar10-trained")
 ON_TASKS = ("default", "heads", "photos", "cifar10-trained", "imagenet")  # on features extracted once
 
 
@@ -52,7 +53,10 @@ def reproduce(
     ] = None,
     tasks: Annotated[
         list[str] | None,
-        typer.Option(help="For heads: only this task; for cifar10-trained: only this network; may be repeated."),
+        typer.Option(
+            help="For heads: only this task; for photos: only this part; for cifar10-trained: only this network; may "
+            "be repeated."
+        ),
     ] = None,
     weights: Annotated[
         list[Path] | None,
@@ -130,8 +134,8 @@ def reproduce(
     if name in ON_TASKS:
         setting = Setting(scale, tuple(range(seeds)), data_dir, files)
         features = features or (folder if out else folder.parent) / "features"
-        if tasks and name not in ("heads", "cifar10-trained"):
-            raise InputError(f"--tasks is for heads and cifar10-trained; {name} runs all of its tasks: leave it out")
+        if tasks and name not in WITH_TASKS:
+            raise InputError(f"--tasks is for {', '.join(WITH_TASKS)}; {name} runs all of its tasks: leave it out")
         more = {"only": tuple(tasks)} if tasks else {}
         compare_on_tasks(name, setting, folder, features, rows, console, **more)
         return
