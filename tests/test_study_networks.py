@@ -40,7 +40,7 @@ def trainings(monkeypatch):
     """The arguments of the trainings, none of which is run."""
     given = {}
 
-    def record(net, data, recipe, *, seed, directory):
+    def record(net, data, recipe, *, seed, directory, precision):
         given[directory.name] = net, {"recipe": recipe, "seed": seed, "images": data.checksum}
         return net.eval()
 

@@ -71,8 +71,8 @@ class Trained:
             return setting.recipe()
         return recipe(TUNING if self.public else SCRATCH, epochs=self.epochs)
 
-    def load(self, setting: Setting, folder: Path, seed: int) -> Classifier:
-        """The network of a seed, trained, or resumed in ``folder``.
+    def load(self, setting: Setting, folder: Path, seed: int, precision: str | None = None) -> Classifier:
+        """The network of a seed, trained in a precision by Fabric's name, or resumed in ``folder``.
 
         Anchored or not, networks of a seed have the same recipe and see the same images in the same order.
         """
@@ -90,7 +90,8 @@ class Trained:
         if self.anchored:
             net = anchor(net, init="preserve" if self.public else "fresh", seed=seed)
         directory = folder / "cifar10-trained" / self.folder(seed)
-        return train(net, training_images(setting, seed), self.recipe(setting), seed=seed, directory=directory)
+        images, how = training_images(setting, seed), self.recipe(setting)
+        return train(net, images, how, seed=seed, directory=directory, precision=precision)
 
     def weights(self, setting: Setting) -> Path:
         """The file of its public weights."""
@@ -117,6 +118,7 @@ def run_cifar10_trained(
     *,
     patterns: tuple[str, ...] = (),
     only: tuple[str, ...] = (),
+    precision: str | None = None,
     command: str = "",
     progress: Callable[[str, int, int], None] | None = None,
 ) -> Written:
@@ -128,6 +130,7 @@ def run_cifar10_trained(
         features: Folder of networks and extracted features.
         patterns: Only rows whose label matches one of these, in which ``*`` is any text.
         only: Names in `NETWORKS`; by default all.
+        precision: Of all trainings, by Fabric's name; by default single.
         command: The command to run it again, for the record.
         progress: Called with what is running, the number of cells done and the number in all.
     """
@@ -137,7 +140,7 @@ def run_cifar10_trained(
     missing: dict[str, str] = {}
     for name in only or NETWORKS:
         trained = NETWORKS[one_of("--tasks", name, tuple(NETWORKS))]
-        loader = {name: partial(task, trained, setting, features)}
+        loader = {name: partial(task, trained, setting, features, precision=precision)}
         table = run_rows(rows | of_amp if trained.anchored else rows, loader, setting.seeds, out / "cells", progress)
         missing |= table.missing
         if table.columns:
@@ -146,9 +149,9 @@ def run_cifar10_trained(
     return write_results(out, records, by_network_tables(results) if results else (), setting, command, missing)
 
 
-def task(trained: Trained, setting: Setting, folder: Path, seed: int) -> Task:
+def task(trained: Trained, setting: Setting, folder: Path, seed: int, *, precision: str | None = None) -> Task:
     """Fitted on training images, calibrated on half of the test images, and tested on the other half."""
-    net = trained.load(setting, folder, seed)
+    net = trained.load(setting, folder, seed, precision)
     if setting.scale == "smoke":
         data = smoke_data(seed)
         known, near, far = data.test, data.ood[:1], data.ood[1:]

@@ -136,7 +136,9 @@ def reproduce(
         features = features or (folder if out else folder.parent) / "features"
         if tasks and name not in WITH_TASKS:
             raise InputError(f"--tasks is for {', '.join(WITH_TASKS)}; {name} runs all of its tasks: leave it out")
-        more = {"only": tuple(tasks)} if tasks else {}
+        more: dict[str, Any] = {"only": tuple(tasks)} if tasks else {}
+        if name == "cifar10-trained":
+            more["precision"] = precision
         compare_on_tasks(name, setting, folder, features, rows, console, **more)
         return
     check_target("--networks", networks, folder=True)
