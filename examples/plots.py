@@ -30,7 +30,7 @@ def main(folder: str | Path = ".", epochs: int = 2) -> kedge.evaluation.Evaluati
     print(detectors["KNN"](others[:3]).to_pandas()[["label", "probability", "p_value", "is_ood"]].round(3))
 
     figures = {kind: evaluation.plot(kind) for kind in ("scores", "roc", "reliability")}
-    figures["verdicts"] = detectors["KNN"].plot(others, most=8)
+    figures["verdicts"] = detectors["KNN"].plot(others, most=8, train_set=train_set)
     for name, figure in figures.items():
         figure.savefig(Path(folder) / f"{name}.png", dpi=100)
     return evaluation

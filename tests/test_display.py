@@ -104,6 +104,15 @@ def test_a_detector_plots_its_verdicts(detector):
     assert all("distribution" in title.lower() for title in titles)
 
 
+def test_the_nearest_training_images_stand_below_the_verdicts(detector):
+    train_set = kedge.ImageSet(images(20), torch.arange(20) % 4, classes=("ant", "bee", "cow", "dog"))
+    one, *near = detector.plot(train_set.subset([6]), train_set=train_set).axes
+    assert "distribution" in one.get_title()
+    assert len(near) == 3
+    assert near[0].get_title() == "cow"
+    assert (near[0].images[0].get_array() == one.images[0].get_array()).all()  # the image itself
+
+
 def test_an_estimate_is_a_number():
     auroc = Estimate(0.912, 0.9, 0.92)
     assert (f"{auroc:.1%}", auroc + 1, max(auroc, 0.5), float(auroc)) == ("91.2%", 1.912, auroc, 0.912)

@@ -17,9 +17,9 @@ from torch import nn
 
 from kedge import AMP, MSP, Detection, ImageSet, anchor, calibration
 from kedge.detectors import Cost, extract
+from kedge.detectors.neighbours import KEPT, Neighbours
 from kedge.errors import InputError, NotReadyError
 from kedge.evaluation import Evaluation, EvaluationResult, ShiftedResult
-from kedge.evaluation.neighbours import KEPT, Neighbours
 from kedge.evaluation.paired import best_beyond_noise, difference, redraw, winner
 from kedge.evaluation.report import charts, figures, write_report
 from kedge.evaluation.report.charts import curve_section, flagging_threshold

@@ -7,7 +7,7 @@ from PIL import Image
 import kedge
 from helpers import run_cli
 from kedge import AMP, MSP, ImageSet, anchor, evaluate
-from kedge.evaluation.neighbours import Neighbours
+from kedge.detectors.neighbours import Neighbours
 from kedge.evaluation.report import write_report
 from kedge.evaluation.result import Curve
 from kedge.models import build

@@ -92,9 +92,9 @@ def compare(
     """
     from kedge.cli.inputs import open_network, open_set, open_sets
     from kedge.data import Features
+    from kedge.detectors.neighbours import Neighbours
     from kedge.detectors.registry import named_methods
     from kedge.evaluation import compare as compare_methods
-    from kedge.evaluation.neighbours import Neighbours
     from kedge.evaluation.report import write_report
     from kedge.evaluation.report.figures import require
     from kedge.evaluation.result import HEADLINE

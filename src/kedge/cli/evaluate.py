@@ -51,9 +51,9 @@ def evaluate(
     from kedge.cli.inputs import open_sets
     from kedge.data import load_dataset
     from kedge.detectors import load
+    from kedge.detectors.neighbours import Neighbours
     from kedge.evaluation import SeedSummary
     from kedge.evaluation import evaluate as evaluate_detectors
-    from kedge.evaluation.neighbours import Neighbours
     from kedge.evaluation.report import write_report
     from kedge.evaluation.report.figures import require
     from kedge.evaluation.summary import BY_SET, SHOWN, rows_by_set

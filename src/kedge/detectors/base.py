@@ -17,13 +17,13 @@ from kedge import calibration
 from kedge.anchoring import DEFAULT_K, Anchored
 from kedge.anchoring.sampling import choose
 from kedge.checks import all_finite, at_least, between, finite
-from kedge.data import Preprocess, batches
+from kedge.data import ImageSet, Preprocess, StreamedSet, batches
 from kedge.data.batches import names_of, preprocess_for
 from kedge.data.features import Features
 from kedge.data.labels import UNKNOWN, class_names, renumbered
 from kedge.data.leakage import fingerprints, halves
 from kedge.detectors.detection import Detection
-from kedge.detectors.show import VERBS, describe_detector, detector_facts, plot_verdicts, summary
+from kedge.detectors.show import VERBS, describe_detector, detector_facts, summary
 from kedge.detectors.training_images import refuse_training_images, training_prints
 from kedge.display import counted, html_facts
 from kedge.errors import InputError, KedgeWarning, NormalisationWarning, NotReadyError
@@ -370,14 +370,18 @@ class Detector(ABC):
             warnings.warn(reason, KedgeWarning, stacklevel=2)
         artifact.write(path, header, {name: value for name, value in values.items() if isinstance(value, Tensor)})
 
-    def plot(self, images: Any, *, most: int = 16) -> Any:
+    def plot(self, images: Any, *, most: int = 16, train_set: ImageSet | StreamedSet | None = None) -> Any:
         """A matplotlib figure of images as the network sees them, with class, probability and verdict.
 
         Args:
             images: In any form that `kedge.data.batches` takes.
             most: Number of images to show, from the first one on.
+            train_set: The images that the network was trained on, if the three nearest of them are to be shown below
+                each image; see `kedge.detectors.neighbours`.
         """
-        return plot_verdicts(self, images, most)
+        from kedge.detectors.plots import plot_verdicts  # imports this module
+
+        return plot_verdicts(self, images, most, train_set)
 
     @property
     def summary(self) -> str:

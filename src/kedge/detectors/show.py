@@ -1,14 +1,8 @@
-"""How a detector shows itself: one line, a table of facts, its verdicts on pictures."""
+"""How a detector shows itself: one line, a table of facts, a summary."""
 
-import itertools
-import math
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import torch
-
-from kedge.checks import needs
-from kedge.data.batches import batches, names_of
 from kedge.display import counted
 from kedge.errors import NotReadyError
 from kedge.io.facts import readable_options
@@ -77,32 +71,3 @@ def summary(detector: "Detector") -> str:
     width = max(map(len, lines))
     limits = ("It cannot promise", *(f"- {limit};" for limit in LIMITS[:-1]), f"- {LIMITS[-1]}.")
     return "\n".join([*(f"{name:{width}}  {words}" for name, words in lines.items()), *limits])
-
-
-def plot_verdicts(detector: "Detector", images: Any, most: int) -> Any:
-    """See `Detector.plot`."""
-    pyplot = needs("matplotlib.figure", "report", "plot")
-    if detector.preprocess is None or detector.calibration is None or not detector.preprocess.is_image:
-        raise NotReadyError("plot needs a fitted and calibrated detector of images: call fit and calibrate first")
-    read = itertools.islice(batches(images, detector.preprocess, size=most), 1)
-    x = torch.cat([part for part, _ in read])[:most]
-    names = names_of(images)
-    columns = min(len(x), 4)
-    rows = math.ceil(len(x) / columns)
-    figure = pyplot.Figure(figsize=(2.6 * columns, (3.5 if names else 3.3) * rows), layout="constrained")
-    panels = list(figure.subplots(rows, columns, squeeze=False).flat)
-    for axes in panels:
-        axes.axis("off")
-    pictures = detector.as_input(x).float().cpu().clamp(0, 1).permute(0, 2, 3, 1).numpy()  # (N, H, W, D)
-    for place, row in enumerate(detector(x).to_rows()):
-        axes, picture = panels[place], pictures[place]
-        axes.imshow(picture if picture.shape[2] == 3 else picture[..., 0], cmap="gray", vmin=0, vmax=1)
-        label = row["class"] or f"class {row['label']}"
-        words = [
-            *names[place : place + 1],
-            f"{label} {row['probability'] or 0:.0%}",
-            f"{'out of' if row['is_ood'] else 'in'} distribution, p {row['p_value']:.2g}",
-            *([row["reason"]] if row["reason"] else []),
-        ]
-        axes.set_title("\n".join(words), fontsize=8, color="#b3261e" if row["is_ood"] else "black")
-    return figure

@@ -15,8 +15,8 @@ from torch import Tensor
 from kedge import calibration
 from kedge.data import ImageSet, StreamedSet
 from kedge.detectors import AMP, Detector
+from kedge.detectors.neighbours import Neighbours
 from kedge.errors import InputError, KedgeWarning
-from kedge.evaluation.neighbours import Neighbours
 from kedge.evaluation.report.figures import edges
 from kedge.evaluation.report.gallery import SIDE, data_address, label_of, per_anchor_probabilities, pixels
 

@@ -12,9 +12,9 @@ from torch import Tensor
 
 from kedge.data import Features, ImageSet, StreamedSet, batches
 from kedge.detectors import AMP, Detection
+from kedge.detectors.neighbours import Neighbours
 from kedge.errors import NotReadyError
 from kedge.evaluation import Evaluation
-from kedge.evaluation.neighbours import Neighbours
 from kedge.evaluation.report.markup import NOTHING, Html, gallery, number, render_template
 from kedge.models.classifier import evaluating
 

@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any, cast
 
 from kedge.detectors import AMP, Detector
+from kedge.detectors.neighbours import Neighbours
 from kedge.errors import InputError
 from kedge.evaluation import Evaluation, EvaluationResult
-from kedge.evaluation.neighbours import Neighbours
 from kedge.evaluation.paired import FEWEST, RESAMPLES, Best, best_beyond_noise
 from kedge.evaluation.report import charts, figures
 from kedge.evaluation.report.document import document, write_page

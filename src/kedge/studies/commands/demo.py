@@ -90,7 +90,7 @@ def _app(out: Path, serving: Any) -> "FastAPI":
 
 def _run(out: Path, seed: int, epochs: int | None, folder: Path | None, data_dir: Path | None) -> None:
     """Train, evaluate, and write everything; then the same with photographs, if there are any."""
-    from kedge.evaluation.neighbours import Neighbours
+    from kedge.detectors.neighbours import Neighbours
     from kedge.evaluation.report import write_report
     from kedge.evaluation.report.figures import require
     from kedge.provenance import provenance
@@ -134,7 +134,7 @@ def _run(out: Path, seed: int, epochs: int | None, folder: Path | None, data_dir
 
 def _run_photos(images: "StreamedSet", out: Path, seed: int, data_dir: Path | None, console: Console) -> None:
     """The second part: evaluate on photographs, and write the detector and a report."""
-    from kedge.evaluation.neighbours import Neighbours
+    from kedge.detectors.neighbours import Neighbours
     from kedge.evaluation.report import write_report
     from kedge.provenance import provenance
     from kedge.studies.demo_photos import run_photo_demo, write_examples

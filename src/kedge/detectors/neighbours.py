@@ -6,8 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from kedge.data import Features, ImageSet, Preprocess, StreamedSet
-from kedge.detectors import extract
-from kedge.detectors.extraction import Extraction
+from kedge.detectors.extraction import Extraction, extract
 from kedge.detectors.knn import directions, largest
 from kedge.models.classifier import as_classifier
 
