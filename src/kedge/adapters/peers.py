@@ -16,7 +16,6 @@ from kedge.checks import shape_of
 from kedge.data import Preprocess, batches
 from kedge.data.batches import Batch, image_and_label
 from kedge.detectors import Cost, Detector, Outputs
-from kedge.detectors.base import passes
 from kedge.errors import InputError
 from kedge.seeds import seeded
 
@@ -176,7 +175,7 @@ class FromPytorchOOD(Detector):
     @property
     def cost(self) -> Cost:
         """A pass for the labels and one for the scores, two and a backward pass with gradients; it may take more."""
-        once = passes(self.net)
+        once = self.net.passes
         return Cost(3 * once, once) if self._needs_gradients else Cost(2 * once)
 
     def save(self, path: str | os.PathLike[str]) -> None:

@@ -99,8 +99,9 @@ class Anchored(Classifier):
 
         Where other layers come before the anchored one, they run once, and only the operations behind it count K times.
         """
-        if self.anchors is not None:
-            self.check(self.anchors)
+        if self.anchors is None:
+            return super().passes
+        self.check(self.anchors)
         return self.k if self._behind is None else round(1 + (self.k - 1) * self._behind, 3)
 
     def set_anchors(self, images: Tensor, *, per_image: int | None = None) -> None:

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from kedge import scores
 from kedge.checks import between, one_of
-from kedge.detectors.base import Cost, Detector, Outputs, passes
+from kedge.detectors.base import Cost, Detector, Outputs
 from kedge.detectors.features import FeatureDetector, TrainingFeatures
 from kedge.detectors.registry import register
 from kedge.detectors.shaping import top_ratio
@@ -91,7 +91,7 @@ class AdaSCALE(FeatureDetector):
     @property
     def cost(self) -> Cost:
         """A pass and its gradient, and a pass of the moved image."""
-        return Cost(forward=2 * passes(self.net), backward=passes(self.net))
+        return Cost(forward=2 * self.net.passes, backward=self.net.passes)
 
     of_features = Detector.of_features
 

@@ -32,7 +32,6 @@ from kedge.io.graphs import graphs
 from kedge.io.rebuild import describe
 from kedge.io.tuned import Tuned
 from kedge.models.classifier import Classifier, as_classifier, checksum, evaluating
-from kedge.models.ensemble import Ensemble
 
 GRADIENT_ROWS = 128  # images times anchors per piece where gradients are taken, since they keep every activation
 _Part = tuple["Outputs", Tensor, Tensor | None, Tensor]  # outputs, which images are bad, labels, fingerprints
@@ -224,7 +223,7 @@ class Detector(ABC):
     @property
     def cost(self) -> Cost:
         """Passes for one image: by default one, or one for each anchor."""
-        return Cost(forward=passes(self.net))
+        return Cost(forward=self.net.passes)
 
     @property
     def reason(self) -> str:
@@ -421,7 +420,7 @@ class Detector(ABC):
 
     def pieces(self, x: Tensor) -> tuple[Tensor, ...]:
         """A batch in pieces that are small enough for taking gradients."""
-        return tuple(x.split(max(1, int(GRADIENT_ROWS // passes(self.net)))))
+        return tuple(x.split(max(1, int(GRADIENT_ROWS // self.net.passes))))
 
     def on(self, net: Classifier) -> Self:
         """A copy with another network that computes the same."""
@@ -586,15 +585,3 @@ class Detector(ABC):
             is_ood=is_ood,
             reasons=tuple(word if flagged else None for word, flagged in zip(words, is_ood.tolist(), strict=True)),
         )
-
-
-def passes(net: Classifier) -> float:
-    """Forward passes per image: one, one per anchor, or those of an ensemble's members together.
-
-    Behind an anchored layer inside the network alone there is one per anchor; see `Anchored.passes`.
-    """
-    if isinstance(net, Ensemble):
-        return sum(passes(member) for member in net.members)
-    if isinstance(net, Anchored) and net.anchors is not None:
-        return net.passes
-    return 1

@@ -16,7 +16,7 @@ from kedge.checks import one_of
 from kedge.data import Features, Preprocess
 from kedge.data.labels import renumbered
 from kedge.data.leakage import halves, smallest_prints
-from kedge.detectors.base import Cost, Detector, HeldOut, Outputs, passes
+from kedge.detectors.base import Cost, Detector, HeldOut, Outputs
 from kedge.detectors.features import FeatureDetector
 from kedge.detectors.logistic import logistic_regression
 from kedge.detectors.registry import named_methods, register
@@ -126,7 +126,7 @@ z-scores |
     def cost(self) -> Cost:
         """One pass for all parts that can share it, and those of the others."""
         own = [part.cost for part in self.parts if _shares(part) is None]
-        shared = passes(self.net) if len(own) < len(self.parts) else 0
+        shared = self.net.passes if len(own) < len(self.parts) else 0
         return Cost(shared + sum(each.forward for each in own), sum(each.backward for each in own))
 
     @property

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from kedge.checks import between, finite, one_of, shape_of
 from kedge.data import Preprocess, batches
 from kedge.data.leakage import fingerprints
-from kedge.detectors.base import Cost, Detector, Outputs, passes
+from kedge.detectors.base import Cost, Detector, Outputs
 from kedge.detectors.features import FeatureDetector, TrainingFeatures, check_class_labels
 from kedge.detectors.gaussians import ROUNDING, ClassStatistics, Gaussians, squared_distances
 from kedge.detectors.logistic import logistic_regression
@@ -132,7 +132,7 @@ class Mahalanobis(FeatureDetector):
     def cost(self) -> Cost:
         """One pass, and with epsilon another forward and backward pass for each layer."""
         steps = len(self.layers) if self.epsilon > 0 else 0
-        return Cost(forward=(1 + steps) * passes(self.net), backward=steps * passes(self.net))
+        return Cost(forward=(1 + steps) * self.net.passes, backward=steps * self.net.passes)
 
     @property
     def outliers(self) -> Tensor | None:

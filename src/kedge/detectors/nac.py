@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from kedge.anchoring.sampling import choose
 from kedge.checks import at_least, between, finite, shape_of
 from kedge.data import Preprocess
-from kedge.detectors.base import Cost, Detector, Outputs, passes
+from kedge.detectors.base import Cost, Detector, Outputs
 from kedge.detectors.registry import register
 from kedge.errors import InputError
 from kedge.models.features import INPUT
@@ -85,7 +85,7 @@ class NAC(Detector):
     @property
     def cost(self) -> Cost:
         """A pass and its gradient."""
-        return Cost(forward=passes(self.net), backward=passes(self.net))
+        return Cost(forward=self.net.passes, backward=self.net.passes)
 
     def fit_method(self, train_set: Any, preprocess: Preprocess) -> None:
         """Count the states of a sample of the training images."""

@@ -10,7 +10,7 @@ from kedge import scores
 from kedge.anchoring.sampling import choose
 from kedge.checks import at_least, between
 from kedge.data import Preprocess
-from kedge.detectors.base import Cost, Detector, Outputs, passes
+from kedge.detectors.base import Cost, Detector, Outputs
 from kedge.detectors.registry import register
 from kedge.models.classifier import Classifier
 
@@ -66,7 +66,7 @@ class ODIN(Detector):
     @property
     def cost(self) -> Cost:
         """A pass and its gradient, and a pass of the moved image."""
-        return Cost(forward=2 * passes(self.net), backward=passes(self.net))
+        return Cost(forward=2 * self.net.passes, backward=self.net.passes)
 
     def fit_method(self, train_set: Any, preprocess: Preprocess) -> None:
         """Choose epsilon if it is not given: the largest mean probability of a sample, the smaller of equal ones."""

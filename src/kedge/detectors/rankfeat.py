@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from kedge import scores
 from kedge.checks import finite
 from kedge.data import Preprocess
-from kedge.detectors.base import Cost, Detector, Outputs, passes
+from kedge.detectors.base import Cost, Detector, Outputs
 from kedge.detectors.registry import register
 from kedge.errors import ArchitectureError, InputError
 from kedge.models.classifier import Classifier
@@ -69,7 +69,7 @@ class RankFeat(Detector):
     @property
     def cost(self) -> Cost:
         """A pass for the labels, and one without the component."""
-        return Cost(forward=2 * passes(self.net))
+        return Cost(forward=2 * self.net.passes)
 
     def fit_method(self, train_set: Any, preprocess: Preprocess) -> None:
         """Find the layer, or check the given one, on the first images."""

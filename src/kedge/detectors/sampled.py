@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from kedge import scores
 from kedge.checks import at_least, one_of, shape_of
-from kedge.detectors.base import Cost, Detector, Outputs, passes
+from kedge.detectors.base import Cost, Detector, Outputs
 from kedge.detectors.registry import register
 from kedge.errors import ArchitectureError, InputError
 from kedge.models.classifier import Classifier, evaluating
@@ -114,7 +114,7 @@ class DrawnDetector(SampledDetector):
     @property
     def cost(self) -> Cost:
         """A pass for each draw, and for each anchor."""
-        return Cost(forward=self.samples * passes(self.net))
+        return Cost(forward=self.samples * self.net.passes)
 
     def config(self) -> dict[str, Any]:
         """The samples, the score and the seed."""

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from kedge import scores
 from kedge.anchoring.tta import VIEWS, view
 from kedge.checks import at_least, one_of
-from kedge.detectors.base import Cost, Detector, Outputs, passes
+from kedge.detectors.base import Cost, Detector, Outputs
 from kedge.detectors.registry import register
 from kedge.errors import InputError
 
@@ -62,7 +62,7 @@ class TTA(Detector):
     @property
     def cost(self) -> Cost:
         """A pass for each copy."""
-        return Cost(forward=self.k * passes(self.net))
+        return Cost(forward=self.k * self.net.passes)
 
     def outputs(self, x: Tensor) -> Outputs:
         """The mean logits over the copies and their score."""

@@ -79,6 +79,11 @@ class Classifier(nn.Module):
         if mean is not None or std is not None:
             self.set_statistics(0.0 if mean is None else mean, 1.0 if std is None else std)
 
+    @property
+    def passes(self) -> float:
+        """Forward passes through the network for each image; a fraction where a part of it runs more than once."""
+        return 1
+
     def set_statistics(self, mean: float | Sequence[float] | Tensor, std: float | Sequence[float] | Tensor) -> None:
         """Set the normalisation: one value, or one per channel."""
         dtype, device = self.mean.dtype, self.mean.device

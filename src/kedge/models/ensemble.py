@@ -43,6 +43,11 @@ class Ensemble(Classifier):
         return [cast(Classifier, member) for member in cast(nn.ModuleList, self.network)]
 
     @property
+    def passes(self) -> float:
+        """Those of the members together."""
+        return sum(member.passes for member in self.members)
+
+    @property
     def record(self) -> dict[str, Any]:
         """What was set, and the members' preprocessing where they agree on it; their own records hold the rest."""
         trained = [m.record["preprocess"] for m in self.members if m.record.get("preprocess") is not None]

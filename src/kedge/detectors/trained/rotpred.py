@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from kedge import scores
 from kedge.checks import between
 from kedge.data import Preprocess
-from kedge.detectors.base import Cost, Outputs, passes
+from kedge.detectors.base import Cost, Outputs
 from kedge.detectors.registry import register
 from kedge.detectors.trained.base import MethodLoss, TrainedDetector
 from kedge.errors import InputError
@@ -127,7 +127,7 @@ class RotPred(TrainedDetector):
     @property
     def cost(self) -> Cost:
         """A pass for each rotation."""
-        return Cost(forward=TURNS * passes(self.net))
+        return Cost(forward=TURNS * self.net.passes)
 
     def fit_method(self, train_set: Any, preprocess: Preprocess) -> None:
         """Check that images are square."""
