@@ -1,11 +1,9 @@
 """Networks by name, of this and other libraries, with the input size and normalisation that they expect."""
 
 import importlib
-import math
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
@@ -14,40 +12,17 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from kedge.checks import at_least, needs
+from kedge.checks import at_least
 from kedge.errors import InputError
 from kedge.models import build, model_names
 from kedge.models.base import Spec
 from kedge.models.classifier import Classifier, as_classifier
 from kedge.models.head import find_head
+from kedge.models.libraries import LIBRARIES, LibraryNetwork, Requested
 from kedge.seeds import seeded
 
-FILTERS = {0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic"}  # Pillow's numbers, which transformers stores
 WRAPPERS = ("state_dict", "model", "model_state_dict", "state_dict_ema")  # under which checkpoints keep the weights
 RENAMED = ((".shortcut.", ".downsample."), ("linear.", "fc."))  # from the names of other ResNets to those of kedge's
-
-
-@dataclass(frozen=True)
-class _Wanted:
-    """What the caller of `network` wants of a library's network."""
-
-    classes: int | None
-    pretrained: bool
-    channels: int | None
-    size: tuple[int, int] | None
-
-
-@dataclass(frozen=True)
-class _Loaded:
-    """A network and what its library says about its inputs."""
-
-    network: nn.Module
-    mean: Sequence[float] | None = None
-    std: Sequence[float] | None = None
-    preprocess: dict[str, Any] | None = None  # arguments of `kedge.Preprocess`
-    classes: tuple[str, ...] = ()
-    has_classes: bool = False  # whether the library gave the head the number of classes that was asked for
-    arguments: dict[str, Any] = field(default_factory=dict)
 
 
 def network(
@@ -86,16 +61,18 @@ def network(
     if classes is not None:
         at_least("classes", classes, 2)
     kind, separator, rest = str(name).partition(":")
-    loader = _LOADERS.get(kind, _factory) if separator else _own
     sides = (size, size) if isinstance(size, int) else size
     for side in sides or ():
         at_least("size", side, 1)
-    wanted = _Wanted(classes, pretrained, channels, sides)
+    requested = Requested(classes, pretrained, channels, sides)
     with seeded(seed):
-        loaded = loader(rest if kind in _LOADERS and separator else str(name), wanted)
+        if separator and kind in LIBRARIES:
+            loaded = LIBRARIES[kind].load(rest, requested)
+        else:
+            loaded = (_factory if separator else _own)(str(name), requested)
     if loaded.arguments:
         loaded.network.spec = Spec(name, loaded.arguments)  # type: ignore[assignment]
-    shape = _shape(loaded, wanted)
+    shape = _shape(loaded, requested)
     if mean is None and std is None:
         mean, std = (_for_channels(values, channels) for values in (loaded.mean, loaded.std))
     net = as_classifier(loaded.network)
@@ -181,7 +158,7 @@ def replace_head(net: Classifier, classes: int, example: Tensor, *, seed: int = 
     net.network.set_submodule(name, fresh)
 
 
-def _own(name: str, wanted: _Wanted) -> _Loaded:
+def _own(name: str, requested: Requested) -> LibraryNetwork:
     if name not in model_names():
         near = get_close_matches(name, model_names(), n=3)
         hint = f"did you mean {' or '.join(near)}?" if near else f"kedge's own are {', '.join(model_names())}"
@@ -189,118 +166,24 @@ def _own(name: str, wanted: _Wanted) -> _Loaded:
             f"network must be timm:NAME, hf:NAME, torchvision:NAME, package.module:factory or one of kedge's own; "
             f"got {name!r}: {hint}"
         )
-    if wanted.pretrained:
+    if requested.pretrained:
         raise InputError(
             f"{name} has no published weights; leave out pretrained, or use a timm:, hf: or torchvision: network"
         )
-    given = {"classes": wanted.classes, "channels": wanted.channels}
-    return _Loaded(build(name, **{key: value for key, value in given.items() if value is not None}), has_classes=True)
-
-
-def _timm(name: str, wanted: _Wanted) -> _Loaded:
-    timm = needs("timm", "timm", f"timm:{name}")
-    given = {"in_chans": wanted.channels, "num_classes": wanted.classes, "img_size": wanted.size}
-    arguments = {key: value for key, value in given.items() if value is not None}
-    if ":" not in name and not timm.is_model(name.split(".")[0]):
-        raise _unknown(f"timm:{name}", get_close_matches(name, timm.list_models(), n=3))
-
-    def create() -> Any:
-        return timm.create_model(name, pretrained=wanted.pretrained, **arguments)
-
-    try:
-        model = _downloaded(f"timm:{name}", create)
-    except TypeError:  # most networks are built the same for every size, and take no img_size
-        if arguments.pop("img_size", None) is None:
-            raise
-        model = _downloaded(f"timm:{name}", create)
-    expected = timm.data.resolve_model_data_config(model)
-    side = min(expected["input_size"][1:])
-    preprocess = {
-        "shape": tuple(expected["input_size"]),
-        "resize": expected["interpolation"],
-        "crop": side / math.floor(side / expected["crop_pct"]),  # timm rounds the scaled side down
-    }
-    labels = (model.pretrained_cfg or {}).get("label_names") or ()
-    spec = {"num_classes": model.num_classes, **arguments}
-    return _Loaded(model, expected["mean"], expected["std"], preprocess, tuple(labels), True, spec)
-
-
-def _hf(name: str, wanted: _Wanted) -> _Loaded:
-    transformers = needs("transformers", "transformers", f"hf:{name}")
-    given = {"num_channels": wanted.channels, "num_labels": wanted.classes, "image_size": wanted.size}
-    arguments = {key: value for key, value in given.items() if value is not None}
-    auto = transformers.AutoModelForImageClassification
-    config = _downloaded(f"hf:{name}", lambda: transformers.AutoConfig.from_pretrained(name, **arguments))
-    if wanted.pretrained:
-        options = {"config": config, "ignore_mismatched_sizes": True, "output_loading_info": True}
-        model, info = _downloaded(f"hf:{name}", lambda: auto.from_pretrained(name, **options))
-        fresh = [key for key, _, shape in info["mismatched_keys"] if shape[0] != wanted.classes]
-        if fresh:
-            raise InputError(
-                f"the weights of hf:{name} are for other channels or another size than was asked for: "
-                f"{', '.join(sorted(fresh)[:5])} do not fit; leave out channels and size"
-            )
-    else:
-        model = auto.from_config(config)
-    names = () if wanted.classes is not None else tuple(config.id2label[i] for i in range(config.num_labels))
-    rest: dict[str, Any] = {"classes": names, "has_classes": True, "arguments": {"config": config.to_dict()}}
-    mixin = importlib.import_module("transformers.image_processing_base").ImageProcessingMixin
-    try:
-        processor = mixin.get_image_processor_dict(name)[0]
-    except OSError:  # a folder without one
-        return _Loaded(model, **rest)
-    normalised = processor.get("do_normalize", True)
-    mean, std = (processor.get(key) if normalised else None for key in ("image_mean", "image_std"))
-    described = _of_processor(processor, int(getattr(config, "num_channels", 3)))
-    return _Loaded(model, mean, std, described, **rest)
-
-
-def _of_processor(processor: dict[str, Any], channels: int) -> dict[str, Any]:
-    """Arguments of `kedge.Preprocess` for an image processor of transformers."""
-    size = processor.get("size", 224)
-    size = {"shortest_edge": size} if isinstance(size, int) else dict(size)
-    cut = processor.get("crop_size") if processor.get("do_center_crop") else None
-    cut = {"height": cut, "width": cut} if isinstance(cut, int) else cut
-    edge = size.get("shortest_edge")
-    target = cut or ({"height": edge, "width": edge} if edge else size)
-    described: dict[str, Any] = {"shape": (channels, int(target["height"]), int(target["width"]))}
-    described["resize"] = FILTERS.get(int(processor.get("resample", 2)), "bicubic")
-    if edge and cut:
-        described["crop"] = min(1.0, min(cut["height"], cut["width"]) / edge)
-    elif edge and processor.get("crop_pct"):  # ConvNeXT's: resized to size / crop_pct, then cropped
-        described["crop"] = float(processor["crop_pct"])
-    elif not edge:
-        described["fit"] = "stretch"
-    return described
-
-
-def _torchvision(name: str, wanted: _Wanted) -> _Loaded:
-    models = needs("torchvision", "torchvision", f"torchvision:{name}").models
-    if wanted.channels not in (None, 3):
-        raise InputError(f"channels must be 3 for torchvision:{name}; got {wanted.channels}")
-    if name not in models.list_models(module=models):
-        raise _unknown(f"torchvision:{name}", get_close_matches(name, models.list_models(module=models), n=3))
-    published = models.get_model_weights(name).DEFAULT
-    transform = published.transforms()
-    model = _downloaded(
-        f"torchvision:{name}", lambda: models.get_model(name, weights=published if wanted.pretrained else None)
+    given = {"classes": requested.classes, "channels": requested.channels}
+    return LibraryNetwork(
+        build(name, **{key: value for key, value in given.items() if value is not None}), has_classes=True
     )
-    side, resized = transform.crop_size[0], transform.resize_size[0]
-    preprocess = {
-        "shape": (3, side, side),
-        "resize": str(transform.interpolation.value),
-        "crop": min(1.0, side / resized),
-    }
-    names = tuple(published.meta["categories"])
-    return _Loaded(model, transform.mean, transform.std, preprocess, names, arguments={"num_classes": len(names)})
 
 
-def _factory(name: str, wanted: _Wanted) -> _Loaded:
+def _factory(name: str, requested: Requested) -> LibraryNetwork:
     net = from_factory(name)
     if isinstance(net, Classifier):
         mean, std = (net.mean.tolist(), net.std.tolist()) if net.has_statistics else (None, None)
-        return _Loaded(net.network, mean, std, net.record.get("preprocess"), tuple(net.record.get("classes", ())))
-    return _Loaded(net)
+        return LibraryNetwork(
+            net.network, mean, std, net.record.get("preprocess"), tuple(net.record.get("classes", ()))
+        )
+    return LibraryNetwork(net)
 
 
 def from_factory(name: str, argument: str = "network") -> nn.Module:
@@ -320,30 +203,17 @@ def from_factory(name: str, argument: str = "network") -> nn.Module:
     return net
 
 
-_LOADERS: dict[str, Callable[[str, _Wanted], _Loaded]] = {"timm": _timm, "hf": _hf, "torchvision": _torchvision}
-
-
 def rebuilt(name: str, arguments: dict[str, Any]) -> nn.Module:
     """The architecture that a `Spec` describes, with fresh weights; downloads nothing and imports no factory."""
     kind, _, rest = name.partition(":")
-    if kind == "timm":
-        return needs("timm", "timm", name).create_model(rest, pretrained=False, **arguments)  # type: ignore[no-any-return]
-    if kind == "hf":
-        transformers = needs("transformers", "transformers", name)
-        config = dict(arguments["config"])
-        config = transformers.AutoConfig.for_model(config.pop("model_type"), **config)
-        return transformers.AutoModelForImageClassification.from_config(config)  # type: ignore[no-any-return]
-    if kind == "torchvision":
-        models = needs("torchvision", "torchvision", name).models
-        return models.get_model(rest, weights=None, **arguments)  # type: ignore[no-any-return]
-    return build(name, **arguments)
+    return LIBRARIES[kind].rebuild(rest, arguments) if kind in LIBRARIES else build(name, **arguments)  # type: ignore[no-any-return]
 
 
-def _shape(loaded: _Loaded, wanted: _Wanted) -> tuple[int, ...] | None:
+def _shape(loaded: LibraryNetwork, requested: Requested) -> tuple[int, ...] | None:
     """The shape of one input, as far as it is known."""
     known = (loaded.preprocess or {}).get("shape")
-    sides = wanted.size or (known[1:] if known else None)
-    return None if sides is None else (wanted.channels or (known[0] if known else 3), *sides)
+    sides = requested.size or (known[1:] if known else None)
+    return None if sides is None else (requested.channels or (known[0] if known else 3), *sides)
 
 
 def _for_channels(values: Sequence[float] | None, channels: int | None) -> Sequence[float] | None:
@@ -351,20 +221,6 @@ def _for_channels(values: Sequence[float] | None, channels: int | None) -> Seque
     if values is None or channels is None or len(values) in (1, channels):
         return values
     return [sum(values) / len(values)] if channels == 1 else None
-
-
-def _downloaded(name: str, load: Callable[[], Any]) -> Any:
-    try:
-        return load()
-    except (OSError, RuntimeError, ValueError, KeyError) as error:
-        reason = str(error).strip().split("\n")[0]
-        raise InputError(
-            f"{name} could not be loaded: {reason}. Check the name and the connection, or pass weights= with a file"
-        ) from error
-
-
-def _unknown(name: str, near: Sequence[str]) -> InputError:
-    return InputError(f"there is no network {name}" + (f"; did you mean {' or '.join(near)}?" if near else ""))
 
 
 def _unreadable(file: Path, error: Exception) -> InputError:
