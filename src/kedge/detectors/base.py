@@ -6,9 +6,8 @@ import os
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
-from importlib.metadata import version
-from typing import Any, ClassVar, NamedTuple, Self
+from dataclasses import replace
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor, nn
@@ -16,25 +15,27 @@ from torch import Tensor, nn
 from kedge import calibration
 from kedge.anchoring import DEFAULT_K, Anchored
 from kedge.anchoring.sampling import choose
-from kedge.checks import all_finite, at_least, between, finite
+from kedge.checks import at_least, between
 from kedge.data import ImageSet, Preprocess, StreamedSet, batches
 from kedge.data.batches import names_of, preprocess_for
 from kedge.data.features import Features
 from kedge.data.labels import UNKNOWN, class_names, renumbered
 from kedge.data.leakage import fingerprints, halves
 from kedge.detectors.detection import Detection
+from kedge.detectors.outputs import Calibration as Calibration
+from kedge.detectors.outputs import Cost as Cost
+from kedge.detectors.outputs import HeldOut as HeldOut
+from kedge.detectors.outputs import Outputs as Outputs
+from kedge.detectors.reading import as_inputs, check_features, no_features, outputs_of
+from kedge.detectors.save import write_detector
 from kedge.detectors.show import VERBS, describe_detector, detector_facts, summary
 from kedge.detectors.training_images import refuse_training_images, training_prints
-from kedge.display import counted, html_facts
-from kedge.errors import InputError, KedgeWarning, NormalisationWarning, NotReadyError
-from kedge.io import artifact
-from kedge.io.graphs import graphs
-from kedge.io.rebuild import describe
+from kedge.display import html_facts
+from kedge.errors import InputError, NormalisationWarning, NotReadyError
 from kedge.io.tuned import Tuned
-from kedge.models.classifier import Classifier, as_classifier, checksum, evaluating
+from kedge.models.classifier import Classifier, as_classifier, evaluating
 
 GRADIENT_ROWS = 128  # images times anchors per piece where gradients are taken, since they keep every activation
-_Part = tuple["Outputs", Tensor, Tensor | None, Tensor]  # outputs, which images are bad, labels, fingerprints
 OUTPUT_KINDS = ("logits", "per_anchor_logits", "output")  # `reads` of methods that need nothing inside the network
 DAMAGED = "damaged pixels"  # the reason of an image with NaN or infinite pixels
 REASONS = {  # what an alarm means, by what a method reads
@@ -49,61 +50,6 @@ UNNORMALISED = (
     "normalised images, pass kedge.Classifier(net, mean=..., std=...) with the values used there, if not, "
     "kedge.Classifier(net)"
 )
-
-
-@dataclass(frozen=True)
-class Cost:
-    """Passes for one image, through all but the first layer; a fraction where part of a network runs per anchor."""
-
-    forward: float
-    backward: float = 0
-
-
-@dataclass(frozen=True)
-class Outputs:
-    """What a method computes for a batch; larger scores are further out of distribution."""
-
-    logits: Tensor  # (B, C)
-    score: Tensor  # (B,)
-    tau: Tensor | None = None  # (B,)
-    parts: Tensor | None = None  # what each part of a combination adds, (B, d)
-
-    def without(self, bad: Tensor) -> "Outputs":
-        """The outputs on the CPU, with NaN logits and infinite scores for bad images (B,)."""
-        bad = bad.cpu()
-        tau = None if self.tau is None else self.tau.cpu().masked_fill(bad, math.nan)
-        logits, score = self.logits.cpu().masked_fill(bad[:, None], math.nan), self.score.cpu()
-        return Outputs(logits, score.masked_fill(bad, math.inf), tau, None if self.parts is None else self.parts.cpu())
-
-
-@dataclass(frozen=True, repr=False)
-class Calibration:
-    """A threshold, the sorted scores it was set on, and the fingerprints of all images given to `calibrate`."""
-
-    scores: Tensor
-    fingerprints: Tensor
-    alpha: float
-    delta: float | None
-    threshold: float
-    temperature: float
-
-    def __repr__(self) -> str:
-        delta = "" if self.delta is None else f", delta {self.delta:g}"
-        images = counted(len(self.scores), "image")
-        return f"Calibration(threshold {self.threshold:.4g}, {images}, alpha {self.alpha:g}{delta})"
-
-    def verdicts(self, score: Tensor) -> tuple[Tensor, Tensor]:
-        """The p-value of each score (N,), and whether it is flagged, (N,)."""
-        return calibration.p_values(self.scores, score), score.double() > self.threshold
-
-
-class HeldOut(NamedTuple):
-    """What `Detector.calibrate` sets the threshold on."""
-
-    outputs: Outputs
-    labels: Tensor
-    prints: Tensor  # of all held-out images, also of those that the method learned from
-    learned: Mapping[str, Any]  # how many those are, for `calibration.threshold`
 
 
 class Detector(ABC):
@@ -211,9 +157,7 @@ class Detector(ABC):
 
     def of_features(self, logits: Tensor, features: Tensor) -> Outputs:
         """The outputs for logits (B, C), which they keep, and last features (B, d), of a method that takes them."""
-        raise InputError(
-            f"{type(self).__name__} reads more of the network than logits and last features; pass the images themselves"
-        )
+        raise no_features(self)
 
     def of_extracted(self, features: Features, size: int) -> Iterator[Outputs]:
         """The outputs for extracted features, so many images at a time, of a method that takes them."""
@@ -258,9 +202,9 @@ class Detector(ABC):
             train_set: Images in any form that `kedge.data.batches` takes, or their `Features`.
             preprocess: How images become inputs; by default they are resized to the training images' size.
         """
-        given, train_set = train_set, self._as_inputs(train_set)
+        given, train_set = train_set, as_inputs(self.net, train_set)
         if isinstance(train_set, Features):
-            self._check_features(train_set)
+            check_features(self, train_set)
         preprocess = preprocess_for(train_set, self.net.record, preprocess or self.preprocess)
         if preprocess.is_image and any(m.bare and not m.has_statistics for m in self._classifiers):
             warnings.warn(UNNORMALISED, NormalisationWarning, stacklevel=2)
@@ -286,7 +230,7 @@ class Detector(ABC):
             batch_size: Images at a time, by default `kedge.Preprocess.batch_size`; the scores do not depend on it.
             progress: Called with the number of images done after each batch, instead of a bar in a terminal.
         """
-        return self._run(images, batch_size, progress)[0].score
+        return outputs_of(self, images, batch_size, progress)[0].score
 
     def calibrate(
         self,
@@ -340,34 +284,12 @@ class Detector(ABC):
                 "the detector has no threshold yet: call calibrate(held_out) with in-distribution images that it was "
                 "not trained on, or score(images) for scores alone"
             )
-        detection = self._decided(self._run(images, batch_size, progress)[0], self.calibration)
+        detection = self._decided(outputs_of(self, images, batch_size, progress)[0], self.calibration)
         return replace(detection, classes=self.classes, names=names_of(images))
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write weights, anchors, preprocessing and threshold to one file; `kedge.load` reads it back."""
-        if self.preprocess is None:
-            raise NotReadyError(f"an unfitted {type(self).__name__} has nothing to save: call fit(train_set) first")
-        calibrated: dict[str, Any] = {}
-        if self.calibration is not None:
-            calibrated = vars(self.calibration) | {"images": len(self.calibration.scores)}
-        header = {
-            "detector": {"name": self.name, "config": self.config()},
-            "network": describe(self.net),
-            "preprocess": asdict(self.preprocess),
-            "classes": list(self.classes),
-            "calibration": {k: value for k, value in calibrated.items() if not isinstance(value, Tensor)} or None,
-            "versions": {"kedge": version("kedge"), "torch": str(torch.__version__)},
-        }
-        parts = {"net": self.net.state_dict(), "detector": self.state(), "calibration": calibrated}
-        parts["fit"] = {"prints": self.fitted_on}
-        if self.tuned is not None:
-            header, parts["tuned"] = header | {"tuned": self.tuned.header()}, self.tuned.tensors()
-        values = {f"{part}.{name}": value for part, each in parts.items() for name, value in each.items()}
-        stored, reasons = graphs(self.net, self.preprocess.shape, fixed=not self.changes_network)
-        values |= stored
-        for reason in reasons:
-            warnings.warn(reason, KedgeWarning, stacklevel=2)
-        artifact.write(path, header, {name: value for name, value in values.items() if isinstance(value, Tensor)})
+        write_detector(self, path)
 
     def plot(self, images: Any, *, most: int = 16, train_set: ImageSet | StreamedSet | None = None) -> Any:
         """A matplotlib figure of images as the network sees them, with class, probability and verdict.
@@ -456,91 +378,6 @@ class Detector(ABC):
             )
         return self.preprocess
 
-    def _run(
-        self,
-        images: Any,
-        batch_size: int | None,
-        progress: Callable[[int], None] | None = None,
-        *,
-        held_out: bool = False,
-    ) -> tuple[Outputs, Tensor, Tensor]:
-        """Outputs and labels of images, on the CPU; of held-out ones, fingerprints too, and NaN pixels are an error."""
-        preprocess = self._check_fitted()
-        size = preprocess.batch_size if batch_size is None else at_least("batch_size", batch_size, 1)
-        outs: list[Outputs] = []
-        vectors = self._as_inputs(images) is not images
-        extracted = isinstance(images, Features) and not vectors
-        logits = images.logits if extracted else None  # those that the outputs will keep
-        labels: list[Tensor] = []
-        prints = [torch.empty(0, 16, dtype=torch.uint8)]
-        label = None if progress is not None else "calibrating" if held_out else "scoring"
-        read = self._of_features if extracted else self._of_vectors if vectors else self._of_images
-        with evaluating(self.net), torch.no_grad():
-            for out, bad, y, marks in read(images, preprocess, size, held_out, label):
-                for name, values in (("scores", out.score), ("logits", out.logits)):
-                    finite(name, values, "the network gives NaN or infinite logits here; check its weights")
-                out = out.without(bad)
-                outs.append(out if logits is None else replace(out, logits=out.logits.new_empty(0)))
-                labels.append(torch.full((len(bad),), UNKNOWN) if y is None else y.cpu())
-                prints.append(marks)
-                if progress is not None:
-                    progress(sum(map(len, labels)))
-        columns = zip(*(vars(out).values() for out in outs), strict=True)
-        whole: list[Any] = [None if values[0] is None else torch.cat(values) for values in columns]
-        out = Outputs(*whole)
-        return out if logits is None else replace(out, logits=logits), torch.cat(labels), torch.cat(prints)
-
-    def _of_images(
-        self, images: Any, preprocess: Preprocess, size: int, held_out: bool, label: str | None
-    ) -> Iterator[_Part]:
-        for x, y in batches(images, preprocess, size=size, nan=not held_out, label=label):
-            bad = torch.zeros(len(x), dtype=torch.bool, device=x.device)
-            if not all_finite(x):
-                bad, x = ~x.isfinite().flatten(1).all(dim=1), x.nan_to_num(0.0, 0.0, 0.0)
-            out = self.outputs(self.as_input(x))
-            yield out, bad, y, fingerprints(x) if held_out else torch.empty(0, 16, dtype=torch.uint8)
-
-    def _of_features(self, features: Features, preprocess: Preprocess, size: int, *_: Any) -> Iterator[_Part]:
-        self._check_features(features)
-        if features.preprocess != preprocess:
-            raise InputError(
-                f"features must be of images preprocessed as the detector's are, by {preprocess}; {features.name!r} "
-                f"has {features.preprocess}"
-            )
-        done, labels = 0, features.labels
-        for out in self.of_extracted(features, max(size, 1024)):
-            rows = slice(done, done + len(out.score))
-            done = rows.stop
-            bad = torch.zeros(len(out.score), dtype=torch.bool)
-            yield out, bad, None if labels is None else labels[rows], features.prints[rows]
-
-    def _of_vectors(self, features: Features, _preprocess: Preprocess, size: int, *_: Any) -> Iterator[_Part]:
-        for part, prints in features.batches(size, self.net.mean.device):
-            bad = torch.zeros(len(prints), dtype=torch.bool)
-            yield self.outputs(self.as_input(part.features)), bad, part.labels, prints
-
-    def _as_inputs(self, images: Any) -> Any:
-        """Features as inputs, if the network is a head on such features; anything else as it is."""
-        source = self.net.record.get("features")
-        if source is None or not isinstance(images, Features):
-            return images
-        if images.network != source["network"]:
-            raise InputError(
-                f"features must be of the network that the head was trained behind; {images.name!r} was extracted from "
-                "another, or from this one before its weights changed: extract them again"
-            )
-        return images.as_inputs()
-
-    def _check_features(self, features: Features) -> None:
-        """Raise if the method does not take features, or these are of another network."""
-        if not self.takes_features:
-            Detector.of_features(self, features.logits, features.features)
-        if features.network != checksum(self.net):
-            raise InputError(
-                f"features must be those of the detector's network; {features.name!r} was extracted from another, or "
-                "from this one before its weights or anchors changed: extract them again"
-            )
-
     def _on_held_out(
         self, held_out: Any, names: Sequence[str], alpha: float, delta: float | None, batch_size: int | None
     ) -> "HeldOut":
@@ -549,7 +386,7 @@ class Detector(ABC):
         if self.learns_held_out:
             held_out, learned = self._learn_from_half(held_out, names)
             names = ()
-        out, labels, prints = self._run(held_out, batch_size, held_out=True)
+        out, labels, prints = outputs_of(self, held_out, batch_size, held_out=True)
         refuse_training_images(prints, self.fitted_on)
         labels = renumbered(labels, names, self.classes)
         return HeldOut(out, labels, torch.cat([learned, prints]), {"halved": self.learns_held_out})
@@ -557,10 +394,10 @@ class Detector(ABC):
     def _learn_from_half(self, held_out: Any, names: Sequence[str]) -> tuple[Any, Tensor]:
         """Let the method learn from half of the held-out images; return the rest, and the half's fingerprints."""
         why = f"{type(self).__name__} learns from one and sets its threshold on the other"
-        half, rest = halves(self._as_inputs(held_out), self._check_fitted(), why)
+        half, rest = halves(as_inputs(self.net, held_out), self._check_fitted(), why)
         refuse_training_images(torch.cat([half.prints, rest.prints]), self.fitted_on)
         if isinstance(half.images, Features):
-            self._check_features(half.images)
+            check_features(self, half.images)
         self.calibration = None  # what is learned changes the scores, so no earlier threshold holds
         with evaluating(self.net), torch.no_grad():
             self.fit_held_out(half.images, renumbered(half.labels, names, self.classes))

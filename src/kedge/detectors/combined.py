@@ -19,6 +19,7 @@ from kedge.data.leakage import halves, smallest_prints
 from kedge.detectors.base import Cost, Detector, HeldOut, Outputs
 from kedge.detectors.features import FeatureDetector
 from kedge.detectors.logistic import logistic_regression
+from kedge.detectors.reading import outputs_of
 from kedge.detectors.registry import named_methods, register
 from kedge.detectors.rules import RULES, STANDARDS, Rule, correlation
 from kedge.detectors.shared import fit_together
@@ -296,7 +297,7 @@ z-scores |
                 held_out = [*zip(one.images, labels[0].tolist(), strict=True)]
                 held_out += zip(other.images, labels[1].tolist(), strict=True)
                 names = ()
-        out, given, prints = raw._run(held_out, batch_size, held_out=True)
+        out, given, prints = outputs_of(raw, held_out, batch_size, held_out=True)
         refuse_training_images(prints, self.fitted_on)
         first = first_of(prints)
         if bool(first.all()):

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from kedge.calibration import allowed
 from kedge.checks import between, one_of
 from kedge.detectors.base import Calibration, Detector
+from kedge.detectors.reading import outputs_of
 from kedge.detectors.registry import registered
 from kedge.errors import FileFormatError, InputError, NotReadyError
 from kedge.io import artifact
@@ -119,7 +120,7 @@ def _try_out(detector: Detector) -> None:
     shape = detector.preprocess.shape
     image = torch.linspace(0, 1, math.prod(shape)).view(1, *shape)
     with contextlib.suppress(NotReadyError):  # saved before it was calibrated
-        outputs, _, _ = detector._run(image, 1)
+        outputs, _, _ = outputs_of(detector, image, 1)
         if outputs.score.shape != (1,) or len(detector.classes) > outputs.logits.shape[1]:
             raise FileFormatError(
                 f"classes must be at most the {outputs.logits.shape[1]} of the network; got {len(detector.classes)}"

@@ -23,6 +23,7 @@ from kedge.data.batches import preprocess_for
 from kedge.data.imageset import Splittable
 from kedge.data.labels import renumbered
 from kedge.detectors import Detection, Detector, Tuner, extract
+from kedge.detectors.reading import outputs_of
 from kedge.detectors.registry import make, named_methods, post_hoc
 from kedge.errors import InputError, KedgeError
 from kedge.evaluation.core import result_of
@@ -233,7 +234,7 @@ class _Comparison:
         assert detector.calibration is not None
         detections, started = {}, time.perf_counter()
         for name, features in self.features.items():
-            out, shared = detector._run(features, ROWS)[0], self.shared[name]
+            out, shared = outputs_of(detector, features, ROWS)[0], self.shared[name]
             p_value, is_ood = detector.calibration.verdicts(out.score)
             words = zip(detector.reasons(out), is_ood.tolist(), strict=True)
             detections[name] = Detection(
