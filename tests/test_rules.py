@@ -7,8 +7,15 @@ import pytest
 import torch
 from scipy import optimize, stats
 
-from kedge.detectors.combined import raising_weights
-from kedge.detectors.rules import RULES, by_moments, by_quantiles, correlation, log_p_values, normal_scores
+from kedge.detectors.rules import (
+    RULES,
+    by_moments,
+    by_quantiles,
+    correlation,
+    log_p_values,
+    normal_scores,
+    raising_weights,
+)
 
 
 def scores(n=40, d=3, seed=0):

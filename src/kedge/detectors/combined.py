@@ -18,13 +18,12 @@ from kedge.data.labels import renumbered
 from kedge.data.leakage import halves, smallest_prints
 from kedge.detectors.base import Cost, Detector, HeldOut, Outputs
 from kedge.detectors.features import FeatureDetector
-from kedge.detectors.logistic import logistic_regression
 from kedge.detectors.reading import outputs_of
 from kedge.detectors.registry import named_methods, register
-from kedge.detectors.rules import RULES, STANDARDS, Rule, correlation
-from kedge.detectors.shared import fit_together
+from kedge.detectors.rules import RULES, STANDARDS
+from kedge.detectors.shared import fit_together, shared_reading
 from kedge.detectors.training_images import refuse_training_images
-from kedge.errors import FileFormatError, InputError, NotReadyError
+from kedge.errors import InputError, NotReadyError
 from kedge.io import artifact
 from kedge.io.schema import arguments
 from kedge.models.classifier import Classifier, evaluating
@@ -126,7 +125,7 @@ z-scores |
     @property
     def cost(self) -> Cost:
         """One pass for all parts that can share it, and those of the others."""
-        own = [part.cost for part in self.parts if _shares(part) is None]
+        own = [part.cost for part in self.parts if shared_reading(part) is None]
         shared = self.net.passes if len(own) < len(self.parts) else 0
         return Cost(shared + sum(each.forward for each in own), sum(each.backward for each in own))
 
@@ -156,18 +155,18 @@ z-scores |
         layers = self.layers
         logits, per_anchor = None, None
         features: dict[str, Tensor] = {}
-        if any(_shares(part) == "anchors" for part in self.parts):
+        if any(shared_reading(part) == "anchors" for part in self.parts):
             assert isinstance(self.net, Anchored)
             per_anchor, features = self.net.marginalise(x, layers)
             logits = per_anchor.mean(dim=0)
-        elif any(map(_shares, self.parts)):
+        elif any(map(shared_reading, self.parts)):
             logits, features = self.net.features(x, layers) if layers else (self.net(x), {})
         return self._combined([self._of_shared(part, x, logits, per_anchor, *features.values()) for part in self.parts])
 
     def of_extracted(self, features: Features, size: int) -> Iterator[Outputs]:
         """The outputs of all parts for extracted features, combined."""
         device = self.net.mean.device
-        anchors = any(_shares(part) == "anchors" for part in self.parts)
+        anchors = any(shared_reading(part) == "anchors" for part in self.parts)
         per_anchor = features.anchor_batches(size, device) if anchors else repeat(None)
         for (part, _), each in zip(features.batches(size, device), per_anchor, strict=False):
             yield self.of_pass(part.logits, each, part.features)
@@ -191,7 +190,7 @@ z-scores |
     @property
     def in_one_pass(self) -> bool:
         """Whether all parts share a pass, so that `of_pass` gives the outputs."""
-        return all(map(_shares, self.parts))
+        return all(map(shared_reading, self.parts))
 
     def of_pass(self, logits: Tensor, per_anchor: Tensor | None = None, features: Tensor | None = None) -> Outputs:
         """The outputs for logits (B, C), those per anchor (K, B, C), and the features of `layers` (B, d)."""
@@ -222,14 +221,16 @@ z-scores |
             part.load_state(artifact.part(state, f"{i}."))
         self.standard = artifact.part(state, "rule.")
         if self.standard:
-            _check_standard(self.standard, RULES[self.rule], len(self.parts))
+            RULES[self.rule].check(self.standard, len(self.parts))
 
     # Steps.
 
     @property
     def layers(self) -> list[str]:
         """The one layer that parts share, if any reads it."""
-        sharing = [part for part in self.parts if _shares(part) == "features" and isinstance(part, FeatureDetector)]
+        sharing = [
+            part for part in self.parts if shared_reading(part) == "features" and isinstance(part, FeatureDetector)
+        ]
         layers = {part.layer for part in sharing if part.reads_features}
         if len(layers) > 1:
             raise InputError(f"detectors must read the same last layer; they read {' and '.join(sorted(layers))}")
@@ -239,7 +240,7 @@ z-scores |
         self, part: Any, x: Tensor, logits: Tensor | None, per_anchor: Tensor | None, features: Tensor | None = None
     ) -> Outputs:
         """The outputs of a part, from what was computed for several if it can be."""
-        shares = _shares(part)
+        shares = shared_reading(part)
         if shares is None:
             return part.outputs(x)  # type: ignore[no-any-return]
         if shares == "features":
@@ -304,25 +305,10 @@ z-scores |
             raise InputError("held_out must hold images that differ; all of these are the same")
         assert out.parts is not None
         self.calibration = None
-        self.standard = self._learned(out.parts[first], outside)
+        self.standard = rule.learn(out.parts[first], outside, self.standardise)
         rest = Outputs(*(None if value is None else value[~first] for value in vars(out).values()))  # type: ignore[arg-type]
         labels_of_rest = renumbered(given, names, self.classes)[~first]
         return HeldOut(self._ruled(rest), labels_of_rest, prints, {"learned": int(first.sum())})
-
-    def _learned(self, scores: Tensor, outside: Tensor | None) -> dict[str, Tensor]:
-        """What the rule learns from scores (N, d) of held-out images, and of outliers."""
-        rule = RULES[self.rule]
-        learned: dict[str, Tensor] = {}
-        if rule.p_values:
-            learned["knots"] = scores.sort(dim=0).values
-        else:
-            learned["centre"], learned["scale"] = STANDARDS[self.standardise](scores)
-        inside = rule.evidence(scores, learned)
-        if rule.correlated:
-            learned["correlation"] = correlation(inside)
-        if outside is not None:
-            learned["weights"] = raising_weights(inside, rule.evidence(outside, learned))
-        return learned
 
     def _of_outliers(self, images: Tensor) -> Tensor:
         """The scores (N, d) of synthetic outliers made of images."""
@@ -361,32 +347,6 @@ z-scores |
             self.fitted_on = torch.cat([each.fitted_on for each in detectors]).unique()
 
 
-def raising_weights(inside: Tensor, outside: Tensor) -> Tensor:
-    """Weights (d,), none negative, of a logistic regression that separates ``outside`` (M, d) from ``inside`` (N, d).
-
-    A part that would get a negative weight is left out, since it would speak for images the more it alarms.
-    """
-    x, y = torch.cat([inside, outside]), torch.arange(len(inside) + len(outside)) >= len(inside)
-    weights, kept = torch.zeros(x.shape[1], dtype=torch.float64), list(range(x.shape[1]))
-    while kept:
-        found, _ = logistic_regression(x[:, kept], y)
-        if bool((found >= 0).all()):
-            weights[kept] = found
-            break
-        kept = [number for number, weight in zip(kept, found.tolist(), strict=True) if weight > 0]
-    return weights if bool(weights.any()) else torch.ones_like(weights)
-
-
-def _shares(part: Detector) -> str | None:
-    """What a part takes of a pass for several: ``"features"``, ``"logits"``, ``"anchors"``, or None."""
-    if part.reads == "logits" and hasattr(part, "of_logits"):
-        return "logits"
-    if part.takes_features and part.reads != "per_anchor_logits":
-        return "features"
-    as_they_are = getattr(part, "tta", 1) == 1 and not hasattr(part, "exit_threshold")
-    return "anchors" if part.reads == "per_anchor_logits" and as_they_are else None
-
-
 def _on_one_network(detectors: Any, parts: Any) -> list[Detector]:
     if parts is not None:
         raise InputError("parts must not be given with detectors; they are for a network")
@@ -398,17 +358,3 @@ def _on_one_network(detectors: Any, parts: Any) -> list[Detector]:
     if any(net is not nets[0] and not (bare and net.network is nets[0].network) for net in nets):
         raise InputError("detectors must be of one network; build all with the same kedge.Classifier")
     return list(detectors)
-
-
-def _check_standard(standard: Mapping[str, Tensor], rule: Rule, d: int) -> None:
-    shapes: dict[str, tuple[int, ...]] = {} if rule.p_values else {"centre": (d,), "scale": (d,)}
-    shapes |= ({"correlation": (d, d)} if rule.correlated else {}) | ({"weights": (d,)} if rule.weighed else {})
-    if rule.p_values:
-        shapes["knots"] = (max(2, len(standard.get("knots", ()))), d)
-    for name, shape in shapes.items():
-        value = standard.get(name, torch.empty(0))
-        whole = value.shape == shape and value.dtype == torch.float64 and bool(value.isfinite().all())
-        if not whole or (name == "scale" and not bool((value > 0).all())):
-            raise FileFormatError(f"rule.{name} must be finite numbers {shape} in double precision, scales positive")
-    if set(standard) != set(shapes):
-        raise FileFormatError(f"rule must hold {', '.join(shapes)}; got {', '.join(standard)}")

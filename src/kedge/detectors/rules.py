@@ -13,6 +13,8 @@ import torch
 from torch import Tensor
 
 from kedge.detectors.gaussians import oas
+from kedge.detectors.logistic import logistic_regression
+from kedge.errors import FileFormatError
 
 TAIL, LEAST_TAIL = 0.1, 5  # share and least number of held-out scores that make a tail
 FLOOR = -2.0  # of the z-scores that are summed
@@ -45,6 +47,36 @@ class Rule:
             return (scores - learned["centre"]) / learned["scale"]
         log_p = log_p_values(scores, learned["knots"])
         return normal_scores(log_p) if self.normal else -log_p
+
+    def learn(self, scores: Tensor, outside: Tensor | None, standardise: str) -> dict[str, Tensor]:
+        """What the rule learns from scores (N, d) of held-out images, and from those of outliers if it is weighed."""
+        learned: dict[str, Tensor] = {}
+        if self.p_values:
+            learned["knots"] = scores.sort(dim=0).values
+        else:
+            learned["centre"], learned["scale"] = STANDARDS[standardise](scores)
+        inside = self.evidence(scores, learned)
+        if self.correlated:
+            learned["correlation"] = correlation(inside)
+        if outside is not None:
+            learned["weights"] = raising_weights(inside, self.evidence(outside, learned))
+        return learned
+
+    def check(self, learned: State, d: int) -> None:
+        """Raise if a file does not hold what the rule learns from d detectors."""
+        shapes: dict[str, tuple[int, ...]] = {} if self.p_values else {"centre": (d,), "scale": (d,)}
+        shapes |= ({"correlation": (d, d)} if self.correlated else {}) | ({"weights": (d,)} if self.weighed else {})
+        if self.p_values:
+            shapes["knots"] = (max(2, len(learned.get("knots", ()))), d)
+        for name, shape in shapes.items():
+            value = learned.get(name, torch.empty(0))
+            whole = value.shape == shape and value.dtype == torch.float64 and bool(value.isfinite().all())
+            if not whole or (name == "scale" and not bool((value > 0).all())):
+                raise FileFormatError(
+                    f"rule.{name} must be finite numbers {shape} in double precision, scales positive"
+                )
+        if set(learned) != set(shapes):
+            raise FileFormatError(f"rule must hold {', '.join(shapes)}; got {', '.join(learned)}")
 
 
 def by_moments(scores: Tensor) -> tuple[Tensor, Tensor]:
@@ -160,6 +192,22 @@ def correlation(z: Tensor) -> Tensor:
     r = centred.T @ centred / len(z)
     share = oas(r, len(z))
     return (1 - share) * r + share * torch.eye(len(r), dtype=r.dtype, device=r.device)
+
+
+def raising_weights(inside: Tensor, outside: Tensor) -> Tensor:
+    """Weights (d,), none negative, of a logistic regression that separates ``outside`` (M, d) from ``inside`` (N, d).
+
+    A part that would get a negative weight is left out, since it would speak for images the more it alarms.
+    """
+    x, y = torch.cat([inside, outside]), torch.arange(len(inside) + len(outside)) >= len(inside)
+    weights, kept = torch.zeros(x.shape[1], dtype=torch.float64), list(range(x.shape[1]))
+    while kept:
+        found, _ = logistic_regression(x[:, kept], y)
+        if bool((found >= 0).all()):
+            weights[kept] = found
+            break
+        kept = [number for number, weight in zip(kept, found.tolist(), strict=True) if weight > 0]
+    return weights if bool(weights.any()) else torch.ones_like(weights)
 
 
 RULES = {

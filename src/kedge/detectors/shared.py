@@ -1,4 +1,4 @@
-"""One pass over the training images for several detectors that learn from the last features."""
+"""One pass for several detectors: what each takes of it, and how those that learn from the last features share it."""
 
 import queue
 import threading
@@ -81,6 +81,16 @@ def in_step(source: Iterable[T], consumers: Sequence[Callable[[Iterator[T]], Non
                 waiting.put(_END)
     for each in running:
         each.result()
+
+
+def shared_reading(part: Detector) -> str | None:
+    """What a part takes of a pass for several: ``"features"``, ``"logits"``, ``"anchors"``, or None."""
+    if part.reads == "logits" and hasattr(part, "of_logits"):
+        return "logits"
+    if part.takes_features and part.reads != "per_anchor_logits":
+        return "features"
+    as_they_are = getattr(part, "tta", 1) == 1 and not hasattr(part, "exit_threshold")
+    return "anchors" if part.reads == "per_anchor_logits" and as_they_are else None
 
 
 def _last_features(
