@@ -71,8 +71,14 @@ def test_ctrl_c_says_what_is_kept_and_how_to_go_on(monkeypatch, tmp_path, detect
     done = run_cli("info", detector)
     assert (done.exit_code, "stopped: nothing was written" in done.stderr) == (130, True)
     monkeypatch.setattr("kedge.data.sources.load_dataset", interrupted)
-    done = run_cli("train", "cifar10", "--out", tmp_path / "run")
-    assert (done.exit_code, "the same command goes on from there" in done.stderr) == (130, True)
+    command = "compare", "cifar10", "--train", "cifar10", "--held-out", "cifar10", "--out", tmp_path
+    done = run_cli(*command)
+    assert (done.exit_code, "stopped: nothing was written" in done.stderr) == (130, True)
+    (tmp_path / "features").mkdir()
+    done = run_cli(*command)
+    words = f"{tmp_path / 'features'} is kept, and the same command goes on from there"
+    assert f"resuming  {tmp_path / 'features'}" in done.output
+    assert (done.exit_code, words in done.stderr) == (130, True)
 
 
 def test_the_detector_comes_first_and_is_asked_for(tmp_path, detector):
@@ -123,10 +129,10 @@ for arguments, expected in json.loads(sys.argv[1]):
         assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
-def test_the_studies_add_their_commands_and_help_shows_brackets():
+def test_the_studies_add_their_commands():
     text = run_cli("--help").output
     assert all(f" {name} " in text for name in ("demo", "reproduce", "bench", "train", "score"))
-    assert "[train]" in text
+    assert "train.epochs = 8" in text
     assert run_cli("--version").output.strip() == kedge.__version__
 
 
@@ -138,7 +144,18 @@ def test_help_texts_are_no_fragments_and_flags_have_no_type():
 
     shown = [getattr(parameter, "help", None) or "" for parameter in parameters(typer.main.get_command(cli.app))]
     assert not [text for text in shown if text and (text[0].islower() or text.startswith(("Of ", "In ")))]
-    assert "<bool>" not in run_cli("score", "--help").output + run_cli("data", "show", "--help").output
+    types = "<bool>", "<str>", "<path>", "<list"
+    for command in ("score", "evaluate", "reproduce"):
+        assert not [word for word in types if word in run_cli(command, "--help").output]
+
+
+def test_help_in_a_pipe_wraps_nothing():
+    done = subprocess.run([sys.executable, "-m", "kedge", "fit", "--help"], capture_output=True, text=True, timeout=60)
+    assert (
+        "  kedge fit timm:resnet50 --train folder:photos/train --held-out folder:photos/val -o birds.kedge\n"
+        in done.stdout
+    )
+    assert "  --seed N  " in done.stdout
 
 
 @pytest.mark.parametrize("command", ["fit", "compare", "calibrate", "distill", "watch", "train"])
@@ -149,9 +166,9 @@ def test_help_fits_a_terminal_of_eighty_columns(command):
     assert not [line for line in lines if line.strip() == "one"]  # paragraphs are broken by the terminal alone
     usage = next(line.rstrip() for line in lines if "Usage:" in line)
     assert usage.split("]")[1] in (
-        " {NETWORK}",
-        " {DATA}",
-        " {DETECTOR} {IMAGES}",
-        " {DETECTOR}",
-        " {DETECTOR ROWS}...",
+        " NETWORK",
+        " DATA",
+        " DETECTOR IMAGES",
+        " DETECTOR",
+        " DETECTOR ROWS...",
     )

@@ -72,5 +72,6 @@ def test_a_pipe_gets_whole_lines(home, tmp_path):
     wrote, following = lines(run_cli("calibrate", detector, f"npz:{long}", "--out", tmp_path / f"{name}.kedge").output)
     assert following.startswith("next")
     assert wrote.endswith(f"{tmp_path / name}.kedge")
-    shown = lines(run_cli("data", "show", f"npz:{long}", "-o", tmp_path / f"{name}.png").output)
+    *shown, following = lines(run_cli("data", "show", f"npz:{long}", "-o", tmp_path / f"{name}.png").output)
+    assert following.startswith("next")
     assert [line.split() for line in shown] == [["name", name], ["sheet", f"{tmp_path / name}.png"]]

@@ -122,7 +122,7 @@ def test_images_on_disk_need_a_size_and_damaged_ones_are_skipped(tmp_path):
     if "on_error" in kedge.data.StreamedSet.__dataclass_fields__:
         for number in (5, 6, 7, 12):
             (tmp_path / "photos" / ("dark" if number % 2 else "light") / f"{number}.png").write_bytes(b"no image")
-        done = run_cli(*command, "--size", "16", "--workers", "2", "--no-resume")
+        done = run_cli(*command, "--size", "16", "--workers", "2", "--overwrite")
         assert done.exit_code == 0, done.output
         skipped = kedge.load(tmp_path / "run" / "detector.kedge").net.record["skipped"]
         assert all(f"{reason.split()[0].split('/')[1]}" in done.output for reason in skipped)

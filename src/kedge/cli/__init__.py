@@ -14,7 +14,7 @@ from rich.markup import escape
 from kedge import __version__
 from kedge.cli.config import as_typed, flags, read_config
 from kedge.cli.lazy import Group, LazyCommand
-from kedge.cli.terminal import Console
+from kedge.cli.terminal import Console, kept, left_behind
 from kedge.errors import InputError, KedgeError, KedgeWarning
 from kedge.threads import keep_freed_memory
 
@@ -22,7 +22,6 @@ COMMANDS = (
     "fit", "train", "calibrate", "compare", "evaluate", "extract", "info", "distill", "export", "score", "serve",
     "watch", "data",
 )  # fmt: skip
-RESUMED = {"train", "distill", "score", "reproduce", "data", "compare", "extract"}  # after they are stopped
 STOPPED = 130  # the exit code after Ctrl-C, as of other commands
 
 
@@ -40,13 +39,11 @@ class Commands(Group):
 
     def invoke(self, ctx: Any) -> Any:
         """Run a command."""
+        kept.clear()
         try:
             return super().invoke(ctx)
         except KeyboardInterrupt:
-            name, words = ctx.invoked_subcommand, "nothing was written"
-            if name in RESUMED and (name != "score" or {"-o", "--out"} & set(sys.argv)):
-                words = "what is done is kept, and the same command goes on from there"
-            _report("stopped", "yellow", words)
+            _report("stopped", "yellow", left_behind())
             raise typer.Exit(STOPPED) from None
         except KedgeError as error:
             command = self.commands.get(ctx.invoked_subcommand)
@@ -88,7 +85,7 @@ def _options(
     context: typer.Context,
     config: Annotated[
         Path | None,
-        typer.Option(envvar="KEDGE_CONFIG", help="A TOML file with options by command: \\[train], epochs = 8, ..."),
+        typer.Option(envvar="KEDGE_CONFIG", help="A TOML file with options by command, such as train.epochs = 8."),
     ] = None,
     version: Annotated[bool, typer.Option("--version", help="Print the version and stop.", is_eager=True)] = False,
 ) -> None:

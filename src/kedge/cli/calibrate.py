@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 from rich.markup import escape
 
-from kedge.cli.options import Alpha, AsJson, DataDir, DetectorFile, Model, Overwrite
+from kedge.cli.options import Alpha, AsJson, DataDir, Delta, DetectorFile, Model, Overwrite, Split
 from kedge.cli.terminal import Console
 from kedge.errors import InputError
 from kedge.files import check_target
@@ -17,12 +17,9 @@ from kedge.files import check_target
 def calibrate(
     file: DetectorFile,
     images: Annotated[str, typer.Argument(help="In-distribution images: a data set by name, folder:PATH, npz:PATH.")],
-    split: Annotated[str | None, typer.Option(help="The split of a data set by name.")] = None,
+    split: Split = None,
     alpha: Alpha = 0.05,
-    delta: Annotated[
-        float | None,
-        typer.Option(help="Probability, over draws of the calibration images, that more than ALPHA is flagged."),
-    ] = None,
+    delta: Delta = None,
     out: Annotated[
         Path | None, typer.Option("--out", "-o", help="The file to write; with --overwrite, the same file.")
     ] = None,

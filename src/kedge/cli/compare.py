@@ -10,24 +10,24 @@ from rich.markup import escape
 
 from kedge.checks import one_of
 from kedge.cli.options import (
+    AS_IT_IS,
     AsJson,
     Batch,
-    Classes,
     DataDir,
     Half,
-    Mean,
     Metric,
     Network,
+    NetworkOptions,
     Overwrite,
     Resamples,
-    Size,
-    Std,
     Threads,
-    Weights,
-)  # fmt: skip
+    Tune,
+)
 from kedge.cli.terminal import Console, printable
 from kedge.files import atomic, check_target
 from kedge.threads import use_threads
+
+ANEW = "remove this folder to extract anew"
 
 
 def compare(
@@ -53,13 +53,7 @@ def compare(
     every: Annotated[
         bool, typer.Option("--all", help="Add the methods with passes of their own, such as those of gradients.")
     ] = False,
-    tune: Annotated[
-        str | None,
-        typer.Option(
-            help="Choose options of methods that read features: by 'classes' that are held out, by 'synthetic' "
-            "outliers, or by OOD images, as folder:PATH; takes half of the held-out images."
-        ),
-    ] = None,
+    tune: Tune = None,
     metric: Metric = None,
     by_set: Annotated[bool, typer.Option("--by-set", help="Print a column for each OOD set as well.")] = False,
     out: Annotated[
@@ -69,11 +63,7 @@ def compare(
     resamples: Resamples = 500,
     seed: Annotated[int, typer.Option(min=0, help="Random seed of the split and the bootstrap.")] = 0,
     batch: Batch = None,
-    weights: Weights = None,
-    classes: Classes = None,
-    mean: Mean = None,
-    std: Std = None,
-    size: Size = None,
+    given: NetworkOptions = AS_IT_IS,
     overwrite: Overwrite = False,
     as_json: AsJson = False,
     threads: Threads = None,
@@ -109,13 +99,14 @@ def compare(
     check_target("--out", out, folder=True)
     check_target("--out", out / "metrics.json", overwrite=overwrite)
     require()  # before minutes of work, not after
+    console.resumable(out / "features", begun=(out / "features").is_dir(), anew=ANEW)
     use_threads(threads)
     images = open_set(train, "train", data_dir=data_dir)
     near, far, ood = near or [], far or [], ood or []
-    given = [held_out, *filter(None, [test]), *near, *far, *ood]
-    held, *others = open_sets(given, data_dir=data_dir)  # all of them at once, so that their names differ
+    sets = [held_out, *filter(None, [test]), *near, *far, *ood]
+    held, *others = open_sets(sets, data_dir=data_dir)  # all of them at once, so that their names differ
     tested, oods = (None, others) if test is None else (others[0], others[1:])
-    net = open_network(network, images, weights=weights, classes=classes, mean=mean, std=std, size=size)
+    net = open_network(network, images, given)
     by = tune if tune is None or tune in WAYS else open_set(tune, data_dir=data_dir)
     first, second = len(near), len(near) + len(far)
     evaluation = compare_methods(
@@ -141,3 +132,5 @@ def compare(
         console.print(f"[yellow]left out[/]  {name}: {escape(printable(reason))}")
     console.wrote("metrics", out / "metrics.json")
     console.wrote("report", report)
+    best = grouped_table(evaluation, columns).rows[0][0].rstrip("*")
+    console.next(f"kedge fit {network} --train {train} --held-out {held_out} --method {best}")

@@ -25,9 +25,13 @@ def as_typed(message: str, options: Mapping[str, str]) -> str:
     Example:
         >>> as_typed("alpha must lie in (0, 1); got 2: pass resume=False", {"alpha": "--alpha", "resume": "--resume"})
         '--alpha must lie in (0, 1); got 2: use --no-resume'
+        >>> as_typed("pass another directory, or resume=False", {"overwrite": "--overwrite"})
+        'pass another directory, or use --overwrite'
     """
 
     def switch(match: re.Match[str]) -> str:
+        if match[0].endswith("resume=False") and "overwrite" in options:
+            return "use --overwrite"
         flag = options.get(match[2])
         return match[0] if flag is None else f"use {flag if match[3] == 'True' else flag.replace('--', '--no-', 1)}"
 

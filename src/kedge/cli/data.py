@@ -86,6 +86,7 @@ def get(name: Name, split: Part = None, data_dir: DataDir = None) -> None:
     from kedge.data import sources
 
     console = Console()
+    console.resumable(sources.data_folder(data_dir) / name, begun=False)
     start = time.monotonic()
     with progress_bar("fetching") as update:
 
@@ -155,8 +156,7 @@ def show(
         table.add_row("sheet", f"[bold]{escape(str(out))}[/]")
     console = Console()
     console.print(table, highlight=False)
-    if out is None:
-        console.next("add -o sheet.png to see the images")
+    console.next("add -o sheet.png to see the images" if out is None else f"kedge fit NETWORK --train {name}")
 
 
 def _as_json(entry: "sources.Source", home: Path, here: bool) -> dict[str, object]:

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from kedge.cli.options import DataDir, Model, Overwrite
+from kedge.cli.options import DataDir, Epochs, HalfWeights, LearningRate, Model, Overwrite, Seed, StepSize
 from kedge.cli.terminal import Console
 from kedge.files import check_target
 
@@ -32,25 +32,24 @@ def distill(
         str | None,
         typer.Option(help="Recipe; by default distill, or fast with --network, with the teacher's crops and flips."),
     ] = None,
-    epochs: Annotated[int | None, typer.Option(min=1, help="Number of epochs; by default the recipe's.")] = None,
-    batch: Annotated[int | None, typer.Option(min=2, help="Images per step; by default the recipe's.")] = None,
-    lr: Annotated[float | None, typer.Option(help="Highest learning rate; by default the recipe's.")] = None,
+    epochs: Epochs = None,
+    batch: StepSize = None,
+    lr: LearningRate = None,
     mix: Annotated[float, typer.Option(min=0, max=1, help="Mixes of two images per training image.")] = 0.5,
-    seed: Annotated[int, typer.Option(help="Random seed.")] = 0,
+    seed: Seed = 0,
     directory: Annotated[
         Path | None, typer.Option(help="Folder for checkpoints and history; OUT.run by default.")
     ] = None,
-    resume: Annotated[bool, typer.Option(help="Resume from the last checkpoint in the folder.")] = True,
     workers: Annotated[int, typer.Option(min=0, help="Processes that read images from disk.")] = 2,
     overwrite: Overwrite = False,
-    half: Annotated[bool, typer.Option("--half", help="Round the weights to half precision; halves the file.")] = False,
+    half: HalfWeights = False,
     model: Model = None,
     data_dir: DataDir = None,
 ) -> None:
     """Train an unanchored network to predict in one forward pass what an AMP detector computes in K.
 
     Calibration images of the teacher are not trained on: a fifth of them is for validation, the others calibrate the
-    student. If stopped, the same command resumes.
+    student. If stopped, the same command resumes; --overwrite begins anew.
 
     For example:
 
@@ -71,15 +70,14 @@ def distill(
     check_target("--out", out, overwrite=overwrite)
     check_target("--directory", directory, folder=True)
     console, teacher = Console(), load(file, model=model)
-    if resume and (directory / CHECKPOINT).exists():
-        console.resumes(directory, "--no-resume")
+    console.resumable(directory / CHECKPOINT, begun=not overwrite and (directory / CHECKPOINT).exists())
     chosen = experimental.distillation_recipe(teacher, recipe, fresh=network is not None)
     images = sources.load_dataset(train, train_split, data_dir=data_dir)
     changes = {key: value for key, value in {"epochs": epochs, "batch": batch, "lr": lr}.items() if value is not None}
     held_out = None if calibrate is None else sources.load_dataset(calibrate, calibrate_split, data_dir=data_dir)
     student = experimental.distill(
         teacher, images, held_out=held_out, network=network, recipe=training.recipe(chosen, **changes), mix=mix,
-        half=half, seed=seed, directory=directory, resume=resume, workers=workers,
+        half=half, seed=seed, directory=directory, resume=not overwrite, workers=workers,
     )  # fmt: skip
     student.save(out)
     agreement = student.net.record["teacher"]["agreement"]

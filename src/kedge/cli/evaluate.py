@@ -89,5 +89,6 @@ def evaluate(
         record = {"command": " ".join(["kedge", *sys.argv[1:]]), "made with": provenance()}
         written = write_report(report, evaluation, detector=lead, neighbours=neighbours, record=record)
         console.wrote("report", written)
+        console.next(f"open {written}")
     elif not as_json:
         console.next("add --report report.html for the figures and the images behind the numbers")

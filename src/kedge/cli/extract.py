@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from kedge.cli.options import Batch, Classes, DataDir, Half, Mean, Network, Overwrite, Size, Std, Threads, Weights
+from kedge.cli.options import AS_IT_IS, Batch, DataDir, Half, Network, NetworkOptions, Overwrite, Split, Threads
 from kedge.cli.terminal import Console
 from kedge.files import check_target
 from kedge.threads import use_threads
@@ -15,22 +15,18 @@ def extract(
     network: Network,
     data: Annotated[str, typer.Option(help="Images: a data set by name, folder:PATH, npz:PATH or list:PATH.")],
     out: Annotated[Path, typer.Option("--out", "-o", help="Folder for the features.")],
-    split: Annotated[str | None, typer.Option(help="The split of a data set by name.")] = None,
+    split: Split = None,
     head: Annotated[
         str | None, typer.Option(help="Name of the last linear layer; by default it is found by running the network.")
     ] = None,
     half: Half = False,
     batch: Batch = None,
-    weights: Weights = None,
-    classes: Classes = None,
-    mean: Mean = None,
-    std: Std = None,
-    size: Size = None,
+    given: NetworkOptions = AS_IT_IS,
     overwrite: Overwrite = False,
     threads: Threads = None,
     data_dir: DataDir = None,
 ) -> None:
-    """Store a network's logits and last features of images; every detector of these alone takes them for the images.
+    """Store a network's logits and last features of images, for detectors that read nothing else.
 
     If stopped, the same command resumes; --overwrite begins anew. `kedge compare` and `kedge evaluate` take the
     folder as features:FOLDER.
@@ -51,11 +47,14 @@ def extract(
     if manifest.exists() and not overwrite and (begun := read_manifest(out))["done"] == begun["images"]:
         check_target("--out", manifest, overwrite=False)
     use_threads(threads)
+    console = Console()
+    console.resumable(manifest, begun=manifest.exists() and not overwrite)
     images = sources.load_dataset(data, split, data_dir=data_dir)
-    net = open_network(network, images, weights=weights, classes=classes, mean=mean, std=std, size=size)
+    net = open_network(network, images, given)
     if overwrite:
         manifest.unlink(missing_ok=True)
     features = detectors.extract(net, images, out, head=head, half=half, batch_size=batch)
-    console, (outputs, width) = Console(), (features.logits.shape[1], features.features.shape[1])
+    outputs, width = features.logits.shape[1], features.features.shape[1]
     console.print(f"{len(features):,} images, {outputs:,} logits and {width:,} features of each")
     console.wrote("features", out)
+    console.next(f"kedge compare {network} --train features:{out} --held-out IMAGES --ood IMAGES")

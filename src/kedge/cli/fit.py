@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.markup import escape
 
-from kedge.cli.options import Alpha, Classes, DataDir, Mean, Network, Overwrite, Size, Std, Threads, Weights
+from kedge.cli.options import AS_IT_IS, Alpha, DataDir, Delta, Network, NetworkOptions, Overwrite, Threads, Tune
 from kedge.cli.terminal import Console, printable
 from kedge.errors import InputError
 from kedge.files import check_target
@@ -30,26 +30,13 @@ def fit(
     method: Annotated[
         str, typer.Option(help="Name of the detector, as in docs/methods.md, or several to combine, as mds++,gen.")
     ] = "default",
-    weights: Weights = None,
-    classes: Classes = None,
-    mean: Mean = None,
-    std: Std = None,
-    size: Size = None,
+    given: NetworkOptions = AS_IT_IS,
     layer: Annotated[
         str | None, typer.Option(help="Layer to read, for methods that take one; by default the last layer's input.")
     ] = None,
     alpha: Alpha = 0.05,
-    delta: Annotated[
-        float | None,
-        typer.Option(help="Probability, over draws of the held-out images, that more than ALPHA is flagged."),
-    ] = None,
-    tune: Annotated[
-        str | None,
-        typer.Option(
-            help="Choose the method's options: by 'classes' that are held out, by 'synthetic' outliers, or by OOD "
-            "images, as folder:PATH; takes half of --held-out."
-        ),
-    ] = None,
+    delta: Delta = None,
+    tune: Tune = None,
     seed: Annotated[int, typer.Option(min=0, help="Random seed of the splits.")] = 0,
     overwrite: Overwrite = False,
     threads: Threads = None,
@@ -76,7 +63,7 @@ def fit(
     use_threads(threads)
     images = sources.load_dataset(train, "train", data_dir=data_dir, on_error="skip")
     held = None if held_out is None else sources.load_dataset(held_out, None, data_dir=data_dir, on_error="skip")
-    net = open_network(network, images, weights=weights, classes=classes, mean=mean, std=std, size=size)
+    net = open_network(network, images, given)
     options = {} if layer is None else {"layer": layer}
     if layer is not None and "layer" not in inspect.signature(kind).parameters:
         raise InputError(f"--layer must come with a method that reads one layer, such as knn; {method} takes none")

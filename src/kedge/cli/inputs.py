@@ -6,6 +6,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+from kedge.cli.options import NetworkOptions
 from kedge.data import Features, sources
 from kedge.data.sources.entry import Images
 from kedge.detectors import load
@@ -15,23 +16,13 @@ from kedge.models.classifier import Classifier
 from kedge.models.named import network as named_network
 
 
-def open_network(
-    name: str,
-    images: Any,
-    *,
-    weights: Path | None = None,
-    classes: int | None = None,
-    mean: str | None = None,
-    std: str | None = None,
-    size: int | None = None,
-) -> Classifier:
+def open_network(name: str, images: Any, given: NetworkOptions) -> Classifier:
     """The network of an argument NETWORK and the options that go with it.
 
-    Without ``classes`` a network with ``weights`` gets as many as ``images`` has.
+    Without ``--classes`` a network with ``--weights`` gets as many as ``images`` has.
     """
-    options = {"--weights": weights, "--classes": classes, "--mean": mean, "--std": std, "--size": size}
     if locate(name).is_file():
-        if stray := [option for option, value in options.items() if value is not None]:
+        if stray := [f"--{option}" for option, value in vars(given).items() if value is not None]:
             raise InputError(f"{', '.join(stray)} must come without a saved detector, whose network has them: {name}")
         detector = load(name)
         if detector.preprocess is not None:
@@ -39,12 +30,13 @@ def open_network(
         if detector.classes:
             detector.net.record.setdefault("classes", list(detector.classes))
         return detector.net
-    if weights is not None and classes is None:
+    classes = given.classes
+    if given.weights is not None and classes is None:
         classes = len(images.classes) or None
-    published = weights is None and name.split(":")[0] in ("timm", "hf", "torchvision")
+    published = given.weights is None and name.split(":")[0] in ("timm", "hf", "torchvision")
     return named_network(
-        name, classes=classes, pretrained=published, weights=weights, mean=_numbers("--mean", mean),
-        std=_numbers("--std", std), size=size,
+        name, classes=classes, pretrained=published, weights=given.weights, mean=_numbers("--mean", given.mean),
+        std=_numbers("--std", given.std), size=given.size,
     )  # fmt: skip
 
 

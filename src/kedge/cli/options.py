@@ -1,7 +1,11 @@
 """Options that several commands share."""
 
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass, fields, is_dataclass
+from functools import wraps
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -20,8 +24,10 @@ Weights = Annotated[
 Classes = Annotated[
     int | None, typer.Option(min=2, help="Classes of the network in --weights; by default those of the images.")
 ]
-Mean = Annotated[str | None, typer.Option(help="Normalisation of images in [0, 1], such as 0.485,0.456,0.406.")]
-Std = Annotated[str | None, typer.Option(help="The same for the deviation, such as 0.229,0.224,0.225.")]
+Mean = Annotated[
+    str | None, typer.Option(help="Mean that the network expects, of images in [0, 1], such as 0.485,0.456,0.406.")
+]
+Std = Annotated[str | None, typer.Option(help="Standard deviation that it expects, such as 0.229,0.224,0.225.")]
 Size = Annotated[int | None, typer.Option(min=1, help="Height and width of the inputs.")]
 DetectorFile = Annotated[
     Path,
@@ -42,10 +48,81 @@ Metric = Annotated[
 Resamples = Annotated[int, typer.Option(min=0, help="Bootstrap resamples for intervals; 0 for none.")]
 Half = Annotated[bool, typer.Option("--half", help="Store features in half precision.")]
 Alpha = Annotated[float, typer.Option(help="The largest share of in-distribution images to flag.")]
+Delta = Annotated[
+    float | None,
+    typer.Option(help="Probability, over draws of the held-out images, that more than ALPHA is flagged."),
+]
+Tune = Annotated[
+    str | None,
+    typer.Option(
+        help="Choose options of methods: by 'classes' that are held out, by 'synthetic' outliers, or by OOD images, as "
+        "folder:PATH; takes half of the held-out images."
+    ),
+]
+Split = Annotated[str | None, typer.Option(help="The split of a data set by name.")]
+Epochs = Annotated[int | None, typer.Option(min=1, help="Number of epochs; by default the recipe's.")]
+StepSize = Annotated[int | None, typer.Option(min=2, help="Images per step; by default the recipe's.")]
+LearningRate = Annotated[float | None, typer.Option(help="Highest learning rate; by default the recipe's.")]
+Seed = Annotated[int, typer.Option(min=0, help="Random seed.")]
+Accelerator = Annotated[str, typer.Option(help="Where to run: cpu, gpu, ...; auto is a GPU if there is one.")]
+Precision = Annotated[
+    str | None,
+    typer.Option(help="Number format of a training, as in Lightning Fabric: bf16-mixed, 16-mixed, ..."),
+]
+HalfWeights = Annotated[
+    bool, typer.Option("--half", help="Round the weights to half precision, which halves the file.")
+]
 DataDir = Annotated[Path | None, typer.Option(help="Folder of all data sets; by default the variable KEDGE_DATA.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace files that exist.")]
 Threads = Annotated[int | None, typer.Option(min=1, help="Compute threads; by default one per available core.")]
+
+
+@dataclass(frozen=True, kw_only=True)
+class NetworkOptions:
+    """The options that go with the argument NETWORK."""
+
+    weights: Weights = None
+    classes: Classes = None
+    mean: Mean = None
+    std: Std = None
+    size: Size = None
+
+
+AS_IT_IS = NetworkOptions()
+
+
+def spread(command: Callable[..., None]) -> Callable[..., None]:
+    """A command in whose signature a parameter like ``NetworkOptions`` is replaced by its fields.
+
+    Example:
+        >>> def fit(network: str, given: NetworkOptions) -> None: ...
+        >>> list(inspect.signature(spread(fit)).parameters)
+        ['network', 'weights', 'classes', 'mean', 'std', 'size']
+    """
+    signature = inspect.signature(command, eval_str=True)
+    parameters: list[inspect.Parameter] = []
+    groups: dict[str, Any] = {}
+    for parameter in signature.parameters.values():
+        if is_dataclass(parameter.annotation):
+            groups[parameter.name] = parameter.annotation
+            parameters.extend(inspect.signature(parameter.annotation, eval_str=True).parameters.values())
+        else:
+            parameters.append(parameter)
+    if not groups:
+        return command
+
+    @wraps(command)
+    def run(**values: Any) -> None:
+        for name, kind in groups.items():
+            values[name] = kind(**{field.name: values.pop(field.name) for field in fields(kind)})
+        command(**values)
+
+    del run.__wrapped__  # type: ignore[attr-defined]  # or its signature would be read
+    together = [each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for each in parameters]
+    run.__signature__ = signature.replace(parameters=together)  # type: ignore[attr-defined]
+    run.__annotations__ = {each.name: each.annotation for each in together}
+    return run
 
 
 def detector_and(what: str, values: list[str]) -> tuple[Path, list[str]]:

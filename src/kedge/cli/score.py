@@ -92,8 +92,8 @@ def score(
     runner = _engine(engine, ray_address, parallel, threads)
     page = _page_of(out, overwrite) if out is not None and summary else None
     console, result = Console(stderr=as_json), summarize_rows([])
-    if out is not None and not overwrite and is_begun(out):
-        console.resumes(out, "--overwrite")
+    if out is not None:
+        console.resumable(out.with_name(f"{out.name}.parts"), begun=not overwrite and is_begun(out))
 
     def finish(rows: Path) -> None:
         nonlocal result

@@ -105,8 +105,9 @@ def run_service(make: Callable[[], "FastAPI"], settings: "Settings", *, host: st
     with _listening(host, port) as listener:  # before the detector is loaded, which may take long
         server = Server(make(), settings)
         shown = f"[{host}]" if ":" in host else host
-        words = f"serving   [bold]{escape(f'http://{shown}:{listener.getsockname()[1]}')}[/]"
-        Console(stderr=True).print(words, highlight=False)
+        console, address = Console(stderr=True), f"http://{shown}:{listener.getsockname()[1]}"
+        console.print(f"serving   [bold]{escape(address)}[/]")
+        console.next(f"curl -F images=@photo.jpg {address}/v1/score")
         # uvicorn answers what it accepted on SIGTERM and then raises the signal again; stopping this way is a success.
         signal.signal(signal.SIGTERM, lambda *_: None)
         # Python keeps every warning that it has shown, and hostile files make endlessly different ones in Pillow.

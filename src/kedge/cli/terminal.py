@@ -1,12 +1,14 @@
 """Where the commands print: names from files cannot control the terminal, and lines in a pipe are never broken."""
 
 import re
+from pathlib import Path
 from typing import Any
 
 import rich.console
 from rich.markup import escape
 from rich.text import Text
 
+kept: list[Path] = []  # what the running command would go on with, if it were stopped
 UNLIMITED = 1_000_000  # columns, where no terminal limits them
 _CONTROL = {code: f"\\x{code:02x}" for code in (*range(0x20), *range(0x7F, 0xA0))}
 _REORDERING = (0x200E, 0x200F, *range(0x2028, 0x202F), *range(0x2066, 0x206A))  # of lines and of text in two directions
@@ -21,6 +23,12 @@ def printable(text: object) -> str:
         cat\x1b[2J\x0a.png
     """
     return str(text).translate(_ESCAPES)
+
+
+def left_behind() -> str:
+    """What a command that was stopped leaves, and how to go on."""
+    files = [str(path) for path in kept if path.exists()]
+    return f"{files[0]} is kept, and the same command goes on from there" if files else "nothing was written"
 
 
 class Console(rich.console.Console):
@@ -48,9 +56,11 @@ class Console(rich.console.Console):
         """Print what a file is and where it was written."""
         self.print(f"{what:<10}[bold]{escape(printable(path))}[/]")
 
-    def resumes(self, path: object, hint: str) -> None:
-        """Print that work that was begun goes on, and how to begin anew."""
-        self.print(f"{'resuming':<10}{escape(printable(path))}; {hint} begins anew")
+    def resumable(self, path: Path, *, begun: bool, anew: str = "--overwrite begins anew") -> None:
+        """Print that work which was ``begun`` goes on; if this run is stopped, `left_behind` names its path."""
+        kept[:] = [path]
+        if begun:
+            self.print(f"{'resuming':<10}{escape(printable(path))}; {anew}")
 
     def next(self, *commands: str) -> None:
         """Print what to type next."""

@@ -7,7 +7,17 @@ import typer
 
 from kedge.checks import between, one_of
 from kedge.cli.fit import print_result
-from kedge.cli.options import DataDir, Overwrite
+from kedge.cli.options import (
+    Accelerator,
+    DataDir,
+    Epochs,
+    HalfWeights,
+    LearningRate,
+    Overwrite,
+    Precision,
+    Seed,
+    StepSize,
+)
 from kedge.cli.terminal import Console
 from kedge.errors import InputError
 from kedge.files import check_target
@@ -61,9 +71,9 @@ def train(
     init: Annotated[
         str | None, typer.Option(help="Start of the anchored layer: preserve, or fresh, the default with --freeze.")
     ] = None,
-    epochs: Annotated[int | None, typer.Option(min=1, help="Number of epochs; by default the recipe's.")] = None,
-    batch: Annotated[int | None, typer.Option(min=2, help="Images per step; by default the recipe's.")] = None,
-    lr: Annotated[float | None, typer.Option(help="Highest learning rate; by default the recipe's.")] = None,
+    epochs: Epochs = None,
+    batch: StepSize = None,
+    lr: LearningRate = None,
     every: Annotated[
         int | None, typer.Option(min=1, help="Apply T every N batches: 5 by default; 10 for ImageNet.")
     ] = None,
@@ -85,20 +95,17 @@ def train(
         float | None,
         typer.Option(help="Share of the images to calibrate on: a tenth, or a fifth with --pretrained or --weights."),
     ] = None,
-    seed: Annotated[int, typer.Option(help="Random seed.")] = 0,
+    seed: Seed = 0,
     devices: Annotated[int, typer.Option(min=1, help="Processes or GPUs on this machine.")] = 1,
     nodes: Annotated[int, typer.Option(min=1, help="Number of machines.")] = 1,
-    accelerator: Annotated[
-        str, typer.Option(help="Where to run: cpu, gpu, ...; auto is a GPU if there is one.")
-    ] = "auto",
-    precision: Annotated[str | None, typer.Option(help="Fabric's name: bf16-mixed, 16-mixed, ...")] = None,
-    resume: Annotated[bool, typer.Option(help="Resume from the last checkpoint in the folder.")] = True,
+    accelerator: Accelerator = "auto",
+    precision: Precision = None,
     overwrite: Overwrite = False,
-    half: Annotated[bool, typer.Option("--half", help="Round the weights to half precision; halves the file.")] = False,
+    half: HalfWeights = False,
     tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Write TensorBoard files too.")] = False,
     data_dir: DataDir = None,
 ) -> None:
-    """Train a network and save a calibrated detector. If stopped, the same command resumes.
+    """Train a network and save a calibrated detector. If stopped, the same command resumes; --overwrite begins anew.
 
     For example:
 
@@ -136,14 +143,14 @@ def train(
     hold_out = (0.2 if tuned else 0.1) if hold_out is None else hold_out
     between("--hold-out", hold_out, 0, 1, open_ends=True)
     check_target("--out", out, folder=True)
-    check_target("--out", out / "detector.kedge", overwrite=overwrite or not resume)
+    check_target("--out", out / "detector.kedge", overwrite=overwrite)
     try:
         images = sources.load_dataset(data, "train", data_dir=data_dir)
     except InputError:  # a small set is read at once, with its damaged images
         images = sources.load_dataset(data, "train", data_dir=data_dir, on_error="skip")
     if images.labels is None:
         raise InputError(f"{data} must have labels to train on; it has none")
-    one_of("variant", variant, tuple(VARIANTS))  # now, not after the training
+    one_of("--variant", variant, tuple(VARIANTS))  # now, not after the training
     options: dict[str, Any] = {"every": every, "per_sample": per_sample, "mask": mask, "mask_target": mask_target}
     stray = [f"--{name.replace('_', '-')}" for name, value in (options | {"init": init}).items() if value is not None]
     if stray and not anchor:
@@ -188,8 +195,8 @@ def train(
         minimized = training.SyntheticOutliers(synthetic_outliers)
     if loss and synthetic_outliers:
         raise InputError(f"--loss {loss} must come without synthetic outliers; add --synthetic-outliers 0")
-    if resume and (out / CHECKPOINT).exists():
-        Console().resumes(out, "--no-resume")
+    if not freeze:
+        Console().resumable(out / CHECKPOINT, begun=not overwrite and (out / CHECKPOINT).exists())
     if freeze:
         more: dict[str, Any] = {} if epochs is None else {"epochs": epochs}
         if anchor or head_width:
@@ -201,9 +208,9 @@ def train(
             trained = train_head(net, part, seed=seed, preprocess=preprocess, **more)
     else:
         trained = training.train(
-            net, part, training.recipe(recipe, **changes), seed=seed, loss=minimized, directory=out, resume=resume,
-            preprocess=preprocess, workers=min(8, cores()) if workers is None else workers, devices=devices,
-            nodes=nodes, accelerator=accelerator, precision=precision, tensorboard=tensorboard,
+            net, part, training.recipe(recipe, **changes), seed=seed, loss=minimized, directory=out,
+            resume=not overwrite, preprocess=preprocess, workers=min(8, cores()) if workers is None else workers,
+            devices=devices, nodes=nodes, accelerator=accelerator, precision=precision, tensorboard=tensorboard,
         )  # fmt: skip
     if not training.is_first_process():
         return

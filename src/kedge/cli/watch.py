@@ -104,5 +104,7 @@ def watch(
     console.wrote("page", target)
     if drifted:
         console.next(f"look at the images of the page; if they are in distribution, kedge calibrate {detector} IMAGES")
+    else:
+        console.next(f"kedge watch {detector} {' '.join(given)} NEXT-ROWS")
     if drifted and fail_on_drift:
         raise typer.Exit(DRIFTED)

@@ -92,6 +92,7 @@ def bench(
         _show(console, record, then)
     for name in ("bench.json", "bench.html"):
         console.wrote(name.split(".")[1], out / name)
+    console.next(f"kedge bench {subject} --against {out / 'bench.json'} -o OTHER-FOLDER")
 
 
 def _subject(name: str, width: int | None) -> "Detector":

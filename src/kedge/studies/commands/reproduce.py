@@ -7,7 +7,7 @@ import typer
 from rich.markup import escape
 
 from kedge.checks import one_of
-from kedge.cli.options import DataDir, Overwrite
+from kedge.cli.options import Accelerator, DataDir, Overwrite, Precision
 from kedge.cli.terminal import Console
 from kedge.errors import InputError, NotReadyError
 from kedge.files import check_target
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from kedge.studies.study import Setting
 
 NTK = "ntk"
+ANEW = "finished networks and scores are reused"
 WITH_TASKS = ("heads", "photos", "cifar10-trained")
 ON_TASKS = ("default", "heads", "photos", "cifar10-trained", "imagenet")  # on features extracted once
 
@@ -66,10 +67,8 @@ def reproduce(
             "resnet20 and resnet56."
         ),
     ] = None,
-    accelerator: Annotated[
-        str, typer.Option(help="Where to run: cpu, gpu, ... as Fabric names it; auto is a GPU if there is one.")
-    ] = "auto",
-    precision: Annotated[str | None, typer.Option(help="Training precision: bf16-mixed, 16-mixed, ...")] = None,
+    accelerator: Accelerator = "auto",
+    precision: Precision = None,
     workers: Annotated[int, typer.Option(min=0, help="Processes that read images of ImageNet's size.")] = 2,
     dry_run: Annotated[
         bool,
@@ -128,6 +127,7 @@ def reproduce(
     if name == NTK:
         run_ntk(folder)
         console.wrote("report", folder / "report.html")
+        console.next(f"open {folder / 'report.html'}")
         return
     one_of("--scale", scale, SCALES)
     files = tuple(weights or ())
@@ -158,6 +158,8 @@ def reproduce(
     finished = [folder / suite.name / "tables.md" for suite in suites]
     if all(tables.is_file() for tables in finished):
         check_target("--out", finished[0], overwrite=overwrite)
+    begun = any((folder / suite.name).is_dir() for suite in suites)
+    console.resumable(folder, begun=begun, anew=ANEW)
     done = [run_suite(suite, folder / suite.name, networks, how, console) for suite in suites]
     if not any(done):
         raise NotReadyError(f"{name} needs data that is not in {data_folder(data_dir)}: see above")
@@ -178,6 +180,7 @@ def compare_on_tasks(
     runs: dict[str, Any] = {"default": run_default, "heads": run_heads, "photos": run_photos}
     runs |= {"cifar10-trained": run_cifar10_trained, "imagenet": run_imagenet}
     check_target("--features", features, folder=True)
+    console.resumable(features, begun=False)
     with progress_bar(name) as update:
         written = runs[name](
             setting, folder, features, patterns=tuple(rows or ()), command=command_line(),
@@ -189,6 +192,7 @@ def compare_on_tasks(
     for task, hint in written.missing.items():
         console.print(f"[yellow]missing {escape(task)}:[/] {escape(hint)}")
     console.wrote("tables", f"{folder / 'tables.md'}, metrics.json")
+    console.next(f"read {folder / 'tables.md'}")
 
 
 def estimate(suite: "Suite", how: dict[str, Any], console: Console) -> None:
@@ -228,4 +232,5 @@ def run_suite(suite: "Suite", folder: Path, networks: Path, how: dict[str, Any],
     for path in published.reports:
         console.wrote("report", path)
     console.wrote("tables", f"{folder / 'tables.md'}, tables.tex, metrics.json")
+    console.next(f"open {published.reports[-1]}")
     return True
