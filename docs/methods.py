@@ -1,9 +1,11 @@
 """Write docs/methods.md out of the docstrings of the methods: ``python docs/methods.py``.
 
-The table at the top groups methods by their ``reads`` and quotes the sentence "Use it ..." of each docstring.
+The table at the top groups methods by their ``reads`` and quotes the sentence "Use it ..." of each docstring. Passes are
+those of the docstrings of ``cost``, and times those that ``benchmarks/peers.py`` measured.
 """
 
 import inspect
+import json
 import re
 from collections.abc import Iterable
 from pathlib import Path
@@ -61,6 +63,11 @@ CHOOSING = """
 By what they read. Logits and features take one pass for an image, or K on an anchored network, and `kedge.extract`
 stores them for all these methods at once; gradients take a backward pass too. No method is the best everywhere:
 [choosing.md](choosing.md) has the short answer by situation; measure some of different groups on your own images.
+
+The cost of each method stands in its section: the passes through the network for an image, and, for methods that
+pytorch-ood has too, the processor time of scoring, as a multiple of MSP's in the run of
+[results.md](results.md#beside-pytorch-ood) (a small network, one thread). On a larger network the passes weigh more, and
+what a method adds to them weighs less.
 """
 
 OWN = """
@@ -123,8 +130,18 @@ def section(kind: type[Detector]) -> str:
     summary, _, rest = text.partition("\n\n")
     file = Path(inspect.getfile(kind)).relative_to(Path(kedge.__file__).parent)
     link = f"[{file.name}](../src/kedge/{file})"
-    parts = [f"### {kind.__name__}", f"**{' '.join(summary.split())}**", rest.strip(), f"`{call(kind)}` in {link}\n"]
+    last = f"`{call(kind)}` in {link}. Cost: {cost(kind)}.\n"
+    parts = [f"### {kind.__name__}", f"**{' '.join(summary.split())}**", rest.strip(), last]
     return "\n\n".join(filter(None, parts)).replace("``", "`")
+
+
+def cost(kind: type[Detector]) -> str:
+    """The passes for an image, and the measured time of scoring as a multiple of MSP's."""
+    words = inspect.getdoc(kind.cost).rstrip(".")
+    rows = json.loads((Path(__file__).parent / "results" / "peers.json").read_text())["rows"]
+    seconds = {row["name"].lower(): row["score"][0] for row in rows}
+    own = seconds.get(kind.__name__.lower())
+    return words[0].lower() + words[1:] + ("" if own is None else f"; {own / seconds['msp']:.1f} x MSP's time")
 
 
 def call(kind: type[Detector]) -> str:

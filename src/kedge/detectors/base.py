@@ -166,7 +166,7 @@ class Detector(ABC):
 
     @property
     def cost(self) -> Cost:
-        """Passes for one image: by default one, or one for each anchor."""
+        """One pass, or K with K anchors or members."""
         return Cost(forward=self.net.passes)
 
     @property
