@@ -46,6 +46,8 @@ class Anchored(Classifier):
     anchors: Tensor | None
     flexible_buffers = ("mean", "std", "outliers", "anchors")
 
+    shown = Classifier.shown | {"anchors", "k", "options", "set_anchors", "per_anchor_logits", "targets"}
+
     def __init__(
         self,
         network: nn.Module,

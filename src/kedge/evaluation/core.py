@@ -23,7 +23,7 @@ PERMUTED = ", tau permuted"  # follows the name of the detector that a control b
 
 
 def evaluate(
-    detectors: Mapping[str, Detector],
+    detectors: Mapping[str, Detector] | Detector,
     id_test: Any,
     ood_sets: Sequence[Any],
     *,
@@ -38,7 +38,7 @@ def evaluate(
     """Run calibrated detectors on a test set and OOD sets, and measure how well each separates them.
 
     Args:
-        detectors: Calibrated, by the name to show.
+        detectors: Calibrated, by the name to show; or one detector.
         id_test: In-distribution images that were neither trained nor calibrated on; anchors and calibration images
             among them, or in an OOD set, are an error.
         ood_sets: Sets of out-of-distribution images. Each is an `ImageSet`, or a data set or loader, shown under its
@@ -61,12 +61,14 @@ def evaluate(
         >>> noise = lambda name: ImageSet(torch.randint(0, 256, (40, 3, 4, 4), dtype=torch.uint8), name=name)
         >>> net = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(48, 2))
         >>> msp = MSP(net).fit(noise("train")).calibrate(noise("held out"))
-        >>> evaluation = evaluate({"MSP": msp}, noise("test"), [noise("other")])
-        >>> 0 <= evaluation.results["MSP"].mean("auroc") <= 1
+        >>> evaluation = evaluate(msp, noise("test"), [noise("other")])
+        >>> 0 <= evaluation.results["msp"].mean("auroc") <= 1
         True
     """
     if not isinstance(ood_sets, Sequence):
         raise InputError(f"ood_sets must be a list of sets, got {type(ood_sets).__name__}; for one set pass [set]")
+    if isinstance(detectors, Detector):
+        detectors = {detectors.name: detectors}
     if not detectors or not ood_sets:
         raise InputError("detectors and ood_sets must each hold at least one; give evaluate something to compare")
     streams, first = (id_test, *ood_sets), next(iter(detectors.values())).preprocess

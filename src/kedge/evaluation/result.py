@@ -33,7 +33,7 @@ class ShiftedResult:
     aurc: float
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class EvaluationResult:
     """One detector's results.
 
@@ -58,11 +58,16 @@ class EvaluationResult:
     milliseconds: float
     cost: Cost
     uses_outliers: bool
-    detections: dict[str, Detection] = field(repr=False)
+    detections: dict[str, Detection]
     shifted: dict[str, ShiftedResult] = field(default_factory=dict)
     apart: tuple[str, ...] = ()
     groups: dict[str, dict[str, Estimate]] = field(default_factory=dict)
     tuned: str = ""
+
+    def __repr__(self) -> str:
+        means = [f"{metric} {self.mean(metric):.3f}" for metric in HEADLINE if metric in self.measured]
+        right = [] if self.accuracy is None else [f"accuracy {self.accuracy:.3f}"]
+        return f"EvaluationResult({', '.join([*means, *right, f'OOD sets {len(self.metrics)}'])})"
 
     def value(self, metric: str, ood: str | None = None) -> float | None:
         """Any metric of `kedge.metrics.METRICS`, see `detection_value`; None for one that was not measured."""

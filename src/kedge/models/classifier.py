@@ -7,7 +7,7 @@ import threading
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor, nn
@@ -52,6 +52,10 @@ class Classifier(nn.Module):
     outliers: Tensor | None
     # Buffers whose shape depends on the data, so a state dict may bring them in another shape.
     flexible_buffers: tuple[str, ...] = ("mean", "std", "outliers")
+    shown: ClassVar[set[str]] = {  # by tab completion
+        "network", "mean", "std", "record", "features", "set_statistics", "round_weights",
+        "train", "eval", "to", "parameters", "state_dict", "load_state_dict",
+    }  # fmt: skip
     bare = False  # whether kedge wrapped a network of which no normalisation is known; see `as_classifier`
 
     def __init__(
@@ -99,6 +103,9 @@ class Classifier(nn.Module):
     def __repr__(self) -> str:
         count = sum(parameter.numel() for parameter in self.parameters())
         return f"{type(self).__name__}({type(self.network).__name__}, {count:,} parameters)"
+
+    def __dir__(self) -> list[str]:
+        return sorted(self.shown)
 
     def round_weights(self) -> Self:
         """Round the weights, in place, to half precision, so that a saved file is half as large.
