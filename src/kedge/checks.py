@@ -63,6 +63,8 @@ def needs(package: str, extra: str, what: str = "this") -> Any:
     except ImportError as error:
         missing = error.name or package
         raise NotReadyError(f"{what} needs {missing}, which is missing: pip install 'kedge[{extra}]'") from error
+    except RuntimeError as error:  # such as two compiled packages that do not fit
+        raise NotReadyError(f"{what} needs {package}, which cannot be imported here: {error}") from error
 
 
 def layout_hint(shape: Sequence[int], channels: int) -> str:

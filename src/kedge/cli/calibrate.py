@@ -38,7 +38,7 @@ def calibrate(
 
         kedge calibrate cifar10 folder:my-photos/ --out mine.kedge
     """
-    from kedge.data import sources
+    from kedge.cli.inputs import open_images
     from kedge.detectors import load
     from kedge.io.artifact import locate
 
@@ -49,7 +49,8 @@ def calibrate(
         raise InputError(f"--out must name a file to write; to replace {file} itself, use --overwrite")
     check_target("--out", target, overwrite=overwrite)
     detector = load(file, model=model)
-    detector.calibrate(sources.load_dataset(images, split, data_dir=data_dir), alpha=alpha, delta=delta)
+    held_out = open_images("IMAGES", images, split, data_dir=data_dir)
+    detector.calibrate(held_out, alpha=alpha, delta=delta)
     detector.save(target)
     calibration = detector.calibration
     assert calibration is not None

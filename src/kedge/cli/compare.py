@@ -101,13 +101,14 @@ def compare(
     require()  # before minutes of work, not after
     console.resumable(out / "features", begun=(out / "features").is_dir(), anew=ANEW)
     use_threads(threads)
-    images = open_set(train, "train", data_dir=data_dir)
+    images = open_set("--train", train, "train", data_dir=data_dir)
     near, far, ood = near or [], far or [], ood or []
-    sets = [held_out, *filter(None, [test]), *near, *far, *ood]
+    tests = [] if test is None else [test]
+    sets = {"--held-out": [held_out], "--test": tests, "--near": near, "--far": far, "--ood": ood}
     held, *others = open_sets(sets, data_dir=data_dir)  # all of them at once, so that their names differ
     tested, oods = (None, others) if test is None else (others[0], others[1:])
     net = open_network(network, images, given)
-    by = tune if tune is None or tune in WAYS else open_set(tune, data_dir=data_dir)
+    by = tune if tune is None or tune in WAYS else open_set("--tune", tune, data_dir=data_dir)
     first, second = len(near), len(near) + len(far)
     evaluation = compare_methods(
         net, images, held, oods[second:], near=oods[:first], far=oods[first:second], test=tested, methods=names,

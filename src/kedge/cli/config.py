@@ -8,15 +8,16 @@ from typing import Any
 
 from kedge.errors import InputError
 
-ALIASES = {"id_test": "test", "ood_sets": "ood"}  # arguments of functions whose options have other names
+ALIASES = {"id_test": "test", "ood_sets": "ood", "held_out": "images"}  # functions' arguments with other options
 
 
 def flags(command: Any) -> dict[str, str]:
-    """The options of a command as they are typed (``--data-dir``), by the names of their parameters (``data_dir``)."""
+    """The options and arguments of a command as they are typed (``--data-dir``), by their names in Python."""
     long = {name: parameter.name for name, parameter in _parameters(command).items()}  # they may differ: kind, --format
     typed = {name: f"--{name.replace('_', '-')}" for name in long}
-    aliases = {argument: typed[name] for argument, name in ALIASES.items() if name in typed}
-    return aliases | {long[name]: flag for name, flag in typed.items()} | typed
+    shown = {each.name: each.metavar or each.name.upper() for each in getattr(command, "params", ()) if not _long(each)}
+    aliases = {argument: (shown | typed)[name] for argument, name in ALIASES.items() if name in shown | typed}
+    return shown | aliases | {long[name]: flag for name, flag in typed.items()} | typed
 
 
 def as_typed(message: str, options: Mapping[str, str]) -> str:
@@ -40,13 +41,16 @@ def as_typed(message: str, options: Mapping[str, str]) -> str:
     return re.sub(r"(pass )?\b(\w+)=(True|False)\b", switch, message)
 
 
+def _long(parameter: Any) -> list[str]:
+    return [flag for flag in parameter.opts if flag.startswith("--")]
+
+
 def _parameters(command: Any) -> dict[str, Any]:
     """The parameters of a command by their long options, with underscores."""
     return {
         flag.removeprefix("--").replace("-", "_"): parameter
         for parameter in getattr(command, "params", ())
-        for flag in parameter.opts
-        if flag.startswith("--")
+        for flag in _long(parameter)
     }
 
 

@@ -62,7 +62,7 @@ def distill(
         kedge evaluate cifar10 student.kedge --test cifar10 --ood svhn   # compare it with its teacher
     """
     from kedge import experimental, training
-    from kedge.data import sources
+    from kedge.cli.inputs import open_images
     from kedge.detectors import load
     from kedge.training.trainer import CHECKPOINT
 
@@ -72,9 +72,11 @@ def distill(
     console, teacher = Console(), load(file, model=model)
     console.resumable(directory / CHECKPOINT, begun=not overwrite and (directory / CHECKPOINT).exists())
     chosen = experimental.distillation_recipe(teacher, recipe, fresh=network is not None)
-    images = sources.load_dataset(train, train_split, data_dir=data_dir)
+    images = open_images("--train", train, train_split, data_dir=data_dir)
     changes = {key: value for key, value in {"epochs": epochs, "batch": batch, "lr": lr}.items() if value is not None}
-    held_out = None if calibrate is None else sources.load_dataset(calibrate, calibrate_split, data_dir=data_dir)
+    held_out = None
+    if calibrate is not None:
+        held_out = open_images("--calibrate", calibrate, calibrate_split, data_dir=data_dir)
     student = experimental.distill(
         teacher, images, held_out=held_out, network=network, recipe=training.recipe(chosen, **changes), mix=mix,
         half=half, seed=seed, directory=directory, resume=not overwrite, workers=workers,

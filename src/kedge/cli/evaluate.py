@@ -48,8 +48,7 @@ def evaluate(
 
         kedge evaluate amp.kedge energy.kedge --test folder:known/ --ood folder:strange/ --json | jq .results
     """
-    from kedge.cli.inputs import open_sets
-    from kedge.data import load_dataset
+    from kedge.cli.inputs import open_images, open_sets
     from kedge.detectors import load
     from kedge.detectors.neighbours import Neighbours
     from kedge.evaluation import SeedSummary
@@ -73,10 +72,10 @@ def evaluate(
     }
     if len(detectors) != len(files):
         raise InputError(f"files must be different detectors; got {', '.join(map(str, files))}")
-    sets = open_sets((test, *ood), data_dir=data_dir)
+    sets = open_sets({"--test": [test], "--ood": ood}, data_dir=data_dir)
     lead, neighbours = next(iter(detectors.values())), None
     if train is not None:
-        images = load_dataset(train, "train", data_dir=data_dir)
+        images = open_images("--train", train, "train", data_dir=data_dir)
         neighbours = Neighbours(lead.net, images, preprocess=lead.preprocess)
     evaluation = evaluate_detectors(detectors, sets[0], sets[1:], controls=controls, resamples=resamples, seed=seed)
     if as_json:

@@ -60,7 +60,7 @@ def export(
 
         kedge export cifar10 -o small.onnx --early-exit --int8 cifar10 --calibrate folder:held-out/
     """
-    from kedge.data import sources
+    from kedge.cli.inputs import open_images
     from kedge.detectors import AMP, load
     from kedge.experimental import EarlyExit
     from kedge.export import compare_verdicts, export_onnx, quantise
@@ -74,9 +74,9 @@ def export(
     engine, training, held_out = engine or ENGINES[0], None, None
     if int8 is not None:  # what can fail, before minutes of work
         package(engine)
-        training = sources.load_dataset(int8, int8_split or _training_split(int8), data_dir=data_dir)
+        training = open_images("--int8", int8, int8_split or _training_split(int8), data_dir=data_dir)
     if calibrate is not None:
-        held_out = sources.load_dataset(calibrate, calibrate_split, data_dir=data_dir)
+        held_out = open_images("--calibrate", calibrate, calibrate_split, data_dir=data_dir)
     if early_exit:
         if detector.reads != "per_anchor_logits":
             raise InputError(f"--early-exit is for AMP, which has anchors to leave out; {file} is {detector.name}")

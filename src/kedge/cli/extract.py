@@ -38,8 +38,7 @@ def extract(
         kedge extract birds.kedge --data folder:new/ -o features/new --half
     """
     from kedge import detectors
-    from kedge.cli.inputs import open_network
-    from kedge.data import sources
+    from kedge.cli.inputs import open_images, open_network
     from kedge.data.features import MANIFEST, read_manifest
 
     check_target("--out", out, folder=True)
@@ -49,7 +48,7 @@ def extract(
     use_threads(threads)
     console = Console()
     console.resumable(manifest, begun=manifest.exists() and not overwrite)
-    images = sources.load_dataset(data, split, data_dir=data_dir)
+    images = open_images("--data", data, split, data_dir=data_dir)
     net = open_network(network, images, given)
     if overwrite:
         manifest.unlink(missing_ok=True)

@@ -52,8 +52,7 @@ def fit(
 
         kedge fit timm:efficientnet_lite0 --weights birds.safetensors --train folder:train -o birds.kedge
     """
-    from kedge.cli.inputs import open_network
-    from kedge.data import sources
+    from kedge.cli.inputs import open_images, open_network
     from kedge.detectors.registry import method_of
     from kedge.io.tuned import WAYS
     from kedge.protect import protect
@@ -61,13 +60,15 @@ def fit(
     kind, _ = method_of(method, "--method")
     check_target("--out", out, overwrite=overwrite)
     use_threads(threads)
-    images = sources.load_dataset(train, "train", data_dir=data_dir, on_error="skip")
-    held = None if held_out is None else sources.load_dataset(held_out, None, data_dir=data_dir, on_error="skip")
+    images = open_images("--train", train, "train", data_dir=data_dir, on_error="skip")
+    held = None
+    if held_out is not None:
+        held = open_images("--held-out", held_out, data_dir=data_dir, on_error="skip")
     net = open_network(network, images, given)
     options = {} if layer is None else {"layer": layer}
     if layer is not None and "layer" not in inspect.signature(kind).parameters:
         raise InputError(f"--layer must come with a method that reads one layer, such as knn; {method} takes none")
-    by = tune if tune is None or tune in WAYS else sources.load_dataset(tune, None, data_dir=data_dir)
+    by = tune if tune is None or tune in WAYS else open_images("--tune", tune, data_dir=data_dir)
     detector = protect(net, images, held, method=method, alpha=alpha, delta=delta, tune=by, seed=seed, **options)
     detector.save(out)
     print_result(detector, out)

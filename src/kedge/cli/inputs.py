@@ -1,7 +1,7 @@
 """What commands take: a network, by name or in a saved detector, and sets, of images or of extracted features."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -10,7 +10,7 @@ from kedge.cli.options import NetworkOptions
 from kedge.data import Features, sources
 from kedge.data.sources.entry import Images
 from kedge.detectors import load
-from kedge.errors import InputError
+from kedge.errors import InputError, KedgeError
 from kedge.io.artifact import locate
 from kedge.models.classifier import Classifier
 from kedge.models.named import network as named_network
@@ -40,21 +40,31 @@ def open_network(name: str, images: Any, given: NetworkOptions) -> Classifier:
     )  # fmt: skip
 
 
-def open_set(name: str, split: str | None = None, *, data_dir: Path | None = None) -> Images | Features:
-    """A set by name, as `kedge.data.load_dataset` takes it, or ``features:FOLDER`` of ``kedge extract``."""
+def open_images(
+    option: str, name: str, split: str | None = None, *, data_dir: Path | None = None, on_error: str = "raise"
+) -> Images:
+    """A set of images by name, as `kedge.data.load_dataset` takes it; errors name the option."""
+    try:
+        return sources.load_dataset(name, split, data_dir=data_dir, on_error=on_error)
+    except KedgeError as error:
+        raise type(error)(f"{option} {name}: {error}") from error
+
+
+def open_set(option: str, name: str, split: str | None = None, *, data_dir: Path | None = None) -> Images | Features:
+    """A set of images by name, or ``features:FOLDER`` of ``kedge extract``."""
     kind, _, folder = name.partition(":")
     if kind == "features" and folder:
         return Features.open(folder)
-    return sources.load_dataset(name, split, data_dir=data_dir)
+    return open_images(option, name, split, data_dir=data_dir)
 
 
-def open_sets(names: Sequence[str], *, data_dir: Path | None = None) -> list[Any]:
-    """Sets by name; those of equal names are named as they were given: folder:known/test becomes known/test."""
-    given = [(name, open_set(name, data_dir=data_dir)) for name in names]
-    count = Counter(images.name for _, images in given)
+def open_sets(given: Mapping[str, Sequence[str]], *, data_dir: Path | None = None) -> list[Any]:
+    """Sets by option and name; those of equal names are named as they were given: folder:known/test is known/test."""
+    sets = [(name, open_set(option, name, data_dir=data_dir)) for option, names in given.items() for name in names]
+    count = Counter(images.name for _, images in sets)
     return [
         images if count[images.name] == 1 else replace(images, name=name.partition(":")[2] or name)
-        for name, images in given
+        for name, images in sets
     ]
 
 

@@ -78,12 +78,12 @@ def serve(
     use_threads(threads)
 
     def make() -> "FastAPI":
-        from kedge.data import load_dataset
+        from kedge.cli.inputs import open_images
         from kedge.detectors import load
         from kedge.serving import Gallery, create_app
 
-        images = None if train is None else load_dataset(train, "train", data_dir=data_dir, on_error="skip")
-        sets = [load_dataset(name, data_dir=data_dir) for name in samples or ()]
+        images = None if train is None else open_images("--train", train, "train", data_dir=data_dir, on_error="skip")
+        sets = [open_images("--samples", name, data_dir=data_dir) for name in samples or ()]
         return create_app(load(file, model=model), settings, gallery=Gallery(images, sets))
 
     run_service(make, settings, host=host, port=port)

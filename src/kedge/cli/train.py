@@ -128,7 +128,8 @@ def train(
         kedge train imagenet --network resnet50 --recipe imagenet --size 224 --every 10 --accelerator gpu --devices 8
     """
     from kedge import anchoring, training
-    from kedge.data import ImageSet, Preprocess, sources
+    from kedge.cli.inputs import open_images
+    from kedge.data import ImageSet, Preprocess
     from kedge.detectors.amp import VARIANTS
     from kedge.models.classifier import Classifier
     from kedge.models.named import network as named_network
@@ -145,9 +146,9 @@ def train(
     check_target("--out", out, folder=True)
     check_target("--out", out / "detector.kedge", overwrite=overwrite)
     try:
-        images = sources.load_dataset(data, "train", data_dir=data_dir)
+        images = open_images("DATA", data, "train", data_dir=data_dir)
     except InputError:  # a small set is read at once, with its damaged images
-        images = sources.load_dataset(data, "train", data_dir=data_dir, on_error="skip")
+        images = open_images("DATA", data, "train", data_dir=data_dir, on_error="skip")
     if images.labels is None:
         raise InputError(f"{data} must have labels to train on; it has none")
     one_of("--variant", variant, tuple(VARIANTS))  # now, not after the training
@@ -164,6 +165,8 @@ def train(
     if loss is not None:
         one_of("--loss", loss, tuple(training.LOSSES))
     count, channels = int(images.labels.max()) + 1, images.images.shape[1] if isinstance(images, ImageSet) else 3
+    if count < 2:
+        raise InputError(f"{data} must have at least two classes to train on, a folder for each; it has {count}")
     base = named_network(
         network, classes=count, channels=channels, pretrained=pretrained, weights=weights, size=size, fresh_head=True,
         seed=seed,

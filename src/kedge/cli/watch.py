@@ -59,6 +59,7 @@ def watch(
     from kedge.drift import history, scores_of
     from kedge.drift.page import drift_finding, drift_page, shown_places
     from kedge.drift.replay import rows_at
+    from kedge.drift.window import FEWEST
     from kedge.evaluation.report.document import write_page
     from kedge.scoring import read_rows
     from kedge.scoring.page import row_card
@@ -71,6 +72,12 @@ def watch(
     calibration = load_calibration(detector)
     if calibration is None:
         raise NotReadyError(f"DETECTOR must be calibrated; {detector} is not: run kedge calibrate first")
+
+    if len(calibration.scores) < FEWEST:
+        count = len(calibration.scores)
+        raise InputError(
+            f"DETECTOR must be calibrated on at least {FEWEST} images; {detector} has {count}: calibrate again"
+        )
 
     def every() -> Iterator[dict[str, Any]]:
         return (row for file in rows for row in read_rows(file, kind))

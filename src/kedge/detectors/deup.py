@@ -45,7 +45,7 @@ class DEUP(Detector):
     log-density of the penultimate features under class Gaussians of the training set, the entropy of the softmax, the
     energy, and for anchored networks tau. The score is the predicted error; the aleatoric part, which the paper
     subtracts, is taken as zero. Use it to predict where the network will be wrong, if you have held-out labels: it
-    learns errors of in-distribution images alone, so its prediction far from them is that at their edge. Costs one
+    learns only from errors on in-distribution images, so far from them its predictions are extrapolated. Costs one
     forward pass; `calibrate` fits the regressor on half of its images and the threshold on the other.
 
     Args:

@@ -18,7 +18,7 @@ class KLM(LogitDetector):
     With p the softmax of the logits and d_c the mean of p over the training images that the network predicts as class
     c, the score is ``min_c KL(p || d_c)``; classes that no image is predicted as have no d_c. It is small for images
     whose probabilities are as usual for some class, whether certain or not, and large for unusual mixtures. Use it with
-    many classes that are alike; an unknown image that is classified with confidence is not seen. One forward pass;
+    many classes that are alike; an unknown image that is classified with confidence is missed. One forward pass;
     `fit` reads the training set once and needs no labels. The paper learns d_c from held-out images, on which a
     network is less sure than on those it was trained on; to do so, pass some to `fit` and others to `calibrate`.
     https://arxiv.org/abs/1911.11132

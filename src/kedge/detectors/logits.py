@@ -209,7 +209,7 @@ class GEN(LogitDetector):
     """Generalised entropy (Liu et al., CVPR 2023): ``sum p^gamma (1 - p)^gamma`` over the m largest probabilities p.
 
     With its small gamma, small probabilities count far more than in `Entropy`, and ``m`` leaves out the many tiny ones
-    of hundreds of classes. Use it as the safe choice among the scores of the logits, the more so with many classes.
+    of hundreds of classes. Use it as the safe choice among the scores of the logits, especially with many classes.
     https://openaccess.thecvf.com/content/CVPR2023/html/Liu_GEN_Pushing_the_Limits_of_Softmax-Based_Out-of-Distribution_Detection_CVPR_2023_paper.html
 
     Args:

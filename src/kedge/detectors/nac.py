@@ -29,7 +29,7 @@ class NAC(Detector):
     for it, both averaged over the positions of a map. [0, 1] is cut into bins, and a bin's coverage is the number of
     training images with their state in it over ``full``, at most one. The score is minus the coverage of the states of
     an image, averaged over the neurons of each layer and over layers. Use it where several layers can be read and a
-    gradient is affordable: it sees what the last layer has discarded. One forward and one backward pass; `fit` reads
+    gradient is affordable: it uses what the last layer has discarded. One forward and one backward pass; `fit` reads
     1,000 images. The paper chooses layers, alpha, bins and ``full`` for each layer with OOD validation images, which
     kedge does not take; the defaults are the published ones for the last layer of CIFAR-10, and its code sums over the
     positions instead of averaging, which belongs to alpha. With anchors o is a mean over them, and g the gradient for a

@@ -16,10 +16,10 @@ from kedge.detectors.registry import register
 class NCI(FeatureDetector):
     """Neural collapse (Liu and Qin, CVPR 2025): how well the features align with the weights of the predicted class.
 
-    In a network trained to the end the features h of a class, less the mean m of all training features, point where
-    the class's row w of the last layer's weight does. The score is ``-(w . (h - m) / ||h - m|| + alpha ||h||_1)`` for
-    the predicted class; the second term also calls images with small features unknown. Use it on networks trained for
-    long, whose features have drawn together around their class. One forward pass; `fit` reads the training set once and
+    In a network trained to the end the features h of a class, less the mean m of all training features, point where the
+    class's row w of the last layer's weight does. The score is ``-(w . (h - m) / ||h - m|| + alpha ||h||_1)`` for the
+    predicted class; the second term also calls images with small features unknown. Use it on networks trained for long,
+    whose features are concentrated around their class means. One forward pass; `fit` reads the training set once and
     needs no labels. https://arxiv.org/abs/2311.01479
 
     Args:

@@ -20,7 +20,7 @@ class NNGuide(FeatureDetector):
     The guidance of an image is the mean of the k largest products ``E_i cos(h, h_i)`` over training images, where h
     are the features before the last layer and ``E = logsumexp(logits)``; the score is ``-E`` times the guidance.
     Far from all training images the energy is often too large, and the guidance small. Use it where the energy works
-    on near but not on far unknown images; it supposes that energies are positive, as those of trained classifiers
+    on near but not on far unknown images; it assumes that energies are positive, as those of trained classifiers
     are. One forward pass and a comparison with the training images that are kept; needs no labels.
     https://arxiv.org/abs/2309.14888
 

@@ -25,9 +25,9 @@ class OpenMax(LogitDetector):
     ``alpha`` classes gives the part ``w = (alpha + 1 - i) / alpha F_c(||z - m_c||)`` of itself to the unknown class:
     ``z'_c = (1 - w) z_c`` and ``z'_0 = sum w z_c``. The score is ``z'_0 - logsumexp(z')``, the log-odds of the unknown
     class. Use it to see an open-set method of the logits beside others; it reads the distance to the class means in
-    logits alone, and logits below zero turn its weights around. One forward pass; `fit` reads a large training set
-    twice and needs labels. Distributions are fitted as by the libMR of the published code, and ranks weighted as there;
-    a class without a correctly classified image counts as infinitely far. https://arxiv.org/abs/1511.06233
+    logits alone, and negative logits reverse the effect of its weights. One forward pass; `fit` reads a large training
+    set twice and needs labels. Distributions are fitted as by the libMR of the published code, and ranks weighted as
+    there; a class without a correctly classified image counts as infinitely far. https://arxiv.org/abs/1511.06233
 
     Args:
         net: Any classifier, unanchored or anchored.

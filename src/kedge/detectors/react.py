@@ -16,7 +16,7 @@ class ReAct(LogitDetector):
     The vector z before the last layer is clipped at a percentile c of the activations of all training images, and the
     score is that of the logits ``W min(z, c) + b``; labels come from the unclipped logits. Unknown images tend to make
     a few units far more active than any training image does, and clipping removes the confidence that comes from them.
-    Use it on large networks, where energy is fooled by such units; on small ones it may cost more than it gains. One
+    Use it on large networks, where such units mislead the energy; on small ones it may lose more than it gains. One
     forward pass; `fit` reads the training set once. The same as ``shape="react"`` of a logit method.
     https://arxiv.org/abs/2111.12797
 

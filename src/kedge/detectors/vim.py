@@ -22,7 +22,7 @@ class ViM(FeatureDetector):
     r outside it. Its norm times alpha, which makes it as large on average over the training images as the largest
     logit, is a virtual logit for "none of the classes"; the score is ``alpha ||r|| - logsumexp(logits)``, of which the
     paper's virtual softmax probability is an increasing function. Use it on networks with many more features than
-    classes: it sees both what is unusual in the features and what is unusual in the logits. One forward pass and a
+    classes: it uses both what is unusual in the features and what is unusual in the logits. One forward pass and a
     d x d matrix; `fit` reads a large training set twice. ``"residual"`` names the variant whose score is ``||r||``
     alone. https://arxiv.org/abs/2203.10807
 

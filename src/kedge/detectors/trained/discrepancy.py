@@ -90,7 +90,7 @@ class DiscrepancyLoss(MethodLoss):
 
 @register
 class ClassifierDiscrepancy(TrainedDetector):
-    """Maximum classifier discrepancy (Yu and Aizawa, ICCV 2019): two heads that agree on known images alone.
+    """Maximum classifier discrepancy (Yu and Aizawa, ICCV 2019): two heads that agree only on known images.
 
     Two linear heads on one network learn the same labels; then, on unlabelled images, one is trained to be unsure and
     the other to be sure. The score is the L1 distance between their softmaxes, from 0 to 2. Use it where you have

@@ -197,10 +197,10 @@ class SVI(DrawnDetector, TrainedDetector):
     """Mean-field variational inference (Graves, NIPS 2011; Blundell et al., ICML 2015): weights that are Gaussians.
 
     The mean and the deviation of each weight are trained; the prediction is the mean softmax over draws of all weights,
-    which disagree where the training images do not determine the weights. Use it where an ensemble
-    takes too much memory: it is one network with twice the parameters, and usually neither as accurate nor as good a
-    detector. Training costs about as much as usual,
-    scoring a forward pass for each draw. All images share the draws, which come from a seed.
+    which disagree where the training images do not determine the weights. Use it where an ensemble takes too much
+    memory: it is one network with twice the parameters, and usually neither as accurate nor as good a detector.
+    Training costs about as much as usual, scoring a forward pass for each draw. All images share the draws, which come
+    from a seed.
 
     Args:
         net: A network from ``SVI.prepare``, trained with ``SVI.loss()``; an anchored one gives the mean over its

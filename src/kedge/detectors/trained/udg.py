@@ -182,7 +182,7 @@ class UDG(LogitTrainedDetector):
 
     Before each epoch labelled and unlabelled images are grouped by their features; unlabelled images in a group that is
     nearly all of one class are trained as that class, the others towards equal probabilities, and a second head learns
-    the groups. Use it in the place of Outlier Exposure where the unlabelled images are unsorted; the known ones among
+    the groups. Use it in place of Outlier Exposure where the unlabelled images are unsorted; the known ones among
     them are recognised as long as the labelled images of their class outnumber them (four to one at a purity of 0.8).
     Tables mark it as having used outliers. Training takes about twice as long as usual, plus a forward pass of all
     images and a k-means for each epoch; scoring costs one forward pass.
