@@ -1,7 +1,7 @@
 """Write docs/methods.md out of the docstrings of the methods: ``python docs/methods.py``.
 
-The table at the top groups methods by their ``reads`` and quotes the sentence "Use it ..." of each docstring. Passes are
-those of the docstrings of ``cost``, and times those that ``benchmarks/peers.py`` measured.
+The table at the top groups methods by their ``reads`` and quotes the sentence "Use it ..." of each docstring. Passes
+are those of the docstrings of ``cost``, and times those that ``benchmarks/peers.py`` measured.
 """
 
 import inspect
@@ -66,8 +66,8 @@ stores them for all these methods at once; gradients take a backward pass too. N
 
 The cost of each method stands in its section: the passes through the network for an image, and, for methods that
 pytorch-ood has too, the processor time of scoring, as a multiple of MSP's in the run of
-[results.md](results.md#beside-pytorch-ood) (a small network, one thread). On a larger network the passes weigh more, and
-what a method adds to them weighs less.
+[results.md](results.md#beside-pytorch-ood) (a small network, one thread). On a larger network the passes weigh more,
+and what a method adds to them weighs less.
 """
 
 OWN = """
