@@ -159,7 +159,7 @@ class Library:
     """How networks of a library are loaded by name, and rebuilt with fresh weights from the arguments of a `Spec`."""
 
     load: Callable[[str, Requested], LibraryNetwork]
-    rebuild: Callable[[str, dict[str, Any]], Any]
+    rebuild: Callable[[str, dict[str, Any]], nn.Module]
 
 
 LIBRARIES = {

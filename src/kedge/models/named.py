@@ -206,7 +206,7 @@ def from_factory(name: str, argument: str = "network") -> nn.Module:
 def rebuilt(name: str, arguments: dict[str, Any]) -> nn.Module:
     """The architecture that a `Spec` describes, with fresh weights; downloads nothing and imports no factory."""
     kind, _, rest = name.partition(":")
-    return LIBRARIES[kind].rebuild(rest, arguments) if kind in LIBRARIES else build(name, **arguments)  # type: ignore[no-any-return]
+    return LIBRARIES[kind].rebuild(rest, arguments) if kind in LIBRARIES else build(name, **arguments)
 
 
 def _shape(loaded: LibraryNetwork, requested: Requested) -> tuple[int, ...] | None:
