@@ -349,11 +349,13 @@ def scalars(content, path=()):
             yield (*path, key)
 
 
-def mutants(header, tensors, rng):
-    """Copies of a file's content with one value replaced: where, by what, and the content."""
+def mutants(header, tensors, rng, *, every):
+    """Copies of a file's content with one value replaced: where, by what, and the content.
+
+    ``every``: whether the values that the same code reads for every method are replaced by all hostile ones.
+    """
     for place in scalars(header):
-        few = HOSTILE if place[0] in ("calibration", "version") else rng.sample(HOSTILE, 1)
-        for value in few:
+        for value in HOSTILE if every and place[0] in ("calibration", "version") else rng.sample(HOSTILE, 1):
             changed = copy.deepcopy(header)
             functools.reduce(operator.getitem, place[:-1], changed)[place[-1]] = value
             yield place, value, changed, tensors
@@ -375,7 +377,7 @@ def test_a_signed_file_with_another_value_is_refused_or_decides_the_same(name, t
     detector.save(path)
     test = load_file(legacy / "images.safetensors")["test"]
     expected, content = detector(test), artifact.read(path)
-    for place, value, header, tensors in mutants(*content, random.Random(name)):
+    for place, value, header, tensors in mutants(*content, random.Random(name), every=name == "amp-auto"):
         signed(path, header, tensors)
         with contextlib.suppress(KedgeError):
             again = kedge.load(path)
