@@ -398,7 +398,7 @@ def test_bad_arguments_are_named(taught):
     held = images(20, seed=8)
     for data, options, words in (
         (images(), {"mix": 1.5}, r"mix must lie in \[0, 1\]; got 1\.5"),
-        (images(), {"recipe": "none"}, "recipe must be a Recipe or one of"),
+        (images(), {"recipe": "none"}, "recipe must be one of"),
         (images(), {"network": 5}, r"network must be None, a name or a torch\.nn\.Module; got int"),
         (images(), {"network": "compcat"}, "name must be one of"),
         (images(), {"network": nn.Sequential(nn.Flatten(), nn.Linear(64, 4))}, "classes as its teacher, 3; got 4"),

@@ -8,14 +8,17 @@ from typing import Any
 
 from kedge.errors import InputError
 
-ALIASES = {"id_test": "test", "ood_sets": "ood", "held_out": "images"}  # functions' arguments with other options
+ALIASES = {  # arguments of functions, and the options or arguments of commands with other names
+    "id_test": "test", "ood_sets": "ood", "held_out": "images", "rows": "files", "detector": "file", "folder": "photos",
+}  # fmt: skip
 
 
 def flags(command: Any) -> dict[str, str]:
     """The options and arguments of a command as they are typed (``--data-dir``), by their names in Python."""
     long = {name: parameter.name for name, parameter in _parameters(command).items()}  # they may differ: kind, --format
     typed = {name: f"--{name.replace('_', '-')}" for name in long}
-    shown = {each.name: each.metavar or each.name.upper() for each in getattr(command, "params", ()) if not _long(each)}
+    arguments = [each for each in getattr(command, "params", ()) if not _long(each)]
+    shown = {each.name: (each.metavar or each.name.upper()).split()[-1] for each in arguments}
     aliases = {argument: (shown | typed)[name] for argument, name in ALIASES.items() if name in shown | typed}
     return shown | aliases | {long[name]: flag for name, flag in typed.items()} | typed
 

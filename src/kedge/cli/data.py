@@ -130,11 +130,13 @@ def show(
 
         kedge data show folder:photos/ --skip-damaged --json
     """
+    from kedge.cli.inputs import open_images
     from kedge.data import sources
 
     if out is not None:
         check_target("--out", out, overwrite=overwrite)
-    dataset = sources.load_dataset(name, split, data_dir=data_dir, on_error="skip" if skip_damaged else "raise")
+    on_error = "skip" if skip_damaged else "raise"
+    dataset = open_images("NAME", name, split, data_dir=data_dir, on_error=on_error)
     summary = sources.summarize_dataset(dataset)
     if out is not None:
         sheet = sources.contact_sheet(dataset, images)

@@ -117,7 +117,7 @@ def scores_of(
             reason = f"the detector {written_by:.12}..." if written_by else f"the class {predicted!r}"
             raise InputError(
                 f"rows must be of {detector}, the detector {header['sha256']:.12}...; {row['name']} has {reason}: name "
-                "the detector that wrote it, or use --any-detector (any_detector=True) if the scores can be compared"
+                "the detector that wrote it, or pass any_detector=True if the scores can be compared"
             )
         scores.append(row["score"])
     return as_scores("scores", scores)

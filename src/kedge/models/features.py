@@ -83,6 +83,6 @@ def _layer(net: nn.Module, name: Any) -> nn.Module:
         if path:
             return net.get_submodule(path)
     names = [other for other, _ in net.named_modules(remove_duplicate=False) if other]
-    near = get_close_matches(str(name), names, n=5)
+    near = get_close_matches(path, names, n=5)
     hint = f"did you mean {near}?" if near else f"see net.named_modules(); it starts with {names[:5]}"
-    raise InputError(f"{type(net).__name__} has no layer {name!r}; {hint}")
+    raise InputError(f"{type(net).__name__} has no layer {path!r}; {hint}")

@@ -163,7 +163,7 @@ def score_files(
         elif _is_complete(job, identity["detector"]):
             warnings.warn(f"{job.out} is complete: nothing was scored; overwrite it to score again", KedgeWarning, 2)
         else:
-            raise InputError(f"out must not exist yet; {job.out} does: choose another name, or overwrite it")
+            raise InputError(f"out must not exist yet; {job.out} does: choose another name, or pass overwrite=True")
         if finish is not None:
             finish(job.out)
         (job.folder / HEAD).unlink(missing_ok=True)  # without it, the other files do not count
@@ -302,7 +302,7 @@ def _begin(job: Job, identity: dict[str, Any], overwrite: bool) -> int:
             return int(begun["images"])
         if not overwrite:
             changed = ", ".join(key for key, value in identity.items() if begun["identity"].get(key) != value)
-            raise InputError(f"{job.folder} holds a job begun with other {changed}; finish it, or overwrite it")
+            raise InputError(f"{job.folder} holds a job begun with other {changed}; finish it, or pass overwrite=True")
         head.unlink()
     _clear(job.folder)
     images = 0

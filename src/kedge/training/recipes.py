@@ -168,5 +168,5 @@ def recipe(name: str | Recipe, **changes: Any) -> Recipe:
     if isinstance(name, Recipe):
         return replace(name, **changes)
     if name not in RECIPES:
-        raise InputError(f"recipe must be a Recipe or one of {', '.join(map(repr, RECIPES))}; got {name!r}")
+        raise InputError(f"recipe must be one of {', '.join(map(repr, RECIPES))}, or a Recipe; got {name!r}")
     return replace(RECIPES[name], **changes)
