@@ -61,6 +61,10 @@ def test_an_error_names_the_option_and_not_the_argument(tmp_path, detector):
     assert str(run_cli(*fresh).exception).startswith("--alpha must lie in (0, 1); got 2")
     odd = ["score", "cifar10", tmp_path, "--out", tmp_path / "a", "--format", "x"]
     assert str(run_cli(*odd).exception).startswith("--format must be one of")
+    missing = ["calibrate", "cifar10", f"folder:{tmp_path / 'none'}", "--out", tmp_path / "b"]
+    assert str(run_cli(*missing).exception).startswith(f"IMAGES folder:{tmp_path / 'none'}: ")
+    missing = ["evaluate", "cifar10", "--test", "npz:none.npz", "--ood", "cifar10"]
+    assert str(run_cli(*missing).exception).startswith("--test npz:none.npz: ")
 
 
 def test_ctrl_c_says_what_is_kept_and_how_to_go_on(monkeypatch, tmp_path, detector):

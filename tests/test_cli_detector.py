@@ -52,6 +52,16 @@ def test_info_tells_what_a_detector_is(folder):
     assert (plain["method"], plain["anchors"], plain["epochs"]) == ("msp", None, None)
 
 
+def test_info_of_a_detector_that_can_flag_nothing_is_valid_json_and_says_so(folder, tmp_path):
+    detector = kedge.load(folder / "msp.kedge").calibrate(torch.rand(5, 3, 10, 10))
+    detector.save(tmp_path / "few.kedge")
+    assert (
+        json.loads(run("info", tmp_path / "few.kedge", "--json").output, parse_constant=pytest.fail)["threshold"]
+        is None
+    )
+    assert "too few calibration images" in run("info", tmp_path / "few.kedge").output
+
+
 def test_info_is_readable_too(folder):
     text = run("info", folder / "amp.kedge").output
     assert re.search(r"method\s+amp", text)

@@ -28,7 +28,8 @@ def test_objects_are_one_line(detector, evaluation):
         torch.zeros(2000, 3, 8, 8, dtype=torch.uint8), torch.arange(2000), "n", tuple(map(str, range(2000)))
     )
     detections = detector(images(9)), detector(images(1))
-    for thing in (detector, detector.net, detector.calibration, large, *detections, evaluation):
+    of_one = evaluation.results["MSP"]
+    for thing in (detector, detector.net, detector.calibration, large, *detections, evaluation, of_one):
         assert "\n" not in repr(thing)
         assert len(repr(thing)) < 200
     assert repr(large) == "ImageSet('n', 2,000 images, 3 x 8 x 8, 2,000 classes)"
@@ -127,6 +128,8 @@ def test_completion_shows_verbs_and_options(detector, evaluation):
     assert {"fit", "calibrate", "score", "save", "plot", "shape", "net"} <= shown
     assert not [name for name in shown if name.startswith("_")]
     assert {"label", "is_ood", "to_pandas"} <= set(dir(detector(images(2))))
+    assert {"network", "features", "eval", "set_anchors"} <= set(dir(kedge.anchor(network())))
+    assert not {"register_buffer", "flexible_buffers"} & set(dir(detector.net))
     assert {"results", "ood_names", "plot", "to_pandas"} <= set(dir(evaluation))
     assert all(hasattr(evaluation, name) for name in dir(evaluation))
     assert not {"drawn", "apart", "known_in"} & set(dir(evaluation))

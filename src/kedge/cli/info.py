@@ -1,6 +1,7 @@
 """``kedge info``: describe a saved detector."""
 
 import json
+import math
 
 import typer
 from rich.markup import escape
@@ -24,6 +25,8 @@ def info(file: DetectorFile, as_json: AsJson = False) -> None:
     from kedge.io.facts import facts
 
     described = facts(file)
+    if described["threshold"] == math.inf:
+        described["threshold"] = None if as_json else "none: too few calibration images to flag any"
     if as_json:
         typer.echo(json.dumps(described, indent=1))
         return
