@@ -52,6 +52,7 @@ def test_info_tells_what_a_detector_is(folder):
     assert (plain["method"], plain["anchors"], plain["epochs"]) == ("msp", None, None)
 
 
+@pytest.mark.filterwarnings("ignore::kedge.errors.KedgeWarning")
 def test_info_of_a_detector_that_can_flag_nothing_is_valid_json_and_says_so(folder, tmp_path):
     detector = kedge.load(folder / "msp.kedge").calibrate(torch.rand(5, 3, 10, 10))
     detector.save(tmp_path / "few.kedge")
@@ -145,7 +146,7 @@ def test_evaluate_refuses_images_that_a_detector_was_calibrated_on(folder):
     done = run("evaluate", folder / "msp.kedge", *sets)
     assert isinstance(done.exception, InputError)
     assert "calibration image" in str(done.exception)
-    with pytest.raises(InputError, match="files must be different detectors"):
+    with pytest.raises(InputError, match="DETECTOR must be different detectors"):
         raise run("evaluate", folder / "msp.kedge", folder / "msp.kedge", *sets).exception
 
 
@@ -156,7 +157,7 @@ def test_evaluate_refuses_classes_that_are_not_the_detector_s(folder, tmp_path, 
     np.savez(tmp_path / "test.npz", x=greys(100, 3, 20), y=labels)
     sets = ["--test", f"npz:{tmp_path / 'test.npz'}", "--ood", f"npz:{folder / 'bright.npz'}"]
     words = (
-        "^--test must show the classes of 'msp', .* ant, bee, cow; 'test' has 1000" if label == 1000 else "^labels must"
+        "^--test must show the classes of 'msp', .* ant, bee, cow; 'test' has 1000" if label == 1000 else "^--test .*: labels must"
     )
     with pytest.raises(InputError, match=words):
         raise run("evaluate", folder / "msp.kedge", *sets).exception
