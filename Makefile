@@ -27,7 +27,7 @@ coverage: $(VENV)/.test  ## Lines and branches that the tests run, room by room;
 	$(BIN)/python -m coverage combine --quiet
 	$(BIN)/python -m coverage report
 
-e2e: $(VENV)/.e2e  ## Open the reports in a real browser (chromium); without one the tests are skipped and say so.
+e2e: $(VENV)/.e2e  ## Open the reports, the service and the site in a real browser (chromium); without one the tests are skipped and say so.
 	$(BIN)/python -m pytest -m e2e tests/e2e
 
 evidence: $(VENV)/.test  ## The slow tests.

@@ -56,7 +56,7 @@ def references() -> dict[str, list[str]]:
                 part = (node.module or alias.name).split(".")[0]
                 target = ".".join(filter(None, ["kedge", node.module, alias.name]))
                 parts[TITLES.get(part, "More")].append(target)
-    return {title: names for title, names in parts.items() if names}
+    return {title: sorted(names, key=str.lower) for title, names in parts.items() if names}
 
 
 def on_config(config: Any) -> Any:
@@ -139,11 +139,8 @@ def gallery() -> dict[str, str]:
     left = sorted({path.stem for path in (ROOT / "examples").glob("*.py")} - set(EXAMPLES))
     if left:
         raise ValueError(f"EXAMPLES in docs/hooks.py must have a title for {', '.join(left)}")
-    index = [
-        "# Examples",
-        "Each runs as it stands, and is run by a test that compares what it prints with these pages.",
-    ]
-    pages = {}
+    index = ["# Examples", "Each runs as it stands, and is run by a test that compares what it prints with these pages."]
+    pages, cards = {}, []
     for name, title in EXAMPLES.items():
         source = (ROOT / "examples" / f"{name}.py").read_text()
         words = _moved(ast.get_docstring(ast.parse(source)) or "", "examples/", f"gallery/{name}.md")
@@ -154,5 +151,7 @@ def gallery() -> dict[str, str]:
             parts += ["## Output", f"```text\n{output.read_text()}```"]
         parts += [f"![{path.stem.removeprefix(name)[1:]}]({path.name})" for path in drawn]
         pages[name] = "\n\n".join(parts)
-        index.append(f"- [{title}]({name}.md): {words.split(chr(10))[0]}")
-    return {"index": "\n\n".join([*index[:2], "\n".join(index[2:])]), **pages}
+        picture = f"    ![]({drawn[-1].name}){{ loading=lazy }}\n\n" if drawn else ""
+        cards.append(f"-   **[{title}]({name}.md)**\n\n{picture}    {words.split(chr(10))[0]}")
+    index += ['<div class="grid cards" markdown>', "\n\n".join(cards), "</div>"]
+    return {"index": "\n\n".join(index), **pages}
