@@ -541,3 +541,19 @@ def test_what_half_precision_holds_takes_half_the_room_and_comes_back_exactly(tm
         signed(tmp_path / "a", {"version": artifact.FORMAT_VERSION, "packed": packed}, {"tensor": torch.ones(1)})
         with pytest.raises(FileFormatError, match="damaged header"):
             artifact.read(tmp_path / "a")
+
+
+def test_memory_that_is_shared_is_copied_and_other_is_not(tmp_path, monkeypatch):
+    given = torch.arange(4000.0) + 0.1
+    tensors = {"whole": given, "again": given, "view": torch.ones(10)[3:5], "transposed": torch.rand(2, 3).T}
+    written = {}
+
+    def save(content, path, **options):
+        written.update(content)
+        save_file(content, path, **options)
+
+    monkeypatch.setattr(artifact, "save_file", save)
+    artifact.write(tmp_path / "a.kedge", {"kind": "example"}, tensors)
+    read = artifact.read(tmp_path / "a.kedge")[1]
+    assert all(read[name].equal(value) for name, value in tensors.items())
+    assert written["whole"].data_ptr() == given.data_ptr()  # a large bank is not held twice

@@ -20,6 +20,7 @@ from kedge.io.schema import check
 FORMAT_VERSION = 3
 SHIPPED = Path(__file__).parent.parent / "shipped"
 _KEY = "kedge"
+_AT_ONCE = 2**24  # numbers that are looked at together, so that a large bank is not copied
 _WORTH_PACKING = 1024  # numbers; below it a tensor is small whatever it is stored in
 
 
@@ -44,7 +45,7 @@ def write(path: str | os.PathLike[str], header: Mapping[str, Any], tensors: Mapp
         >>> read_header(path)["kind"], read(path)[1]["x"]
         ('example', tensor([1., 1.]))
     """
-    content = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
+    content = _apart({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()})
     packed = sorted(name for name, tensor in content.items() if _fits_half(tensor))
     content |= {name: content[name].half() for name in packed}
     body = {"version": FORMAT_VERSION, **header, "packed": packed}
@@ -130,9 +131,21 @@ def part(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Any]:
     return {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
 
 
+def _apart(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors, those copied that are part of larger memory or share it, which safetensors refuses."""
+    seen: set[int] = set()
+    result = {}
+    for name, tensor in tensors.items():
+        memory = tensor.untyped_storage()
+        whole = memory.nbytes() == tensor.numel() * tensor.element_size() and memory.data_ptr() not in seen
+        seen.add(memory.data_ptr())
+        result[name] = tensor if whole else tensor.clone()
+    return result
+
+
 def _fits_half(tensor: Tensor) -> bool:
     worth = tensor.dtype == torch.float32 and tensor.numel() >= _WORTH_PACKING
-    return worth and torch.equal(tensor.half().float(), tensor)
+    return worth and all(torch.equal(part.half().float(), part) for part in tensor.reshape(-1).split(_AT_ONCE))
 
 
 def _digest(header: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> str:
@@ -140,5 +153,5 @@ def _digest(header: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> str:
     for name in sorted(tensors):
         tensor = tensors[name].contiguous()
         digest.update(f"\n{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
-        digest.update(tensor.reshape(-1).view(torch.uint8).numpy().tobytes())
+        digest.update(tensor.reshape(-1).view(torch.uint8).numpy())
     return digest.hexdigest()
