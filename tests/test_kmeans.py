@@ -5,8 +5,8 @@ import pytest
 import torch
 from sklearn.cluster import KMeans
 
-from kedge.detectors.trained import kmeans as module
-from kedge.detectors.trained.kmeans import kmeans
+from kedge.detectors import kmeans as module
+from kedge.detectors.kmeans import kmeans
 from kedge.errors import InputError
 
 

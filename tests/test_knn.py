@@ -11,8 +11,10 @@ from torch import nn
 
 import kedge
 from helpers import images, layer_maps, network, penultimate
-from kedge.detectors import knn
-from kedge.detectors.knn import KNN, kth_distance, sample_rows
+from kedge.detectors import search
+from kedge.detectors.bank import sample_rows
+from kedge.detectors.knn import KNN
+from kedge.detectors.search import kth_distance
 from kedge.errors import ArchitectureError, InputError
 
 
@@ -87,8 +89,8 @@ def test_a_large_bank_in_single_precision_gives_the_distances_of_double_precisio
     centre = torch.randn(1, 48, generator=generator)
     bank = torch.nn.functional.normalize(centre + spread * torch.randn(3000, 48, generator=generator), dim=1)
     queries = torch.cat([bank[:3], torch.nn.functional.normalize(torch.randn(5, 48, generator=generator), dim=1)])
-    done, again = knn._kth_in_double, []
-    monkeypatch.setattr(knn, "_kth_in_double", lambda q, *rest: again.append(len(q)) or done(q, *rest))
+    done, again = search._kth_in_double, []
+    monkeypatch.setattr(search, "_kth_in_double", lambda q, *rest: again.append(len(q)) or done(q, *rest))
     for k in (1, 50):
         expected = torch.cdist(queries.double(), bank.double(), compute_mode="donot_use_mm_for_euclid_dist")
         assert kth_distance(queries, bank, k).allclose(expected.sort(dim=1).values[:, k - 1], rtol=1e-9, atol=1e-12)
@@ -100,8 +102,8 @@ def test_a_bank_in_pieces_gives_the_same_neighbours(monkeypatch):
     for k in (1, 7, 50):
         whole = kth_distance(queries, bank, k)
         with monkeypatch.context() as small:
-            small.setattr(knn, "ROWS", 4)
-            small.setattr(knn, "QUERIES", 3)
+            small.setattr(search, "ROWS", 4)
+            small.setattr(search, "QUERIES", 3)
             assert kth_distance(queries, bank, k).allclose(whole, rtol=0, atol=1e-12)
         expected = NearestNeighbors(n_neighbors=k).fit(bank.numpy()).kneighbors(queries.numpy())[0][:, -1]
         assert whole.tolist() == pytest.approx(expected.tolist(), abs=1e-9)

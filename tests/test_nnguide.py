@@ -6,7 +6,7 @@ import torch
 from scipy.special import logsumexp
 
 from helpers import images, network, penultimate, vector_network
-from kedge.detectors import knn
+from kedge.detectors import search
 from kedge.detectors.nnguide import NNGuide
 
 
@@ -46,8 +46,8 @@ def test_a_bank_in_pieces_gives_the_same_scores(monkeypatch):
     net, x = network(dtype=torch.float64), images(9, seed=1)
     detector = NNGuide(net, k=7).fit(images(60))
     whole = detector.score(x)
-    monkeypatch.setattr(knn, "ROWS", 4)
-    monkeypatch.setattr(knn, "QUERIES", 3)
+    monkeypatch.setattr(search, "ROWS", 4)
+    monkeypatch.setattr(search, "QUERIES", 3)
     assert detector.score(x).allclose(whole, rtol=1e-12)
 
 

@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader
 
 import kedge
 from helpers import images, labelled
-from kedge.detectors.trained.kmeans import kmeans
+from kedge.detectors.kmeans import kmeans
 from kedge.detectors.trained.udg import UDG, filter_known
 from kedge.errors import InputError
 from kedge.pixels import to_unit

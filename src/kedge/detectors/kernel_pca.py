@@ -11,8 +11,8 @@ from kedge.checks import at_least, between
 from kedge.detectors.base import Outputs
 from kedge.detectors.features import FeatureDetector, TrainingFeatures
 from kedge.detectors.gaussians import ClassStatistics
-from kedge.detectors.knn import directions
 from kedge.detectors.registry import register
+from kedge.detectors.search import directions
 
 VARIANCES = (0.5, 0.7, 0.8, 0.85, 0.9, 0.95, 0.99)
 

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from kedge.data import Features, ImageSet, Preprocess, StreamedSet
 from kedge.detectors.extraction import Extraction, extract
-from kedge.detectors.knn import directions, largest
+from kedge.detectors.search import directions, largest
 from kedge.models.classifier import as_classifier
 
 KEPT = 2000  # training images that are searched, a random sample of more

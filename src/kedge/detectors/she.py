@@ -7,10 +7,11 @@ import torch
 from torch import Tensor, nn
 
 from kedge.checks import at_least, between, one_of
+from kedge.detectors.bank import sample_rows
 from kedge.detectors.base import Outputs
 from kedge.detectors.features import FeatureDetector, TrainingFeatures
-from kedge.detectors.knn import ROWS, sample_rows
 from kedge.detectors.registry import register
+from kedge.detectors.search import ROWS
 from kedge.errors import InputError
 
 PATTERNS = ("mean", "all")

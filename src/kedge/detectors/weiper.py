@@ -8,9 +8,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from kedge.checks import at_least, between
+from kedge.detectors.bank import sample_rows
 from kedge.detectors.base import Outputs
 from kedge.detectors.features import FeatureDetector, TrainingFeatures
-from kedge.detectors.knn import sample_rows
 from kedge.detectors.registry import register
 from kedge.seeds import mix_seed
 

@@ -11,6 +11,7 @@ from kedge.anchoring import Anchored
 from kedge.anchoring.layer import AnchoredLayer
 from kedge.anchoring.tta import view
 from kedge.detectors import Combined, Detector, Outputs
+from kedge.detectors.bank import BankDetector
 from kedge.detectors.inference import reads_logits_alone
 from kedge.errors import InputError
 from kedge.models.classifier import Classifier, logits_of
@@ -162,6 +163,12 @@ def check_exportable(detector: Detector) -> None:
         raise InputError(
             "detector must be a function of the logits, or of them and the input of the last layer, such as AMP, "
             f"MSP or KNN; got {type(detector).__name__}, which reads more of the network: run it with kedge"
+        )
+    parts = detector.parts if isinstance(detector, Combined) else [detector]
+    if any(isinstance(part, BankDetector) and part.inverted_file is not None for part in parts):
+        raise InputError(
+            "detector must compare with its bank exactly, since an ONNX file cannot search an index; fit it with "
+            'index="exact", and with limit= to keep the file small, or run it with kedge'
         )
     if type(net) not in (Classifier, Anchored):
         raise InputError(f"detector must have one network; got {type(net).__name__}: export one of its members")

@@ -12,9 +12,9 @@ from torch.utils.data import DataLoader
 
 from kedge.checks import at_least, between
 from kedge.data import Preprocess, batches
+from kedge.detectors.kmeans import kmeans
 from kedge.detectors.registry import register
 from kedge.detectors.trained.base import LogitTrainedDetector, MethodLoss
-from kedge.detectors.trained.kmeans import kmeans
 from kedge.errors import InputError
 from kedge.models.classifier import Classifier, evaluating
 from kedge.models.conversion import convert, head_conversion

@@ -50,7 +50,7 @@ def kmeans(
         raise InputError(f"centres must be (k, d), ({k}, {points.shape[1]}) here; got {shape_of(centres)}")
     else:
         centres = centres.to(points) - middle
-    groups = _nearest(points, centres)
+    groups = nearest(points, centres)
     for _ in range(steps):
         groups_before = groups
         groups = _fill_empty(points, centres, groups)
@@ -58,13 +58,13 @@ def kmeans(
         for rows, numbers in zip(points.split(2**16), groups.split(2**16), strict=True):
             sums.index_add_(0, numbers, rows.double())
         centres = (sums / torch.bincount(groups, minlength=k)[:, None]).to(points)
-        groups = _nearest(points, centres)
+        groups = nearest(points, centres)
         if groups.equal(groups_before):
             break
     return groups, centres + middle
 
 
-def _nearest(points: Tensor, centres: Tensor) -> Tensor:
+def nearest(points: Tensor, centres: Tensor) -> Tensor:
     """The group of the nearest centre, (N,); the first of equals."""
     lengths = centres.square().sum(dim=1)  # (k,)
     parts = points.split(max(1, BLOCK // len(centres)))
