@@ -250,6 +250,8 @@ def filled(text: str) -> str:
         "batches of AMP": ("amp-batches", times),
         "waiting": ("scoring-photos", waiting),
         "requests": ("serving-photos", requests),
+        "neighbours": ("neighbours", neighbours),
+        "neighbours found": ("neighbours", neighbours_found),
         "start": ("startup", start),
         "peers, inference": ("inference-peers", peers_in_passes),
         "leaderboard": ("default", beside_leaderboard),
@@ -541,6 +543,31 @@ def requests(known: Mapping[str, Any]) -> str:
         rows.append([str(level["clients"]), f"{level['service']:.0f}", *cells, *times, memory, str(level["errors"])])
     heads = [f"service / {name}" for name in names]
     return markdown(["clients", "images/s", *heads, "p50, ms", "p99, ms", "MB", "errors"], rows)
+
+
+def neighbours(known: Mapping[str, Any]) -> str:
+    """What a query of a large bank costs by exact scan and by index."""
+    rows = []
+    for of in known["banks"]:
+        spans = [of["ratios"][way] for way in ("exact scan", "index")]
+        cells = [f"{each['median']:.2f} ({each['low']:.2f} to {each['high']:.2f})" for each in spans]
+        cells += [f"{of['index']['probes']:,} of {of['index']['cells']:,}", f"{of['index']['count']:,}"]
+        cells += [f"{of['seconds']['build']:.0f}", f"{of['MB']['bank']:,.0f} + {of['MB']['index']:,.0f}"]
+        rows.append([of["method"], f"{of['rows']:,}", *cells])
+    heads = ["method", "rows", "exact scan / pass", "index / pass", "cells", "candidates", "built in, s"]
+    return markdown([*heads, "MB of bank + index"], rows)
+
+
+def neighbours_found(known: Mapping[str, Any]) -> str:
+    """The recall of the index by kind of image, and AUROC with the exact scan and with the index."""
+    rows = []
+    for of in known["banks"]:
+        for kind, recall in of["recall"].items():
+            areas = [
+                f"{of[f'auroc {way}'][kind]:.2f}" if kind in of["auroc exact"] else "" for way in ("exact", "index")
+            ]
+            rows.append([of["method"], f"{of['rows']:,}", kind, f"{100 * recall:.1f}", *areas])
+    return markdown(["method", "rows", "images", "recall, %", "AUROC, exact", "AUROC, index"], rows)
 
 
 def start(known: Mapping[str, Any]) -> str:
