@@ -3,6 +3,7 @@
 import math
 import threading
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -11,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from kedge.anchoring import inner, survey
-from kedge.anchoring.corruption import FeatureNoise, Transform
+from kedge.anchoring.corruption import FeatureNoise, corrupted_anchors
 from kedge.anchoring.layer import AnchoredLayer, Call, Folded, Pairs, calling, check_affine
 from kedge.anchoring.options import AnchoringOptions, Draw
 from kedge.anchoring.sampling import choose_per_image
@@ -20,7 +21,6 @@ from kedge.checks import at_least, finite, one_of, shape_of
 from kedge.errors import ArchitectureError, FileFormatError, InputError, NotReadyError
 from kedge.models.classifier import Classifier, evaluating, logits_of
 from kedge.models.features import read_features
-from kedge.seeds import mix_seed, seeded
 from kedge.threads import last_cache
 
 DEFAULT_CACHE = 32 * 2**20  # bytes, if the size of the processor's cache is unknown
@@ -234,32 +234,20 @@ class Anchored(Classifier):
             raise InputError(f"among must hold x from row {first} on; x is {shape_of(x)} and among {shape_of(among)}")
         self.check(x)
         self.batches_seen += 1
-        options = self.options
-        seed = mix_seed(options.seed, self.batches_seen)
-        generator = torch.Generator().manual_seed(seed)
-
-        def drawn(p: float) -> Tensor:
-            return (torch.rand(len(among), generator=generator) < p).to(x.device)
-
-        permutation = torch.randperm(len(among), generator=generator).to(x.device)
-        masked = drawn(options.mask)
-        per_sample = drawn(1 / options.every) if options.per_sample else None
-        due = self.batches_seen % options.every == 0 if per_sample is None else bool(per_sample.any())
-        corruption = options.transform(x.ndim) if due and self.corrupting else None
-        rows = slice(first, first + len(x))
-        self.draw = Draw(
-            permutation[rows], corruption is not None, masked[rows], None if per_sample is None else per_sample[rows]
-        )
-        normalised, anchors = self.normalise(x), among[permutation]
-        call = Pairs(self.draw.permutation, masked=self.draw.masked if options.mask > 0 else None)
+        seed, rows = self.options.seed_of(self.batches_seen), slice(first, first + len(x))
+        whole = self.options.draw(self.batches_seen, len(among), x.device)
+        corruption = self.options.transform(x.ndim) if whole.corrupted and self.corrupting else None
+        self.draw = replace(whole.of(rows), corrupted=corruption is not None)
+        normalised, anchors = self.normalise(x), among[whole.permutation]
+        call = Pairs(self.draw.permutation, masked=self.draw.masked if self.options.mask > 0 else None)
         if len(among) != len(x):
             call.clean = self._at_layer(anchors[rows], normalised)
         if isinstance(corruption, FeatureNoise):
             chosen = self.draw.per_sample
-            call.corrupt = partial(_corrupted, corruption, seed=seed, chosen=chosen, all_together=True)
+            call.corrupt = partial(corrupted_anchors, corruption, seed=seed, chosen=chosen, all_together=True)
         elif corruption is not None:
             anchors = self.as_input(anchors) if anchors.dtype == torch.uint8 else anchors
-            corrupted = _corrupted(corruption, anchors, seed=seed, chosen=per_sample)
+            corrupted = corrupted_anchors(corruption, anchors, seed=seed, chosen=whole.per_sample)
             call.corrupted = self._at_layer(corrupted[rows], normalised)
         with calling(call):
             logits = logits_of(self.network(normalised))
@@ -400,21 +388,6 @@ class Anchored(Classifier):
             raise FileFormatError(f"the state of an anchored network must be {expected}; got {state.tolist()}")
         self.batches_seen, self.per_image = seen, per_image or None
         self.anchors_version += 1
-
-
-def _corrupted(
-    corruption: Transform, anchors: Tensor, *, seed: int, chosen: Tensor | None, all_together: bool = False
-) -> Tensor:
-    """T of all anchors or of the ``chosen`` ones; ``all_together`` if it depends on the others."""
-    taken = anchors if chosen is None or all_together else anchors[chosen]
-    with seeded(seed):
-        corrupted = corruption(taken)
-    if shape_of(corrupted) != shape_of(taken):
-        raise InputError(f"corruption must keep the shape {shape_of(taken)}, got {shape_of(corrupted)}")
-    if chosen is None:
-        return corrupted
-    corrupted = corrupted[chosen] if all_together else corrupted
-    return anchors.index_put((chosen,), corrupted.to(anchors.dtype))
 
 
 def _same(state: Sequence[Tensor], kept: Sequence[Tensor]) -> bool:

@@ -3,13 +3,14 @@
 import functools
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from kedge.checks import between
+from kedge.checks import between, shape_of
 from kedge.errors import InputError
+from kedge.seeds import seeded
 
 Transform = Callable[[Tensor], Tensor]
 
@@ -83,7 +84,6 @@ class FeatureNoise:
     """
 
     scale: float = 0.5
-    at_layer: ClassVar[bool] = True  # rather than on images
 
     def __post_init__(self) -> None:
         between("scale", self.scale, 0, 100)
@@ -120,6 +120,21 @@ class FeatureViews:
 
 def _keys(features: Tensor) -> list[bytes]:
     return [row.tobytes() for row in features.detach().cpu().numpy()]
+
+
+def corrupted_anchors(
+    corruption: Transform, anchors: Tensor, *, seed: int, chosen: Tensor | None, all_together: bool = False
+) -> Tensor:
+    """T of all anchors or of the ``chosen`` ones; ``all_together`` if it depends on the others."""
+    taken = anchors if chosen is None or all_together else anchors[chosen]
+    with seeded(seed):
+        corrupted = corruption(taken)
+    if shape_of(corrupted) != shape_of(taken):
+        raise InputError(f"corruption must keep the shape {shape_of(taken)}, got {shape_of(corrupted)}")
+    if chosen is None:
+        return corrupted
+    corrupted = corrupted[chosen] if all_together else corrupted
+    return anchors.index_put((chosen,), corrupted.to(anchors.dtype))
 
 
 def describe_corruption(corruption: str | Transform | None) -> Any:

@@ -2,11 +2,13 @@
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from kedge.anchoring.corruption import Corruption, Transform
 from kedge.checks import at_least, between, one_of
 from kedge.errors import InputError
+from kedge.seeds import mix_seed
 
 DEFAULT_K = 5  # anchors in evaluation, as in the paper
 MASK_TARGETS = ("label", "uniform")
@@ -56,6 +58,22 @@ class AnchoringOptions:
             return CORRUPTIONS[self.corruption] if ndim == 4 else None
         return self.corruption
 
+    def seed_of(self, number: int) -> int:
+        """The seed of the training batch with a number."""
+        return mix_seed(self.seed, number)
+
+    def draw(self, number: int, size: int, device: torch.device) -> "Draw":
+        """The draws of the training batch with a number, of so many images, if T acts where it is due."""
+        generator = torch.Generator().manual_seed(self.seed_of(number))
+
+        def drawn(p: float) -> Tensor:
+            return (torch.rand(size, generator=generator) < p).to(device)
+
+        permutation, masked = torch.randperm(size, generator=generator).to(device), drawn(self.mask)
+        per_sample = drawn(1 / self.every) if self.per_sample else None
+        due = number % self.every == 0 if per_sample is None else bool(per_sample.any())
+        return Draw(permutation, due, masked, per_sample)
+
 
 # The training that goes with each variant of `kedge.AMP`.
 VARIANTS = {
@@ -73,3 +91,8 @@ class Draw:
     corrupted: bool
     masked: Tensor
     per_sample: Tensor | None = None
+
+    def of(self, rows: slice) -> "Draw":
+        """Those of some images of the batch."""
+        per_sample = None if self.per_sample is None else self.per_sample[rows]
+        return Draw(self.permutation[rows], self.corrupted, self.masked[rows], per_sample)
