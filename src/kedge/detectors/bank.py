@@ -35,7 +35,7 @@ class BankDetector(FeatureDetector):
 
     distances: ClassVar[bool]  # whether the nearest rows are those at the least distance, or with the largest product
     INDEXED: ClassVar[int] = 50_000
-    learned = ("bank",)
+    learned: tuple[str, ...] = ("bank",)
     k: Any
 
     def __init__(

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -51,10 +52,10 @@ class InvertedFile:
     count: int
     least: int
     recall: float
-    _bounds: list[int] = field(init=False, repr=False)
+    _cells: tuple[Tensor, ...] = field(init=False, repr=False)  # the rows of each
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "_bounds", self.starts.tolist())
+        object.__setattr__(self, "_cells", self.rows.split(self.starts.diff().tolist()))
 
     def __repr__(self) -> str:
         cells = len(self.centres)
@@ -64,19 +65,19 @@ class InvertedFile:
         """The same on a device."""
         if self.rows.device == device:
             return self
-        parts = {name: value.to(device) for name, value in self._tensors().items()}
-        return InvertedFile(**parts, **{name: getattr(self, name) for name in NUMBERS})
+        parts: dict[str, Any] = {name: value.to(device) for name, value in self._tensors().items()}
+        return replace(self, **parts)
 
     def candidates(self, query: Tensor) -> Tensor:
         """The numbers of the candidates for a query (d,), the best by their projections first."""
         q = self._projected(query)
         ranked = (self.centres @ q).argsort(descending=True, stable=True)
         cells = ranked[: self.probes].tolist()
-        sizes = [self._bounds[cell + 1] - self._bounds[cell] for cell in cells]
+        sizes = [len(self._cells[cell]) for cell in cells]
         while sum(sizes) < self.least:
             cells.append(int(ranked[len(cells)]))
-            sizes.append(self._bounds[cells[-1] + 1] - self._bounds[cells[-1]])
-        products = torch.cat([self.rows[self._bounds[cell] : self._bounds[cell + 1]] @ q for cell in cells])
+            sizes.append(len(self._cells[cells[-1]]))
+        products = torch.cat([self._cells[cell].mv(q) for cell in cells])
         best = products.topk(min(self.count, len(products))).indices
         each = torch.tensor(sizes, device=best.device)
         ends = each.cumsum(0)
@@ -206,7 +207,8 @@ def principal(sample: Tensor, width: int) -> Tensor:
     moments = torch.zeros(sample.shape[1], sample.shape[1], dtype=torch.float64, device=sample.device)
     for part in sample.split(BLOCK // 4):
         moments += part.double().T @ part.double()
-    return torch.linalg.eigh(moments).eigenvectors[:, -width:].flip(1).float().contiguous()
+    directions: Tensor = torch.linalg.eigh(moments).eigenvectors[:, -width:].flip(1)
+    return directions.float().contiguous()
 
 
 def _reduced(rows: Tensor, projection: Tensor, distances: bool) -> Tensor:

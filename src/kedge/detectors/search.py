@@ -35,7 +35,7 @@ def _kth_by_scan(q: Tensor, bank: Tensor, k: int) -> Tensor:
 
     def closeness(q: Tensor, rows: Tensor) -> Tensor:
         nonlocal longest
-        squares = torch.linalg.vector_norm(rows, dim=1).square()
+        squares: Tensor = torch.linalg.vector_norm(rows, dim=1).square()
         longest = torch.maximum(longest, squares.max())
         return 2 * q @ rows.T - (q * q).sum(dim=1, keepdim=True) - squares
 
