@@ -8,9 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from kedge.checks import at_least, one_of
-from kedge.detectors import inverted_file
 from kedge.detectors.features import FeatureDetector
-from kedge.detectors.inverted_file import InvertedFile
+from kedge.detectors.inverted_file import InvertedFile, build_inverted_file
 from kedge.detectors.search import directions
 from kedge.errors import FileFormatError
 from kedge.io.artifact import part as part_of
@@ -75,7 +74,7 @@ class BankDetector(FeatureDetector):
         """Build the index of the bank, if it has one."""
         self.inverted_file = None
         if self.index == "ivf" or (self.index == "auto" and len(self.bank) >= self.INDEXED):
-            self.inverted_file = inverted_file.build(
+            self.inverted_file = build_inverted_file(
                 self.bank, self.k, distances=self.distances, probes=self.given_probes, seed=self.seed
             )
 

@@ -118,7 +118,9 @@ class InvertedFile:
         return torch.cat([q, q.new_ones(1)])  # (p + 1,)
 
 
-def build(bank: Tensor, k: int, *, distances: bool, probes: int | None = None, seed: int = 0) -> InvertedFile:
+def build_inverted_file(
+    bank: Tensor, k: int, *, distances: bool, probes: int | None = None, seed: int = 0
+) -> InvertedFile:
     """An inverted file of a bank (N, d), which is neither copied nor changed, for the k nearest rows.
 
     Cells are probed until the recall on rows of the bank, each without itself, is at least `RECALL`.
