@@ -156,9 +156,8 @@ def test_evaluate_refuses_classes_that_are_not_the_detector_s(folder, tmp_path, 
     labels[3] = label
     np.savez(tmp_path / "test.npz", x=greys(100, 3, 20), y=labels)
     sets = ["--test", f"npz:{tmp_path / 'test.npz'}", "--ood", f"npz:{folder / 'bright.npz'}"]
-    words = (
-        "^--test must show the classes of 'msp', .* ant, bee, cow; 'test' has 1000" if label == 1000 else "^--test .*: labels must"
-    )
+    words = "^--test must show the classes of 'msp', .* ant, bee, cow; 'test' has 1000"
+    words = words if label == 1000 else "^--test .*: labels must"
     with pytest.raises(InputError, match=words):
         raise run("evaluate", folder / "msp.kedge", *sets).exception
 

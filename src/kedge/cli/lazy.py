@@ -63,12 +63,12 @@ def laid_out(text: str, before: str = "\n") -> str:
     r"""A docstring with a line for each paragraph and each example, and ``before`` a group of examples.
 
     Example:
-        >>> print(laid_out("One\ntwo.\n\nFor example:\n\n    kedge a\n\n    kedge b"))
+        >>> print(laid_out("One\ntwo.\n\nFor example:\n\n    kedge data list\n\n    kedge info cifar10"))
         One two.
         <BLANKLINE>
         For example:
-        kedge a
-        kedge b
+        kedge data list
+        kedge info cifar10
     """
     lines, example = "", False
     for block in cleandoc(text).split("\n\n"):

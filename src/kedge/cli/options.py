@@ -104,9 +104,10 @@ def spread(command: Callable[..., None]) -> Callable[..., None]:
     parameters: list[inspect.Parameter] = []
     groups: dict[str, Any] = {}
     for parameter in signature.parameters.values():
-        if is_dataclass(parameter.annotation):
-            groups[parameter.name] = parameter.annotation
-            parameters.extend(inspect.signature(parameter.annotation, eval_str=True).parameters.values())
+        kind: Any = parameter.annotation
+        if is_dataclass(kind):
+            groups[parameter.name] = kind
+            parameters.extend(inspect.signature(kind, eval_str=True).parameters.values())
         else:
             parameters.append(parameter)
     if not groups:
@@ -118,7 +119,7 @@ def spread(command: Callable[..., None]) -> Callable[..., None]:
             values[name] = kind(**{field.name: values.pop(field.name) for field in fields(kind)})
         command(**values)
 
-    del run.__wrapped__  # type: ignore[attr-defined]  # or its signature would be read
+    del run.__wrapped__  # or its signature would be read
     together = [each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for each in parameters]
     run.__signature__ = signature.replace(parameters=together)  # type: ignore[attr-defined]
     run.__annotations__ = {each.name: each.annotation for each in together}
