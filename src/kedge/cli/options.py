@@ -105,7 +105,7 @@ def spread(command: Callable[..., None]) -> Callable[..., None]:
     groups: dict[str, Any] = {}
     for parameter in signature.parameters.values():
         kind: Any = parameter.annotation
-        if is_dataclass(kind):
+        if isinstance(kind, type) and is_dataclass(kind):
             groups[parameter.name] = kind
             parameters.extend(inspect.signature(kind, eval_str=True).parameters.values())
         else:
