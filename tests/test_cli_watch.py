@@ -104,7 +104,7 @@ def test_rows_with_an_error_are_left_out_and_names_without_a_suffix_need_a_forma
     write(tmp_path / "rows.jsonl", [0.1, 0.2], errors=["a", "b"])
     assert watched(folder, tmp_path / "rows.jsonl")["images"] == 2
     write(tmp_path / "none.jsonl", [], errors=["a"])
-    with pytest.raises(InputError, match="rows must hold at least one score"):
+    with pytest.raises(InputError, match="ROWS must hold at least one score"):
         raise watch(folder, tmp_path / "none.jsonl").exception
     rows = (tmp_path / "rows.jsonl").rename(tmp_path / "rows\x1b[2J")
     with pytest.raises(InputError, match=r"format must be one of .*: name it with --format"):
@@ -161,7 +161,7 @@ def test_rows_of_another_detector_are_refused(folder, tmp_path):
     ):
         file.write_bytes(line(score=1.0, detector=identity) + b"\n" + line(score=2.0, **values))
         if not accepted:
-            with pytest.raises(InputError, match=r"rows must be of .*msp\.kedge, .*a\.png has .*--any-detector"):
+            with pytest.raises(InputError, match=r"ROWS must be of .*msp\.kedge, .*a\.png has .*--any-detector"):
                 raise watch(folder, file).exception
             assert not (tmp_path / "rows-drift.html").exists()
         assert watched(folder, file, *([] if accepted else ["--any-detector"]))["images"] == 2
@@ -172,7 +172,7 @@ def test_rows_of_another_detector_are_refused(folder, tmp_path):
     score_files(folder / "msp.kedge", [str(tmp_path)], tmp_path / "a.csv")
     assert watched(folder, tmp_path / "a.csv")["images"] == 3
     kedge.load(folder / "msp.kedge").calibrate(images(50, side=16, seed=2)).save(tmp_path / "anew.kedge")
-    with pytest.raises(InputError, match="rows must be of"):
+    with pytest.raises(InputError, match="ROWS must be of"):
         raise watch(tmp_path, tmp_path / "a.csv", detector="anew").exception
 
 
