@@ -279,7 +279,7 @@ def test_a_decompression_bomb_is_refused(tmp_path, monkeypatch, limit):
     """Pillow raises at twice its limit and only warns above it; kedge refuses both."""
     (tmp_path / "bomb.png").write_bytes(png())  # 1,200 pixels
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", limit)
-    refused(InputError, r"bomb\.png cannot be read as an image: .*decompression bomb", RULE, tmp_path / "bomb.png")
+    refused(InputError, r"bomb\.png cannot be read as an image: .*pixels", RULE, tmp_path / "bomb.png")
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 1200)
     assert RULE(tmp_path / "bomb.png").shape == (3, 8, 8)
 

@@ -1,5 +1,6 @@
 """The service's page in a real browser: by mouse, by keyboard, on a phone, in the dark."""
 
+import csv
 import os
 
 import pytest
@@ -93,6 +94,25 @@ def test_more_images_are_flagged_at_a_larger_alpha_and_the_detector_s_own_verdic
     for _ in range(5):
         page.keyboard.press("ArrowRight")
     assert page.locator("#recent b").all_inner_texts() == verdicts
+
+
+def test_verdicts_are_put_in_the_order_of_their_scores_and_downloaded(address, visit, tmp_path):
+    page = visit(address).page
+    page.wait_for_selector("#examples button")
+    images = page.locator("#examples button").count()
+    page.click("#all")
+    page.locator("#recent li").nth(images - 1).wait_for()
+    with page.expect_download() as download:
+        page.click("#table")
+    download.value.save_as(tmp_path / "verdicts.csv")
+    with (tmp_path / "verdicts.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [row["name"] for row in rows] == page.locator("#recent span:last-child").all_inner_texts()
+    assert sum(row["is_ood"] == "true" for row in rows) == page.locator("#recent .out").count()
+    assert all(bool(row["reason"]) == (row["is_ood"] == "true") for row in rows)
+    page.select_option("#order", "scores")
+    rows.sort(key=lambda row: -float(row["score"]))
+    assert [row["name"] for row in rows] == page.locator("#recent span:last-child").all_inner_texts()
 
 
 def test_it_works_by_keyboard(address, visit):

@@ -94,7 +94,7 @@ def _check(image: Image.Image, file: BinaryIO, max_pixels: int | None) -> None:
     limit = min((n for n in (max_pixels, Image.MAX_IMAGE_PIXELS) if n is not None), default=math.inf)
     if image.width * image.height > limit:  # Pillow itself only warns
         size = f"{image.width} x {image.height}"
-        raise InputError(f"it must have at most {limit:,} pixels; got {size}: a decompression bomb?")
+        raise InputError(f"it must have at most {limit:,} pixels; got {size}")
     if image.format in PROGRAMS:
         raise InputError(f"{image.format} files are programs, which are not run")
     if image.format in ("JPEG", "MPO") and scans(file) > MAX_SCANS:
