@@ -3,9 +3,11 @@
 from functools import partial
 
 import pytest
+from fastapi.testclient import TestClient
 
 import kedge
 from helpers import network, picture
+from kedge.cli.serve import require_service
 from kedge.cli.terminal import Console
 from kedge.errors import InputError, NotReadyError
 from kedge.studies import demo_photos, photo_tasks
@@ -69,9 +71,16 @@ def test_without_photographs_or_the_network_it_says_what_is_missing(birds, tmp_p
 def test_the_command_writes_a_detector_a_report_and_images_to_try_them_on(birds, tmp_path, capsys):
     out = tmp_path / "out"
     out.mkdir()
-    demo._run_photos(demo_photos.demo_photographs(birds, None), out, 0, None, Console())
-    assert sorted(path.name for path in out.iterdir()) == ["photographs", "photos.html", "photos.kedge"]
+    demo._run_photos(demo_photos.demo_photographs(birds, None), out, 0, birds, None, Console())
+    assert sorted(path.name for path in out.iterdir()) == ["photographs", "photos.html", "photos.json", "photos.kedge"]
     printed = capsys.readouterr().out
     assert f"kedge score {out / 'photos.kedge'} {out / 'photographs'}" in printed
     assert "3 classes, trained on 81 photographs" in printed
     assert "birds, other classes" in (out / "photos.html").read_text()
+    with TestClient(demo._app(out, None, require_service())) as http:
+        assert http.get("/v1/info").json()["classes"] == ["ant", "cod", "eel"]
+        assert len(http.get("/v1/background").json()["examples"]) >= 24
+        image = (tmp_path / "birds" / "ant" / "0.png").read_bytes()
+        answer = http.post("/v1/explain", content=image, headers={"Content-Type": "image/png"}).json()
+    assert {each["name"] for each in answer["nearest"]} <= {"ant", "cod", "eel"}
+    assert len(answer["nearest"]) == 4

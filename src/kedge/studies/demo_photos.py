@@ -28,6 +28,16 @@ INTRO = (
 
 
 @dataclass(frozen=True)
+class PhotoSets:
+    """The photographs of known classes, in three parts, and others."""
+
+    fitted: StreamedSet
+    held_out: StreamedSet
+    test: StreamedSet
+    others: tuple[StreamedSet, ...]
+
+
+@dataclass(frozen=True)
 class PhotoDemo:
     """What `run_photo_demo` gives: the default detector, the evaluation, and the photographs that it was fitted on."""
 
@@ -65,23 +75,29 @@ def demo_photographs(folder: Path | None, data_dir: Path | None) -> StreamedSet:
     )
 
 
-def run_photo_demo(images: StreamedSet, data_dir: Path | None, *, seed: int = 0) -> PhotoDemo:
-    """Learn the classes at even positions, and evaluate the default detector and MSP on other photographs."""
+def photo_sets(images: StreamedSet, data_dir: Path | None, *, seed: int = 0) -> PhotoSets:
+    """The classes at even positions are known; the others and sets of other kinds are not."""
     known, near = class_split(images)
     known = of_classes(known, range(min(CLASSES, len(known.classes))))
     assert known.labels is not None
     known = known.subset(first_of_each(known.labels, [PER_CLASS] * len(known.classes)))
-    fit, held_out, test = split(known, seed)
+    others = (_unlabelled(some(each, OTHERS)) for each in (near, *_far(images.name, data_dir)))
+    return PhotoSets(*split(known, seed), tuple(others))
+
+
+def run_photo_demo(images: StreamedSet, data_dir: Path | None, *, seed: int = 0) -> PhotoDemo:
+    """Learn some of the classes, and evaluate the default detector and MSP on other photographs."""
+    sets = photo_sets(images, data_dir, seed=seed)
     backbone, center = photo_tasks.lite0(), photo_tasks.CENTER
-    features = extract(backbone, fit, preprocess=center)
+    features = extract(backbone, sets.fitted, preprocess=center)
     net = linear_head(backbone, features, seed=seed)
-    features, held = with_head(features, net), extract(net, held_out, preprocess=center)
+    features, held = with_head(features, net), extract(net, sets.held_out, preprocess=center)
     detectors = {"default": make("default", net), "MSP": MSP(net)}
     for detector in detectors.values():
         detector.fit(features).calibrate(held)
-    others = [_unlabelled(some(each, OTHERS)) for each in (near, *_far(images.name, data_dir))]
-    evaluation = evaluate(detectors, gather(test, center), [gather(each, center) for each in others], resamples=1000)
-    return PhotoDemo(detectors["default"], evaluation, fit, features)
+    test, *others = (gather(each, center) for each in (sets.test, *sets.others))
+    evaluation = evaluate(detectors, test, others, resamples=1000)
+    return PhotoDemo(detectors["default"], evaluation, sets.fitted, features)
 
 
 def _far(name: str, data_dir: Path | None) -> list[StreamedSet]:

@@ -239,6 +239,7 @@ def linear_head(backbone: Classifier, fit: Features, *, seed: int) -> Classifier
     """A copy of a network with a last layer for the classes of features, trained on them."""
     net = copy.deepcopy(backbone)
     net.network.set_submodule(fit.head, nn.Linear(fit.features.shape[1], len(fit.classes)))
+    net.network.spec = None  # type: ignore[assignment]  # a file keeps it as a graph
     return train_head(net, fit, seed=seed)
 
 

@@ -43,7 +43,11 @@ def demo(
     ] = None,
     data_dir: DataDir = None,
     app: Annotated[
-        bool, typer.Option("--app", help="Then serve a page to try images on; a detector of an earlier demo is kept.")
+        bool,
+        typer.Option(
+            "--app",
+            help="Then serve a page to try images on, photographs if there were any; an earlier demo is kept.",
+        ),
     ] = False,
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port of --app; 0 for any free one.")] = 8000,
     overwrite: Overwrite = False,
@@ -74,17 +78,24 @@ def demo(
         _run(out, seed, epochs, photos, data_dir)
     if serving is not None:
         settings = serving.Settings()
-        run_service(lambda: _app(out, serving), settings, host="127.0.0.1", port=port)
+        run_service(lambda: _app(out, data_dir, serving), settings, host="127.0.0.1", port=port)
 
 
-def _app(out: Path, serving: Any) -> "FastAPI":
-    """The service of a demo's detector, with its images."""
+def _app(out: Path, data_dir: Path | None, serving: Any) -> "FastAPI":
+    """The service of a demo's detector, with its images: of its photographs, if it had any."""
     from kedge.detectors import load
     from kedge.studies.demo import demo_data
+    from kedge.studies.demo_photos import demo_photographs, photo_sets
 
-    data = demo_data(seed=json.loads((out / "metrics.json").read_text())["record"]["seed"])
-    gallery = serving.Gallery(data.train, (data.test, *data.ood))
-    app: FastAPI = serving.create_app(load(out / "detector.kedge"), gallery=gallery)
+    if (out / "photos.json").exists():
+        record = json.loads((out / "photos.json").read_text())["record"]
+        images = demo_photographs(Path(record["folder"]) if record["folder"] else None, data_dir)
+        sets = photo_sets(images, data_dir, seed=record["seed"])
+        detector, gallery = out / "photos.kedge", serving.Gallery(sets.fitted, (sets.test, *sets.others))
+    else:
+        data = demo_data(seed=json.loads((out / "metrics.json").read_text())["record"]["seed"])
+        detector, gallery = out / "detector.kedge", serving.Gallery(data.train, (data.test, *data.ood))
+    app: FastAPI = serving.create_app(load(detector), gallery=gallery)
     return app
 
 
@@ -127,13 +138,16 @@ def _run(out: Path, seed: int, epochs: int | None, folder: Path | None, data_dir
     write_examples(evaluation, out / "images")
     console.next(f"kedge score {out / 'detector.kedge'} {out / 'images'}", f"kedge serve {out / 'detector.kedge'}")
     if photographs is None:
+        (out / "photos.json").unlink(missing_ok=True)  # of an earlier demo
         console.print(f"photographs are left out: {escape(reason)}")
     else:
-        _run_photos(photographs, out, seed, data_dir, console)
+        _run_photos(photographs, out, seed, folder, data_dir, console)
 
 
-def _run_photos(images: "StreamedSet", out: Path, seed: int, data_dir: Path | None, console: Console) -> None:
-    """The second part: evaluate on photographs, and write the detector and a report."""
+def _run_photos(
+    images: "StreamedSet", out: Path, seed: int, folder: Path | None, data_dir: Path | None, console: Console
+) -> None:
+    """The second part: evaluate on photographs, and write the detector, the metrics and a report."""
     from kedge.detectors.neighbours import Neighbours
     from kedge.evaluation.report import write_report
     from kedge.provenance import provenance
@@ -144,7 +158,11 @@ def _run_photos(images: "StreamedSet", out: Path, seed: int, data_dir: Path | No
     detector, path = done.detector, out / "photos.kedge"
     detector.save(path)
     near = Neighbours(detector.net, done.fitted, features=done.features)
-    record = {"command": command_line(), "seed": seed, "photographs": images.name, "made with": provenance()}
+    given = None if folder is None else str(folder.resolve())
+    record = {"command": command_line(), "seed": seed, "photographs": images.name, "folder": given}
+    record["made with"] = provenance()
+    with atomic(out / "photos.json") as temporary:
+        temporary.write_text(json.dumps({"record": record, **done.evaluation.as_dict()}, indent=1))
     title = f"kedge demo: {images.name} and other photographs"
     report = write_report(
         out / "photos.html", done.evaluation, title=title, intro=done.intro, detector=detector, neighbours=near,
@@ -153,14 +171,14 @@ def _run_photos(images: "StreamedSet", out: Path, seed: int, data_dir: Path | No
     write_examples(done.evaluation, out / "photographs")
     console.print(f"\n[bold]Photographs[/] ({escape(images.name)}). {escape(done.intro)}")
     console.print(results_table(done.evaluation))
-    for what, written in {"detector": path, "report": report}.items():
+    for what, written in {"detector": path, "metrics": out / "photos.json", "report": report}.items():
         console.wrote(what, written)
     console.next(f"kedge score {path} {out / 'photographs'}", f"kedge serve {path}")
 
 
 def results_table(evaluation: "Evaluation") -> Table:
     """The results as a table that fits a terminal: means over the OOD sets, and the set with the highest FPR95."""
-    caption = f"in-distribution: {evaluation.id_name}; means over {len(evaluation.ood_names)} OOD sets, in %"
+    caption = f"in-distribution: {evaluation.id_name}; means over {evaluation.over}, in %"
     table = Table(box=box.SIMPLE_HEAD, caption=caption)
     table.add_column("detector", no_wrap=True)
     for name in ("accuracy ↑", "AUROC ↑", "FPR95 ↓", "hardest set: FPR95 ↓"):
