@@ -78,7 +78,8 @@ def test_the_page_shows_images_before_and_since_the_change(folder, tmp_path, mon
         picture(1).save(f"{name}.png")
     scores = [json.loads(line)["score"] for line in (folder / "moved.jsonl").read_text().splitlines()]
     rows = [
-        dict.fromkeys(COLUMNS) | {"name": "old.png" if i < 300 else "new.png", "score": score, "is_ood": i >= 300}
+        dict.fromkeys(COLUMNS)
+        | {"name": "old.png" if i < 300 else "new.png", "label": i // 300, "score": score, "is_ood": i >= 300}
         for i, score in enumerate(scores)
     ]
     (tmp_path / "rows.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in [line_of_an_error(), *rows]))
@@ -94,6 +95,11 @@ def test_the_page_shows_images_before_and_since_the_change(folder, tmp_path, mon
     largest = sorted(range(start, 600), key=lambda i: -scores[i])[:6]
     assert [int(n) for n in re.findall(r"image (\d+)", highest)] == largest
     assert text.count("<details") == 2  # the statistics
+    classes = re.findall(r'<th scope="row">(\d)</th><td>([\d.]+)</td><td>([\d.]+)</td>', text)
+    assert sorted(name for name, *_ in classes) == ["0", "1"]
+    shares = {name: (float(before), float(since)) for name, before, since in classes}
+    assert shares["0"][0] > 90 > 10 > shares["1"][0]
+    assert shares["1"][1] > 90 > 10 > shares["0"][1]
 
 
 def line_of_an_error():

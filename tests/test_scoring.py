@@ -632,6 +632,7 @@ def test_a_thumbnail_of_16_bits_is_as_bright_as_the_image(tmp_path):
     assert (card["verdict"], card["lines"][0]) == ("flagged", "cat (50 %)")
     gone = row_card(row | {"name": str(tmp_path / "gone.png")})
     assert (gone["source"], gone["lines"][-1]) == ("", "cannot be shown")
+    assert row_card(row | {"name": str(tmp_path / "a.png")}, folder=f"{tmp_path}/")["set"] == "a.png"
 
 
 def test_the_package_imports_on_systems_without_fcntl():

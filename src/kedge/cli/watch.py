@@ -62,7 +62,8 @@ def watch(
     from kedge.drift.window import FEWEST
     from kedge.evaluation.report.document import write_page
     from kedge.scoring import read_rows
-    from kedge.scoring.page import row_card
+    from kedge.scoring.page import common_folder, row_card
+    from kedge.scoring.summary import class_of
 
     console = Console(stderr=as_json)
     detector, given = detector_and("ROWS", files)
@@ -89,12 +90,15 @@ def watch(
     title = f"Drift of {', '.join(file.name for file in rows)}"
     places = shown_places(result, scores)
     shown = rows_at(every(), (place for each in places.values() for place in each))
+    folder = common_folder(row["name"] for row in shown.values())
     cards = {
-        heading: [row_card(shown[place], note=f"image {place:,}") for place in each] for heading, each in places.items()
+        heading: [row_card(shown[place], note=f"image {place:,}", folder=folder) for place in each]
+        for heading, each in places.items()
     }
     page = drift_page(
-        result, scores, calibration.threshold, title=title, alpha=alpha, expected=calibration.alpha, cards=cards
-    )
+        result, scores, calibration.threshold, title=title, alpha=alpha, expected=calibration.alpha, cards=cards,
+        predicted=[class_of(row) for row in every() if not row["error"]], folder=folder,
+    )  # fmt: skip
     write_page(target, page)
     drifted = result.wealth_since is not None or result.window_since is not None
     if as_json:

@@ -1,5 +1,6 @@
 """The drift of a stream as a page: what happened, since when, how sure, which images; the statistics are folded."""
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -10,10 +11,11 @@ from kedge.drift.replay import DriftHistory
 from kedge.evaluation.report import figures
 from kedge.evaluation.report.charts import Drawing, Group, figure_section
 from kedge.evaluation.report.document import document
-from kedge.evaluation.report.markup import Html, figure, gallery, legend, number, percent, section, sides, tag
+from kedge.evaluation.report.markup import Html, figure, gallery, legend, number, percent, section, sides, table, tag
 
 FEWEST, MOST = 20, 60  # images of a bar or a point at least, and bars or points at most
 BEFORE, SINCE, HIGHEST = 6, 12, 6  # images shown
+CLASSES = 20  # in the table of predicted classes at most
 BEYOND = 1e-12  # smaller probabilities are not told apart
 
 
@@ -26,6 +28,8 @@ def drift_page(
     alpha: float,
     expected: float,
     cards: Mapping[str, Sequence[Mapping[str, Any]]],
+    predicted: Sequence[str],
+    folder: str = "",
 ) -> str:
     """The whole page, which loads nothing.
 
@@ -37,10 +41,13 @@ def drift_page(
         alpha: Probability of a false alarm, for each of the two tests.
         expected: The share of images like those of the calibration that the threshold flags.
         cards: The images to show by heading, see `shown_places`.
+        predicted: The class of each image, (N,).
+        folder: Of all images, without which their names are shown.
     """
     parts = (
         ("flagged", "Flagged", _flagged(history, scores > threshold, expected)),
-        ("images", "Images", _images(cards)),
+        ("images", "Images", _images(cards, folder)),
+        ("classes", "Classes", _classes(history, predicted, scores > threshold)),
         ("scores", "Scores", _scores(history, scores, threshold)),
         ("statistics", "Statistics", _statistics(history, alpha)),
     )
@@ -136,9 +143,32 @@ def _flagged(history: DriftHistory, flagged: Any, expected: float) -> Html:
     return figure_section("flagged", "The share of images flagged", text, Group([Drawing(picture)]), layout="wide")
 
 
-def _images(cards: Mapping[str, Sequence[Mapping[str, Any]]]) -> Html:
+def _images(cards: Mapping[str, Sequence[Mapping[str, Any]]], folder: str) -> Html:
     parts = [piece for heading, each in cards.items() for piece in (tag("h3", heading), gallery(each))]
-    return section("images", "The images", tag("p", "A click enlarges an image."), *parts)
+    words = f"Of {folder}. A click enlarges an image." if folder else "A click enlarges an image."
+    return section("images", "The images", tag("p", words), *parts)
+
+
+def _classes(history: DriftHistory, predicted: Sequence[str], flagged: Any) -> Html | None:
+    """The predicted classes before the change and since, by how much their shares differ; None without a change."""
+    start = _start(history)
+    if not start:
+        return None
+    names, is_flagged = np.array(predicted), np.asarray(flagged)
+    before, since = (Counter(part.tolist()) for part in (names[:start], names[start:]))
+    share = {name: (before[name] / start, since[name] / (len(names) - start)) for name in before | since}
+    order = sorted(share, key=lambda name: (-abs(share[name][1] - share[name][0]), name))[:CLASSES]
+
+    def row(name: str) -> Html:
+        own = names == name
+        parts = (is_flagged[:start][own[:start]], is_flagged[start:][own[start:]])
+        cells = [percent(each) for each in share[name]] + [percent(p.mean() if len(p) else None) for p in parts]
+        return tag("tr", tag("th", name, scope="row"), *(tag("td", cell) for cell in cells))
+
+    caption = f"In percent, of {start:,} images before and {len(names) - start:,} since; the largest changes first."
+    heads = ["Predicted class", "before", "since then", "flagged before", "flagged since"]
+    rows = table(caption, heads, map(row, order), label="Predicted classes before and since")
+    return section("classes", "What is predicted", rows)
 
 
 def _scores(history: DriftHistory, scores: Floats, threshold: float) -> Html:
@@ -156,7 +186,8 @@ def _scores(history: DriftHistory, scores: Floats, threshold: float) -> Html:
             "before-since", before, since, edges, axis="score", threshold=threshold, sides=names,
             label=f"Histograms of the scores of {len(before):,} images before and of {len(since):,} since then.",
         )  # fmt: skip
-        pieces += [sides(*names), tag("div", figure(drawn), class_="pair")]
+        heading = tag("h3", "Before and since then")
+        pieces += [heading, sides(*names), tag("div", figure(drawn), class_="pair")]
     return section("scores", "The scores", *pieces)
 
 

@@ -1,6 +1,7 @@
 """The summary of a scoring job as a page: shares, a plot, and a contact sheet of the most suspicious images."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from itertools import takewhile
 from typing import Any
 
 import numpy as np
@@ -54,13 +55,29 @@ def _classes(summary: RowSummary) -> Html:
 
 
 def _contact_sheet(summary: RowSummary, column: str | None) -> Html:
-    note = tag("p", "The images with the highest scores, the highest first. A click enlarges one.")
-    cards = gallery(row_card(row, column) for row in summary.suspicious)
+    folder = common_folder(row["name"] for row in summary.suspicious)
+    words = f"The images with the highest scores, the highest first{f', of {folder}' if folder else ''}."
+    note = tag("p", words, " A click enlarges one.")
+    cards = gallery(row_card(row, column, folder=folder) for row in summary.suspicious)
     return section("suspicious", "The most suspicious images", note, cards)
 
 
-def row_card(row: Mapping[str, Any], column: str | None = None, *, note: str = "") -> dict[str, Any]:
-    """The image of a row with its verdict, for `gallery`; without a picture if the image is gone."""
+def common_folder(names: Iterable[str]) -> str:
+    """The folder that names have in common, with its slash; empty if they have none.
+
+    Example:
+        >>> common_folder(["new/monday/1.jpg", "new/monday/2.jpg", "new/more/1.jpg"])
+        'new/'
+    """
+    levels = zip(*(name.split("/")[:-1] for name in names), strict=False)
+    return "".join(f"{level[0]}/" for level in takewhile(lambda level: len(set(level)) == 1, levels))
+
+
+def row_card(row: Mapping[str, Any], column: str | None = None, *, note: str = "", folder: str = "") -> dict[str, Any]:
+    """The image of a row with its verdict, for `gallery`; without a picture if the image is gone.
+
+    Its name is shown without ``folder``.
+    """
     lines = [note] if note else []
     if row["probability"] is not None:
         lines.append(f"{class_of(row)} ({100 * row['probability']:.0f} %)")
@@ -75,7 +92,7 @@ def row_card(row: Mapping[str, Any], column: str | None = None, *, note: str = "
     return {
         "source": source,
         "alt": row["name"],
-        "set": row["name"],
+        "set": row["name"].removeprefix(folder),
         "lines": lines,
         "nearest": [],
         "flagged": bool(row["is_ood"]),
