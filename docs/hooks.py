@@ -139,7 +139,10 @@ def gallery() -> dict[str, str]:
     left = sorted({path.stem for path in (ROOT / "examples").glob("*.py")} - set(EXAMPLES))
     if left:
         raise ValueError(f"EXAMPLES in docs/hooks.py must have a title for {', '.join(left)}")
-    index = ["# Examples", "Each runs as it stands, and is run by a test that compares what it prints with these pages."]
+    index = [
+        "# Examples",
+        "Each runs as it stands, and is run by a test that compares what it prints with these pages.",
+    ]
     pages, cards = {}, []
     for name, title in EXAMPLES.items():
         source = (ROOT / "examples" / f"{name}.py").read_text()

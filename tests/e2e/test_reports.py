@@ -118,3 +118,20 @@ def test_images_are_filtered_and_enlarged_without_scripts(report, visit):
     assert picture.bounding_box()["width"] > 4 * small
     picture.click()
     assert picture.bounding_box()["width"] == small
+
+
+def test_an_enlarged_image_shows_its_words_and_obeys_the_keyboard(report, visit):
+    page = visit(report.as_uri()).page
+    enlarged = page.locator("#images .gallery > figure:has(> .zoom > input:checked)")
+    page.locator("#images .gallery > figure > .zoom").nth(1).click()
+    assert "score" in enlarged.locator("figcaption").inner_text()
+    box = enlarged.locator("figcaption").bounding_box()
+    assert box["y"] + box["height"] == 900  # at the foot of the window, in view
+    first = enlarged.locator("> .zoom > img").get_attribute("alt")
+    page.keyboard.press("ArrowRight")
+    second = enlarged.locator("> .zoom > img").get_attribute("alt")
+    assert second != first
+    page.keyboard.press("ArrowLeft")
+    assert enlarged.locator("> .zoom > img").get_attribute("alt") == first
+    page.keyboard.press("Escape")
+    assert enlarged.count() == 0

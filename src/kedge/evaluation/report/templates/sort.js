@@ -1,5 +1,14 @@
-// A click on the head of a column sorts a table by it; without scripts the tables stay as they are.
+// A click on the head of a column sorts a table by it; Escape puts an enlarged image back, and arrows go to the next one.
+// Without scripts the tables stay as they are, and a click puts an image back.
 "use strict";
+document.addEventListener("keydown", event => {
+  const open = document.querySelector(".zoom input:checked"), step = {ArrowLeft: -1, ArrowRight: 1}[event.key];
+  if (!open || !(step || event.key === "Escape")) return;
+  const all = [...document.querySelectorAll(".gallery > figure > .zoom > input")].filter(each => each.offsetParent);
+  event.preventDefault();
+  open.checked = false;
+  if (step) ((all.includes(open) && all[all.indexOf(open) + step]) || open).checked = true;
+});
 for (const table of document.querySelectorAll("table")) {
   const heads = [...table.querySelectorAll("thead th")], body = table.tBodies[0];
   if (!body || body.rows.length < 2 || body.querySelector("[rowspan], [colspan]")) continue;
