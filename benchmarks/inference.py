@@ -47,7 +47,7 @@ from kedge.studies.bench.plain import channels_last, without_anchors
 from kedge.studies.bench.subjects import noise_images
 from kedge.studies.bench.turns import Quartiles, in_turns, ratios
 from kedge.studies.sets import FILES, find
-from kedge.threads import use_threads
+from kedge.threads import keep_freed_memory, use_threads
 
 NETWORKS: dict[str, dict[str, int]]
 NETWORKS = {"wrn-40-2": {}, "resnet18-cifar": {}, "compact": {"width": 32}, "airbench": {"width": 64}, "resnet50": {}}
@@ -79,6 +79,7 @@ def main() -> None:
     if options.quick:
         vars(options).update(QUICK)
     theirs = pytorch_ood() if options.peers else None  # before minutes of measuring, not after
+    keep_freed_memory()  # as the command line does
     threads = use_threads(options.threads)
     result: dict[str, Any] = {"options": vars(options), "threads": threads, "networks": [], "quality": None}
     with tempfile.TemporaryDirectory(prefix="kedge-bench-") as folder:

@@ -824,7 +824,7 @@ def test_a_memory_cap_limits_the_rows_of_a_pass_and_changes_nothing_else(rows, p
 
 
 @torch.no_grad()
-def test_the_cap_holds_for_larger_images_and_higher_precision_and_is_by_default_most_of_the_last_cache(monkeypatch):
+def test_the_cap_holds_for_larger_images_and_higher_precision():
     pool = (nn.AdaptiveAvgPool2d(1), nn.Flatten())
     net = kedge.anchor(nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), nn.Tanh(), *pool, nn.Linear(4, C)).eval())
     for side in (4, 32):
@@ -838,10 +838,30 @@ def test_the_cap_holds_for_larger_images_and_higher_precision_and_is_by_default_
     seen.clear()
     net.double().per_anchor_logits(x.double())
     assert max(seen) == 1
-    caps = {2**25: 3 * 2**23, None: 3 * 2**23, 2**20: 2**23, 2**24: 3 * 2**22, 2**30: 2**26}
-    for cache, cap in caps.items():
-        monkeypatch.setattr("kedge.anchoring.anchored.last_cache", lambda cache=cache: cache)
-        assert kedge.anchor(conv_net()).memory_cap == cap
+
+
+@pytest.mark.parametrize("rows_in_cache", [1, 40, 130])
+@pytest.mark.parametrize("batch", [1, 5, 16, 32, 33, 48, 64, 100, 256])
+@torch.no_grad()
+def test_without_a_cap_a_pass_has_about_as_many_rows_as_fit_into_half_the_cache_and_at_least_32(
+    monkeypatch, rows_in_cache, batch
+):
+    row = 4 * 3 * 128 * 1024 // 4  # bytes of three activations of the network below
+    monkeypatch.setattr("kedge.anchoring.anchored.last_cache", lambda: 2 * row * rows_in_cache + 1)
+    monkeypatch.setattr("kedge.anchoring.anchored.CAPS", (0, 2**40))
+    layers = (nn.Conv2d(1, 32, 1), nn.AvgPool2d(32), nn.Flatten(), nn.Linear(32, C))
+    net, x = kedge.anchor(nn.Sequential(*layers).eval()), single(batch, 1, 32, 32)
+    net.set_anchors(single(5, 1, 32, 32))
+    net.per_anchor_logits(x[:1])  # the first forward checks the network
+    seen, rows = rows_of(net.network[1]), max(32, rows_in_cache)
+    net.per_anchor_logits(x)
+    assert sum(seen) == 5 * batch
+    assert max(seen) <= 1.5 * rows
+    parts = max(1, round(batch / rows))
+    assert min(seen) >= min(batch, rows // 2) or parts > 1  # no pass smaller than one over the images, unless split
+    assert len(seen) <= 5 * parts  # and no more passes than K over each part
+    if 5 * batch <= rows:
+        assert seen == [5 * batch]
 
 
 # --- training mode ---------------------------------------------------------------------------------------------------

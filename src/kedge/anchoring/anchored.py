@@ -25,6 +25,7 @@ from kedge.threads import last_cache
 
 DEFAULT_CACHE = 32 * 2**20  # bytes, if the size of the processor's cache is unknown
 CAPS = 8 * 2**20, 64 * 2**20  # bytes: with less the parts of a batch are too small for all cores, more gains nothing
+LEAST_ROWS = 32  # of a pass, unless the memory is capped: with fewer large images each costs more
 _SURVEYING = threading.RLock()
 
 
@@ -38,8 +39,9 @@ class Anchored(Classifier):
         anchors: The frozen anchors (K, D, ...) in [0, 1], or None before `set_anchors`.
         draw: The random choices of the last training batch.
         corrupting: Whether training applies T to anchors; off, they stay clean.
-        memory_cap: Bytes that the activations of one pass may take; anchors are folded into the batch up to it. By
-            default three quarters of the processor's last cache, since weights need room there too.
+        memory_cap: Bytes that the activations of one pass may take; anchors are folded into the batch up to it. None
+            for half the processor's last cache, or 32 images if these take more: a pass of fewer costs more per image,
+            so that K anchors would cost more than K passes of pairs.
         weights_fixed: Whether the anchors' part is kept without a look at the weights that it depends on.
     """
 
@@ -67,7 +69,8 @@ class Anchored(Classifier):
         self.draw: Draw | None = None
         self.batches_seen = 0
         self.corrupting = True
-        self.memory_cap = min(max((last_cache() or DEFAULT_CACHE) * 3 // 4, CAPS[0]), CAPS[1])
+        self.memory_cap: int | None = None
+        self._room = min(max((last_cache() or DEFAULT_CACHE) // 2, CAPS[0]), CAPS[1])  # bytes, without a cap
         self.weights_fixed = False
         self._must_be_first = must_be_first
         self._growth: float | None = None  # the largest activation over the size of the image, once surveyed
@@ -196,17 +199,14 @@ class Anchored(Classifier):
         k, views, parts = len(numbers), [number % tta for number in numbers], []
         with evaluating(self):
             self.check(x)
-            image_bytes = x[0].numel() * self.mean.element_size()
-            row_bytes = 3 * math.ceil(image_bytes * (self._growth or 1.0))  # a layer's input, output and one more
-            rows = max(1, self.memory_cap // row_bytes)
-            size = math.ceil(len(x) / math.ceil(len(x) / max(1, rows // k)))  # parts of one size
+            size, group = self._split(x, k)
             shared = self.shared_maps() if self.per_image is None else None
             for part, chosen_by in zip(x.split(size), (x if like is None else like).split(size), strict=True):
                 maps = self._own_maps(chosen_by) if shared is None else shared
                 normalised = self.normalise(part)
                 augmented = {number: view(normalised, number) if number else normalised for number in set(views)}
                 if self._behind is None:
-                    parts.append(self._fold(augmented, maps[numbers], views, min(k, rows), layers))
+                    parts.append(self._fold(augmented, maps[numbers], views, group, layers))
                 else:
                     of_all = maps[numbers], views, layers
                     parts.append(inner.per_anchor(self.network, augmented, *of_all, by_vmap=self._by_vmap))
@@ -253,6 +253,18 @@ class Anchored(Classifier):
             logits = logits_of(self.network(normalised))
         self._classes = logits.shape[1]
         return logits
+
+    def _split(self, x: Tensor, k: int) -> tuple[int, int]:
+        """The number of images of each part of a batch, and the number of anchors folded into a pass over them."""
+        image_bytes = x[0].numel() * self.mean.element_size()
+        row_bytes = 3 * math.ceil(image_bytes * (self._growth or 1.0))  # a layer's input, output and one more
+        if self.memory_cap is None:
+            rows, count = max(self._room // row_bytes, LEAST_ROWS), round
+        else:
+            rows, count = max(1, self.memory_cap // row_bytes), math.ceil
+        images = rows if self._behind is None else max(1, rows // k)  # all anchors at once behind an inner layer
+        size = math.ceil(len(x) / max(1, count(len(x) / images)))  # parts and groups of one size
+        return size, math.ceil(k / math.ceil(k / max(1, rows // size)))
 
     def _fold(
         self, augmented: dict[int, Tensor], maps: Tensor, views: Sequence[int], group: int, layers: Sequence[str]

@@ -14,7 +14,7 @@ from kedge.studies.bench.plain import channels_last
 
 SIDE = 32  # of images for networks by name, but for these
 SIDES = dict.fromkeys(("resnet18", "resnet34", "resnet50"), 224)
-HELD_OUT = 120  # random images to calibrate on, where the decisions do not matter
+HELD_OUT = 40  # random images to calibrate on, where the decisions do not matter
 FEWEST = 10  # images that an engine runs on: so that a share of them can exit early at a batch of one
 
 
