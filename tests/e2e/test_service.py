@@ -44,6 +44,7 @@ def test_an_image_is_tried_and_explained(address, visit, width, dark, tmp_path):
     page.click("#examples button >> nth=0")
     page.wait_for_selector("#result:not([hidden])")
     assert page.inner_text("#verdict")
+    page.wait_for_function("document.getElementById('verdict').getBoundingClientRect().bottom <= innerHeight")
     assert page.inner_text("#prediction").endswith("%).")
     assert page.locator("#classes li").count() == 3
     assert set(page.locator("#nearest li").all_inner_texts()) <= {"red", "green", "blue"}
