@@ -47,7 +47,7 @@ docs: $(VENV)/.docs  ## Build the site into build/site, strictly; open build/sit
 
 tables: $(VENV)/.test  ## Write docs/methods.md out of the docstrings, and the tables of docs/results.
 	$(BIN)/python docs/methods.py
-	$(BIN)/python docs/tables.py
+	$(BIN)/python docs/tables
 
 gallery: $(VENV)/.test  ## Run the examples and write what they print and draw to docs/gallery.
 	KEDGE_GALLERY=write $(BIN)/python -m pytest tests/test_gallery.py

@@ -21,9 +21,8 @@ from kedge.models.classifier import Classifier
 from kedge.models.named import load_weights
 from kedge.provenance import provenance
 from kedge.studies.openood import IMAGENET_STATISTICS
-from kedge.studies.sets import FILES, load_set
+from kedge.studies.sets import NEAR_CIFAR10, far_from_cifar10, load_set
 from kedge.studies.study import some
-from kedge.studies.tasks import NEAR_CIFAR10
 from kedge.threads import use_threads
 
 IMAGES = {"fit": 1000, "calibration": 100, "test": 250, "near": 250, "far, of each set": 50}
@@ -54,7 +53,7 @@ def main() -> None:
         tested.subset(range(IMAGES["calibration"])),
         test=tested.subset(range(IMAGES["calibration"], len(tested))),
         near=[load(NEAR_CIFAR10, IMAGES["near"])],
-        far=[load(name, IMAGES["far, of each set"]) for name in FILES if name != NEAR_CIFAR10],
+        far=[some(each, IMAGES["far, of each set"]) for each in far_from_cifar10(options.data_dir)],
         methods=[*ALSO, *own],
     )
     print(grouped_table(table, HEADLINE).markdown())

@@ -23,12 +23,12 @@ def test_every_registered_method_has_a_section_with_a_summary_and_says_when_to_u
         assert row.split("|")[-2].strip(), f"{kind.__name__} needs a sentence 'Use it ...' in its docstring"
 
 
-TABLES = runpy.run_path(str(DOCS / "tables.py"))
+TABLES = runpy.run_path(str(DOCS / "tables"))
 
 
 @pytest.mark.parametrize("page", TABLES["PAGES"], ids=lambda page: page.name)
 def test_tables_of_results_are_those_of_the_files(page):
-    assert page.read_text() == TABLES["filled"](page.read_text()), "run `python docs/tables.py`"
+    assert page.read_text() == TABLES["filled"](page.read_text()), "run `python docs/tables`"
     assert "<!-- table" in page.read_text()
 
 
@@ -50,3 +50,13 @@ def test_rows_of_another_run_take_their_place_among_the_results():
     assert set(whole["record"]["trainings"]) == {"net-3600", "net-1800"}
     with pytest.raises(SystemExit, match="the same images"):
         TABLES["added"](run_of({"one": 1}, 1), run_of({"two": 2}, 1, images="b"), order)
+
+
+def test_sets_are_kept_apart_where_some_are_private():
+    def result(*names):
+        return {"sets": {name: {"auroc": 0.25 * k} for k, name in enumerate(names)}, "groups": {"far": list(names)}}
+
+    found = {"results": {"knn": {"a": {"0": result("x", "y")}, "b": {"0": result("scenes", "y")}}}}
+    kept = TABLES["by_group"](found)["results"]["knn"]
+    assert kept["a"]["0"]["sets"] == {"far": {"auroc": 0.125}}
+    assert kept["b"]["0"]["sets"] == found["results"]["knn"]["b"]["0"]["sets"]

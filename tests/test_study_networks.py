@@ -11,12 +11,14 @@ from sklearn.metrics import average_precision_score, roc_auc_score
 
 import kedge
 from helpers import images, labelled, network, run_cli
+from kedge.anchoring import Anchored
 from kedge.errors import NotReadyError
 from kedge.models import build
 from kedge.seeds import seeded
-from kedge.studies import cifar10_trained, imagenet, sets
+from kedge.studies import cifar10_trained, imagenet, imagenet_images, imagenet_tables, sets
 from kedge.studies.cifar10_trained import NETWORKS
 from kedge.studies.comparison import Fitted, Row, cell
+from kedge.studies.feature_run import FeatureRun
 from kedge.studies.study import Setting
 from kedge.training import recipe
 
@@ -95,12 +97,12 @@ def test_the_study_of_trained_networks_runs_at_the_smoke_scale(tmp_path):
 
 @pytest.fixture
 def few(tmp_path):
-    return imagenet.toy_features(tmp_path)
+    return imagenet_images.read_features(imagenet_images.toy_pictures(), tmp_path)
 
 
 def test_intervals_are_those_of_the_bootstrap_over_images(few, tmp_path):
     rows = {"MSP": Row("msp")}
-    found = imagenet.bootstrap(few, rows, (0, 1), tmp_path / "cells", 20)["MSP"]
+    found = imagenet_tables.bootstrap(few.pictures, rows, [few.task(0), few.task(1)], tmp_path / "cells", 20)["MSP"]
     rng = np.random.default_rng(0)
     n, m = len(few.known), len(few.others[0])
     inside = [np.ones(n, int), *(rng.multinomial(n, np.full(n, 1 / n)) for _ in range(20))]
@@ -136,12 +138,12 @@ def test_labels_are_those_of_the_numbers_in_the_names(tmp_path, monkeypatch):
             Image.fromarray(images(1, side=8, seed=number + len(name))[0].permute(1, 2, 0).numpy()).save(
                 folder / pattern.format(number)
             )
-    monkeypatch.setattr(imagenet, "lite0", network)
-    monkeypatch.setattr(imagenet, "PREPROCESS", kedge.Preprocess((3, 8, 8)))
+    monkeypatch.setattr(imagenet_images, "lite0", network)
+    monkeypatch.setattr(imagenet_images, "PREPROCESS", kedge.Preprocess((3, 8, 8)))
     with pytest.raises(NotReadyError, match="package tensorflow-datasets"):
-        imagenet.read_images(tmp_path, tmp_path / "features")
-    (tmp_path / imagenet.LABELS).write_text("n02\nn01\nn02\nn03\n")
-    found = imagenet.read_images(tmp_path, tmp_path / "features")
+        imagenet_images.read_pictures(tmp_path)
+    (tmp_path / imagenet_images.LABELS).write_text("n02\nn01\nn02\nn03\n")
+    found = imagenet_images.read_features(imagenet_images.read_pictures(tmp_path), tmp_path / "features")
     assert found.known.labels.tolist() == [1, 0, 2]  # of numbers 1, 2 and 4
     assert [len(each) for each in found.others] == [1, 3]  # flowers without the spear thistle and the oxeye daisy
     assert [len(each) for each in found.blurred.values()] == [3] * 5
@@ -161,4 +163,32 @@ def test_the_study_of_imagenet_runs_at_the_smoke_scale(tmp_path):
     record = json.loads((tmp_path / "metrics.json").read_text())
     value, low, high = record["bootstrap"]["knn + gen"]["toy clouds"]["auroc"]
     assert low <= value <= high
+    assert {"tuned: msp", "first layer: AMP", "last convolution: AMP"} <= set(record["bootstrap"])
+    assert "tuned: AMP" not in record["bootstrap"]
+    accuracies = record["accuracy by level of blur"]
+    assert list(accuracies) == ["as it is", "tuned", "first layer", "last convolution"]
+    assert [len(by_seed) for by_seed in accuracies["tuned"].values()] == [2] * 6
     assert "| paper, ResNet-50: AMP | 99.1 |" in (tmp_path / "tables.md").read_text()
+
+
+def test_networks_tuned_on_imagenet_s_images_start_alike_and_leave_the_one_as_it_is(tmp_path, monkeypatch):
+    trainings = []
+
+    def train(net, fit, how, *, seed, directory, preprocess):
+        if isinstance(net, Anchored):
+            net.set_anchors(fit.images[:2])
+        trainings.append((net, net.eval()(net.as_input(pictures.known.images[:2])), fit.images))
+        return net
+
+    monkeypatch.setattr(imagenet, "train", train)
+    pictures = imagenet_images.toy_pictures()
+    run = FeatureRun(Setting("smoke"), tmp_path / "out", tmp_path / "features")
+    for name, layer in imagenet.SMOKE_TUNED.items():
+        task = imagenet.tuned_task(run, pictures, name, layer, 1)
+        assert (task.train.per_anchor is not None) == bool(layer)
+        assert task.test.labels.equal(pictures.known.labels[pictures.parts(1)[2]])
+    (plain, logits, seen), *anchored = trainings
+    assert plain is not pictures.net
+    for _, others, same in anchored:
+        torch.testing.assert_close(others, logits)
+        assert same.equal(seen)

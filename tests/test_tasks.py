@@ -20,7 +20,8 @@ from kedge.evaluation.summary import SeedValues
 from kedge.models import build
 from kedge.seeds import seeded
 from kedge.studies import photo_tasks, sets, tasks
-from kedge.studies.comparison import Fitted, MethodTable, Row, cell, interval, run_rows, single_methods
+from kedge.studies.calibration_cost import flagged_shares, share_law
+from kedge.studies.comparison import Fitted, MethodTable, Row, by_set, cell, interval, run_rows, single_methods
 from kedge.studies.default import leave_one_out
 from kedge.studies.photographs import photos, used_photographs
 from kedge.studies.shifts import SHIFTS, shifted_images
@@ -96,6 +97,13 @@ def test_public_networks_are_calibrated_on_half_of_the_test_images(tmp_path):
     assert [len(part) for part in (task.train, task.held_out, task.test, *task.near)] == [30, 10, 10, 5]
     assert [len(part) for part in task.far] == [6, 7, 8, 9, 10]
     assert len(torch.cat([task.held_out.prints, task.test.prints]).unique(dim=0)) == 20
+    for name in sets.PRIVATE:
+        (tmp_path / sets.FILES[name]).unlink()
+    without = tasks.TASKS["cifar10-resnet20"](setting, tmp_path / "features", 3)
+    assert [each.name for each in without.far] == ["traffic signs", "MNIST (RGB)"]  # the others cannot be had
+    (tmp_path / sets.FILES["MNIST (RGB)"]).unlink()
+    with pytest.raises(NotReadyError, match="or its source"):
+        tasks.TASKS["cifar10-resnet20"](setting, tmp_path / "features", 3)
     with pytest.raises(NotReadyError, match="pass --weights FILE with resnet56"):
         tasks.TASKS["cifar10-resnet56"](setting, tmp_path / "features", 0)
 
@@ -178,6 +186,42 @@ def made_up(aurocs):
         for label, by_task in aurocs.items()
     }
     return MethodTable(rows, ("knn", "gen"))
+
+
+def test_private_sets_are_in_no_table_but_their_own():
+    values = {"tiny-imagenet (OpenOOD)": 0.7, "traffic signs": 0.8, "scenes": 0.5, "MNIST (RGB)": 0.9}
+    near, *far = values
+    result = {
+        "sets": {name: {"auroc": auroc, "fpr95": 1 - auroc} for name, auroc in values.items()},
+        "groups": {"near": [near], "far": far},
+    }
+    table = MethodTable({"knn": {"cifar10-resnet20": {"0": result}}}, ("knn",))
+    assert table.public().mean("knn").values == (pytest.approx((0.7 + 0.85) / 2),)
+    assert table.as_dict()["summary"]["knn"]["mean auroc"] == table.public().mean("knn").values
+    shown = by_set(table)
+    assert shown.heads[-2:] == ("cifar10-resnet20: scenes (private)", "cifar10-resnet20: MNIST (RGB)")
+    assert shown.rows == (("knn", "70.0 / 30", "80.0 / 20", "50.0 / 50", "90.0 / 10"),)
+    assert by_set(made_up({"knn": {"pets": [0.9]}})) is None
+
+
+@pytest.mark.parametrize("n", [19, 50, 100, 1000])
+def test_the_share_that_a_threshold_flags_has_a_beta_law(n):
+    k = int(0.05 * (n + 1) + 1e-9)
+    law = stats.beta(k, n + 1 - k)
+    assert share_law(n) == pytest.approx((law.mean(), law.std()))
+
+
+def test_shares_flagged_are_those_of_detectors_calibrated_on_draws(toy):
+    (found,) = flagged_shares({"MSP": ROWS["MSP"]}, toy, (1,), draws=3).values()
+    assert list(found) == ["50"]  # there are no 100 images
+    task = toy(1)
+    drawn = torch.randperm(len(task.held_out), generator=torch.Generator().manual_seed(1))[:50]
+    detector = kedge.MSP(task.network).fit(task.train).calibrate(task.held_out.subset(drawn))
+    assert found["50"]["flagged"][0] == float(detector(task.test).is_ood.double().mean())
+    assert len(found["50"]["flagged"]) == 3
+    assert found["50"]["threshold on"] == 50
+    with_default = flagged_shares({"both": Row("combined", parts=("msp", "knn"))}, toy, (1,), draws=3)
+    assert with_default["both"]["50"]["threshold on"] == 20  # 30 standardise
 
 
 def test_a_rule_is_judged_on_tasks_whose_images_it_was_not_chosen_on():

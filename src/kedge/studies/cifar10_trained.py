@@ -1,10 +1,11 @@
 """CIFAR-10 with networks that are trained to the end: public ones as they are and tuned, and the paper's recipe."""
 
 import statistics
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from torch import nn
 
@@ -19,13 +20,12 @@ from kedge.models.classifier import Classifier
 from kedge.models.named import load_weights
 from kedge.seeds import seeded
 from kedge.studies import sets
-from kedge.studies.comparison import MethodTable, interval, matching, run_rows, single_methods
+from kedge.studies.comparison import MethodTable, by_set, interval, matching, single_methods
+from kedge.studies.feature_run import FeatureRun, Written
 from kedge.studies.openood import IMAGENET_STATISTICS
 from kedge.studies.photos import ANCHORED
 from kedge.studies.study import SMOKE_CLASSES, Setting, smoke_data, some
 from kedge.studies.task import GROUPS, Task
-from kedge.studies.tasks import NEAR_CIFAR10
-from kedge.studies.written import Written, write_results
 from kedge.training import Recipe, recipe, train
 
 SCRATCH = recipe("cifar")  # the paper's, 200 epochs
@@ -111,42 +111,21 @@ NETWORKS = {
 }
 
 
-def run_cifar10_trained(
-    setting: Setting,
-    out: Path,
-    features: Path,
-    *,
-    patterns: tuple[str, ...] = (),
-    only: tuple[str, ...] = (),
-    precision: str | None = None,
-    command: str = "",
-    progress: Callable[[str, int, int], None] | None = None,
-) -> Written:
-    """Train what is not trained, run every row on every network, and write metrics.json and tables.md.
-
-    Args:
-        setting: Scale, seeds, data, and the files of the public weights.
-        out: Folder for the cells and the tables.
-        features: Folder of networks and extracted features.
-        patterns: Only rows whose label matches one of these, in which ``*`` is any text.
-        only: Names in `NETWORKS`; by default all.
-        precision: Of all trainings, by Fabric's name; by default single.
-        command: The command to run it again, for the record.
-        progress: Called with what is running, the number of cells done and the number in all.
-    """
-    rows = matching(single_methods() | {DEFAULT: ANCHORED[DEFAULT]}, patterns)
+def run_cifar10_trained(run: FeatureRun) -> Written:
+    """Train what is not trained, run every row on every network, and write metrics.json and tables.md."""
+    rows = matching(single_methods() | {DEFAULT: ANCHORED[DEFAULT]}, run.patterns)
     of_amp = {label: row for label, row in ANCHORED.items() if "amp" in (row.method, *row.parts)}
     results: dict[str, MethodTable] = {}
     missing: dict[str, str] = {}
-    for name in only or NETWORKS:
+    for name in run.only or NETWORKS:
         trained = NETWORKS[one_of("--tasks", name, tuple(NETWORKS))]
-        loader = {name: partial(task, trained, setting, features, precision=precision)}
-        table = run_rows(rows | of_amp if trained.anchored else rows, loader, setting.seeds, out / "cells", progress)
+        loader = {name: partial(task, trained, run.setting, run.features, precision=run.precision)}
+        table = run.rows(rows | of_amp if trained.anchored else rows, loader)
         missing |= table.missing
         if table.columns:
             results[name] = table
     records = {name: table.as_dict() for name, table in results.items()}
-    return write_results(out, records, by_network_tables(results) if results else (), setting, command, missing)
+    return run.write(records, by_network_tables(results) if results else (), missing)
 
 
 def task(trained: Trained, setting: Setting, folder: Path, seed: int, *, precision: str | None = None) -> Task:
@@ -157,8 +136,7 @@ def task(trained: Trained, setting: Setting, folder: Path, seed: int, *, precisi
         known, near, far = data.test, data.ood[:1], data.ood[1:]
     else:
         load = partial(sets.load_set, side=32, data_dir=setting.data_dir)
-        far = tuple(load(each) for each in sets.FILES if each != NEAR_CIFAR10)
-        known, near = load("cifar10"), (load(NEAR_CIFAR10),)
+        known, near, far = load("cifar10"), (load(sets.NEAR_CIFAR10),), sets.far_from_cifar10(setting.data_dir)
 
     def read(images: ImageSet, place: str) -> Features:
         home = folder / "cifar10-trained-features" / trained.folder(seed)
@@ -180,7 +158,12 @@ def training_images(setting: Setting, seed: int) -> ImageSet:
 
 
 def by_network_tables(results: Mapping[str, MethodTable]) -> tuple[TextTable, ...]:
-    """The classifiers, and near and far OOD by method and network; the largest mean AUROC over networks first."""
+    """The classifiers, and near and far OOD by method and network; the largest mean AUROC over networks first.
+
+    Sets that only exist as private archives have tables of their own, one for each network.
+    """
+    private = [table for each in results.values() if (table := by_set(each))]
+    results = {name: table.public() for name, table in results.items()}
     labels = dict.fromkeys(label for table in results.values() for label in table.results)
     first = "msp" if "msp" in labels else next(iter(labels))
     classifiers = []
@@ -204,4 +187,11 @@ def by_network_tables(results: Mapping[str, MethodTable]) -> tuple[TextTable, ..
         rows.sort(key=lambda row: -row[0])
         caption = f"AUROC / FPR95 in %, {group} OOD; means over its sets."
         shown.append(TextTable(caption, ("method", *results), tuple(cells for _, cells in rows)))
-    return tuple(shown)
+    return (*shown, *private)
+
+
+def page_tables(record: Mapping[str, Any]) -> dict[str, TextTable]:
+    """The tables of the project's pages, from what metrics.json holds."""
+    results = {name: MethodTable.from_record(each) for name, each in record.items() if name != "record"}
+    names = ("classifiers", *GROUPS, *(f"{name}, private sets" for name in results))
+    return {f"trained, {name}": table for name, table in zip(names, by_network_tables(results), strict=False)}

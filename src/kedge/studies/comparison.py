@@ -30,6 +30,7 @@ from kedge.metrics import METRICS, Predictions, auroc, fpr95
 from kedge.models import build
 from kedge.models.classifier import Classifier
 from kedge.provenance import provenance
+from kedge.studies.sets import PRIVATE
 from kedge.studies.task import GROUPS, Task
 
 ON_ID = ("accuracy", "ece", "aurc", "augrc")  # metrics of the classifier on the ID test images
@@ -61,7 +62,7 @@ class Remembering(Combined):
     """Combined, with the outputs of its parts on extracted features kept in ``known``, which detectors share."""
 
     fitted: Sequence[Detector]
-    known: dict[tuple[int, int], Outputs]
+    known: dict[tuple[int, int], tuple[Features, Outputs]]
 
     def of_extracted(self, features: Features, size: int) -> Iterator[Outputs]:
         """The outputs of all parts, combined."""
@@ -73,8 +74,8 @@ class Remembering(Combined):
             outs = list(part.of_extracted(features, size))
             columns = zip(*(vars(out).values() for out in outs), strict=True)
             whole: list[Any] = [None if values[0] is None else torch.cat(values) for values in columns]
-            self.known[key] = Outputs(*whole)
-        return self.known[key]
+            self.known[key] = features, Outputs(*whole)  # with the features, whose number no others get while they live
+        return self.known[key][1]
 
 
 @dataclass
@@ -83,7 +84,7 @@ class Fitted:
 
     task: Task
     detectors: dict[str, Detector] = field(default_factory=dict)
-    outputs: dict[tuple[int, int], Outputs] = field(default_factory=dict)  # by detector and set, which the task keeps
+    outputs: dict[tuple[int, int], tuple[Features, Outputs]] = field(default_factory=dict)  # by detector and set
 
     def detector(self, row: Row) -> Detector:
         """A fitted detector, which may be calibrated."""
@@ -195,15 +196,16 @@ class MethodTable:
         return cls(record["results"], tuple(record["single"]))
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain data, for JSON: the results, and the summary of each row."""
+        """Plain data, for JSON: the results, and the summary of each row, without sets that are private."""
+        public = self.public()
         summary = {
             label: {
-                "mean auroc": self.mean(label).values,
-                "mean fpr95": self.mean(label, "fpr95").values,
-                "worst shortfall": self.worst(label)[1],
-                "worst column": " ".join(self.worst(label)[0]),
+                "mean auroc": public.mean(label).values,
+                "mean fpr95": public.mean(label, "fpr95").values,
+                "worst shortfall": public.worst(label)[1],
+                "worst column": " ".join(public.worst(label)[0]),
             }
-            for label in self.ordered
+            for label in public.ordered
         }
         return {"single": list(self.single), "results": self.results, "summary": summary}
 
@@ -213,6 +215,21 @@ class MethodTable:
             label: {name: by_task[name] for name in by_task if name in names} for label, by_task in self.results.items()
         }
         return MethodTable(kept, self.single)
+
+    def public(self) -> "MethodTable":
+        """The table without OOD sets that only exist as private archives."""
+
+        def kept(result: Mapping[str, Any]) -> dict[str, Any]:
+            groups = {
+                group: [each for each in names if each not in PRIVATE] for group, names in result["groups"].items()
+            }
+            return {**result, "groups": groups}
+
+        results = {
+            label: {task: {seed: kept(each) for seed, each in by_seed.items()} for task, by_seed in by_task.items()}
+            for label, by_task in self.results.items()
+        }
+        return MethodTable(results, self.single, self.missing)
 
     @property
     def columns(self) -> tuple[Column, ...]:
@@ -297,6 +314,35 @@ class MethodTable:
             rows.append((label, *(f"{100 * a.mean:.1f} / {100 * f.mean:.0f}" for a, f in values)))
         heads = ("method", *(f"{task} {group}" for task, group in self.columns))
         return TextTable("AUROC / FPR95 in %, means over seeds.", heads, tuple(rows))
+
+
+def by_set(table: MethodTable, only: Collection[str] = ()) -> TextTable | None:
+    """AUROC / FPR95 on every set, of all rows or some, on tasks with private sets; None where there are none."""
+    (first, *_) = table.results.values()
+    by_task = {task: next(iter(by_seed.values()))["groups"] for task, by_seed in first.items()}
+    columns = [
+        (task, name)
+        for task, groups in by_task.items()
+        if any(name in PRIVATE for names in groups.values() for name in names)
+        for names in groups.values()
+        for name in names
+    ]
+    if not columns:
+        return None
+    rows = []
+    for label in (label for label in table.public().ordered if not only or label in only):
+        cells = []
+        for task, name in columns:
+            found = [result["sets"][name] for result in table.results[label][task].values()]
+            auroc, fpr95 = (100 * statistics.fmean(each[metric] for each in found) for metric in ("auroc", "fpr95"))
+            cells.append(f"{auroc:.1f} / {fpr95:.0f}")
+        rows.append((label, *cells))
+    heads = (f"{task}: {name}" + (" (private)" if name in PRIVATE else "") for task, name in columns)
+    caption = (
+        "AUROC / FPR95 in %, means over seeds. Private sets only exist as reduced copies that a reader cannot get; "
+        "they are in no other table."
+    )
+    return TextTable(caption, ("method", *heads), tuple(rows))
 
 
 def interval(values: SeedValues, digits: int = 1) -> str:

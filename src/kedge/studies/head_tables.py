@@ -8,7 +8,7 @@ from typing import Any
 from kedge.evaluation.report.figures import require
 from kedge.evaluation.summary import SeedValues, TextTable
 from kedge.files import atomic
-from kedge.studies.comparison import MethodTable, interval
+from kedge.studies.comparison import MethodTable, by_set, interval
 from kedge.studies.head_scores import (
     AMP,
     ANCHORED,
@@ -58,7 +58,8 @@ PERCENT = 100
 
 def tables_of_heads(whole: Mapping[str, Any]) -> dict[str, TextTable]:
     """All tables, by what they show; some of them only if all rows were run."""
-    table = MethodTable.from_record(whole)
+    everything = MethodTable.from_record(whole)
+    table, private = everything.public(), by_set(everything, SHORT)
     found = {
         "heads": table.summary(),
         "heads by column": table.by_column(),
@@ -66,6 +67,8 @@ def tables_of_heads(whole: Mapping[str, Any]) -> dict[str, TextTable]:
         "heads, errors": errors(table),
         "heads, kernel": kernel(whole["theory"]),
     }
+    if private:
+        found["heads, private sets"] = private
     if set(SHORT) <= set(table.results):
         found["heads, errors beside MSP"] = beside_msp(table)
         if whole["views"]:

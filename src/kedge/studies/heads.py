@@ -4,13 +4,11 @@ A column is a task and a group of its OOD sets, as in `comparison`. Options of t
 of the in-distribution images; no OOD set has a part in the choice.
 """
 
-import json
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -21,10 +19,9 @@ from kedge.anchoring import Anchored
 from kedge.checks import one_of
 from kedge.data import class_split
 from kedge.errors import NotReadyError
-from kedge.files import atomic
-from kedge.provenance import provenance
 from kedge.studies import kernel_of_heads
 from kedge.studies.comparison import MethodTable
+from kedge.studies.feature_run import FeatureRun, Written
 from kedge.studies.head_scores import (
     ANCHORED,
     LOGIT_SCORES,
@@ -44,11 +41,9 @@ from kedge.studies.head_scores import (
 )
 from kedge.studies.head_tables import draw, tables_of_heads
 from kedge.studies.photo_tasks import PHOTOS, photo_task
-from kedge.studies.photographs import used_photographs
 from kedge.studies.study import Setting
 from kedge.studies.task import GROUPS, Task
 from kedge.studies.tasks import DEPTHS, TASKS, TOYS, Loader
-from kedge.studies.written import in_files
 from kedge.training import AnchoredHead
 
 BINS = 10  # of distance from the training features
@@ -155,67 +150,32 @@ def choose_head(task: Task) -> dict[str, Any]:
     return judged_by
 
 
-def run_heads(
-    setting: Setting,
-    out: Path,
-    features: Path,
-    *,
-    patterns: tuple[str, ...] = (),
-    only: tuple[str, ...] = (),
-    command: str = "",
-    progress: Callable[[str, int, int], None] | None = None,
-) -> MethodTable:
-    """Run what is missing, and write metrics.json, tables.md and heads.svg.
+def run_heads(run: FeatureRun) -> Written:
+    """Run what is missing, with a cell for each task and seed, and write metrics.json, tables.md and heads.svg."""
+    loaders, missing, cells = loaders_of(run.setting), {}, {}
+    if run.only:
+        loaders = {one_of("--tasks", name, tuple(loaders)): loaders[name] for name in run.only}
+    todo = [(name, seed) for seed in run.setting.seeds for name in loaders]
 
-    Args:
-        setting: Scale, seeds, data and weights.
-        out: Folder for the cells, one for each task and seed, and the tables.
-        features: Folder of extracted features, which studies on the same tasks share.
-        patterns: Only rows whose label matches one of these, in which ``*`` is any text.
-        only: Names of the tasks to run; by default all.
-        command: The command to run it again, for the record.
-        progress: Called with what is running, the number of cells done and the number in all.
-    """
-    loaders, missing, cells = loaders_of(setting), {}, {}
-    if only:
-        loaders = {one_of("--tasks", name, tuple(loaders)): loaders[name] for name in only}
-    todo = [(name, seed) for seed in setting.seeds for name in loaders]
-    options: dict[str, Any] = {}
-    choices: dict[str, Any] = {}
+    def measure(name: str, seed: int) -> dict[str, Any]:
+        task = loaders[name](run.setting, run.features, seed)
+        return head_cell(task, options_of(run)[1])
+
     for done, (name, seed) in enumerate(todo):
-        if progress is not None:
-            progress(f"{name}, seed {seed}", done, len(todo))
+        if run.progress is not None:
+            run.progress(f"{name}, seed {seed}", done, len(todo))
         if name in missing:
             continue
-        path = out / "cells" / f"{name}-{seed}.json"
-        if path.exists():
-            cells[name, seed] = json.loads(path.read_text())
-            continue
         try:
-            task = loaders[name](setting, features, seed)
+            cells[name, seed] = run.once(f"{name}-{seed}", partial(measure, name, seed))
         except NotReadyError as error:
             missing[name] = str(error)
-            continue
-        if not options:
-            choices, options = options_of(setting, out, features)
-        cells[name, seed] = head_cell(task, options)
-        with atomic(path) as temporary:
-            temporary.write_text(json.dumps(cells[name, seed]))
     if not cells:
-        raise NotReadyError(f"heads needs the data of a task: {'; '.join(missing.values())}")
-    choices = choices or options_of(setting, out, features)[0]
-    comparison = compared(cells, missing, patterns)
-    record = {"command": command, "scale": setting.scale, "seeds": list(setting.seeds), "made with": provenance()}
-    record["photographs"] = used_photographs(setting.data_dir)
-    whole = {"record": record, **comparison.as_dict(), "choice": choices, **extras(cells)}
-    for name, text in {
-        "metrics.json": json.dumps(whole, indent=1),
-        "tables.md": in_files(tables_of_heads(whole).values(), setting),
-    }.items():
-        with atomic(out / name) as temporary:
-            temporary.write_text(text, encoding="utf-8")
-    draw(whole, out / "heads.svg")
-    return comparison
+        return run.write({}, (), missing)
+    whole = {**compared(cells, missing, run.patterns).as_dict(), "choice": options_of(run)[0], **extras(cells)}
+    written = run.write(whole, tables_of_heads(whole).values(), missing)
+    draw(whole, run.out / "heads.svg")
+    return written
 
 
 def head_cell(task: Task, options: Mapping[str, Any]) -> dict[str, Any]:
@@ -230,15 +190,14 @@ def head_cell(task: Task, options: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def options_of(setting: Setting, out: Path, features: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+def options_of(run: FeatureRun) -> tuple[dict[str, Any], dict[str, Any]]:
     """AUROC on held-out classes of the first task by option, and the options with which AMP has the largest."""
-    path = out / "choice.json"
-    if not path.exists():
-        load = next(iter(loaders_of(setting).values()))
-        found = choose_head(load(setting, features, setting.seeds[0]))
-        with atomic(path) as temporary:
-            temporary.write_text(json.dumps(found))
-    found = json.loads(path.read_text())
+
+    def choose() -> dict[str, Any]:
+        load = next(iter(loaders_of(run.setting).values()))
+        return choose_head(load(run.setting, run.features, run.setting.seeds[0]))
+
+    found = run.once("choice", choose)
     best = max(found, key=lambda name: float(found[name]["AMP"]))
     return found, dict(CHOICES[list(found).index(best)])
 

@@ -1,7 +1,7 @@
 """Photographs: methods on a pretrained network, frozen, fine-tuned or anchored; other conditions, and few images."""
 
 import statistics
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -10,13 +10,14 @@ from typing import Any
 from kedge.checks import one_of
 from kedge.detectors.amp import PER_ANCHOR_SCORES
 from kedge.evaluation.summary import SeedValues, TextTable
-from kedge.studies.comparison import MethodTable, Row, interval, matching, run_rows, single_methods
-from kedge.studies.default import combined
+from kedge.studies.comparison import MethodTable, Row, interval, matching, single_methods
+from kedge.studies.default import DEFAULT_LABEL, combined
+from kedge.studies.feature_run import FeatureRun, Written
+from kedge.studies.judged import LEVEL, corrected
 from kedge.studies.photo_tasks import LAYERS, PHOTOS, Variant, finetuned_task, photo_task
 from kedge.studies.study import Setting
 from kedge.studies.task import GROUPS, Task
 from kedge.studies.tasks import TOYS, toy_task
-from kedge.studies.written import Written, write_results
 
 ANCHORED = {  # rows of networks that are anchored before they are fine-tuned
     **{name: Row(name) for name in ("msp", "max_logit", "energy", "kl_uniform", "gen", "knn", "mds++")},
@@ -29,26 +30,41 @@ ANCHORED = {  # rows of networks that are anchored before they are fine-tuned
 FROZEN, FINETUNED = "frozen", "fine-tuned"
 # Rows that are run with few images; ViM needs more of them than the features have dimensions.
 FEW = ("msp", "energy", "gen", "fdbd", "knn", "mds++", "rmds++", "mds++ + gen")
+# Tables of the project's pages, and the rows that they show; none for all.
+COMPARED = (
+    DEFAULT_LABEL,
+    "msp",
+    "energy",
+    "kl_uniform",
+    "gen",
+    "fdbd",
+    "react",
+    "knn",
+    "nnguide",
+    "mds++",
+    "rmds++",
+    "vim",
+)
+SHOWN: dict[str, Collection[str]] = {
+    FROZEN: (),
+    f"{FROZEN}, by column": COMPARED,
+    f"{FROZEN}, conditions": ("accuracy", *COMPARED),
+    FINETUNED: (),
+    f"{FINETUNED}, conditions": ("accuracy", *COMPARED),
+    "anchored": (),
+    "few images": (),
+}
 PER_CLASS, HELD_OUT = (5, 10, 20), (50, 100, 200)
-Progress = Callable[[str, int, int], None]
 Loaders = Mapping[str, Callable[[int], Task]]
 
 
-def run_photos(
-    setting: Setting,
-    out: Path,
-    features: Path,
-    *,
-    patterns: tuple[str, ...] = (),
-    only: tuple[str, ...] = (),
-    command: str = "",
-    progress: Progress | None = None,
-) -> Written:
-    """Run what is missing, and write metrics.json and tables.md; arguments as of `run_default`.
+def run_photos(run: FeatureRun) -> Written:
+    """Run what is missing, and write metrics.json and tables.md.
 
-    ``only`` names parts of the study, such as ``frozen`` or ``first layer``; by default all are run.
+    `FeatureRun.only` names parts of the study, such as ``frozen`` or ``first layer``.
     """
-    kept = matching(single_methods() | combined(), patterns)
+    setting, features = run.setting, run.features
+    kept = matching(single_methods() | combined(), run.patterns)
     few = {label: row for label, row in kept.items() if label in FEW}
     anchored = {label: row for label, row in ANCHORED.items() if label in kept or "AMP" in label or row.method == "amp"}
     parts: dict[str, tuple[Mapping[str, Row], Loaders]] = {FROZEN: (kept, _loaders(setting, features, shifted=True))}
@@ -57,16 +73,16 @@ def run_photos(
         parts |= {f"{n} held out": (few, _fewer(setting, features, held_out=n)) for n in HELD_OUT}
     parts[FINETUNED] = kept, _loaders(setting, features, layer="", shifted=True)  # these train for hours, so come last
     parts |= {layer: (anchored, _loaders(setting, features, layer=layer)) for layer in LAYERS}
-    if only:
-        parts = {one_of("--tasks", what, tuple(parts)): parts[what] for what in only}
+    if run.only:
+        parts = {one_of("--tasks", what, tuple(parts)): parts[what] for what in run.only}
     results: dict[str, MethodTable] = {}
     missing: dict[str, str] = {}
     for what, (some, loaders) in parts.items():
-        results[what] = run_rows(some, loaders, setting.seeds, out / "cells", progress)
+        results[what] = run.rows(some, loaders)
         missing |= results[what].missing
         records = {name: each.as_dict() for name, each in results.items() if each.columns}
         shown = tuple(tables(results).values()) if records else ()
-        written = write_results(out, records, shown, setting, command, missing)  # what is done, while more is run
+        written = run.write(records, shown, missing)  # what is done, while more is run
     return written
 
 
@@ -84,6 +100,38 @@ def tables(results: Mapping[str, MethodTable]) -> dict[str, TextTable]:
     if len(few) > 1:
         shown["few images"] = fewer_images(few)
     return shown
+
+
+def page_tables(record: Mapping[str, Any]) -> dict[str, TextTable]:
+    """The tables of the project's pages, from what metrics.json holds."""
+    results = {name: MethodTable.from_record(each) for name, each in record.items() if name != "record"}
+    found = tables(results)
+    shown = {
+        f"photos, {what}": replace(
+            found[what], rows=tuple(row for row in found[what].rows if not only or row[0] in only)
+        )
+        for what, only in SHOWN.items()
+    }
+    return shown | {"photos, judged": judged(results)}
+
+
+def judged(results: Mapping[str, MethodTable]) -> TextTable:
+    """The default against all single methods, of which some are shown, and anchored networks against others."""
+    pairs = {}
+    for what in (each for each in (FROZEN, FINETUNED) if each in results):
+        ours = results[what].mean(DEFAULT_LABEL)
+        pairs |= {(f"{what}: {DEFAULT_LABEL}", each): (ours, results[what].mean(each)) for each in results[what].single}
+    for layer in (each for each in LAYERS if each in results):
+        for label, other in (
+            ("AMP", "kl_uniform"),
+            (DEFAULT_LABEL, DEFAULT_LABEL),
+            (f"{DEFAULT_LABEL} + AMP", DEFAULT_LABEL),
+        ):
+            ours, theirs = results[layer].mean(label), results[FINETUNED].mean(other)
+            pairs[f"{layer}: {label}", f"{FINETUNED}: {other}"] = ours, theirs
+    table = corrected(pairs, "AUROC, mean over columns")
+    rows = tuple(row for row in table.rows if row[-1] == "no" or ": " in row[1] or row[1] in COMPARED)
+    return TextTable(f"{table.caption} All comparisons above {LEVEL} are shown.", table.heads, rows)
 
 
 def by_layer(results: Mapping[str, MethodTable]) -> TextTable:

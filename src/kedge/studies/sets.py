@@ -29,6 +29,8 @@ PUBLIC: dict[str, dict[str | None, tuple[str, str]]] = {
     "traffic signs": {None: ("gtsrb", "test")},
     "MNIST (RGB)": {None: ("mnist", "test")},
 }
+PRIVATE = frozenset(FILES) - frozenset(PUBLIC)  # that only exist as reduced copies which a reader cannot get
+NEAR_CIFAR10 = "tiny-imagenet (OpenOOD)"
 STRETCHED = Preprocess((3, 32, 32), fit="stretch")
 
 # The number of images of each set at its source, by split where it is not the default one.
@@ -59,6 +61,14 @@ def find(names: Sequence[str], *, side: int, data_dir: str | Path | None, split:
         except NotReadyError as error:
             missing[name] = str(error)
     return Found(tuple(sets), missing)
+
+
+def far_from_cifar10(data_dir: str | Path | None) -> tuple[ImageSet, ...]:
+    """The far OOD sets of CIFAR-10: those with a public source, and the private ones that are here."""
+    found = find([name for name in FILES if name != NEAR_CIFAR10], side=32, data_dir=data_dir)
+    if public := [hint for name, hint in found.missing.items() if name not in PRIVATE]:
+        raise NotReadyError("; ".join(public))
+    return found.sets
 
 
 def load_set(

@@ -29,7 +29,6 @@ from kedge.training import Recipe, recipe, train
 
 DEPTHS = (20, 56)  # of the public CIFAR-10 networks
 PER_CLASS = (50, 500)  # of CIFAR-10's 5,000 training images of a class, in variants of its task
-NEAR_CIFAR10 = "tiny-imagenet (OpenOOD)"
 
 
 def cifar10_task(depth: int, setting: Setting, folder: Path, seed: int, *, per_class: int | None = None) -> Task:
@@ -46,18 +45,22 @@ def cifar10_task(depth: int, setting: Setting, folder: Path, seed: int, *, per_c
     load_weights(net.network, file)
     net.eval()
 
-    def read(known: str, split: str | None = None) -> Features:
-        images = sets.load_set(known, side=32, data_dir=setting.data_dir, split=split)
-        return extract(net, images, folder / name / images.name, batch_size=256)
+    def load(known: str, split: str | None = None) -> ImageSet:
+        return sets.load_set(known, side=32, data_dir=setting.data_dir, split=split)
 
-    held_out, test = read("cifar10").split(0.5, seed=seed)
-    far = tuple(read(each) for each in sets.FILES if each != NEAR_CIFAR10)
-    fit = read("cifar10", "train")
+    def read(images: ImageSet) -> Features:
+        return extract(net, images, home / images.name, batch_size=256)
+
+    home = folder / name
+    held_out, test = read(load("cifar10")).split(0.5, seed=seed)
+    far = tuple(map(read, sets.far_from_cifar10(setting.data_dir)))
+    near = read(load(sets.NEAR_CIFAR10))
+    fit = read(load("cifar10", "train"))
     if per_class is not None:
         assert fit.labels is not None
         fit = fit.subset(first_of_each(fit.labels, [per_class] * len(fit.classes)))
         name = f"{name}, {per_class} a class"
-    return Task(name, seed, net, fit, held_out, test, (read(NEAR_CIFAR10),), far)
+    return Task(name, seed, net, fit, held_out, test, (near,), far)
 
 
 def digits_task(setting: Setting, folder: Path, seed: int) -> Task:

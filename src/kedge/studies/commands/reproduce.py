@@ -1,5 +1,6 @@
 """``kedge reproduce``: a study of the paper, end to end."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -15,12 +16,11 @@ from kedge.progress import progress_bar
 from kedge.studies.commands import StudyProgress
 
 if TYPE_CHECKING:
+    from kedge.studies.feature_run import FeatureRun
     from kedge.studies.plan import Suite
-    from kedge.studies.study import Setting
 
 NTK = "ntk"
 ANEW = "finished networks and scores are reused"
-WITH_TASKS = ("heads", "photos", "cifar10-trained")
 ON_TASKS = ("default", "heads", "photos", "cifar10-trained", "imagenet")  # on features extracted once
 
 
@@ -55,8 +55,8 @@ def reproduce(
     tasks: Annotated[
         list[str] | None,
         typer.Option(
-            help="For heads: only this task; for photos: only this part; for cifar10-trained: only this network; may "
-            "be repeated."
+            help="For default and heads: only this task; for photos: only this part; for cifar10-trained and imagenet: "
+            "only this network; may be repeated."
         ),
     ] = None,
     weights: Annotated[
@@ -112,6 +112,8 @@ def reproduce(
     from kedge.data.sources import data_folder
     from kedge.evaluation.report.figures import require
     from kedge.studies import STUDIES, run_ntk
+    from kedge.studies.feature_run import FeatureRun
+    from kedge.studies.publish import command_line
     from kedge.studies.study import SCALES, Setting
 
     console = Console()
@@ -134,13 +136,11 @@ def reproduce(
     if name in ON_TASKS:
         setting = Setting(scale, tuple(range(seeds)), data_dir, files)
         features = features or (folder if out else folder.parent) / "features"
-        if tasks and name not in WITH_TASKS:
-            raise InputError(f"--tasks is for {', '.join(WITH_TASKS)}; {name} runs all of its tasks: leave it out")
-        more: dict[str, Any] = {"only": tuple(tasks)} if tasks else {}
-        if name == "cifar10-trained":
-            more["precision"] = precision
-        compare_on_tasks(name, setting, folder, features, rows, console, **more)
+        run = FeatureRun(setting, folder, features, tuple(rows or ()), tuple(tasks or ()), precision, command_line())
+        compare_on_tasks(name, run, console)
         return
+    if tasks:
+        raise InputError(f"--tasks is for {', '.join(ON_TASKS)}; {name} has none: leave it out")
     check_target("--networks", networks, folder=True)
     numbers = tuple(range(len(files) or seeds))
     study = STUDIES[name](Setting(scale, numbers, data_dir, files, folder / "images"))
@@ -165,9 +165,7 @@ def reproduce(
         raise NotReadyError(f"{name} needs data that is not in {data_folder(data_dir)}: see above")
 
 
-def compare_on_tasks(
-    name: str, setting: "Setting", folder: Path, features: Path, rows: list[str] | None, console: Console, **more: Any
-) -> None:
+def compare_on_tasks(name: str, run: "FeatureRun", console: Console) -> None:
     """Run a study on features, print its tables and write them."""
     from kedge.studies.cifar10_trained import run_cifar10_trained
     from kedge.studies.default import run_default
@@ -175,24 +173,26 @@ def compare_on_tasks(
     from kedge.studies.imagenet import run_imagenet
     from kedge.studies.photographs import photographs_in_words
     from kedge.studies.photos import run_photos
-    from kedge.studies.publish import command_line
 
-    runs: dict[str, Any] = {"default": run_default, "heads": run_heads, "photos": run_photos}
-    runs |= {"cifar10-trained": run_cifar10_trained, "imagenet": run_imagenet}
-    check_target("--features", features, folder=True)
-    console.resumable(features, begun=False)
+    runs = {
+        "default": run_default,
+        "heads": run_heads,
+        "photos": run_photos,
+        "cifar10-trained": run_cifar10_trained,
+        "imagenet": run_imagenet,
+    }
+    check_target("--features", run.features, folder=True)
+    console.resumable(run.features, begun=False)
     with progress_bar(name) as update:
-        written = runs[name](
-            setting, folder, features, patterns=tuple(rows or ()), command=command_line(),
-            progress=lambda label, done, total: update(done, total, label=label), **more,
-        )  # fmt: skip
+        shown = replace(run, progress=lambda label, done, total: update(done, total, label=label))
+        written = runs[name](shown)
     for table in written.tables:
         console.print(table.terminal())
-    console.print(photographs_in_words(setting.data_dir))
+    console.print(photographs_in_words(run.setting.data_dir))
     for task, hint in written.missing.items():
         console.print(f"[yellow]missing {escape(task)}:[/] {escape(hint)}")
-    console.wrote("tables", f"{folder / 'tables.md'}, metrics.json")
-    console.next(f"read {folder / 'tables.md'}")
+    console.wrote("tables", f"{run.out / 'tables.md'}, metrics.json")
+    console.next(f"read {run.out / 'tables.md'}")
 
 
 def estimate(suite: "Suite", how: dict[str, Any], console: Console) -> None:
