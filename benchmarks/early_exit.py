@@ -1,7 +1,7 @@
 """The share of photographs that exit early, and what early exit costs in quality, on anchored fine-tuned networks.
 
     kedge reproduce photos --tasks "first layer" --seeds 3 --data-dir DATA --features runs/tasks --out runs/photos
-    python benchmarks/early_exit.py --data-dir DATA --features runs/tasks [--subjects pets] [--seeds 3] [--json PATH]
+    python benchmarks/early_exit.py --data-dir DATA --features runs/tasks [--subjects pets flowers] [--seeds 3] [--json PATH]
 
 EfficientNet-Lite0, anchored at its first layer and fine-tuned: AMP with K anchors, and with two anchors for images that
 these clearly accept. Reads the per-anchor logits that the study has stored, so that the exact scores and those of early
@@ -35,7 +35,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data-dir", type=Path, default=None)
     parser.add_argument("--features", type=Path, required=True, help="folder of the study's networks and features")
-    parser.add_argument("--subjects", nargs="+", default=["pets"], choices=list(PHOTOS))
+    parser.add_argument("--subjects", nargs="+", default=list(PHOTOS), choices=list(PHOTOS))
     parser.add_argument("--layer", default="first layer", help="the layer that is anchored, as in the study")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--json", type=Path, default=None)

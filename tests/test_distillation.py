@@ -513,7 +513,7 @@ def test_the_command_takes_a_network_and_calibration_images(home, tmp_path):
 
 def test_the_command_checks_its_arguments_before_training(home, tmp_path):
     for detector, train, options, words in (
-        ("msp", "all", (), "detector must be an AMP detector"),
+        ("msp", "all", (), "DETECTOR must be an AMP detector"),
         ("amp", "held", (), "held_out must be in-distribution images"),
         ("amp", "all", ("--recipe", "none"), "recipe must be"),
     ):

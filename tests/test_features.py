@@ -40,7 +40,7 @@ def test_the_input_of_a_layer_is_read_by_its_name_and_in():
     assert torch.equal(features["fc:in"], features["flatten"])
     assert torch.equal(features["fc"], output)
     assert torch.equal(output, net(x))
-    with pytest.raises(InputError, match="no layer 'fcc:in'"):
+    with pytest.raises(InputError, match="no layer 'fcc'"):
         read_features(net, x, ["fcc:in"])
 
 

@@ -155,7 +155,7 @@ def test_a_signed_checkpoint_with_another_value_is_refused_or_resumes_the_same(t
     content, whole = artifact.read(path), path.read_bytes()
     expected = train(network(), toy(), how, directory=tmp_path)
     rng = random.Random(0)
-    for place, value, header, tensors in mutants(*content, rng):
+    for place, value, header, tensors in mutants(*content, rng, every=False):
         if rng.random() < 0.1:
             signed(path, header, tensors)
             with contextlib.suppress(KedgeError):

@@ -4,8 +4,8 @@
     python docs/tables --add insight runs/insight-small/cifar10/metrics.json
     python docs/tables --add photos runs/photos-small/metrics.json
 
-With --add, the rows of a run are first added to docs/results; a run of a study on features takes the place of what is
-there, with rounded numbers. Studies on features give their tables themselves; those of the others are made here.
+With --add, the rows of a run are first added to docs/results, or the parts of a run with --tasks; another run of a study
+on features takes the place of what is there, with rounded numbers. Studies on features give their tables themselves; those of the others are made here.
 """
 
 import argparse
@@ -35,14 +35,14 @@ SOURCES: dict[str, Tables] = {
     "cifar10-longer": suites.tables_of_longer,
     "insight": of_insight.tables,
     "default": lambda known: {
-        **default.page_tables(known),
+        **default.tables_of_default(known),
         "front": default.front_table(known, results("heads")),
         "leaderboard": others.beside_leaderboard(known),
     },
     "heads": head_tables.tables_of_heads,
-    "photos": photos.page_tables,
-    "cifar10-trained": cifar10_trained.page_tables,
-    "imagenet": imagenet_tables.page_tables,
+    "photos": photos.tables_of_photos,
+    "cifar10-trained": cifar10_trained.tables_of_cifar10_trained,
+    "imagenet": imagenet_tables.tables_of_imagenet,
     "inference": lambda known: {"times": speed.times(known)},
     "inference-peers": lambda known: {"peers, inference": others.peers_in_passes(known)},
     "shipped": lambda known: {"shipped": speed.times(known), "quality": speed.cost_in_quality(known)},

@@ -11,6 +11,8 @@ from kedge.studies.default import DEFAULT_LABEL
 from kedge.studies.sets import PRIVATE
 from kedge.studies.study import Setting
 
+BY_PART = ("photos", "cifar10-trained")  # studies of which a run may have some parts only, by --tasks
+
 
 def to_add(study: str, path: Path, known: Mapping[str, Any]) -> str:
     """The text of a file of docs/results with the rows of a run."""
@@ -18,8 +20,10 @@ def to_add(study: str, path: Path, known: Mapping[str, Any]) -> str:
     if study in STUDIES:
         (suite,) = STUDIES[study](Setting("small")).suites
         return json.dumps(added(known, found, list(suite.methods)), indent=1)
-    shortened = {"photos": of_rows, "default": by_group}.get(study, dict)(found)
-    return json.dumps(rounded(shortened), separators=(",", ":"))
+    shortened = rounded({"photos": of_rows, "default": by_group}.get(study, dict)(found))
+    if study in BY_PART:
+        shortened = with_parts(known, shortened)
+    return json.dumps(shortened, separators=(",", ":"))
 
 
 def added(known: Mapping[str, Any], found: Mapping[str, Any], order: Sequence[str]) -> dict[str, Any]:
@@ -40,6 +44,14 @@ def added(known: Mapping[str, Any], found: Mapping[str, Any], order: Sequence[st
     # The command stays that of the whole; each training says where and with what it was made.
     record = {**known["record"], "training hours": round(hours, 2), "trainings": trainings}
     return {"record": record, "seeds": seeds, "summary": rows(known["summary"], found["summary"])}
+
+
+def with_parts(known: Mapping[str, Any], found: Mapping[str, Any]) -> dict[str, Any]:
+    """Results with the parts of another run in place of their own; the record says how each of these was made."""
+    run = found["record"]
+    made = {part: {key: run[key] for key in ("command", "seeds", "made with")} for part in found if part != "record"}
+    record = {**known["record"], "added": {**known["record"].get("added", {}), **made}}
+    return {**known, **found, "record": record}
 
 
 def rounded(value: Any) -> Any:

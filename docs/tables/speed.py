@@ -105,29 +105,22 @@ def start(known: Mapping[str, Any]) -> str:
 
 
 def exits_early(known: Mapping[str, Any]) -> str:
-    """The share of photographs that exit early, and early exit beside all anchors: means over seeds."""
-    by_set: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
+    """The share of photographs that exit early, and early exit beside all anchors: means over seeds and sets."""
+    groups: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
     for row in known["rows"]:
-        by_set.setdefault((row["group"], row["images"]), []).append(row)
+        groups.setdefault((row["subject"], row["group"]), []).append(row)
     lines = []
-    for (group, images), rows in by_set.items():
+    for (subject, group), rows in groups.items():
         exits = [100 * row["exits"] for row in rows]
         mean = {key: statistics.fmean(row[key] for row in rows) for key in ("passes", "agreement")}
-        cells = [f"{group}, {images}", f"{statistics.fmean(exits):.1f} ({min(exits):.1f} to {max(exits):.1f})"]
+        cells = [subject, group, f"{statistics.fmean(exits):.1f} ({min(exits):.1f} to {max(exits):.1f})"]
         cells += [f"{mean['passes']:.2f}", f"{100 * mean['agreement']:.1f}"]
         for key, digits in (("flagged", 1), ("auroc", 2)):
             both = [[row[f"{key}_{how}"] for row in rows] for how in ("early", "exact")]
             cells.append(" / ".join(f"{100 * statistics.fmean(each):.{digits}f}" for each in both if None not in each))
         lines.append(cells)
-    heads = [
-        "images",
-        "exit early, %",
-        "passes",
-        "same labels, %",
-        "flagged, %, early / exact",
-        "AUROC, %, early / exact",
-    ]
-    return markdown(heads, lines)
+    heads = ["task", "images", "exit early, %", "passes", "same labels, %", "flagged, %, early / exact"]
+    return markdown([*heads, "AUROC, %, early / exact"], lines)
 
 
 def cost_in_quality(known: Mapping[str, Any]) -> str:

@@ -190,7 +190,7 @@ def by_network_tables(results: Mapping[str, MethodTable]) -> tuple[TextTable, ..
     return (*shown, *private)
 
 
-def page_tables(record: Mapping[str, Any]) -> dict[str, TextTable]:
+def tables_of_cifar10_trained(record: Mapping[str, Any]) -> dict[str, TextTable]:
     """The tables of the project's pages, from what metrics.json holds."""
     results = {name: MethodTable.from_record(each) for name, each in record.items() if name != "record"}
     names = ("classifiers", *GROUPS, *(f"{name}, private sets" for name in results))

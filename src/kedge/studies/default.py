@@ -117,7 +117,7 @@ def tables_of(table: MethodTable) -> dict[str, TextTable]:
     return shown | ({"by set": private} if private else {})
 
 
-def page_tables(record: Mapping[str, Any]) -> dict[str, TextTable]:
+def tables_of_default(record: Mapping[str, Any]) -> dict[str, TextTable]:
     """The tables of the project's pages, from what metrics.json holds."""
     everything = MethodTable.from_record(record)
     public = everything.public()

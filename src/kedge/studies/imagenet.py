@@ -17,7 +17,7 @@ from kedge.errors import NotReadyError
 from kedge.metrics import accuracy
 from kedge.studies.comparison import Row, matching, single_methods
 from kedge.studies.feature_run import FeatureRun, Written
-from kedge.studies.imagenet_images import NAME, Pictures, read_features, read_pictures, task_of, toy_pictures
+from kedge.studies.imagenet_images import NAME, Pictures, features_of_pictures, read_pictures, task_of, toy_pictures
 from kedge.studies.imagenet_tables import bootstrap, interval_tables
 from kedge.studies.photo_tasks import LAYERS
 from kedge.studies.task import Task
@@ -44,7 +44,10 @@ def run_imagenet(run: FeatureRun) -> Written:
     results: dict[str, Any] = {"single": [], "results": {}, "bootstrap": {}, "accuracy by level of blur": {}}
     for name in [one_of("--tasks", each, tuple(networks)) for each in run.only or networks]:
         if name == AS_IT_IS:
-            rows, load = matching(label_free() | COMBINED, run.patterns), read_features(pictures, run.features).task
+            rows, load = (
+                matching(label_free() | COMBINED, run.patterns),
+                features_of_pictures(pictures, run.features).task,
+            )
         else:
             rows = ANCHORED_ROWS if networks[name] else TUNED_ROWS
             load = partial(tuned_task, run, pictures, name, networks[name])

@@ -113,7 +113,7 @@ def task_of(
     return Task(name, seed, net, *known, others[:1], others[1:], tuple(shifted))
 
 
-def read_features(pictures: Pictures, folder: Path) -> Images:
+def features_of_pictures(pictures: Pictures, folder: Path) -> Images:
     """Features of all images by the network as it is."""
     net, home = pictures.net, folder / ("lite0-224" if pictures.preprocess else "toy-imagenet")
     blurred = pictures.read_blurred(net, pictures.known, home)

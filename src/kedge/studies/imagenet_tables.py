@@ -112,7 +112,7 @@ def _ranged(values: Sequence[float]) -> str:
     return f"{middle:.1f} [{low:.1f}, {high:.1f}]"
 
 
-def page_tables(record: Mapping[str, Any]) -> dict[str, TextTable]:
+def tables_of_imagenet(record: Mapping[str, Any]) -> dict[str, TextTable]:
     """The tables of the project's pages, from what metrics.json holds."""
     names = ("AUROC", "flagged", "accuracy", "Table 5")
     return {f"imagenet, {name}": table for name, table in zip(names, interval_tables(record), strict=True)}

@@ -102,7 +102,7 @@ def tables(results: Mapping[str, MethodTable]) -> dict[str, TextTable]:
     return shown
 
 
-def page_tables(record: Mapping[str, Any]) -> dict[str, TextTable]:
+def tables_of_photos(record: Mapping[str, Any]) -> dict[str, TextTable]:
     """The tables of the project's pages, from what metrics.json holds."""
     results = {name: MethodTable.from_record(each) for name, each in record.items() if name != "record"}
     found = tables(results)
@@ -112,10 +112,10 @@ def page_tables(record: Mapping[str, Any]) -> dict[str, TextTable]:
         )
         for what, only in SHOWN.items()
     }
-    return shown | {"photos, judged": judged(results)}
+    return shown | {"photos, judged": comparisons(results)}
 
 
-def judged(results: Mapping[str, MethodTable]) -> TextTable:
+def comparisons(results: Mapping[str, MethodTable]) -> TextTable:
     """The default against all single methods, of which some are shown, and anchored networks against others."""
     pairs = {}
     for what in (each for each in (FROZEN, FINETUNED) if each in results):
@@ -131,7 +131,7 @@ def judged(results: Mapping[str, MethodTable]) -> TextTable:
             pairs[f"{layer}: {label}", f"{FINETUNED}: {other}"] = ours, theirs
     table = corrected(pairs, "AUROC, mean over columns")
     rows = tuple(row for row in table.rows if row[-1] == "no" or ": " in row[1] or row[1] in COMPARED)
-    return TextTable(f"{table.caption} All comparisons above {LEVEL} are shown.", table.heads, rows)
+    return TextTable(f"{table.caption} Every comparison with p above {LEVEL} is shown.", table.heads, rows)
 
 
 def by_layer(results: Mapping[str, MethodTable]) -> TextTable:
