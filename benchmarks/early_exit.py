@@ -1,7 +1,7 @@
 """The share of photographs that exit early, and what early exit costs in quality, on anchored fine-tuned networks.
 
     kedge reproduce photos --tasks "first layer" --seeds 3 --data-dir DATA --features runs/tasks --out runs/photos
-    python benchmarks/early_exit.py --data-dir DATA --features runs/tasks [--subjects pets flowers] [--seeds 3] [--json PATH]
+    python benchmarks/early_exit.py --data-dir DATA --features runs/tasks [--subjects pets] [--seeds 3] [--json PATH]
 
 EfficientNet-Lite0, anchored at its first layer and fine-tuned: AMP with K anchors, and with two anchors for images that
 these clearly accept. Reads the per-anchor logits that the study has stored, so that the exact scores and those of early

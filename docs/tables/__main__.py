@@ -4,8 +4,9 @@
     python docs/tables --add insight runs/insight-small/cifar10/metrics.json
     python docs/tables --add photos runs/photos-small/metrics.json
 
-With --add, the rows of a run are first added to docs/results, or the parts of a run with --tasks; another run of a study
-on features takes the place of what is there, with rounded numbers. Studies on features give their tables themselves; those of the others are made here.
+With --add, a run is first put into docs/results: the rows of a training study, the parts of photos and of
+cifar10-trained; the run of another study on features replaces what is there. Numbers are rounded. Studies on features
+give their tables themselves; those of the others are made here.
 """
 
 import argparse

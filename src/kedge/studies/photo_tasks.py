@@ -43,7 +43,6 @@ LAYERS = {  # of EfficientNet-Lite0, that are anchored before it is fine-tuned
     "first layer": "_conv_stem",
     "middle": "_blocks.8._project_conv",
     "last convolution": "_conv_head",
-    "head": "_fc",
 }
 
 
