@@ -52,6 +52,7 @@ SOURCES: dict[str, Tables] = {
     "field": lambda known: {"own passes": others.own_passes(known)},
     "default-cost": lambda known: {"verdicts": speed.verdicts(known), "eight bits": speed.eight_bits(known)},
     "amp-batches": lambda known: {"batches of AMP": speed.times(known)},
+    "amp-resnet50": lambda known: {"AMP on ResNet-50": speed.times(known)},
     "heads-cost": lambda known: {"heads, cost": speed.heads_cost(known)},
     "scoring-photos": lambda known: {"waiting": speed.waiting(known)},
     "serving-photos": lambda known: {"requests": speed.requests(known)},
