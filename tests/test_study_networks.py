@@ -97,7 +97,7 @@ def test_the_study_of_trained_networks_runs_at_the_smoke_scale(tmp_path):
 
 @pytest.fixture
 def few(tmp_path):
-    return imagenet_images.read_features(imagenet_images.toy_pictures(), tmp_path)
+    return imagenet_images.features_of_pictures(imagenet_images.toy_pictures(), tmp_path)
 
 
 def test_intervals_are_those_of_the_bootstrap_over_images(few, tmp_path):
@@ -143,7 +143,7 @@ def test_labels_are_those_of_the_numbers_in_the_names(tmp_path, monkeypatch):
     with pytest.raises(NotReadyError, match="package tensorflow-datasets"):
         imagenet_images.read_pictures(tmp_path)
     (tmp_path / imagenet_images.LABELS).write_text("n02\nn01\nn02\nn03\n")
-    found = imagenet_images.read_features(imagenet_images.read_pictures(tmp_path), tmp_path / "features")
+    found = imagenet_images.features_of_pictures(imagenet_images.read_pictures(tmp_path), tmp_path / "features")
     assert found.known.labels.tolist() == [1, 0, 2]  # of numbers 1, 2 and 4
     assert [len(each) for each in found.others] == [1, 3]  # flowers without the spear thistle and the oxeye daisy
     assert [len(each) for each in found.blurred.values()] == [3] * 5
