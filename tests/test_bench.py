@@ -25,7 +25,7 @@ from kedge.studies.bench.page import bench_page
 from kedge.studies.bench.plain import Naive, on_pairs, without_anchors
 from kedge.studies.bench.quality import quality
 from kedge.studies.bench.steps import training_steps
-from kedge.studies.bench.subjects import noise_images
+from kedge.studies.bench.subjects import HELD_OUT, noise_images
 from kedge.studies.bench.turns import Quartiles, in_turns, ratios
 from test_report import check
 
@@ -128,7 +128,7 @@ def test_early_exit_keeps_the_anchors_and_takes_all_of_them_for_a_given_share_of
     assert isinstance(copied, EarlyExit)
     assert torch.equal(copied.net.anchors, detector.net.anchors)
     assert copied.exit_threshold is not None
-    assert len(copied.calibration.scores) < 120  # the other half went into the exit threshold
+    assert len(copied.calibration.scores) < HELD_OUT  # the other half went into the exit threshold
     run, images = prepared.start("early-exit"), noise(10, seed=8)
     for share, expected in ((0.2, 2), (0, 0), (1, 10), (0.5, 5)):
         run.set_full_share(images, share)

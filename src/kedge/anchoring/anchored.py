@@ -258,12 +258,11 @@ class Anchored(Classifier):
         """The number of images of each part of a batch, and the number of anchors folded into a pass over them."""
         image_bytes = x[0].numel() * self.mean.element_size()
         row_bytes = 3 * math.ceil(image_bytes * (self._growth or 1.0))  # a layer's input, output and one more
-        if self.memory_cap is None:
-            rows, count = max(self._room // row_bytes, LEAST_ROWS), round
-        else:
-            rows, count = max(1, self.memory_cap // row_bytes), math.ceil
+        cap = self.memory_cap
+        rows = max(self._room // row_bytes, LEAST_ROWS) if cap is None else max(1, cap // row_bytes)
         images = rows if self._behind is None else max(1, rows // k)  # all anchors at once behind an inner layer
-        size = math.ceil(len(x) / max(1, count(len(x) / images)))  # parts and groups of one size
+        parts = max(1, round(len(x) / images)) if cap is None else math.ceil(len(x) / images)
+        size = math.ceil(len(x) / parts)  # parts and groups of one size
         return size, math.ceil(k / math.ceil(k / max(1, rows // size)))
 
     def _fold(

@@ -162,7 +162,7 @@ def by_network_tables(results: Mapping[str, MethodTable]) -> tuple[TextTable, ..
 
     Sets that only exist as private archives have tables of their own, one for each network.
     """
-    private = [table for each in results.values() if (table := by_set(each))]
+    private = [shown for each in results.values() if (shown := by_set(each)) is not None]
     results = {name: table.public() for name, table in results.items()}
     labels = dict.fromkeys(label for table in results.values() for label in table.results)
     first = "msp" if "msp" in labels else next(iter(labels))
@@ -171,7 +171,7 @@ def by_network_tables(results: Mapping[str, MethodTable]) -> tuple[TextTable, ..
         (by_seed,) = table.results[first].values()
         metrics = {each: SeedValues(tuple(result["id"][each] for result in by_seed.values())) for each in CLASSIFIER}
         classifiers.append((name, *(interval(values, CLASSIFIER[each]) for each, values in metrics.items())))
-    shown = [TextTable(f"On ID test images, in %; AURC by {first}.", ("network", *CLASSIFIER), tuple(classifiers))]
+    tables = [TextTable(f"On ID test images, in %; AURC by {first}.", ("network", *CLASSIFIER), tuple(classifiers))]
     for group in GROUPS:
         rows: list[tuple[float, tuple[str, ...]]] = []
         for label in labels:
@@ -186,8 +186,8 @@ def by_network_tables(results: Mapping[str, MethodTable]) -> tuple[TextTable, ..
             rows.append((statistics.fmean(aurocs), (label, *cells.values())))
         rows.sort(key=lambda row: -row[0])
         caption = f"AUROC / FPR95 in %, {group} OOD; means over its sets."
-        shown.append(TextTable(caption, ("method", *results), tuple(cells for _, cells in rows)))
-    return (*shown, *private)
+        tables.append(TextTable(caption, ("method", *results), tuple(cells for _, cells in rows)))
+    return (*tables, *private)
 
 
 def tables_of_cifar10_trained(record: Mapping[str, Any]) -> dict[str, TextTable]:

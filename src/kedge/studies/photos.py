@@ -117,7 +117,7 @@ def tables_of_photos(record: Mapping[str, Any]) -> dict[str, TextTable]:
 
 def comparisons(results: Mapping[str, MethodTable]) -> TextTable:
     """The default against all single methods, of which some are shown, and anchored networks against others."""
-    pairs = {}
+    pairs: dict[tuple[str, str], tuple[SeedValues, SeedValues]] = {}
     for what in (each for each in (FROZEN, FINETUNED) if each in results):
         ours = results[what].mean(DEFAULT_LABEL)
         pairs |= {(f"{what}: {DEFAULT_LABEL}", each): (ours, results[what].mean(each)) for each in results[what].single}
