@@ -5,8 +5,8 @@
     python docs/tables --add photos runs/photos-small/metrics.json
 
 With --add, a run is first put into docs/results: the rows of a training study, the parts of photos and of
-cifar10-trained; the run of another study on features replaces what is there. Numbers are rounded. Studies on features
-give their tables themselves; those of the others are made here.
+cifar10-trained, the networks of imagenet; the run of another study on features replaces what is there. Numbers are
+rounded. Studies on features give their tables themselves; those of the others are made here.
 """
 
 import argparse

@@ -2,7 +2,7 @@
 
 import json
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,7 @@ from kedge.studies.default import DEFAULT_LABEL
 from kedge.studies.sets import PRIVATE
 from kedge.studies.study import Setting
 
+LEVELS = "accuracy by level of blur"  # by network
 BY_PART = ("photos", "cifar10-trained")  # studies of which a run may have some parts only, by --tasks
 
 
@@ -23,6 +24,8 @@ def to_add(study: str, path: Path, known: Mapping[str, Any]) -> str:
     shortened = rounded({"photos": of_rows, "default": by_group}.get(study, dict)(found))
     if study in BY_PART:
         shortened = with_parts(known, shortened)
+    elif study == "imagenet":
+        shortened = with_rows(known, shortened)
     return json.dumps(shortened, separators=(",", ":"))
 
 
@@ -47,11 +50,21 @@ def added(known: Mapping[str, Any], found: Mapping[str, Any], order: Sequence[st
 
 
 def with_parts(known: Mapping[str, Any], found: Mapping[str, Any]) -> dict[str, Any]:
-    """Results with the parts of another run in place of their own; the record says how each of these was made."""
-    run = found["record"]
-    made = {part: {key: run[key] for key in ("command", "seeds", "made with")} for part in found if part != "record"}
-    record = {**known["record"], "added": {**known["record"].get("added", {}), **made}}
-    return {**known, **found, "record": record}
+    """Results with the parts of another run in place of their own."""
+    return {**known, **found, "record": added_to(known["record"], found["record"], found.keys() - {"record"})}
+
+
+def with_rows(known: Mapping[str, Any], found: Mapping[str, Any]) -> dict[str, Any]:
+    """Results of ImageNet's classes with the networks of another run."""
+    tables = {key: {**known[key], **found[key]} for key in ("results", "bootstrap", LEVELS)}
+    record = added_to(known["record"], found["record"], found[LEVELS])
+    return {"record": record, "single": list(dict.fromkeys([*known["single"], *found["single"]])), **tables}
+
+
+def added_to(known: Mapping[str, Any], run: Mapping[str, Any], parts: Iterable[str]) -> dict[str, Any]:
+    """A record that says how the parts of another run were made."""
+    made = {part: {key: run[key] for key in ("command", "seeds", "made with")} for part in sorted(parts)}
+    return {**known, "added": {**known.get("added", {}), **made}}
 
 
 def rounded(value: Any) -> Any:
