@@ -1,10 +1,12 @@
 """Hold several times the capacity of `kedge serve`, with hostile clients among the others, and watch the service.
 
     python benchmarks/load.py [--minutes 5] [--times 4] [--detector cifar10] [--option=--max-queue=512] [--json PATH]
+    python benchmarks/load.py --minutes 20 --times 2 --detector birds.kedge --photos DATA/photos [--side 500]
 
 First the capacity: images that 32 clients, one request each at a time, get answered a second. Then requests arrive at
-random moments at so many times that rate, each on a connection of its own: images, forms of eight, files that are no
-images, tiny JPEGs that declare 7000 x 7000 pixels, bodies that trickle in, clients that ask and never read, and
+random moments at so many times that rate, each on a connection of its own: images (PNG of random pixels in the
+network's size, or with --photos JPEG of photographs, --side pixels on the longer side), forms of eight, files that are
+no images, tiny JPEGs that declare 7000 x 7000 pixels, bodies that trickle in, clients that ask and never read, and
 connections that send nothing; the last three stay for a while. One more client asks for /healthz ten times a second.
 Every score is compared with the detector's own. Printed are tables for docs/reliability.md; the exit code is 1 after a
 5xx other than 503, a wrong score, a /healthz that fails, or memory or file descriptors that grow. Linux only.
@@ -34,10 +36,12 @@ from PIL import Image
 import kedge
 from kedge.files import atomic
 from kedge.provenance import provenance
+from scoring import make_images
 
 MIX = {"image": 0.76, "form": 0.02, "no image": 0.1, "huge": 0.04, "trickle": 0.03, "deaf": 0.02, "idle": 0.03}
 STAY = 20.0  # seconds that the last three of them stay
 CLIENTS = 32  # for the capacity
+IMAGES = 64  # different ones
 MOST = 6000  # requests in progress; further ones are counted and not sent
 PATIENCE = 60.0  # seconds until a client gives up
 
@@ -193,6 +197,23 @@ def huge_jpeg() -> bytes:
     return bytes(data)
 
 
+def scored_images(detector: kedge.Detector, photos: Path | None, side: int) -> list[tuple[bytes, float]]:
+    """Files of different images, and the detector's own scores of them."""
+    assert detector.preprocess is not None
+    with tempfile.TemporaryDirectory() as home:
+        folder = Path(home, "images")
+        if photos is not None:
+            make_images(folder, IMAGES, side, photos)
+        else:
+            folder.mkdir()
+            for number in range(IMAGES):
+                shape = (*detector.preprocess.shape[1:], 3)
+                pixels = np.random.default_rng(number).integers(0, 256, shape, np.uint8)
+                Image.fromarray(pixels).save(folder / f"{number}.png")
+        files = sorted(folder.iterdir())
+        return list(zip([file.read_bytes() for file in files], detector(files).score.tolist(), strict=True))
+
+
 def memory_of(pid: int) -> tuple[float, int]:
     """Resident megabytes and open file descriptors of a process."""
     pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
@@ -314,21 +335,13 @@ def main() -> None:
     parser.add_argument("--times", type=float, default=4.0, help="the capacity")
     parser.add_argument("--detector", default="cifar10")
     parser.add_argument("--option", action="append", default=[], help="for kedge serve, as --option=--max-queue=64")
+    parser.add_argument("--photos", type=Path, default=None, help="a folder with photographs, *.jpg")
+    parser.add_argument("--side", type=int, default=500, help="the longer side of the photographs")
     parser.add_argument("--json", default=None)
     options = parser.parse_args()
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-    detector = kedge.load(options.detector)
-    assert detector.preprocess is not None
-    arrays = [
-        np.random.default_rng(n).integers(0, 256, (*detector.preprocess.shape[1:], 3), np.uint8) for n in range(64)
-    ]
-    files = []
-    for array in arrays:
-        target = io.BytesIO()
-        Image.fromarray(array).save(target, "png")
-        files.append(target.getvalue())
-    scores = detector([Image.fromarray(array) for array in arrays]).score.tolist()
+    images = scored_images(kedge.load(options.detector), options.photos, options.side)
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -343,7 +356,7 @@ def main() -> None:
                     raise SystemExit(f"{' '.join(command)} ended with {service.returncode}:\n{log.read_text()}")
                 time.sleep(0.1)
             time.sleep(1)
-            clients = Clients(port, list(zip(files, scores, strict=True)))
+            clients = Clients(port, images)
             result = asyncio.run(load(clients, service.pid, log, options.times, 60 * options.minutes))
             if service.poll() is not None:
                 raise SystemExit(f"the service ended with {service.returncode}:\n{log.read_text()[-3000:]}")

@@ -21,7 +21,7 @@ from kedge.studies.imagenet_images import NAME, Pictures, features_of_pictures, 
 from kedge.studies.imagenet_tables import bootstrap, interval_tables
 from kedge.studies.photo_tasks import LAYERS
 from kedge.studies.task import Task
-from kedge.training import train
+from kedge.training import recipe, train
 
 RESAMPLES, SMOKE_RESAMPLES = 500, 10
 LARGE = ("vim", "residual")  # methods that need more training images than features
@@ -29,6 +29,9 @@ COMBINED = {name: Row("combined", parts=tuple(name.split(" + "))) for name in ("
 AS_IT_IS = "as it is"
 TUNED = {"tuned": "", "first layer": LAYERS["first layer"], "last convolution": LAYERS["last convolution"]}  # anchored
 SMOKE_TUNED = {"tuned": "", "first layer": "prep.0", "last convolution": "stage3.2.conv2.0"}  # of `compact`
+# For so few images of so many classes: not the head first, and of 3e-4, 1e-4, 3e-5 and 1e-5 the rate with the best
+# accuracy on the held-out images of seed 0.
+TUNING = recipe("finetune", head_first=False, lr=3e-5)
 TUNED_ROWS = {name: Row(name) for name in ("msp", "energy", "kl_uniform")}
 ANCHORED_ROWS = TUNED_ROWS | {"AMP": Row("amp"), "AMP, tau relative": Row("amp", {"tau": "relative"})}
 
@@ -74,14 +77,14 @@ def label_free() -> dict[str, Row]:
 
 
 def tuned_task(run: FeatureRun, pictures: Pictures, name: str, layer: str, seed: int) -> Task:
-    """The task of a seed with a network that is tuned by the recipe ``finetune`` on the images to fit on.
+    """The task of a seed with a network that is tuned on the images to fit on.
 
     Anchored or not, the networks of a seed see the same images in the same order.
     """
     fit, held_out, test = (pictures.known.subset(part) for part in pictures.parts(seed))
     home = run.features / "imagenet-tuned" / f"seed-{seed}" / name.replace(" ", "-")
     net = anchor(pictures.net, layer=layer, seed=seed) if layer else copy.deepcopy(pictures.net)
-    how = run.setting.recipe() if run.setting.scale == "smoke" else "finetune"
+    how = run.setting.recipe() if run.setting.scale == "smoke" else TUNING
     net = train(net, fit, how, seed=seed, directory=home / "network", preprocess=pictures.preprocess)
     known = (
         pictures.read(net, fit, home, "fit"),
