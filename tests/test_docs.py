@@ -52,6 +52,19 @@ def test_rows_of_another_run_take_their_place_among_the_results():
         TABLES["added"](run_of({"one": 1}, 1), run_of({"two": 2}, 1, images="b"), order)
 
 
+def test_the_tasks_of_a_run_replace_those_of_the_results_and_say_how_they_were_made():
+    def run_of(**tasks):
+        record = {"command": " ".join(tasks), "seeds": [0], "made with": {}}
+        return {"record": record, "results": {label: dict(tasks) for label in ("knn", "gen")}}
+
+    known = run_of(a=1, b=1)
+    both = TABLES["with_tasks"](known, run_of(b=2))
+    assert both["results"] == {"knn": {"a": 1, "b": 2}, "gen": {"a": 1, "b": 2}}
+    assert both["record"]["command"] == "a b"
+    assert both["record"]["added"]["b"]["command"] == "b"
+    assert TABLES["with_tasks"](known, run_of(a=3, b=3)) == run_of(a=3, b=3)
+
+
 def test_sets_are_kept_apart_where_some_are_private():
     def result(*names):
         return {"sets": {name: {"auroc": 0.25 * k} for k, name in enumerate(names)}, "groups": {"far": list(names)}}

@@ -5,8 +5,8 @@
     python docs/tables --add photos runs/photos-small/metrics.json
 
 With --add, a run is first put into docs/results: the rows of a training study, the parts of photos and of
-cifar10-trained, the networks of imagenet; the run of another study on features replaces what is there. Numbers are
-rounded. Studies on features give their tables themselves; those of the others are made here.
+cifar10-trained, the tasks of default, the networks of imagenet; the run of another study on features replaces what is
+there. Numbers are rounded. Studies on features give their tables themselves; those of the others are made here.
 """
 
 import argparse
@@ -20,12 +20,12 @@ import of_insight
 import others
 import speed
 import suites
-from adding import added, by_group, to_add
+from adding import added, by_group, to_add, with_tasks
 
 from kedge.files import atomic
 from kedge.studies import cifar10_trained, default, head_tables, imagenet_tables, photos
 
-__all__ = ["PAGES", "added", "by_group", "filled"]
+__all__ = ["PAGES", "added", "by_group", "filled", "with_tasks"]
 DOCS = Path(__file__).parent.parent
 PAGES = tuple(
     page for page in (DOCS.parent / "README.md", *sorted(DOCS.rglob("*.md"))) if "<!-- table" in page.read_text()

@@ -12,7 +12,7 @@ from kedge.studies.sets import PRIVATE
 from kedge.studies.study import Setting
 
 LEVELS = "accuracy by level of blur"  # by network
-BY_PART = ("photos", "cifar10-trained")  # studies of which a run may have some parts only, by --tasks
+BY_PART = ("photos", "cifar10-trained")  # studies with results by part, of which a run may have some, by --tasks
 
 
 def to_add(study: str, path: Path, known: Mapping[str, Any]) -> str:
@@ -24,6 +24,8 @@ def to_add(study: str, path: Path, known: Mapping[str, Any]) -> str:
     shortened = rounded({"photos": of_rows, "default": by_group}.get(study, dict)(found))
     if study in BY_PART:
         shortened = with_parts(known, shortened)
+    elif study == "default":
+        shortened = with_tasks(known, shortened)
     elif study == "imagenet":
         shortened = with_rows(known, shortened)
     return json.dumps(shortened, separators=(",", ":"))
@@ -52,6 +54,15 @@ def added(known: Mapping[str, Any], found: Mapping[str, Any], order: Sequence[st
 def with_parts(known: Mapping[str, Any], found: Mapping[str, Any]) -> dict[str, Any]:
     """Results with the parts of another run in place of their own."""
     return {**known, **found, "record": added_to(known["record"], found["record"], found.keys() - {"record"})}
+
+
+def with_tasks(known: Mapping[str, Any], found: Mapping[str, Any]) -> dict[str, Any]:
+    """Results with the tasks of another run of all rows in place of their own; those of a whole run as they are."""
+    tasks, every = (set(next(iter(each["results"].values()))) for each in (found, known))
+    if tasks >= every:
+        return dict(found)
+    results = {label: {**by_task, **found["results"][label]} for label, by_task in known["results"].items()}
+    return {**known, "results": results, "record": added_to(known["record"], found["record"], tasks)}
 
 
 def with_rows(known: Mapping[str, Any], found: Mapping[str, Any]) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from kedge.detectors.kmeans import kmeans, nearest
 from kedge.detectors.search import SPARE, largest
 from kedge.errors import FileFormatError
 
-WIDTH = 128  # dimensions of the projection, the last for the rows' lengths
+WIDTH = 256  # dimensions of the projection, the last for the rows' lengths
 SAMPLE = 2**16  # rows that projection and cells are learned from
 TESTED = 256  # rows that the recall is measured on
 STEPS = 10  # of k-means
@@ -71,17 +71,18 @@ class InvertedFile:
     def candidates(self, query: Tensor) -> Tensor:
         """The numbers of the candidates for a query (d,), the best by their projections first."""
         q = self._projected(query)
-        ranked = (self.centres @ q).argsort(descending=True, stable=True)
-        cells = ranked[: self.probes].tolist()
-        sizes = [len(self._cells[cell]) for cell in cells]
-        while sum(sizes) < self.least:
-            cells.append(int(ranked[len(cells)]))
-            sizes.append(len(self._cells[cells[-1]]))
-        products = torch.cat([self._cells[cell].mv(q) for cell in cells])
+        closeness, probes = self.centres @ q, self.probes
+        while True:
+            ranked = closeness.topk(probes).indices
+            cells = [self._cells[cell] for cell in ranked.tolist()]
+            if sum(map(len, cells)) >= self.least:
+                break
+            probes = min(2 * probes, len(self.centres))
+        products = torch.cat([cell.mv(q) for cell in cells])
         best = products.topk(min(self.count, len(products))).indices
-        each = torch.tensor(sizes, device=best.device)
-        ends = each.cumsum(0)
-        shift = self.starts[ranked[: len(cells)]] - ends + each  # from places among the products to those of `rows`
+        first, last = self.starts[ranked], self.starts[ranked + 1]
+        ends = (last - first).cumsum(0)
+        shift = last - ends  # from places among the products to those of `rows`
         return self.order[best + shift[torch.searchsorted(ends, best, right=True)]]
 
     def state(self) -> dict[str, Tensor]:

@@ -121,7 +121,8 @@ def tables_of_default(record: Mapping[str, Any]) -> dict[str, TextTable]:
     """The tables of the project's pages, from what metrics.json holds."""
     everything = MethodTable.from_record(record)
     public = everything.public()
-    main, varied, private = public.of_tasks(TASKS), public.of_tasks(VARIED), by_set(everything, COLUMNS)
+    main, varied = public.of_tasks(TASKS), public.of_tasks(VARIED)
+    private = by_set(everything.of_tasks(TASKS), COLUMNS)
     return {
         "default": main.summary(SHOWN_RULES),
         "default, all": main.summary(),
