@@ -30,7 +30,7 @@ def reproduce(
         str,
         typer.Option(
             help="Size of the study. full: the paper's networks, epochs and data, for a GPU machine. small: for two "
-            "cores, in minutes to hours, with the data on this machine. smoke: tiny generated images, in seconds, as a test."
+            "cores, in minutes to hours, with local data. smoke: tiny generated images, in seconds, as a test."
         ),
     ] = "small",
     seeds: Annotated[int, typer.Option(min=1, help="Number of seeds, from 0 on; each has its own trainings.")] = 1,
