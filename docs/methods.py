@@ -60,11 +60,11 @@ principal space of `ViM` has at most half as many dimensions as there are images
 """
 
 CHOOSING = """
-By what they read. Logits and features take one pass for an image, or K on an anchored network, and `kedge.extract`
-stores them for all these methods at once; gradients take a backward pass too. No method is the best everywhere:
-[choosing.md](choosing.md) has the short answer by situation; measure some of different groups on your own images.
+The table groups methods by what they read. Logits and features take one pass for an image, or K on an anchored network,
+and `kedge.extract` stores them for all these methods at once; gradients also take a backward pass. No method is best
+everywhere: [choosing.md](choosing.md) says which one to take when; measure some of different groups on your own images.
 
-The cost of each method stands in its section: the passes through the network for an image, and, for methods that
+The section of each method has its cost: the passes through the network for an image, and, for methods that
 pytorch-ood has too, the processor time of scoring, as a multiple of MSP's in the run of
 [results.md](results.md#beside-pytorch-ood) (a small network, one thread). On a larger network the passes weigh more,
 and what a method adds to them weighs less.

@@ -48,10 +48,10 @@ def compare(
     test: Annotated[str | None, typer.Option(help="In-distribution test images.")] = None,
     methods: Annotated[
         str | None,
-        typer.Option(help="Names as in docs/methods.md, with commas between; by default all that read features."),
+        typer.Option(help="Names as in docs/methods.md, separated by commas; by default all that read features."),
     ] = None,
     every: Annotated[
-        bool, typer.Option("--all", help="Add the methods with passes of their own, such as those of gradients.")
+        bool, typer.Option("--all", help="Also run methods that need passes of their own, such as gradients.")
     ] = False,
     tune: Tune = None,
     metric: Metric = None,
@@ -71,8 +71,8 @@ def compare(
 ) -> None:
     """Fit and judge every method that applies to a classifier as it is; images pass through the network once.
 
-    Features are kept in --out, where a run that was stopped goes on, and another one
-    reuses them. To judge saved detectors: `kedge evaluate`.
+    Features are kept in --out: a stopped run resumes there, and later runs reuse them.
+    To judge saved detectors, use `kedge evaluate`.
 
     For example:
 

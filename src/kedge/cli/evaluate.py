@@ -29,7 +29,7 @@ def evaluate(
     metric: Metric = None,
     report: Annotated[Path | None, typer.Option(help="Write an HTML report here.")] = None,
     train: Annotated[
-        str | None, typer.Option(help="Training images, of which the report shows the nearest beside each error.")
+        str | None, typer.Option(help="Training images; the report shows the nearest ones beside each error.")
     ] = None,
     overwrite: Overwrite = False,
     model: Model = None,

@@ -31,7 +31,7 @@ def export(
     ] = None,
     int8_split: Annotated[str | None, typer.Option(help="Split of --int8; by default train, if it has one.")] = None,
     early_exit: Annotated[
-        bool, typer.Option("--early-exit", help="Stop after two anchors for images that they already decide.")
+        bool, typer.Option("--early-exit", help="Stop after two anchors for images that these already decide.")
     ] = False,
     calibrate: Annotated[
         str | None, typer.Option(help="With --int8 or --early-exit: images for the new threshold.")
@@ -81,7 +81,7 @@ def export(
         if detector.reads != "per_anchor_logits":
             raise InputError(f"--early-exit is for AMP, which has anchors to leave out; {file} is {detector.name}")
         if detector.calibration is None:
-            raise NotReadyError(f"{file} is not calibrated: run `kedge calibrate` first")
+            raise NotReadyError(f"DETECTOR must be calibrated; {file} is not: run `kedge calibrate` first")
         guarantee: Any = {"alpha": detector.calibration.alpha, "delta": detector.calibration.delta}
         detector = EarlyExit(cast(AMP, detector)).calibrate(held_out, **guarantee)
     with atomic(out) as temporary:
@@ -127,7 +127,7 @@ def _check_options(
     if calibrate is not None and int8 is None and not early_exit:
         raise InputError("--calibrate is for --int8 and --early-exit; for a new threshold alone, run `kedge calibrate`")
     if split is not None and calibrate is None:
-        raise InputError("--calibrate-split must come with --calibrate, which is missing: name images by it")
+        raise InputError("--calibrate-split must come with --calibrate, which is missing: add --calibrate")
 
 
 def _labels(detector: "Detector", path: Path, images: Any, engine: str) -> Any:

@@ -40,23 +40,23 @@ Model = Annotated[
         help="A function of your own that returns the network, to use instead of the graph in the file.",
     ),
 ]
-Batch = Annotated[int | None, typer.Option(min=1, help="Images at a time; by default fewer of large ones.")]
+Batch = Annotated[int | None, typer.Option(min=1, help="Images in a batch; by default fewer if they are large.")]
 Metric = Annotated[
     list[str] | None,
-    typer.Option(help="Column of the table, such as auroc or oscr, may be repeated; an unknown name lists all."),
+    typer.Option(help="Column of the table, such as auroc or oscr; may be repeated; an unknown name lists all."),
 ]
 Resamples = Annotated[int, typer.Option(min=0, help="Bootstrap resamples for intervals; 0 for none.")]
 Half = Annotated[bool, typer.Option("--half", help="Store features in half precision.")]
 Alpha = Annotated[float, typer.Option(help="The largest share of in-distribution images to flag.")]
 Delta = Annotated[
     float | None,
-    typer.Option(help="Probability, over draws of the held-out images, that more than ALPHA is flagged."),
+    typer.Option(help="Allowed probability, over draws of the held-out images, that more than ALPHA is flagged."),
 ]
 Tune = Annotated[
     str | None,
     typer.Option(
-        help="Choose options of methods: by 'classes' that are held out, by 'synthetic' outliers, or by OOD images, as "
-        "folder:PATH; takes half of the held-out images."
+        help="Choose the methods' options by 'classes' that are held out, by 'synthetic' outliers, or by OOD images "
+        "such as folder:PATH; takes half of the held-out images."
     ),
 ]
 Split = Annotated[str | None, typer.Option(help="The split of a data set by name.")]
@@ -72,7 +72,7 @@ Precision = Annotated[
 HalfWeights = Annotated[
     bool, typer.Option("--half", help="Round the weights to half precision, which halves the file.")
 ]
-DataDir = Annotated[Path | None, typer.Option(help="Folder of all data sets; by default the variable KEDGE_DATA.")]
+DataDir = Annotated[Path | None, typer.Option(help="Folder of all data sets; by default $KEDGE_DATA, or your cache.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace files that exist.")]
 Threads = Annotated[int | None, typer.Option(min=1, help="Compute threads; by default one per available core.")]

@@ -48,15 +48,17 @@ def score(
     engine: Annotated[str, typer.Option(help="What runs the job: local (this process) or ray.")] = "local",
     ray_address: Annotated[
         str | None,
-        typer.Option(help="Address of the cluster that this machine is in: auto, host:port; by default a local one."),
+        typer.Option(help="Address of the Ray cluster of this machine: auto or host:port; by default a local one."),
     ] = None,
     parallel: Annotated[int | None, typer.Option(min=1, help="Workers of Ray; by default one per core.")] = None,
-    summary: Annotated[bool, typer.Option(help="Write a page with shares, a plot and the most suspicious.")] = True,
+    summary: Annotated[bool, typer.Option(help="Write a page with a plot and the most suspicious images.")] = True,
     top: Annotated[int, typer.Option(min=0, help="Number of suspicious images to show.")] = 20,
     overwrite: Overwrite = False,
     raw_cells: Annotated[
         bool,
-        typer.Option("--raw-cells", help="Write text that a spreadsheet would take for a formula into CSV as it is."),
+        typer.Option(
+            "--raw-cells", help="Do not add an apostrophe to CSV text that a spreadsheet would take for a formula."
+        ),
     ] = False,
     fail_on_ood: Annotated[
         bool,
@@ -68,9 +70,9 @@ def score(
 ) -> None:
     """Classify images and flag those that are out of distribution.
 
-    A few images are printed; with --out, one row per image is written. If it is killed, the same command resumes it,
-    and every image is in the file exactly once. Files that are not images become rows with an error; if there are no
-    other rows, the exit code is 5.
+    A few images are printed; with --out, one row per image is written. If the job is killed, the same command resumes
+    it, and every image is in the file exactly once. Files that are not images become rows with an error; if there are
+    no other rows, the exit code is 5.
 
     For example:
 
@@ -152,7 +154,7 @@ def _page_of(out: Path, overwrite: bool) -> Path:
     require()
     page = out.with_name(f"{out.name}.html")
     if page.exists() and not (overwrite or is_begun(out) or out.exists()):  # the job itself checks an existing ``out``
-        raise InputError(f"the summary must not exist yet; {page} does: move it, or use --overwrite or --no-summary")
+        raise InputError(f"the summary must be a new file; {page} exists: move it, or use --overwrite or --no-summary")
     check_target("the summary", page)
     return page
 

@@ -26,25 +26,25 @@ def serve(
     host: Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 admits other machines.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 for any free one.")] = 8000,
     token: Annotated[
-        str | None, typer.Option(envvar="KEDGE_TOKEN", help="Token that clients must send as a bearer.")
+        str | None, typer.Option(envvar="KEDGE_TOKEN", help="Bearer token that clients must send.")
     ] = None,
     max_batch: Annotated[int, typer.Option(min=1, help="Images in a batch of the network.")] = 64,
     max_delay: Annotated[
-        float, typer.Option(min=0, max=10, help="Seconds an idle network waits for as many images as it had last.")
+        float, typer.Option(min=0, max=10, help="Longest wait of an idle network for a fuller batch, in seconds.")
     ] = 0.005,
-    max_queue: Annotated[int, typer.Option(min=1, help="Images that may wait; beyond it the answer is 503.")] = 512,
+    max_queue: Annotated[int, typer.Option(min=1, help="Images that may wait; above it, 503.")] = 512,
     max_images: Annotated[int, typer.Option(min=1, help="Images in one request.")] = 64,
     max_bytes: Annotated[int, typer.Option(min=1, help="Bytes of one request.")] = 20_000_000,
-    max_held: Annotated[int, typer.Option(min=1, help="Bytes of all requests; beyond it 503.")] = 256_000_000,
+    max_held: Annotated[int, typer.Option(min=1, help="Bytes of all requests; above it, 503.")] = 256_000_000,
     max_pixels: Annotated[int, typer.Option(min=1, help="Pixels of one image.")] = 50_000_000,
     max_request_pixels: Annotated[int, typer.Option(min=1, help="Pixels decoded for a request.")] = 100_000_000,
-    max_connections: Annotated[int, typer.Option(min=1, help="Open connections; idle ones give way.")] = 1000,
+    max_connections: Annotated[int, typer.Option(min=1, help="Open connections; above it, idle ones close.")] = 1000,
     timeout: Annotated[float, typer.Option(help="Seconds until a request is given up.")] = 30.0,
     readers: Annotated[int, typer.Option(min=1, help="Threads that decode images.")] = 2,
     train: Annotated[
         str | None,
         typer.Option(
-            help="Training images, of which the page shows the nearest to each image, to all who can open it."
+            help="Training images; the page shows the nearest ones to each image, to everyone who can open it."
         ),
     ] = None,
     samples: Annotated[
@@ -56,7 +56,7 @@ def serve(
 ) -> None:
     """Serve a detector over HTTP, with a page to try images on; /openapi.json describes the API.
 
-    SIGTERM ends it once what it accepted is answered.
+    On SIGTERM it answers the requests that it has accepted, and stops.
 
     For example:
 

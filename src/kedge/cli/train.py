@@ -150,7 +150,7 @@ def train(
     except InputError:  # a small set is read at once, with its damaged images
         images = open_images("DATA", data, "train", data_dir=data_dir, on_error="skip")
     if images.labels is None:
-        raise InputError(f"{data} must have labels to train on; it has none")
+        raise InputError(f"DATA must have labels to train on; {data} has none")
     one_of("--variant", variant, tuple(VARIANTS))  # now, not after the training
     options: dict[str, Any] = {"every": every, "per_sample": per_sample, "mask": mask, "mask_target": mask_target}
     stray = [f"--{name.replace('_', '-')}" for name, value in (options | {"init": init}).items() if value is not None]
@@ -159,14 +159,14 @@ def train(
     given_mask = mask is not None or mask_target is not None
     if freeze and (synthetic_outliers or loss or pixmix or given_mask or variant == "recommended"):
         others = "--synthetic-outliers, --variant recommended, --loss, --pixmix and --mask"
-        raise InputError(f"--freeze must come without {others}: it trains the head alone")
+        raise InputError(f"--freeze must come without {others}: it trains only the head")
     if head_width is not None and not freeze:
         raise InputError("--head-width must come with --freeze: it is the width of a head on frozen features")
     if loss is not None:
         one_of("--loss", loss, tuple(training.LOSSES))
     count, channels = int(images.labels.max()) + 1, images.images.shape[1] if isinstance(images, ImageSet) else 3
     if count < 2:
-        raise InputError(f"{data} must have at least two classes to train on, a folder for each; it has {count}")
+        raise InputError(f"DATA must have at least two classes, with a folder for each; {data} has {count}")
     base = named_network(
         network, classes=count, channels=channels, pretrained=pretrained, weights=weights, size=size, fresh_head=True,
         seed=seed,
@@ -176,7 +176,7 @@ def train(
     else:
         recorded = base.record.get("preprocess")
         if recorded is None:
-            raise InputError(f"{data} has images of different or large sizes; set the input size with --size")
+            raise InputError(f"--size must be given, since the images of {data} have different or large sizes")
         preprocess = Preprocess.from_record(recorded)
     part, held_out = images.split(1 - hold_out, seed=seed)
     if not isinstance(held_out, ImageSet):

@@ -34,7 +34,9 @@ def watch(
     seed: Annotated[int, typer.Option(min=0, help="Random seed of the p-values.")] = 0,
     any_detector: Annotated[
         bool,
-        typer.Option("--any-detector", help="Accept rows of another detector, as before a new calibration."),
+        typer.Option(
+            "--any-detector", help="Accept rows of another detector, such as rows from before a new calibration."
+        ),
     ] = False,
     overwrite: Overwrite = False,
     as_json: AsJson = False,
@@ -44,8 +46,8 @@ def watch(
 ) -> None:
     """Test whether images have changed since a detector was calibrated.
 
-    Two tests read the scores in the order of the rows. A martingale bets on every score; it ever raises a false alarm
-    with a probability of at most ALPHA, however long the stream. A window compares the newest scores with the
+    Two tests read the scores in the order of the rows. A martingale bets on every score; the probability that it ever
+    raises a false alarm is at most ALPHA, however long the stream. A window compares the newest scores with the
     calibration scores, with the same guarantee over the whole stream. Rows with an error are left out. Rows of
     another detector are refused: their scores cannot be compared.
 

@@ -18,8 +18,8 @@ class FDBD(FeatureDetector):
     class y and class c, where z are the logits and w the rows of the last layer's weight. The score is the mean of
     these distances over the other classes, divided by ``||h - m||``, the distance to the mean m of the training
     features, and negated: unknown images lie close to boundaries for how far out they are. Nothing to choose. Use it
-    when both near and far unknown images are expected and there are no labels. One forward pass and a C x C table;
-    `fit` reads the training set once. https://arxiv.org/abs/2312.11536
+    for new classes that resemble the known ones, without labels; alone it can miss images of another kind. One forward
+    pass and a C x C table; `fit` reads the training set once. https://arxiv.org/abs/2312.11536
 
     Args:
         net: A classifier, unanchored or anchored, that ends in a linear layer. With anchors, features and logits are

@@ -137,7 +137,7 @@ class MSP(LogitDetector):
 class MaxLogit(LogitDetector):
     """Maximum logit (Hendrycks et al., ICML 2022): ``-max z``, which keeps the logits' scale.
 
-    Use it in place of MSP with many classes. https://arxiv.org/abs/1911.11132
+    Use it in place of MSP where only logits are available. https://arxiv.org/abs/1911.11132
     """
 
     name = "max_logit"
@@ -209,7 +209,7 @@ class GEN(LogitDetector):
     """Generalised entropy (Liu et al., CVPR 2023): ``sum p^gamma (1 - p)^gamma`` over the m largest probabilities p.
 
     With its small gamma, small probabilities count far more than in `Entropy`, and ``m`` leaves out the many tiny ones
-    of hundreds of classes. Use it as the safe choice among the scores of the logits, especially with many classes.
+    of hundreds of classes. Use it in a `Combined` with a distance; alone it can miss images of another kind.
     https://openaccess.thecvf.com/content/CVPR2023/html/Liu_GEN_Pushing_the_Limits_of_Softmax-Based_Out-of-Distribution_Detection_CVPR_2023_paper.html
 
     Args:

@@ -28,9 +28,11 @@ def bench(
     batch: Annotated[list[int] | None, typer.Option(min=1, help="Batch size; may be repeated.")] = None,
     repeats: Annotated[int, typer.Option(min=1, help="Turns of each engine.")] = 5,
     training: Annotated[int, typer.Option(min=0, help="Cycles of five training steps; 0 for none.")] = 2,
-    memory: Annotated[bool, typer.Option("--memory", help="Measure peak memory too, each in its own process.")] = False,
+    memory: Annotated[
+        bool, typer.Option("--memory", help="Measure peak memory too, of each engine by itself.")
+    ] = False,
     engine: Annotated[
-        list[str] | None, typer.Option(help="Only this one, may be repeated; a wrong name lists all.")
+        list[str] | None, typer.Option(help="Measure only this engine; may be repeated; an unknown name lists all.")
     ] = None,
     full_share: Annotated[
         float, typer.Option(min=0, max=1, help="Share of images that take all anchors under early exit.")

@@ -46,7 +46,7 @@ def demo(
         bool,
         typer.Option(
             "--app",
-            help="Then serve a page to try images on, photographs if there were any; an earlier demo is kept.",
+            help="Then serve a page to try images on; a finished demo in --out is used as it is.",
         ),
     ] = False,
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port of --app; 0 for any free one.")] = 8000,
@@ -54,7 +54,7 @@ def demo(
 ) -> None:
     """Train an anchored network and an unanchored baseline on digits, and compare how they detect other images.
 
-    Then, where there are photographs and the extra `pretrained`, a pretrained network detects other photographs.
+    If there are photographs and the extra `pretrained` is installed, it also protects a pretrained network on them.
 
     Takes two to four minutes on two cores and downloads nothing. Then open report.html, or use the detector:
 

@@ -30,10 +30,10 @@ def reproduce(
         str,
         typer.Option(
             help="Size of the study. full: the paper's networks, epochs and data, for a GPU machine. small: for two "
-            "cores, in minutes to hours, with the data at hand. smoke: tiny generated images, in seconds, as a test."
+            "cores, in minutes to hours, with local data. smoke: tiny generated images, in seconds, as a test."
         ),
     ] = "small",
-    seeds: Annotated[int, typer.Option(min=1, help="Number of trainings of everything, from seed 0 on.")] = 1,
+    seeds: Annotated[int, typer.Option(min=1, help="Number of seeds, from 0 on; each has its own trainings.")] = 1,
     rows: Annotated[
         list[str] | None,
         typer.Option(
@@ -74,8 +74,8 @@ def reproduce(
         bool,
         typer.Option(
             "--dry-run",
-            help="Run nothing: say which data sets are here and how to get the others, and, from a few real steps of "
-            "each training and a batch of each row, the hours, memory and disk that the study takes on this machine.",
+            help="Do not run the study: print which data sets are missing and how to get them, and estimate its hours, "
+            "memory and disk on this machine from a few steps of each training and a batch of each row.",
         ),
     ] = False,
     overwrite: Overwrite = False,
@@ -121,7 +121,7 @@ def reproduce(
     networks = networks or (folder if out else folder.parent) / "networks"
     one_of("NAME", name, (*STUDIES, *ON_TASKS, NTK))
     if dry_run and name not in STUDIES:
-        raise InputError(f"--dry-run is for studies that train networks; {name} takes minutes: leave it out")
+        raise InputError(f"--dry-run is not available for {', '.join((*ON_TASKS, NTK))}; got {name}: leave it out")
     check_target("--out", folder, folder=True)
     if name in (NTK, *ON_TASKS):
         check_target("--out", folder / ("report.html" if name == NTK else "tables.md"), overwrite=overwrite)
@@ -145,7 +145,9 @@ def reproduce(
     numbers = tuple(range(len(files) or seeds))
     study = STUDIES[name](Setting(scale, numbers, data_dir, files, folder / "images"))
     if files and not any(plan.weights for suite in study.suites for plan in suite.networks.values()):
-        raise InputError(f"--weights is for the openood studies; {name} trains its networks itself: leave it out")
+        raise InputError(
+            f"--weights is for the openood studies, default, heads and cifar10-trained; {name} takes none: leave it out"
+        )
     console.print(f"[bold]{escape(study.title)}[/]\n{escape(study.about)}")
     if accelerator == "auto" and torch.cuda.is_available():
         accelerator = "gpu"
