@@ -98,7 +98,8 @@ def test_a_variant_sets_training_and_scoring(images, tmp_path):
         (("--recipe", "none"), "recipe must be"),
         (("--loss", "logit norm"), "--loss must be one of 'cross-entropy', 'logit-norm', 't2fnorm'"),
         (("--loss", "t2fnorm", "--variant", "recommended"), "--loss t2fnorm must come without synthetic outliers"),
-        (("--freeze", "--pixmix"), "--freeze must come without"),
+        (("--freeze", "--pixmix"), "--pixmix must come without --freeze"),
+        (("--freeze", "--recipe", "fast", "--lr", "0.1"), "--recipe, --batch, --lr must come without --freeze"),
         (("--no-anchor", "--no-per-sample", "--mask", "0.1"), "--per-sample, --mask must come with --anchor"),
     ],
 )

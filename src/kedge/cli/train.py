@@ -140,7 +140,6 @@ def train(
 
     tuned = pretrained or weights is not None
     anchor = not (tuned or freeze) if anchor is None else anchor
-    recipe = recipe or ("finetune" if tuned else "fast")
     hold_out = (0.2 if tuned else 0.1) if hold_out is None else hold_out
     between("--hold-out", hold_out, 0, 1, open_ends=True)
     check_target("--out", out, folder=True)
@@ -156,10 +155,14 @@ def train(
     stray = [f"--{name.replace('_', '-')}" for name, value in (options | {"init": init}).items() if value is not None]
     if stray and not anchor:
         raise InputError(f"{', '.join(stray)} must come with --anchor: an unanchored network has no anchors")
-    given_mask = mask is not None or mask_target is not None
-    if freeze and (synthetic_outliers or loss or pixmix or given_mask or variant == "recommended"):
-        others = "--synthetic-outliers, --variant recommended, --loss, --pixmix and --mask"
-        raise InputError(f"--freeze must come without {others}: it trains only the head")
+    of_passes = {
+        "--recipe": recipe, "--batch": batch, "--lr": lr, "--synthetic-outliers": synthetic_outliers or None,
+        "--loss": loss, "--pixmix": pixmix or None, "--mask": mask, "--mask-target": mask_target,
+        "--variant recommended": True if variant == "recommended" else None,
+    }  # fmt: skip
+    if freeze and (stray := [name for name, value in of_passes.items() if value is not None]):
+        raise InputError(f"{', '.join(stray)} must come without --freeze, which trains the head alone, on features")
+    recipe = recipe or ("finetune" if tuned else "fast")
     if head_width is not None and not freeze:
         raise InputError("--head-width must come with --freeze: it is the width of a head on frozen features")
     if loss is not None:

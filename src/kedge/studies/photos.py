@@ -131,7 +131,8 @@ def comparisons(results: Mapping[str, MethodTable]) -> TextTable:
             pairs[f"{layer}: {label}", f"{FINETUNED}: {other}"] = ours, theirs
     table = corrected(pairs, "AUROC, mean over columns")
     rows = tuple(row for row in table.rows if row[-1] == "no" or ": " in row[1] or row[1] in COMPARED)
-    return TextTable(f"{table.caption} Every comparison with p above {LEVEL} is shown.", table.heads, rows)
+    caption = f"{table.caption} All comparisons with p above {LEVEL} are shown, and some of the others."
+    return TextTable(caption, table.heads, rows)
 
 
 def by_layer(results: Mapping[str, MethodTable]) -> TextTable:
