@@ -261,6 +261,8 @@ def test_detectors_must_be_of_one_network():
     assert len(kedge.Combined([kedge.KNN(bare), kedge.GEN(bare)]).parts) == 2
     with pytest.raises(InputError, match="MSP, str"):
         kedge.Combined([kedge.MSP(network()), "gen"])
+    with pytest.raises(InputError, match="got function"):
+        kedge.protect(lambda x: x, images(40), images(40, seed=1))
 
 
 def test_too_few_held_out_images_are_an_error_or_a_warning():

@@ -3,6 +3,7 @@
 import dataclasses
 import gzip
 import io
+import math
 from collections import Counter
 from pathlib import Path
 
@@ -154,6 +155,17 @@ def test_a_picture_is_cropped_and_scaled_as_pillow_does(resize, size):
     assert stretched.equal(as_tensor(image.resize((12, 6), method)))
     if size == (12, 6):
         assert cropped.equal(as_tensor(image))
+
+
+@pytest.mark.parametrize("size", [(1, 500_000), (500_000, 1), (1, 1), (3, 40)])
+def test_of_a_very_long_picture_only_the_middle_is_scaled(size, monkeypatch):
+    """A file of a few kilobytes could otherwise take all memory, with the crop of nearly every network of timm."""
+    image, largest, resize = picture(*size), [], Image.Image.resize
+    monkeypatch.setattr(
+        Image.Image, "resize", lambda self, size, *rest: largest.append(math.prod(size)) or resize(self, size, *rest)
+    )
+    assert Preprocess((3, 6, 12), crop=0.875)(image).shape == (3, 6, 12)
+    assert max(largest) < 50 * 6 * 12
 
 
 @pytest.mark.parametrize("mode", ["RGB", "L", "LA", "RGBA", "P", "CMYK", "1", "YCbCr", "HSV"])

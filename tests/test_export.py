@@ -3,6 +3,7 @@
 import functools
 import hashlib
 import json
+import runpy
 import subprocess
 import sys
 from importlib.metadata import version
@@ -317,6 +318,20 @@ def test_the_ten_lines_without_kedge_give_the_same_outputs(home, detector, parts
         assert outputs["label"] == ours["label"].tolist()
         np.testing.assert_allclose(outputs["score"], ours["score"], rtol=1e-5)
     assert_same(OnnxDetector(home / "digits.onnx")(files), detector, files)
+
+
+@pytest.mark.parametrize("options", [{"crop": 0.8}, {"fit": "stretch"}, {"background": None}])
+def test_the_example_without_kedge_prepares_a_picture_by_the_whole_rule(options):
+    preprocess = kedge.Preprocess((3, 24, 32), **options)
+    rgba = np.random.default_rng(0).integers(0, 256, (70, 50, 4), np.uint8)
+    prepared = runpy.run_path(str(EXAMPLE))["prepared"](Image.fromarray(rgba), json.loads(exported.rule(preprocess)))
+    np.testing.assert_array_equal(np.asarray(prepared).transpose(2, 0, 1), preprocess(Image.fromarray(rgba)))
+
+
+def test_the_rule_in_words_names_the_share_that_is_cropped_and_the_background():
+    words = json.loads(exported.rule(kedge.Preprocess((3, 224, 224), crop=0.875)))["words"]
+    assert "covers 256 x 256 by bicubic, cut out the centre of 224 x 224" in words
+    assert "transparent pixels on white" in words
 
 
 def test_files_of_older_versions_give_their_results_under_the_names_of_today():

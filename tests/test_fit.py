@@ -324,6 +324,9 @@ def test_protect_warns_where_the_promise_is_weaker() -> None:
         kedge.protect(net, torch.rand(40, 3, 8, 8))
     with pytest.raises(InputError, match="method"):
         kedge.protect(net, colors(90), method="none")
+    for count in (1, 5):
+        with pytest.raises(InputError, match=f"held_out must have at least 6 images.*got {count}"):
+            kedge.protect(net, colors(90), colors(count, seed=1))
 
 
 def test_options_are_chosen_on_half_of_the_held_out_images_and_shown(folder: Path) -> None:

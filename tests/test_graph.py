@@ -1,6 +1,8 @@
 """Stored graphs: a network of any library runs from a file without its code."""
 
+import copy
 import json
+import pickle
 from pathlib import Path
 
 import pytest
@@ -154,6 +156,13 @@ def test_a_graph_refuses_other_sizes_and_stays_in_evaluation_mode(foreign: nn.Mo
     with pytest.raises(InputError, match=r"\(B, 3, 8, 8\)"):
         graph(torch.rand(2, 3, 9, 9))
     assert not graph.train().training
+
+
+def test_a_detector_from_a_file_can_be_sent_to_another_process(foreign: nn.Module, tmp_path: Path) -> None:
+    kedge.MSP(kedge.Classifier(foreign, mean=0.5, std=0.2)).fit(labelled(20)).save(tmp_path / "a.kedge")
+    loaded, x = kedge.load(tmp_path / "a.kedge"), images(4)
+    for copied in (pickle.loads(pickle.dumps(loaded)), copy.deepcopy(loaded)):
+        assert torch.equal(copied.score(x), loaded.score(x))
 
 
 def test_a_graph_that_would_fill_the_memory_is_refused(foreign: nn.Module) -> None:

@@ -20,6 +20,7 @@ from kedge.models.named import network
 DEFAULT_METHOD = "default"
 WITHOUT_LABELS = "knn,gen"  # instead of the default, whose first part learns from each class
 HELD_OUT = 0.2  # of the training images, if no others are given
+FEWEST = 6  # held-out images: a half sets a threshold that the other half judges, and the default needs three for that
 
 
 def protect(
@@ -92,6 +93,11 @@ def protect(
     assert detector.preprocess is not None
     if not isinstance(held_out, (ImageSet, StreamedSet)):
         held_out = gather(held_out, detector.preprocess, name="held-out images")
+    if len(held_out) < FEWEST:
+        raise InputError(
+            f"held_out must have at least {FEWEST} images, since half of them judge the threshold of the others; got "
+            f"{len(held_out)}"
+        )
     held_out = _with_known_labels(detector, held_out)
     first, second = held_out.split(0.5, seed=seed)
     with warnings.catch_warnings():

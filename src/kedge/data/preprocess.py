@@ -27,6 +27,7 @@ LARGEST_INPUT = 2**24  # numbers, such as 3 x 2300 x 2300
 BATCHES = 32, 256  # images in a batch by default, at least and at most
 _BATCH_NUMBERS = 1 << 21  # that a batch aims at: the activations of larger ones do not fit into a processor's cache
 _AT_A_TIME = 1 << 20  # pixels in floating point
+_LONGEST = 16  # widths of the crop: of a longer image, scaling all of it would take memory without bound
 
 
 @dataclass(frozen=True)
@@ -175,6 +176,12 @@ def _scaled_and_cropped(
 ) -> Image.Image:
     """Scale the image so that the crop covers a share of its shorter side, then crop the center, as timm does."""
     scale = max(round(width / share) / image.width, round(height / share) / image.height)
+    kept = [
+        min(side, math.ceil(_LONGEST * crop / scale)) for side, crop in zip(image.size, (width, height), strict=True)
+    ]
+    if kept != [*image.size]:
+        left, top = (image.width - kept[0]) // 2, (image.height - kept[1]) // 2
+        image = image.crop((left, top, left + kept[0], top + kept[1]))
     sides = [max(crop, int(side * scale + 1e-6)) for side, crop in ((image.width, width), (image.height, height))]
     image = image.resize((sides[0], sides[1]), resample)
     left, top = round((sides[0] - width) / 2), round((sides[1] - height) / 2)

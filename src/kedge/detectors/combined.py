@@ -348,11 +348,12 @@ z-scores |
 
 
 def _on_one_network(detectors: Any, parts: Any) -> list[Detector]:
+    given = detectors if isinstance(detectors, list | tuple) else [detectors]
+    if given is not detectors or not all(isinstance(each, Detector) for each in given):
+        came = ", ".join(type(each).__name__ for each in given)
+        raise InputError(f"detectors must be a list of detectors, or a network (a torch.nn.Module); got {came}")
     if parts is not None:
         raise InputError("parts must not be given with detectors; they are for a network")
-    if isinstance(detectors, str) or not all(isinstance(each, Detector) for each in detectors):
-        came = "str" if isinstance(detectors, str) else ", ".join(type(each).__name__ for each in detectors)
-        raise InputError(f"detectors must be a list of detectors, or a network; got {came}")
     nets = [each.net for each in detectors]
     bare = not any(net.has_statistics for net in nets)
     if any(net is not nets[0] and not (bare and net.network is nets[0].network) for net in nets):

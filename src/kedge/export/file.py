@@ -90,14 +90,20 @@ def rule(preprocess: Preprocess) -> str:
     """How images become inputs, as JSON and in words, for programs that have Pillow but no kedge.
 
     Example:
-        >>> json.loads(rule(Preprocess((1, 28, 28), fit="stretch")))["words"]
+        >>> json.loads(rule(Preprocess((1, 28, 28), fit="stretch", background=None)))["words"]
         'turn as EXIF says, convert to L (8 bits), resize to 28 x 28 by bicubic; channels first, uint8'
     """
     channels, height, width = preprocess.shape
     mode = "L" if channels == 1 else "RGB" if channels == 3 else f"{channels} channels"
-    cut = "" if preprocess.fit == "stretch" else "cut out the largest centre of that aspect ratio and "
-    size = f"{cut}resize to {width} x {height} by {preprocess.resize}"
-    words = f"turn as EXIF says, convert to {mode} (8 bits), {size}; channels first, uint8"
+    size, share = f"{width} x {height}", preprocess.crop
+    steps = f"resize to {size} by {preprocess.resize}"
+    if share < 1:
+        covered = f"{round(width / share)} x {round(height / share)}"
+        steps = f"scale until it covers {covered} by {preprocess.resize}, cut out the centre of {size}"
+    elif preprocess.fit == "crop":
+        steps = f"cut out the largest centre of that aspect ratio and {steps}"
+    behind = "" if preprocess.background is None else f"put transparent pixels on {preprocess.background}, "
+    words = f"turn as EXIF says, {behind}convert to {mode} (8 bits), {steps}; channels first, uint8"
     return json.dumps(asdict(preprocess) | {"words": words})
 
 

@@ -76,6 +76,14 @@ class StoredGraph(nn.Module):
         """Stay in evaluation mode: a graph holds nothing else."""
         return self
 
+    def __getstate__(self) -> dict[str, Any]:
+        """All but the operations, which cannot be pickled."""
+        return {key: value for key, value in vars(self).items() if key != "_steps"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self._steps = self._read()
+
     def forward(self, x: Tensor) -> Tensor:
         """Logits (B, C) of normalised images (B, D, ...)."""
         if tuple(x.shape[1:]) != self._shape:

@@ -116,8 +116,8 @@ def score_files(
     """Score any number of images into a file with one row per image; see `Detection.to_rows` for the columns.
 
     If it is killed, the same call resumes it; every image is in the file exactly once. A file that cannot be read as an
-    image becomes a row with an ``error``. Each row has the sha256 of the ``detector``'s file. If ``out`` is complete
-    and no input is newer, nothing is scored, with a warning.
+    image becomes a row with an ``error``. Each row has the sha256 in the header of the ``detector``. If ``out`` is
+    complete and no input is newer, nothing is scored, with a warning.
 
     Args:
         detector: A calibrated detector's file, or the name of one that comes with kedge.

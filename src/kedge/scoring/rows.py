@@ -16,7 +16,7 @@ Row = Mapping[str, Any]
 Writer = Callable[[Sequence[Row]], None]
 FORMATS = ("parquet", "csv", "jsonl")
 _TYPES = {"label": int, "is_ood": bool} | dict.fromkeys(("name", "class", "reason", "error", "detector"), str)
-# ``detector`` is the sha256 of the detector's file.
+# ``detector`` is the sha256 in the header of the detector's file.
 COLUMNS: dict[str, type] = {name: _TYPES.get(name, float) for name in (*ROW, "error", "detector")}
 # What kedge 0.1 wrote: its label was the name of the class, or the number as text if it had no name.
 OLD_COLUMNS = ("path", "label", "probability", "score", "temperature", "p_value", "is_ood", "error")
@@ -86,8 +86,8 @@ def _without_formulas(row: Row) -> Row:
 def read_rows(path: str | Path, kind: str | None = None) -> Iterator[dict[str, Any]]:
     """The rows of a file one after the other, with the keys of `Detection.to_rows`, ``error`` and ``detector``.
 
-    ``detector`` is the sha256 of the detector's file; it and ``reason`` are None in older files. Files of kedge 0.1,
-    which had other keys, are read too.
+    ``detector`` is the sha256 in the header of the detector's file; it and ``reason`` are None in older files. Files of
+    kedge 0.1, which had other keys, are read too.
     """
     kind, file = format_of(Path(path), kind), regular_file(path)
     try:
