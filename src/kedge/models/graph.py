@@ -65,8 +65,7 @@ class StoredGraph(nn.Module):
                 _set_module(self, name, _layer(described))
             for name, (shape, dtype, is_parameter) in document["tensors"].items():
                 _set_tensor(self, name, shape, _torch("dtype", dtype), is_parameter)
-            self._steps = self._read()
-            self._output = _prepared(document["output"])
+            self._read()
             self._shape = tuple(document["shape"])
         except (KeyError, TypeError, ValueError, AttributeError, RuntimeError, IndexError) as error:
             raise FileFormatError(f"the graph of the network is damaged: {error}") from error
@@ -82,26 +81,29 @@ class StoredGraph(nn.Module):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
-        self._steps = self._read()
+        self._read()
 
     def forward(self, x: Tensor) -> Tensor:
         """Logits (B, C) of normalised images (B, D, ...)."""
         if tuple(x.shape[1:]) != self._shape:
             raise InputError(f"x must be (B, {', '.join(map(str, self._shape))}); got {tuple(x.shape)}")
         values: dict[str, Any] = {self.document["input"]: x}
+        modules: list[Any] = [self]
+        for parent, name in self._places:
+            modules.append(modules[parent]._modules[name])
 
         def decoded(value: Any) -> Any:
             kind = type(value)
             if kind is _Value:
                 return values[value.name]
-            if kind is list:
-                return [decoded(each) for each in value]
             if kind is _Weight:
-                return getattr(_at(self, value.path), value.own)
+                return getattr(modules[value.module], value.own)
+            if kind is _Several:
+                return [decoded(each) for each in value.items]
             return x.device if kind is _Device else value
 
         for name, call, args, kwargs, unused in self._steps:
-            function = _at(self, call) if isinstance(call, tuple) else call
+            function = modules[call] if type(call) is int else call
             if type(function) is _Named and not (function._forward_hooks or function._forward_pre_hooks):
                 values[name] = decoded(args[0])
             else:
@@ -141,10 +143,10 @@ class StoredGraph(nn.Module):
             _set_module(self, path).register_buffer(own, tensor)
         used, kept = self.uses()[1], tuple(f"{name}." for name in self.document["layers"])
         for name in [name for name in self.document["tensors"] if not (used[name] or name.startswith(kept))]:
-            *path, own = name.split(".")
-            delattr(_at(self, tuple(path)), own)
+            path, _, own = name.rpartition(".")
+            delattr(self.get_submodule(path), own)
             del self.document["tensors"][name]
-        self._steps = self._read()
+        self._read()
 
     def check_sizes(self) -> None:
         """Raise a `FileFormatError` if running the graph on one image would take far more memory than networks do."""
@@ -157,29 +159,57 @@ class StoredGraph(nn.Module):
         except Exception as error:  # operations raise many kinds if their arguments do not fit
             raise FileFormatError(f"the graph of the network is damaged: {error}") from error
 
-    def _read(self) -> list[tuple[str, Any, list[Any], dict[str, Any], list[str]]]:
-        """The nodes with their operations, their arguments and the values that no later one needs."""
-        nodes = self.document["nodes"]
-        return [
+    def _read(self) -> None:
+        """Prepare the nodes: their operations, their arguments and the values that no later one needs.
+
+        Modules are numbered, parents first, and looked up by number in each pass: for one image, a search by dotted
+        names would be felt.
+        """
+        nodes, output = self.document["nodes"], self.document["output"]
+        self._places: list[tuple[int, str]] = []  # of each module but this one: its parent's number, and its own name
+        self._numbers = {"": 0}  # by dotted name
+        self._steps = [
             (
                 name,
                 self._call(target),
-                _prepared(args),
-                {key: _prepared(value) for key, value in kwargs.items()},
+                [self._prepared(value) for value in args],
+                {key: self._prepared(value) for key, value in kwargs.items()},
                 unused,
             )
-            for (name, target, args, kwargs), unused in zip(
-                nodes, _last_uses(nodes, self.document["output"]), strict=True
-            )
+            for (name, target, args, kwargs), unused in zip(nodes, _last_uses(nodes, output), strict=True)
         ]
+        self._output = self._prepared(output)
 
     def _call(self, target: str) -> Any:
-        """The operation of a node, or the path of the layer that it calls."""
+        """The operation of a node, or the number of the layer that it calls."""
         kind, _, rest = target.partition(".")
         if kind != "layer":
             return operation(target)
         _set_module(self, rest)  # an empty one where the layer is not kept, so that it can be hooked
-        return tuple(rest.split("."))
+        return self._number(rest)
+
+    def _number(self, name: str) -> int:
+        """The number of a module by its dotted name."""
+        if name not in self._numbers:
+            parent, _, own = name.rpartition(".")
+            self._places.append((self._number(parent), own))
+            self._numbers[name] = len(self._places)
+        return self._numbers[name]
+
+    def _prepared(self, value: Any) -> Any:
+        """An argument of a node, read from plain data."""
+        if isinstance(value, list):
+            items = [self._prepared(each) for each in value]
+            return _Several(items) if any(type(each) in REFERENCES for each in items) else items
+        if not isinstance(value, dict):
+            return value
+        (kind, name), *_ = value.items()
+        if kind == "node":
+            return _Value(name)
+        if kind == "tensor":
+            path, _, own = name.rpartition(".")
+            return _Weight(self._number(path), own)
+        return _Device() if kind == "device" else _torch(kind, name)
 
 
 class _Named(nn.Module):
@@ -198,34 +228,21 @@ class _Value(NamedTuple):
 class _Weight(NamedTuple):
     """A tensor of a module, as an argument."""
 
-    path: tuple[str, ...]
+    module: int
     own: str
+
+
+class _Several(NamedTuple):
+    """A list with some of these in it, as an argument."""
+
+    items: list[Any]
 
 
 class _Device:
     """The device of the images, as an argument."""
 
 
-def _prepared(value: Any) -> Any:
-    """An argument of a node, read from plain data."""
-    if isinstance(value, list):
-        return [_prepared(each) for each in value]
-    if not isinstance(value, dict):
-        return value
-    (kind, name), *_ = value.items()
-    if kind == "node":
-        return _Value(name)
-    if kind == "tensor":
-        *path, own = name.split(".")
-        return _Weight(tuple(path), own)
-    return _Device() if kind == "device" else _torch(kind, name)
-
-
-def _at(module: nn.Module, path: tuple[str, ...]) -> nn.Module:
-    """A module by its path; `torch.nn.Module.get_submodule` takes ten times as long, which is felt for one image."""
-    for name in path:
-        module = cast(nn.Module, module._modules[name])
-    return module
+REFERENCES = (_Value, _Weight, _Several, _Device)
 
 
 def operation(target: str) -> Callable[..., Any]:
