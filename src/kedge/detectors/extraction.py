@@ -13,11 +13,12 @@ from kedge.anchoring import Anchored
 from kedge.checks import at_least, finite
 from kedge.data import Preprocess, batches
 from kedge.data.batches import preprocess_for
-from kedge.data.features import MANIFEST, Features, open_columns, read_manifest, write_manifest
+from kedge.data.features import MANIFEST, Features, open_columns, read_manifest
 from kedge.data.imageset import Splittable
 from kedge.data.labels import UNKNOWN
 from kedge.data.leakage import fingerprints
 from kedge.errors import InputError
+from kedge.files import write_json
 from kedge.models.classifier import Classifier, as_classifier, checksum, evaluating
 from kedge.models.features import INPUT
 from kedge.models.head import find_head
@@ -160,7 +161,7 @@ def _on_disk(extraction: Extraction, data: Any, folder: Path, identity: dict[str
             dtype = str(part["logits"].numpy().dtype)
             manifest = {**identity, "head": extraction.head, "dtype": dtype, "images": len(data), "done": 0, **sizes}
             columns = open_columns(folder, manifest, mode="r+", create=True)
-            write_manifest(folder, manifest)
+            write_json(folder / MANIFEST, manifest)
         for key, value in part.items():
             columns[key][done : done + len(value)] = value.numpy()
         done += len(part["logits"])
@@ -168,5 +169,5 @@ def _on_disk(extraction: Extraction, data: Any, folder: Path, identity: dict[str
             for column in columns.values():
                 column.flush()
             manifest["done"], saved = done, time.monotonic()
-            write_manifest(folder, manifest)
+            write_json(folder / MANIFEST, manifest)
     return Features.open(folder)

@@ -9,7 +9,7 @@ from typing import Any
 from kedge.evaluation.report import figures
 from kedge.evaluation.report.document import document
 from kedge.evaluation.report.markup import Html, figure, section, table, tag
-from kedge.files import atomic
+from kedge.files import write_text
 from kedge.provenance import provenance
 from kedge.studies.theory import figures as own
 from kedge.studies.theory.approximation import COSINE
@@ -34,10 +34,8 @@ def run_ntk(out: str | Path, seed: int = 0, *, anchors: int = 10, repeats: int =
     study = ntk_study(seed=seed, **options)
     record = {"command": "kedge reproduce ntk", "seed": seed, **options, "made with": provenance()}
     text = ntk_page(study, record)
-    with atomic(Path(out) / "study.json") as temporary:
-        temporary.write_text(json.dumps({"record": record, **study.as_dict()}), encoding="utf-8")
-    with atomic(Path(out) / "report.html") as temporary:
-        temporary.write_text(text, encoding="utf-8", newline="\n")
+    write_text(Path(out) / "study.json", json.dumps({"record": record, **study.as_dict()}))
+    write_text(Path(out) / "report.html", text)
     return study
 
 
