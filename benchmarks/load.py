@@ -18,7 +18,6 @@ import json
 import os
 import random
 import resource
-import socket
 import subprocess
 import sys
 import tempfile
@@ -32,8 +31,7 @@ import numpy as np
 from PIL import Image
 
 import kedge
-from kedge.files import atomic
-from kedge.provenance import provenance
+from common import free_port, noise, png, resident, save
 
 MIX = {"image": 0.76, "form": 0.02, "no image": 0.1, "huge": 0.04, "trickle": 0.03, "deaf": 0.02, "idle": 0.03}
 STAY = 20.0  # seconds that the last three of them stay
@@ -58,11 +56,9 @@ class Counts:
         self.status += other.status
         self.accepted += other.accepted
         self.health += other.health
-        self.wrong, self.unsent, self.offered = (
-            self.wrong + other.wrong,
-            self.unsent + other.unsent,
-            self.offered + other.offered,
-        )
+        self.wrong += other.wrong
+        self.unsent += other.unsent
+        self.offered += other.offered
 
 
 class Clients:
@@ -195,8 +191,7 @@ def huge_jpeg() -> bytes:
 
 def memory_of(pid: int) -> tuple[float, int]:
     """Resident megabytes and open file descriptors of a process."""
-    pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
-    return pages * os.sysconf("SC_PAGE_SIZE") / 1e6, len(os.listdir(f"/proc/{pid}/fd"))
+    return resident(pid) / 1e6, len(os.listdir(f"/proc/{pid}/fd"))
 
 
 async def load(clients: Clients, pid: int, log: Path, times: float, seconds: float) -> dict[str, Any]:
@@ -320,18 +315,8 @@ def main() -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     detector = kedge.load(options.detector)
     assert detector.preprocess is not None
-    arrays = [
-        np.random.default_rng(n).integers(0, 256, (*detector.preprocess.shape[1:], 3), np.uint8) for n in range(64)
-    ]
-    files = []
-    for array in arrays:
-        target = io.BytesIO()
-        Image.fromarray(array).save(target, "png")
-        files.append(target.getvalue())
-    scores = detector([Image.fromarray(array) for array in arrays]).score.tolist()
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    drawn = [noise(number, *detector.preprocess.shape[1:]) for number in range(64)]
+    scores, port = detector(drawn).score.tolist(), free_port()
     with tempfile.TemporaryDirectory() as folder:
         log = Path(folder, "log")
         with log.open("wb") as stream:
@@ -343,7 +328,7 @@ def main() -> None:
                     raise SystemExit(f"{' '.join(command)} ended with {service.returncode}:\n{log.read_text()}")
                 time.sleep(0.1)
             time.sleep(1)
-            clients = Clients(port, list(zip(files, scores, strict=True)))
+            clients = Clients(port, list(zip(map(png, drawn), scores, strict=True)))
             result = asyncio.run(load(clients, service.pid, log, options.times, 60 * options.minutes))
             if service.poll() is not None:
                 raise SystemExit(f"the service ended with {service.returncode}:\n{log.read_text()[-3000:]}")
@@ -355,9 +340,7 @@ def main() -> None:
     print(
         f"\nstatus: {dict(sorted(result['status'].items()))}", *(f"PROBLEM: {problem}" for problem in found), sep="\n"
     )
-    if options.json:
-        with atomic(options.json) as path:
-            path.write_text(json.dumps({"made with": provenance(), **result, "problems": found}, indent=1))
+    save(options.json, {**result, "problems": found})
     sys.exit(bool(found))
 
 
