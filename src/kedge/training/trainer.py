@@ -95,7 +95,7 @@ class Trainer:
             "loss": {"name": loss.name, **loss.config()},
             "outliers": outliers and {"name": outliers.name, "images": outliers.images, "sha256": outliers.checksum},
             "network": {key: described[key] for key in ("spec", "type", "anchored", "conversions")},
-            "preprocess": json.loads(json.dumps(asdict(loader.preprocess))),
+            "preprocess": loader.preprocess.as_record(),
             "processes": engine.world,
             **({"batch": loader.batch} if recipe.batch == "auto" else {}),
         }
