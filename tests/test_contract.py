@@ -143,6 +143,7 @@ def test_a_detection_is_complete_and_consistent(name, kind):
     detector = ready(name, kind)
     detection = detector(images(10, seed=2))
     assert len(detection) == 10
+    assert "; forward passes for an image: " in detector.summary
     assert detection.logits.shape == detection.probability.shape == (10, 3)
     assert detection.score.shape == detection.p_value.shape == detection.is_ood.shape == (10,)
     assert detection.score.isfinite().all()
