@@ -1,7 +1,7 @@
 """The report of the study of the neural tangent kernel: ``kedge reproduce ntk``."""
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -185,7 +185,7 @@ def _distance(study: NTKStudy) -> Html:
             "by distance; AUROC of points at a distance of 0.5 to 4 against held-out ones, with its range over draws."
         )
         tables.append(
-            _table(f"{caption} {note}", ["Predictor", "held out", *(bands[i] for i in shown), "AUROC, %"], rows)
+            table(f"{caption} {note}", ["Predictor", "held out", *(bands[i] for i in shown), "AUROC, %"], rows)
         )
     counts = [
         [name, f"{100 * result.accuracy[name]:.1f}", f"{result.grows[name]} of {study.repeats}"] for name in names
@@ -201,7 +201,7 @@ def _distance(study: NTKStudy) -> Html:
         figures.legend(names),
         tag("div", *drawn, class_="pair"),
         *tables,
-        _table(caption, ["Predictor", "Accuracy, %", "Draws in which it grows"], counts),
+        table(caption, ["Predictor", "Accuracy, %", "Draws in which it grows"], counts),
     )
 
 
@@ -235,7 +235,7 @@ def _approximation(study: NTKStudy) -> Html:
         "Exact and approximate kernel",
         tag("p", words),
         tag("div", drawn, tag("div", tag("p", norms), tag("p", signs)), class_="pair"),
-        _table("The power of the anchor's length that the largest error falls with.", heads, rows),
+        table("The power of the anchor's length that the largest error falls with.", heads, rows),
     )
 
 
@@ -259,9 +259,3 @@ def _record(record: Mapping[str, Any]) -> Html:
 def _span(ends: Sequence[float]) -> str:
     """A range of shares, in percent."""
     return " to ".join(f"{100 * end:.0f}" for end in ends)
-
-
-def _table(caption: str, heads: Iterable[str], rows: Iterable[list[str]]) -> Html:
-    head = [tag("th", words, scope="col") for words in heads]
-    body = [tag("tr", tag("th", row[0], scope="row"), *(tag("td", cell) for cell in row[1:])) for row in rows]
-    return table(caption, head, body, label=caption)
