@@ -54,6 +54,7 @@ SHORT = (  # rows of the short table
 )
 PREDICTORS = (*READINGS, "AMP", "gen", "max_logit")  # of errors, beside MSP of the same head
 PERCENT = 100
+ACROSS = 3  # tasks beside each other in the figure
 
 
 def tables_of_heads(whole: Mapping[str, Any]) -> dict[str, TextTable]:
@@ -199,14 +200,14 @@ def views(table: MethodTable, of_views: Mapping[str, Any]) -> TextTable:
     return TextTable(caption, ("score", *GROUPS), tuple(rows))
 
 
-def draw(whole: Mapping[str, Any], path: Path, *, across: int = 3) -> None:
+def draw(whole: Mapping[str, Any], path: Path) -> None:
     """For each task, readings by distance from the data, and below it AUROC by the number of anchors."""
     matplotlib = require()
     from matplotlib.figure import Figure
     from matplotlib.ticker import LogFormatter
 
     names = list(whole["by distance"])
-    lines = [names[first : first + across] for first in range(0, len(names), across)]
+    lines = [names[first : first + ACROSS] for first in range(0, len(names), ACROSS)]
     figure = Figure(figsize=(3.6 * len(lines[0]), 5.6 * len(lines)), layout="constrained")
     axes = figure.subplots(2 * len(lines), len(lines[0]), squeeze=False)
     for axis in axes.flat:
