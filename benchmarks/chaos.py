@@ -13,7 +13,6 @@ imported already, so that kills fall into kedge's own work. `--seed` and `--epis
 import argparse
 import contextlib
 import hashlib
-import io
 import json
 import multiprocessing
 import os
@@ -22,7 +21,6 @@ import runpy
 import secrets
 import shutil
 import signal
-import socket
 import sys
 import tempfile
 import threading
@@ -38,12 +36,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from PIL import Image
 
 import kedge
-from kedge.files import atomic
+from common import free_port, noise, png, save
 from kedge.io import artifact
-from kedge.provenance import provenance
 from kedge.scoring import FORMATS
 from kedge.studies.bench import detector_of
 
@@ -51,6 +47,7 @@ ROOT = str(Path(kedge.__file__).parent)
 FORKED = multiprocessing.get_context("forkserver")
 LONGEST = 600  # seconds after which a process is given up
 MOST_KILLS = 4
+SIDE = 16  # of images
 VARYING = ("seconds", "history", "made with")  # what a record says of the run and not of its result
 WORK = ("score-parquet", "score-csv", "score-jsonl", "train", "serve", "score-ray")
 
@@ -117,16 +114,12 @@ def descendants(pid: int) -> list[int]:
 # --- the work ---------------------------------------------------------------------------------------------------------
 
 
-def images_in(folder: Path, count: int, side: int = 16) -> None:
+def images_in(folder: Path, count: int) -> None:
     """Images of noise, one of them broken."""
     folder.mkdir()
     for number in range(count):
-        Image.fromarray(_pixels(number, side)).save(folder / f"{number:04}.png")
+        noise(number, SIDE, SIDE).save(folder / f"{number:04}.png")
     (folder / "0007-broken.png").write_bytes(b"broken")
-
-
-def _pixels(seed: int, side: int = 16) -> Any:
-    return np.random.default_rng(seed).integers(0, 256, (side, side, 3), np.uint8)
 
 
 class Work:
@@ -260,17 +253,11 @@ class Serve(Work):
     """A service and a client, which asks for the whole time and checks every answer."""
 
     def __init__(self, home: Path, detector: Path) -> None:
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self.port = free.getsockname()[1]
+        self.port = free_port()
         super().__init__("serve", home, ["serve", str(detector), "--port", str(self.port)])
-        files = []
-        for number in range(20):
-            target = io.BytesIO()
-            Image.fromarray(_pixels(number)).save(target, "png")
-            files.append(target.getvalue())
-        scores = kedge.load(detector)([Image.open(io.BytesIO(file)) for file in files]).score.tolist()
-        self.images = list(zip(files, scores, strict=True))
+        drawn = [noise(number, SIDE, SIDE) for number in range(20)]
+        scores = kedge.load(detector)(drawn).score.tolist()
+        self.images = list(zip(map(png, drawn), scores, strict=True))
         self.answers = self.unanswered = 0
         self.wrong: list[str] = []
 
@@ -314,9 +301,9 @@ class Serve(Work):
 def works(home: Path, names: list[str], rng: random.Random) -> list[Work]:
     """The commands, on a small detector, images and a data set made here."""
     detector, images = home / "detector.kedge", home / "images"
-    detector_of("compact", side=16, width=4).save(detector)
+    detector_of("compact", side=SIDE, width=4).save(detector)
     images_in(images, 150)
-    x = np.stack([_pixels(number, 8) for number in range(96)])
+    x = np.stack([np.asarray(noise(number, 8, 8)) for number in range(96)])
     np.savez(home / "set.npz", x=x, y=np.arange(96) % 3)
     score = ["score", "--detector", str(detector), str(images), "--shard", "16", "-o"]
     train = ["train", f"npz:{home / 'set.npz'}", "--epochs", "4", "--batch", "16", "--out", "run"]
@@ -427,10 +414,7 @@ def main() -> None:
     print(f"\n{kills} kills in {options.minutes:g} minutes, seed {seed}: {problems} problems")
     if options.json:
         rows = {name: {**vars(tally), "places": sorted(tally.places)} for name, tally in tallies.items()}
-        with atomic(options.json) as path:
-            path.write_text(
-                json.dumps({"made with": provenance(), "seed": seed, "minutes": options.minutes, **rows}, indent=1)
-            )
+        save(options.json, {"seed": seed, "minutes": options.minutes, **rows})
     sys.exit(problems > 0)
 
 

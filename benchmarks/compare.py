@@ -12,40 +12,25 @@ processes disturb those of the clock.
 """
 
 import argparse
-import json
 import tempfile
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 
 import kedge
+from common import processor_seconds, save
 from kedge.data import batches
 from kedge.evaluation.report import write_report
 from kedge.evaluation.result import HEADLINE
 from kedge.evaluation.summary import grouped_table
-from kedge.files import atomic
-from kedge.provenance import provenance
 from kedge.studies.photo_tasks import CENTER
 from kedge.studies.photographs import photos
 from kedge.studies.study import Setting
 from kedge.studies.tasks import TASKS
 
 BATCH = 64
-
-
-def processor_seconds(work: Callable[[], Any]) -> float:
-    """The seconds of the processor that a call takes.
-
-    Example:
-        >>> processor_seconds(lambda: None) < 1
-        True
-    """
-    started = time.process_time()
-    work()
-    return time.process_time() - started
 
 
 def main() -> None:
@@ -98,10 +83,9 @@ def main() -> None:
             for name, result in facts["results"].items()
         }
         seconds = {"pass": alone * count, "extraction": extracted * count, "comparison": compared, "report": written}
-        record = {"made with": provenance(), "images": count, "methods": len(table.results), "timed": len(sample)}
+        record = {"images": count, "methods": len(table.results), "timed": len(sample)}
         record |= {"seconds": seconds, "ratio": ratio, "groups": facts["groups"], "results": results}
-        with atomic(options.json) as temporary:
-            temporary.write_text(json.dumps(record, indent=1) + "\n")
+        save(options.json, record)
 
 
 if __name__ == "__main__":

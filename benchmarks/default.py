@@ -15,7 +15,6 @@ files, once each, with the peak memory of the process after a fit on a fifth of 
 """
 
 import argparse
-import json
 import resource
 import tempfile
 import time
@@ -26,16 +25,15 @@ from typing import Any
 import torch
 
 import kedge
+from common import save
 from kedge.data import ImageSet, Preprocess, StreamedSet, batches, class_split, gather, sources
 from kedge.data.sources import load_dataset
 from kedge.detectors import for_inference
 from kedge.detectors.registry import make
 from kedge.export import OnnxDetector, export_onnx, quantise
-from kedge.files import atomic
 from kedge.metrics import auroc
 from kedge.models.classifier import evaluating
 from kedge.models.named import replace_head
-from kedge.provenance import provenance
 from kedge.studies.bench.turns import in_turns, ratios
 from kedge.studies.photo_tasks import CENTER, lite0, others_of, photo_task, photos, split
 from kedge.studies.study import Setting, some
@@ -61,17 +59,17 @@ def main() -> None:
     options = parser.parse_args()
     use_threads(options.threads)
     keep_freed_memory()  # as the command line does
-    result: dict[str, Any] = {"made with": provenance(), "threads": options.threads, "repeats": options.repeats}
+    result: dict[str, Any] = {"threads": options.threads, "repeats": options.repeats}
     result |= {"verdicts": [], "quality": {}, "fit": None}
     with tempfile.TemporaryDirectory(prefix="kedge-bench-") as folder:
         for subject in options.subjects:
             rows, kept = verdicts(subject, Path(folder), options)
             result["verdicts"] += rows
             result["quality"] |= kept
-            write(options.json, result)
+            save(options.json, result)
     if options.fit:
         result["fit"] = fitting(options.data_dir, options.fit)
-        write(options.json, result)
+        save(options.json, result)
 
 
 def verdicts(subject: str, home: Path, options: argparse.Namespace) -> tuple[list[dict[str, Any]], dict[str, Any]]:
@@ -183,13 +181,6 @@ def fitting(data_dir: Path | None, count: int) -> dict[str, Any]:
         f"fit on {len(train):,} photographs to a pass over them: {ratio:.2f}; peak MiB by images: {peaks}", flush=True
     )
     return {"images": len(train), "ratio": ratio, "seconds": spent, "peak": peaks}
-
-
-def write(path: Path | None, result: dict[str, Any]) -> None:
-    """Write what is measured so far."""
-    if path is not None:
-        with atomic(path) as temporary:
-            temporary.write_text(json.dumps(result, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -11,17 +11,15 @@ in batches of 32: medians over turns, in which teacher and student alternate.
 """
 
 import argparse
-import json
 from functools import partial
 from typing import Any
 
 import kedge
+from common import save
 from kedge.data import sources
 from kedge.detectors import for_inference
 from kedge.evaluation import SeedSummary
 from kedge.experimental import Distillation, Student, split_for, untrained_student
-from kedge.files import atomic
-from kedge.provenance import provenance
 from kedge.studies.bench.turns import Quartiles, in_turns, ratios
 from kedge.studies.sets import FILES, find
 from kedge.threads import use_threads
@@ -80,15 +78,8 @@ def main() -> None:
     print(f"per image, {threads} threads: teacher {each['teacher']:.2f} ms, student {each['student']:.2f} ms, ", end="")
     print(f"{share.median:.2f} of it ({share.low:.2f} to {share.high:.2f})")
     if options.json:
-        record: dict[str, Any] = {"options": vars(options), "threads": threads, "made with": provenance()}
-        record |= {
-            "evaluation": evaluation.as_dict(),
-            "agreement": agreement,
-            "milliseconds": each,
-            "ratio": vars(share),
-        }
-        with atomic(options.json) as path:
-            path.write_text(json.dumps(record, indent=1))
+        record = {"options": vars(options), "threads": threads, "evaluation": evaluation.as_dict()}
+        save(options.json, record | {"agreement": agreement, "milliseconds": each, "ratio": vars(share)})
 
 
 def some(images: Any, count: int) -> kedge.ImageSet:

@@ -8,18 +8,16 @@ Here `kedge.compare` runs the other methods on a sample, and some of those again
 """
 
 import argparse
-import json
 from pathlib import Path
 
 import kedge
+from common import save
 from kedge.detectors.registry import make, post_hoc
 from kedge.evaluation.result import HEADLINE
 from kedge.evaluation.summary import grouped_table
-from kedge.files import atomic
 from kedge.models import build
 from kedge.models.classifier import Classifier
 from kedge.models.named import load_weights
-from kedge.provenance import provenance
 from kedge.studies.openood import IMAGENET_STATISTICS
 from kedge.studies.sets import NEAR_CIFAR10, far_from_cifar10, load_set
 from kedge.studies.study import some
@@ -66,9 +64,8 @@ def main() -> None:
             | {group: {metric: by[metric] for metric in HEADLINE} for group, by in result["groups"].items()}
             for name, result in facts["results"].items()
         }
-        record = {"made with": provenance(), "images": IMAGES, "groups": facts["groups"], "results": results}
-        with atomic(options.json) as temporary:
-            temporary.write_text(json.dumps(record | {"left out": dict(table.left_out)}, indent=1) + "\n")
+        left_out = dict(table.left_out)
+        save(options.json, {"images": IMAGES, "groups": facts["groups"], "results": results, "left out": left_out})
 
 
 if __name__ == "__main__":

@@ -27,12 +27,11 @@ import torch
 import torch.nn.functional as F
 
 import kedge
+from common import save
 from kedge.data import Preprocess, StreamedSet, batches, class_split
 from kedge.data.sources import load_dataset
-from kedge.files import atomic
 from kedge.models.classifier import evaluating
 from kedge.models.named import replace_head
-from kedge.provenance import provenance
 from kedge.studies.photo_tasks import lite0
 from kedge.threads import keep_freed_memory
 from kedge.training import recipe
@@ -128,9 +127,7 @@ def main() -> None:
             rows.append(row)
             numbers = f"{row['accuracy']:.1%} | {row['cpu_minutes']:.1f} | {row['peak_gib']:.1f} GiB"
             print(f"| {task} | {way} | {numbers} |", flush=True)
-            if options.json:  # after each row, since all of them take an hour
-                with atomic(options.json) as temporary:
-                    temporary.write_text(json.dumps({"made with": provenance(), **settings, "rows": rows}, indent=1))
+            save(options.json, {**settings, "rows": rows})  # after each row, since all of them take an hour
 
 
 if __name__ == "__main__":

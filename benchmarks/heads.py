@@ -7,17 +7,15 @@ before and after it, so that other work on the machine counts little; the median
 """
 
 import argparse
-import json
 import statistics
-import time
-from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import torch
 
 import kedge
+from common import processor_seconds, save
 from kedge.models.classifier import Classifier, checksum
-from kedge.provenance import provenance
 from kedge.studies.photo_tasks import lite0
 from kedge.training import AnchoredHead
 
@@ -33,13 +31,6 @@ def with_head(net: Classifier, k: int, side: int) -> kedge.Anchored:
     whole.set_anchors(torch.rand(k, 3, side, side))
     whole.fix_weights()  # as the copy that scores files and answers requests has them
     return whole
-
-
-def seconds(run: Callable[[torch.Tensor], object], images: torch.Tensor) -> float:
-    """Processor time of one run."""
-    started = time.process_time()
-    run(images)
-    return time.process_time() - started
 
 
 def main() -> None:
@@ -61,10 +52,11 @@ def main() -> None:
             for net in (plain, *nets.values()):
                 net(images)  # the first call surveys the network and keeps the anchors' part
             ratios: dict[int, list[float]] = {k: [] for k in nets}
-            before = seconds(plain, images)
+            before = processor_seconds(partial(plain, images))
             for _ in range(options.repeats):
                 for k, net in nets.items():
-                    spent, after = seconds(net.per_anchor_logits, images), seconds(plain, images)
+                    spent = processor_seconds(partial(net.per_anchor_logits, images))
+                    after = processor_seconds(partial(plain, images))
                     ratios[k].append(2 * spent / (before + after))
                     before = after
             for k, net in nets.items():
@@ -73,9 +65,8 @@ def main() -> None:
                 rows[-1]["by operations"] = net.passes
                 text = f"batch {batch}, {k} anchors: {ratio:.3f} plain passes ({low:.3f} to {high:.3f})"
                 print(f"{text}; by operations {net.passes:.3f}", flush=True)
-    if options.out is not None:
-        command = f"python benchmarks/heads.py --side {options.side} --repeats {options.repeats}"
-        options.out.write_text(json.dumps({"command": command, "made with": provenance(), "rows": rows}, indent=1))
+    command = f"python benchmarks/heads.py --side {options.side} --repeats {options.repeats}"
+    save(options.out, {"command": command, "rows": rows})
 
 
 if __name__ == "__main__":

@@ -16,7 +16,6 @@ With --tta 1 all anchors are paired with the image itself, as in the paper.
 """
 
 import argparse
-import json
 import sys
 import tempfile
 import time
@@ -30,7 +29,7 @@ import torch
 import kedge
 from kedge.data import sources
 from kedge.errors import KedgeError
-from kedge.files import atomic
+from kedge.files import write_json
 from kedge.studies.bench import (
     FULL_SHARE,
     TITLES,
@@ -117,8 +116,7 @@ def main() -> None:
                 ]
                 print("\n".join(peers_table(record["peers"])), end="\n\n", flush=True)
     if options.json:
-        with atomic(options.json) as temporary:
-            temporary.write_text(json.dumps(result, indent=1))
+        write_json(options.json, result)
 
 
 def pytorch_ood() -> Any:

@@ -9,15 +9,13 @@ Prints AUROC near and far, means over seeds, and the share of the weight that th
 """
 
 import argparse
-import json
 import statistics
 from pathlib import Path
 
 import kedge
+from common import save
 from kedge.data import class_split
-from kedge.files import atomic
 from kedge.metrics import auroc
-from kedge.provenance import provenance
 from kedge.studies.photo_tasks import PHOTOS, photo_task, photos, split
 from kedge.studies.study import Setting
 
@@ -55,9 +53,7 @@ def main() -> None:
             chosen = [row for row in rows if row["task"] == name and row["rule"] == rule]
             near, far = (statistics.fmean(row[group] for row in chosen) for group in ("near", "far"))
             print(f"{name:12}{'mean':>5}{rule:>9}{100 * near:7.1f}{100 * far:7.1f}")
-    if given.json:
-        with atomic(given.json) as temporary:
-            temporary.write_text(json.dumps({"made with": provenance(), "rows": rows}, indent=1))
+    save(given.json, {"rows": rows})
 
 
 if __name__ == "__main__":

@@ -20,7 +20,6 @@ import json
 import os
 import random
 import resource
-import socket
 import subprocess
 import sys
 import tempfile
@@ -34,8 +33,7 @@ import numpy as np
 from PIL import Image
 
 import kedge
-from kedge.files import atomic
-from kedge.provenance import provenance
+from common import free_port, noise, resident, save
 from scoring import make_images
 
 MIX = {"image": 0.76, "form": 0.02, "no image": 0.1, "huge": 0.04, "trickle": 0.03, "deaf": 0.02, "idle": 0.03}
@@ -62,11 +60,9 @@ class Counts:
         self.status += other.status
         self.accepted += other.accepted
         self.health += other.health
-        self.wrong, self.unsent, self.offered = (
-            self.wrong + other.wrong,
-            self.unsent + other.unsent,
-            self.offered + other.offered,
-        )
+        self.wrong += other.wrong
+        self.unsent += other.unsent
+        self.offered += other.offered
 
 
 class Clients:
@@ -207,17 +203,14 @@ def scored_images(detector: kedge.Detector, photos: Path | None, side: int) -> l
         else:
             folder.mkdir()
             for number in range(IMAGES):
-                shape = (*detector.preprocess.shape[1:], 3)
-                pixels = np.random.default_rng(number).integers(0, 256, shape, np.uint8)
-                Image.fromarray(pixels).save(folder / f"{number}.png")
+                noise(number, *detector.preprocess.shape[1:]).save(folder / f"{number}.png")
         files = sorted(folder.iterdir())
         return list(zip([file.read_bytes() for file in files], detector(files).score.tolist(), strict=True))
 
 
 def memory_of(pid: int) -> tuple[float, int]:
     """Resident megabytes and open file descriptors of a process."""
-    pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
-    return pages * os.sysconf("SC_PAGE_SIZE") / 1e6, len(os.listdir(f"/proc/{pid}/fd"))
+    return resident(pid) / 1e6, len(os.listdir(f"/proc/{pid}/fd"))
 
 
 async def load(clients: Clients, pid: int, log: Path, times: float, seconds: float) -> dict[str, Any]:
@@ -342,9 +335,7 @@ def main() -> None:
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     images = scored_images(kedge.load(options.detector), options.photos, options.side)
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     with tempfile.TemporaryDirectory() as folder:
         log = Path(folder, "log")
         with log.open("wb") as stream:
@@ -368,9 +359,7 @@ def main() -> None:
     print(
         f"\nstatus: {dict(sorted(result['status'].items()))}", *(f"PROBLEM: {problem}" for problem in found), sep="\n"
     )
-    if options.json:
-        with atomic(options.json) as path:
-            path.write_text(json.dumps({"made with": provenance(), **result, "problems": found}, indent=1))
+    save(options.json, {**result, "problems": found})
     sys.exit(bool(found))
 
 

@@ -11,7 +11,6 @@ need labels, and with intervals. The command fails if their values differ by 1e-
 """
 
 import argparse
-import json
 import statistics
 import sys
 import time
@@ -24,6 +23,7 @@ import sklearn
 from sklearn.metrics import average_precision_score, roc_auc_score, roc_curve
 
 from kedge import metrics
+from kedge.files import write_json
 from kedge.metrics import detection_metrics
 from kedge.provenance import provenance
 
@@ -31,45 +31,25 @@ TOLERANCE = 1e-9
 
 
 def timed(function: Callable[[], Any]) -> tuple[float, Any]:
-    """Return the seconds that one call took, and its result.
-
-    Example:
-        >>> timed(lambda: 3)[1]
-        3
-    """
+    """Return the seconds that one call took, and its result."""
     start = time.perf_counter()
     result = function()
     return time.perf_counter() - start, result
 
 
 def summary(seconds: list[float]) -> dict[str, float]:
-    """Return the median and the range of some times.
-
-    Example:
-        >>> summary([3.0, 1.0, 2.0])
-        {'median': 2.0, 'fastest': 1.0, 'slowest': 3.0}
-    """
+    """Return the median and the range of some times."""
     return {"median": statistics.median(seconds), "fastest": min(seconds), "slowest": max(seconds)}
 
 
 def draw(n: int) -> tuple[np.ndarray, np.ndarray]:
-    """Draw n ID and n OOD scores from two overlapping normal distributions.
-
-    Example:
-        >>> [len(scores) for scores in draw(5)]
-        [5, 5]
-    """
+    """Draw n ID and n OOD scores from two overlapping normal distributions."""
     rng = np.random.default_rng(0)
     return rng.normal(0, 1, n), rng.normal(1, 1, n)
 
 
 def compare(n: int, repeats: int) -> dict[str, Any]:
-    """Time both libraries on n + n scores in alternation, and compare their values.
-
-    Example:
-        >>> compare(100, repeats=1)["difference"] < TOLERANCE
-        True
-    """
+    """Time both libraries on n + n scores in alternation, and compare their values."""
     inside, outside = draw(n)
     truth, both = np.repeat([0, 1], n), np.concatenate([inside, outside])
     ours: list[float] = []
@@ -91,36 +71,21 @@ def compare(n: int, repeats: int) -> dict[str, Any]:
 
 
 def intervals(n: int, resamples: int, repeats: int) -> dict[str, Any]:
-    """Time all metrics with bootstrap intervals on n + n scores.
-
-    Example:
-        >>> intervals(100, resamples=2, repeats=1)["resamples"]
-        2
-    """
+    """Time all metrics with bootstrap intervals on n + n scores."""
     inside, outside = draw(n)
     seconds = [timed(lambda: detection_metrics(inside, outside, resamples=resamples))[0] for _ in range(repeats)]
     return {"scores": n, "resamples": resamples, "kedge": summary(seconds)}
 
 
 def fpr95_by_curve(truth: np.ndarray, both: np.ndarray) -> float:
-    """FPR95 by scikit-learn's ROC curve: the share of OOD accepted where 95 % of ID are.
-
-    Example:
-        >>> fpr95_by_curve(np.repeat([0, 1], [20, 4]), np.array([*range(20), 0, 18, 19, 30]))
-        0.5
-    """
+    """FPR95 by scikit-learn's ROC curve: the share of OOD accepted where 95 % of ID are."""
     accepted_ood, accepted_id, _ = roc_curve(1 - truth, -both, drop_intermediate=False)
     enough = -(-95 * np.count_nonzero(truth == 0) // 100) / np.count_nonzero(truth == 0)
     return float(accepted_ood[np.searchsorted(accepted_id, enough - 1e-12)])
 
 
 def dtacc_by_curve(truth: np.ndarray, both: np.ndarray) -> float:
-    """The best balanced accuracy by scikit-learn's ROC curve.
-
-    Example:
-        >>> dtacc_by_curve(np.array([0, 0, 0, 0, 1, 1]), np.array([1, 2, 3, 4, 4, 5]))
-        0.875
-    """
+    """The best balanced accuracy by scikit-learn's ROC curve."""
     flagged_id, flagged_ood, _ = roc_curve(truth, both, drop_intermediate=False)
     return float((1 + (flagged_ood - flagged_id).max()) / 2)
 
@@ -136,12 +101,7 @@ THEIRS: dict[str, Callable[[np.ndarray, np.ndarray], float]] = {
 
 
 def large(n: int, resamples: int = 1_000) -> dict[str, Any]:
-    """Time metrics once on n scores, half of them ID, against scikit-learn.
-
-    Example:
-        >>> large(1000, resamples=2)["difference"] < TOLERANCE
-        True
-    """
+    """Time metrics once on n scores, half of them ID, against scikit-learn."""
     inside, outside = draw(n // 2)
     truth, both = np.repeat([0, 1], n // 2), np.concatenate([inside, outside])
     right = inside < np.quantile(inside, 0.9)
@@ -163,21 +123,12 @@ def large(n: int, resamples: int = 1_000) -> dict[str, Any]:
 
 
 def line(name: str, seconds: dict[str, float]) -> str:
-    """Format one row of the printed table.
-
-    Example:
-        >>> line("kedge", {"median": 0.1, "fastest": 0.09, "slowest": 0.2})
-        'kedge               0.100 s  (0.090 to 0.200)'
-    """
+    """Format one row of the printed table."""
     return f"{name:18} {seconds['median']:6.3f} s  ({seconds['fastest']:.3f} to {seconds['slowest']:.3f})"
 
 
 def main() -> int:
-    """Run the comparison, print it, and return 1 if the values differ.
-
-    Example:
-        python benchmarks/metrics.py --scores 100000 --repeats 3
-    """
+    """Run the comparison, print it, and return 1 if the values differ."""
     parser = argparse.ArgumentParser(description="Time kedge's detection metrics against scikit-learn's.")
     parser.add_argument("--scores", type=int, default=1_000_000, help="ID scores, and as many OOD scores")
     parser.add_argument("--repeats", type=int, default=7, help="repetitions of each side")
@@ -211,9 +162,7 @@ def main() -> int:
 
     if options.json:
         record = {"made with": provenance(), "sklearn": sklearn.__version__}
-        options.json.write_text(
-            json.dumps({**record, "values": point, "intervals": boot, "large": result}, indent=2) + "\n"
-        )
+        write_json(options.json, record | {"values": point, "intervals": boot, "large": result})
     if point["difference"] > TOLERANCE:
         print(f"the values differ by more than {TOLERANCE}", file=sys.stderr)
         return 1

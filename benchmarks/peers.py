@@ -12,7 +12,6 @@ images, each in a process of its own, and a check of `kedge.adapters`.
 """
 
 import argparse
-import json
 import logging
 import os
 import statistics
@@ -41,11 +40,10 @@ from scipy.stats import spearmanr
 from threadpoolctl import threadpool_limits
 
 import kedge
+from common import save
 from kedge import adapters
 from kedge.detectors.features import KEPT_BYTES
-from kedge.files import atomic
 from kedge.metrics import auroc
-from kedge.provenance import provenance
 from peer_methods import EPSILON, METHODS, POWERS, Data, Method, load, peer_scores, prepare, unit
 
 TOLERANCE = 1e-5  # of the largest score, in single precision
@@ -266,13 +264,6 @@ def check_adapters(data: Data, batch: int) -> str:
     )
 
 
-def write(path: Path | None, result: dict[str, Any]) -> None:
-    """Write what was found so far, if there is a file to write."""
-    if path is not None:
-        with atomic(path) as temporary:
-            temporary.write_text(json.dumps(result, indent=1) + "\n")
-
-
 def main() -> int:
     """Run the comparison, print it, and return 1 if scores that must agree do not."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -304,14 +295,14 @@ def main() -> int:
         )
         rows: list[Row] = []
         record = {
-            "made with": provenance(), "repeats": options.repeats, "batch": options.batch, "threads": options.threads,
+            "repeats": options.repeats, "batch": options.batch, "threads": options.threads,
             "clock": "processor" if options.cpu else "wall", "fitted": len(data.train), "scored": len(data.images),
             "load": load_before,
         }  # fmt: skip
         for method in chosen:
             rows.append(compare(method, data, batch=options.batch, repeats=options.repeats, clock=clock))
             print(line(rows[-1]), flush=True)
-            write(options.json, record | {"rows": [vars(row) for row in rows]})
+            save(options.json, record | {"rows": [vars(row) for row in rows]})
         print(*(f"  {row.name}: {row.note}" for row in rows if row.note), sep="\n")
         memory = growth() if options.methods is None else {}
         if memory:
@@ -325,7 +316,7 @@ def main() -> int:
         adapted = check_adapters(data, options.batch) if options.methods is None else ""
         print(f"\n{adapted}" if adapted else "")
     if adapted:
-        write(options.json, record | {"rows": [vars(row) for row in rows], "memory": memory, "adapters": adapted})
+        save(options.json, record | {"rows": [vars(row) for row in rows], "memory": memory, "adapters": adapted})
     return 0 if all(row.passed for row in rows) else 1
 
 

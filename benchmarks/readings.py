@@ -9,19 +9,17 @@ that.
 """
 
 import argparse
-import json
 from collections.abc import Callable
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from common import save
 from kedge import AMP, ImageSet, scores
 from kedge.anchoring import Anchored
 from kedge.anchoring.corruption import Corruption
-from kedge.files import atomic
 from kedge.metrics import auroc, fpr95
-from kedge.provenance import provenance
 from kedge.seeds import seeded
 from kedge.studies import STUDIES
 from kedge.studies.plan import SuiteData
@@ -156,9 +154,7 @@ def main() -> None:
     print(f"{options.network}, K = {options.k}, seed {options.seed}: AUROC / FPR95")
     for name, found in table.items():
         print(f"{name:45}", *(f"{ood}: {a:5.1f} / {f:5.1f}  " for ood, (a, f) in found.items()))
-    if options.json:
-        with atomic(options.json) as temporary:
-            temporary.write_text(json.dumps({"made with": provenance(), "table": table}, indent=1))
+    save(options.json, {"table": table})
 
 
 if __name__ == "__main__":

@@ -21,12 +21,12 @@ what a run costs at its start, and what a shard costs beyond what it costs in th
 """
 
 import argparse
-import json
 import shutil
 import statistics
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -35,12 +35,12 @@ import torch
 from PIL import Image
 
 import kedge
+from common import processor_seconds, save
 from kedge.data.decoding import open_image
 from kedge.data.reading import readers
 from kedge.data.sources import Files, StreamedSet
 from kedge.detectors import for_inference
-from kedge.files import atomic
-from kedge.provenance import processor, provenance
+from kedge.provenance import processor
 from kedge.scoring import RayEngine, plan, score_files
 from kedge.scoring.inputs import openers
 from kedge.scoring.job import score_shards
@@ -85,7 +85,7 @@ def main() -> None:
         print(f"{options.images:,} JPEG files of {options.side} pixels, {size / options.images:,.0f} bytes each")
         print(f"{title}; {processor()}")
         results: dict[str, Any] = {
-            name: [options.images / seconds(call, home) for _ in range(options.repeats)]
+            name: [options.images / processor_seconds(partial(call, home)) for _ in range(options.repeats)]
             for name, call in (("decoding", decode), ("scoring", score))
         }
         results["ray"] = ray_costs(home) if options.ray else None
@@ -108,9 +108,7 @@ def main() -> None:
         for name in ("local", "ray"):
             first, each = costs[name]
             print(f"  {name:<5} first shard of {SHARD} after {first:.1f} s, {1000 * each:.0f} ms for each after it")
-    if options.json:
-        with atomic(options.json) as path:
-            path.write_text(json.dumps({"made with": provenance(), **vars(options), **results}, indent=1, default=str))
+    save(options.json, {**vars(options), **results})
 
 
 def make_images(folder: Path, number: int, side: int, photos: Path | None = None) -> int:
@@ -210,13 +208,6 @@ WAITING: dict[str, Callable[[Path, int], float]] = {
     "Detector.score, paths": lambda home, _: waits_in_score(home, "paths"),
     "Detector.score, a loader of two workers": lambda home, _: waits_in_score(home, "loader"),
 }
-
-
-def seconds(call: Callable[[Path], None], home: Path) -> float:
-    """Of the processor, in all threads."""
-    began = time.process_time()
-    call(home)
-    return time.process_time() - began
 
 
 def spread(values: Sequence[float]) -> str:

@@ -16,11 +16,8 @@ pixels in the network's size, or with --photos JPEG of photographs enlarged to -
 
 import argparse
 import asyncio
-import io
-import json
 import multiprocessing
 import os
-import socket
 import statistics
 import subprocess
 import sys
@@ -36,12 +33,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from PIL import Image
 
 import kedge
+from common import free_port, noise, png, resident, save
 from kedge.detectors import for_inference, thread_copies
-from kedge.files import atomic
-from kedge.provenance import provenance
 from kedge.serving.bodies import decode
 from kedge.serving.settings import Settings
 from kedge.studies.bench import detector_of
@@ -168,9 +163,7 @@ def process(target: Any, *arguments: Any) -> Iterator[Any]:
 @contextmanager
 def service(path: str, options: list[str]) -> Iterator[tuple[int, int]]:
     """Start `kedge serve`; gives its port and the number of its process."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     command = [sys.executable, "-m", "kedge", "serve", path, "--port", str(port), *options]
     running = subprocess.Popen(command, stderr=subprocess.DEVNULL)
     try:
@@ -188,15 +181,10 @@ def service(path: str, options: list[str]) -> Iterator[tuple[int, int]]:
         running.wait(60)
 
 
-def processor_seconds(pid: int) -> float:
+def seconds_of(pid: int) -> float:
     """User and system time of a process so far."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-
-
-def resident(pid: int) -> int:
-    """Bytes of a process in main memory."""
-    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 def batches_so_far(port: int) -> tuple[float, float]:
@@ -220,9 +208,9 @@ def measure(count: int, seconds: float, port: int, pid: int, load: Any, bare: An
     bare("engine", batch, 0.2)
     images, number = batches_so_far(port)
     for _ in range(max(1, round(seconds / TURN))):
-        before = processor_seconds(pid)
+        before = seconds_of(pid)
         latencies, wrong, took, own = load(count, TURN)
-        turns["service"].append((len(latencies), took, processor_seconds(pid) - before))
+        turns["service"].append((len(latencies), took, seconds_of(pid) - before))
         times, errors, client = times + latencies, errors + wrong, client + own
         memory.append(resident(pid))
         now, then = batches_so_far(port)
@@ -255,13 +243,7 @@ def made_files(shape: tuple[int, ...], photos: Path | None, side: int) -> list[b
         with tempfile.TemporaryDirectory() as folder:
             make_images(Path(folder) / "images", IMAGES, side, photos)
             return [file.read_bytes() for file in sorted((Path(folder) / "images").iterdir())]
-    files = []
-    for seed in range(IMAGES):
-        pixels = np.random.default_rng(seed).integers(0, 256, (*shape[1:], 3), np.uint8)
-        target = io.BytesIO()
-        Image.fromarray(pixels).save(target, "png")
-        files.append(target.getvalue())
-    return files
+    return [png(noise(seed, *shape[1:])) for seed in range(IMAGES)]
 
 
 def main() -> None:
@@ -292,11 +274,7 @@ def main() -> None:
             levels = [measure(count, options.seconds, port, pid, load, bare) for count in options.clients]
     for line in table(levels):
         print(line)
-    if options.json:
-        with atomic(options.json) as temporary:
-            temporary.write_text(
-                json.dumps({"made with": provenance(), **vars(options), "levels": levels}, indent=1, default=str)
-            )
+    save(options.json, {**vars(options), "levels": levels})
 
 
 def table(levels: list[dict[str, Any]]) -> Iterator[str]:

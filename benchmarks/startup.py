@@ -8,7 +8,6 @@ Each line is a fresh process, and the repetitions alternate, so that all meet th
 """
 
 import argparse
-import json
 import os
 import statistics
 import subprocess
@@ -17,8 +16,7 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from kedge.files import atomic
-from kedge.provenance import provenance
+from common import save
 
 COMPLETION = {"_KEDGE_COMPLETE": "complete_bash", "COMP_WORDS": "kedge tr", "COMP_CWORD": "1"}
 KEDGE = str(Path(sys.executable).with_name("kedge"))
@@ -63,11 +61,7 @@ def main() -> None:
     print(f"{'':28}{'median':>9}{'fastest':>9}{'/ import torch':>16}")
     for name, row in rows.items():
         print(f"{name:28}{row['seconds']:8.2f}s{row['fastest']:8.2f}s{row['of torch']:16.2f}")
-    if options.json:
-        with atomic(options.json) as temporary:
-            temporary.write_text(
-                json.dumps({"made with": provenance(), "repeats": options.repeats, "rows": rows}, indent=1)
-            )
+    save(options.json, {"repeats": options.repeats, "rows": rows})
 
 
 if __name__ == "__main__":

@@ -9,17 +9,15 @@ optimizer. Uses CIFAR-10 if it is available (`kedge data get cifar10`), random i
 """
 
 import argparse
-import json
 from typing import Any
 
 import torch
 
 import kedge
+from common import save
 from kedge.data import sources
 from kedge.errors import KedgeError
-from kedge.files import atomic
 from kedge.models import build
-from kedge.provenance import provenance
 from kedge.studies.bench.steps import CYCLE, training_steps
 
 
@@ -43,9 +41,7 @@ def main() -> None:
             print(line(name, times, options.batch))
     ratio = results["ratio"]
     print(f"  anchored / unanchored: {ratio['median']:.3f} (quartiles {ratio['low']:.3f} to {ratio['high']:.3f})")
-    if options.json:
-        with atomic(options.json) as temporary:
-            temporary.write_text(json.dumps({"made with": provenance(), **vars(options), **results}, indent=1))
+    save(options.json, {**vars(options), **results})
 
 
 def line(name: str, times: dict[str, Any], batch: int) -> str:

@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import kedge
 from helpers import images, labelled, network
 from kedge import calibration, scores
-from kedge.detectors import Detector, Outputs, registered
+from kedge.detectors import Detector, registered
 from kedge.errors import InputError, NotReadyError
 from kedge.models import build
 
@@ -315,31 +315,6 @@ def test_what_cannot_be_fitted_or_scored_is_refused(call, message):
 
 
 # Calibration.
-
-
-class Identity(Detector):
-    """Its score is the input itself."""
-
-    name = "identity"
-
-    def outputs(self, x):
-        return Outputs(self.net(x), x[:, 0])
-
-
-def identity() -> Identity:
-    return Identity(nn.Identity()).fit(torch.zeros(1, 1))
-
-
-@pytest.mark.parametrize(("n", "alpha"), [(19, 0.05), (60, 0.05), (30, 0.2)])
-def test_a_fresh_in_distribution_image_is_flagged_with_probability_at_most_alpha(n, alpha):
-    pool = torch.randn(3000, 1, generator=torch.Generator().manual_seed(n))
-    flagged = []
-    for draw in range(300):
-        order = torch.randperm(3000, generator=torch.Generator().manual_seed(draw))
-        detection = identity().calibrate(pool[order[:n]], alpha=alpha)(pool[order[n : n + 400]])
-        flagged.append(float(detection.is_ood.double().mean()))
-    error = np.std(flagged) / math.sqrt(len(flagged))
-    assert alpha - 1 / (n + 1) - 3 * error <= np.mean(flagged) <= alpha + 3 * error
 
 
 @pytest.mark.parametrize("name", ["amp", "energy"])

@@ -283,12 +283,10 @@ def test_a_checksum_is_recorded_on_first_use_and_compared_from_then_on(tmp_path,
 def test_a_set_can_be_loaded_from_a_read_only_folder(tmp_path, monkeypatch):
     np.savez(tmp_path / "a.npz", x=pixels(2, 8, 8))
 
-    @contextlib.contextmanager
-    def refuse(path):
+    def refuse(path, value):
         raise InputError("not writable")
-        yield
 
-    monkeypatch.setattr(downloads, "atomic", refuse)
+    monkeypatch.setattr(downloads, "write_json", refuse)
     assert downloads.verified(tmp_path / "a.npz", None).origin == "recorded on first use"
     assert not (tmp_path / "checksums.json").exists()
 

@@ -200,7 +200,7 @@ def test_tau_that_cannot_be_exchanged_is_an_error():
             detector.with_tau(outputs, tau)
     for score in ("tau", "mutual_information"):
         other = amp(score=score)
-        with pytest.raises(InputError, match=f"score='{score}' is taken of the hypotheses"):
+        with pytest.raises(InputError, match=f"score='{score}' is taken of per-anchor logits"):
             other.with_tau(other(TEST), outputs.tau)
     with pytest.raises(NotReadyError, match=r"call calibrate\(held_out\) first"):
         detector.fit(TRAIN).with_tau(outputs, outputs.tau)

@@ -24,16 +24,7 @@ from PIL import Image, ImageOps
 from torch.utils.data import DataLoader
 
 from helpers import encoded, refused
-from kedge.data import (
-    ImageSet,
-    Preprocess,
-    StreamedSet,
-    batches,
-    load_dataset,
-    open_image,
-    shape_of_inputs,
-    sources,
-)
+from kedge.data import ImageSet, Preprocess, StreamedSet, batches, load_dataset, open_image, shape_of_inputs, sources
 from kedge.data.sources import archive, arrays, catalogue, cifar, downloads, svhn
 from kedge.data.sources.entry import Checksum, File
 from kedge.data.sources.folders import endings, folder, image_names

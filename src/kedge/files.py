@@ -1,12 +1,14 @@
 """Checked reading of files, and atomic writing: a crash, a full disk or a second process leaves no half file."""
 
 import contextlib
+import json
 import os
 import re
 import secrets
 import stat
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from kedge.errors import InputError, KedgeError
 
@@ -76,6 +78,17 @@ def atomic(path: str | os.PathLike[str]) -> Iterator[Path]:
         raise KedgeError(f"{target} could not be written: {reason}. Free space, or choose another place") from error
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def write_text(path: str | os.PathLike[str], text: str) -> None:
+    """Write a text file in UTF-8, whole or not at all."""
+    with atomic(path) as temporary:
+        temporary.write_text(text, encoding="utf-8", newline="\n")
+
+
+def write_json(path: str | os.PathLike[str], value: Any) -> None:
+    """Write plain data as JSON, whole or not at all."""
+    write_text(path, json.dumps(value, indent=1) + "\n")
 
 
 def file_name(label: str) -> str:

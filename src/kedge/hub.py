@@ -17,7 +17,7 @@ from torch import nn
 from kedge.checks import needs
 from kedge.detectors import Detector, load
 from kedge.errors import InputError, NotReadyError
-from kedge.files import atomic
+from kedge.files import write_text
 from kedge.io import artifact
 from kedge.io.facts import facts
 
@@ -77,8 +77,7 @@ def save_pretrained(detector: Detector, folder: str | os.PathLike[str], *, repo_
     """Write what `push_to_hub` uploads into a folder: the detector and its model card, which names ``repo_id``."""
     repo_id = _repository(repo_id)
     detector.save(Path(folder) / FILE)
-    with atomic(Path(folder) / CARD) as temporary:
-        temporary.write_text(model_card(Path(folder) / FILE, repo_id), encoding="utf-8")
+    write_text(Path(folder) / CARD, model_card(Path(folder) / FILE, repo_id))
 
 
 def from_pretrained(

@@ -177,6 +177,11 @@ class Anchored(Classifier):
         per_anchor, features = self.marginalise(x, layers, like)
         return per_anchor.mean(dim=0), features
 
+    def read(self, x: Tensor, layers: Sequence[str] = ()) -> tuple[Tensor, Tensor | None, dict[str, Tensor]]:
+        """See `Classifier.read`."""
+        per_anchor, features = self.marginalise(x, layers)
+        return per_anchor.mean(dim=0), per_anchor, features
+
     def marginalise(
         self, x: Tensor, layers: Sequence[str] = (), like: Tensor | None = None, *, which: Any = None, tta: int = 1
     ) -> tuple[Tensor, dict[str, Tensor]]:

@@ -24,7 +24,7 @@ from kedge.cli.options import (
     Tune,
 )
 from kedge.cli.terminal import Console, printable
-from kedge.files import atomic, check_target
+from kedge.files import check_target, write_json
 from kedge.threads import use_threads
 
 ANEW = "remove this folder to extract anew"
@@ -116,15 +116,14 @@ def compare(
         batch_size=batch,
     )  # fmt: skip
     record = {"command": " ".join(["kedge", *sys.argv[1:]]), "made with": provenance()}
-    text = json.dumps({"record": record, **evaluation.as_dict()}, indent=1)
-    with atomic(out / "metrics.json") as temporary:
-        temporary.write_text(text, encoding="utf-8")
+    result = {"record": record, **evaluation.as_dict()}
+    write_json(out / "metrics.json", result)
     neighbours = None
     if not isinstance(images, Features) and getattr(net, "anchors", images) is not None:
         neighbours = Neighbours(net, images, features=Features.open(out / "features" / "train"))
     report = write_report(out / "report.html", evaluation, neighbours=neighbours, record=record)
     if as_json:
-        typer.echo(text)
+        typer.echo(json.dumps(result, indent=1))
         return
     console.print(grouped_table(evaluation, columns).terminal())
     for column in columns if by_set else ():

@@ -73,6 +73,11 @@ def batches(
         raise InputError("the images must be at least one; the source is empty")
 
 
+def name_of(data: Any) -> str:
+    """The name of a set of images, or that of its kind."""
+    return str(getattr(data, "name", type(data).__name__))
+
+
 def gather(source: Any, preprocess: Preprocess, *, name: str | None = None) -> ImageSet:
     """Read a data set or a data loader into an `ImageSet`, as 8-bit images of the network's input size."""
     images, labels = [], []
@@ -81,9 +86,8 @@ def gather(source: Any, preprocess: Preprocess, *, name: str | None = None) -> I
         labels.append(torch.full((len(x),), -1) if y is None else y)
     numbers = torch.cat(labels)
     data = getattr(source, "dataset", source)
-    title = name or str(getattr(data, "name", type(data).__name__))
     classes = tuple(getattr(data, "classes", ()))
-    return ImageSet(torch.cat(images), None if bool((numbers < 0).any()) else numbers, title, classes)
+    return ImageSet(torch.cat(images), None if bool((numbers < 0).any()) else numbers, name or name_of(data), classes)
 
 
 def gather_on_disk(source: StreamedSet, preprocess: Preprocess, folder: Path, *, name: str | None = None) -> ImageSet:

@@ -15,7 +15,6 @@ from torch.utils.data import TensorDataset
 from kedge.data.imageset import Splittable, check_labels
 from kedge.data.preprocess import Preprocess
 from kedge.errors import FileFormatError, InputError
-from kedge.files import atomic
 
 MANIFEST = "features.json"
 COLUMNS = ("logits", "features", "labels", "prints", "per_anchor")  # one .npy file each
@@ -154,12 +153,6 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     if wrong:
         raise FileFormatError(f"{path} is damaged, in {', '.join(wrong)}; extract the features again")
     return manifest
-
-
-def write_manifest(folder: Path, manifest: dict[str, Any]) -> None:
-    """Write what `read_manifest` reads, whole or not at all."""
-    with atomic(folder / MANIFEST) as temporary:
-        temporary.write_text(json.dumps(manifest, indent=1))
 
 
 def open_columns(

@@ -3,7 +3,7 @@
 import math
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
@@ -69,6 +69,10 @@ class Preprocess:
     def from_record(cls, record: Mapping[str, Any]) -> "Preprocess":
         """The rule in a file's header; files without a background, of earlier versions, keep hidden colors."""
         return cls(**{"background": None} | dict(record))
+
+    def as_record(self) -> dict[str, Any]:
+        """The rule as plain data, as a file gives it back."""
+        return {key: list(value) if isinstance(value, tuple) else value for key, value in asdict(self).items()}
 
     @property
     def is_image(self) -> bool:

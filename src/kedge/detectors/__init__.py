@@ -1,107 +1,60 @@
 """Detectors: AMP and all other methods, with the same verbs."""
 
-from kedge.detectors.adascale import AdaSCALE
-from kedge.detectors.amp import AMP
-from kedge.detectors.base import Calibration, Cost, Detector, Outputs
-from kedge.detectors.combined import Combined
-from kedge.detectors.detection import Detection
-from kedge.detectors.deup import DEUP
-from kedge.detectors.dice import DICE
-from kedge.detectors.extraction import extract
-from kedge.detectors.fdbd import FDBD
-from kedge.detectors.features import FeatureDetector
-from kedge.detectors.gradnorm import GradNorm
-from kedge.detectors.gram import Gram
-from kedge.detectors.inference import for_inference, thread_copies
-from kedge.detectors.kernel_pca import CoP, CoRP
-from kedge.detectors.klm import KLM
-from kedge.detectors.knn import KNN
-from kedge.detectors.load import load
-from kedge.detectors.logits import GEN, MSP, Energy, Entropy, KLUniform, MaxLogit, RescoringDetector
-from kedge.detectors.low_level_statistics import LowLevelStatistics
-from kedge.detectors.mahalanobis import Mahalanobis
-from kedge.detectors.nac import NAC
-from kedge.detectors.nci import NCI
-from kedge.detectors.nnguide import NNGuide
-from kedge.detectors.odin import ODIN
-from kedge.detectors.openmax import OpenMax
-from kedge.detectors.rankfeat import RankFeat
-from kedge.detectors.react import ReAct
-from kedge.detectors.registry import register, registered
-from kedge.detectors.sampled import DeepEnsemble, MCDropout
-from kedge.detectors.she import SHE
-from kedge.detectors.temperature_scaling import TemperatureScaling
-from kedge.detectors.trained.base import TrainedDetector
-from kedge.detectors.trained.discrepancy import ClassifierDiscrepancy
-from kedge.detectors.trained.duq import DUQ
-from kedge.detectors.trained.outlier_exposure import OutlierExposure
-from kedge.detectors.trained.rotpred import RotPred
-from kedge.detectors.trained.svi import SVI
-from kedge.detectors.trained.svi_avuc import SVIAvUC
-from kedge.detectors.trained.udg import UDG
-from kedge.detectors.tta import TTA
-from kedge.detectors.tuning import Tuner, tune
-from kedge.detectors.vim import ViM
-from kedge.detectors.weiper import WeiPer
-from kedge.io.tuned import Tuned
-
-__all__ = [
-    "AMP",
-    "DEUP",
-    "DICE",
-    "DUQ",
-    "FDBD",
-    "GEN",
-    "KLM",
-    "KNN",
-    "MSP",
-    "NAC",
-    "NCI",
-    "ODIN",
-    "SHE",
-    "SVI",
-    "TTA",
-    "UDG",
-    "AdaSCALE",
-    "Calibration",
-    "ClassifierDiscrepancy",
-    "CoP",
-    "CoRP",
-    "Combined",
-    "Cost",
-    "DeepEnsemble",
-    "Detection",
-    "Detector",
-    "Energy",
-    "Entropy",
-    "FeatureDetector",
-    "GradNorm",
-    "Gram",
-    "KLUniform",
-    "LowLevelStatistics",
-    "MCDropout",
-    "Mahalanobis",
-    "MaxLogit",
-    "NNGuide",
-    "OpenMax",
-    "OutlierExposure",
-    "Outputs",
-    "RankFeat",
-    "ReAct",
-    "RescoringDetector",
-    "RotPred",
-    "SVIAvUC",
-    "TemperatureScaling",
-    "TrainedDetector",
-    "Tuned",
-    "Tuner",
-    "ViM",
-    "WeiPer",
-    "extract",
-    "for_inference",
-    "load",
-    "register",
-    "registered",
-    "thread_copies",
-    "tune",
-]  # fmt: skip
+from kedge.detectors.adascale import AdaSCALE as AdaSCALE
+from kedge.detectors.amp import AMP as AMP
+from kedge.detectors.base import Calibration as Calibration
+from kedge.detectors.base import Cost as Cost
+from kedge.detectors.base import Detector as Detector
+from kedge.detectors.base import Outputs as Outputs
+from kedge.detectors.combined import Combined as Combined
+from kedge.detectors.detection import Detection as Detection
+from kedge.detectors.deup import DEUP as DEUP
+from kedge.detectors.dice import DICE as DICE
+from kedge.detectors.extraction import extract as extract
+from kedge.detectors.fdbd import FDBD as FDBD
+from kedge.detectors.features import FeatureDetector as FeatureDetector
+from kedge.detectors.gradnorm import GradNorm as GradNorm
+from kedge.detectors.gram import Gram as Gram
+from kedge.detectors.inference import for_inference as for_inference
+from kedge.detectors.inference import thread_copies as thread_copies
+from kedge.detectors.kernel_pca import CoP as CoP
+from kedge.detectors.kernel_pca import CoRP as CoRP
+from kedge.detectors.klm import KLM as KLM
+from kedge.detectors.knn import KNN as KNN
+from kedge.detectors.load import load as load
+from kedge.detectors.logits import GEN as GEN
+from kedge.detectors.logits import MSP as MSP
+from kedge.detectors.logits import Energy as Energy
+from kedge.detectors.logits import Entropy as Entropy
+from kedge.detectors.logits import KLUniform as KLUniform
+from kedge.detectors.logits import MaxLogit as MaxLogit
+from kedge.detectors.logits import RescoringDetector as RescoringDetector
+from kedge.detectors.low_level_statistics import LowLevelStatistics as LowLevelStatistics
+from kedge.detectors.mahalanobis import Mahalanobis as Mahalanobis
+from kedge.detectors.nac import NAC as NAC
+from kedge.detectors.nci import NCI as NCI
+from kedge.detectors.nnguide import NNGuide as NNGuide
+from kedge.detectors.odin import ODIN as ODIN
+from kedge.detectors.openmax import OpenMax as OpenMax
+from kedge.detectors.rankfeat import RankFeat as RankFeat
+from kedge.detectors.react import ReAct as ReAct
+from kedge.detectors.registry import register as register
+from kedge.detectors.registry import registered as registered
+from kedge.detectors.sampled import DeepEnsemble as DeepEnsemble
+from kedge.detectors.sampled import MCDropout as MCDropout
+from kedge.detectors.she import SHE as SHE
+from kedge.detectors.temperature_scaling import TemperatureScaling as TemperatureScaling
+from kedge.detectors.trained.base import TrainedDetector as TrainedDetector
+from kedge.detectors.trained.discrepancy import ClassifierDiscrepancy as ClassifierDiscrepancy
+from kedge.detectors.trained.duq import DUQ as DUQ
+from kedge.detectors.trained.outlier_exposure import OutlierExposure as OutlierExposure
+from kedge.detectors.trained.rotpred import RotPred as RotPred
+from kedge.detectors.trained.svi import SVI as SVI
+from kedge.detectors.trained.svi_avuc import SVIAvUC as SVIAvUC
+from kedge.detectors.trained.udg import UDG as UDG
+from kedge.detectors.tta import TTA as TTA
+from kedge.detectors.tuning import Tuner as Tuner
+from kedge.detectors.tuning import tune as tune
+from kedge.detectors.vim import ViM as ViM
+from kedge.detectors.weiper import WeiPer as WeiPer
+from kedge.io.tuned import Tuned as Tuned

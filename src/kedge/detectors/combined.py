@@ -10,7 +10,6 @@ from typing import Any, ClassVar, Self, TypedDict
 import torch
 from torch import Tensor, nn
 
-from kedge.anchoring import Anchored
 from kedge.calibration import to_learn_from
 from kedge.checks import one_of
 from kedge.data import Features, Preprocess
@@ -152,15 +151,10 @@ z-scores |
 
     def outputs(self, x: Tensor) -> Outputs:
         """The outputs of all parts for one pass, combined."""
-        layers = self.layers
         logits, per_anchor = None, None
         features: dict[str, Tensor] = {}
-        if any(shared_reading(part) == "anchors" for part in self.parts):
-            assert isinstance(self.net, Anchored)
-            per_anchor, features = self.net.marginalise(x, layers)
-            logits = per_anchor.mean(dim=0)
-        elif any(map(shared_reading, self.parts)):
-            logits, features = self.net.features(x, layers) if layers else (self.net(x), {})
+        if any(map(shared_reading, self.parts)):
+            logits, per_anchor, features = self.net.read(x, self.layers)
         return self._combined([self._of_shared(part, x, logits, per_anchor, *features.values()) for part in self.parts])
 
     def of_extracted(self, features: Features, size: int) -> Iterator[Outputs]:
@@ -306,9 +300,8 @@ z-scores |
         assert out.parts is not None
         self.calibration = None
         self.standard = rule.learn(out.parts[first], outside, self.standardise)
-        rest = Outputs(*(None if value is None else value[~first] for value in vars(out).values()))  # type: ignore[arg-type]
         labels_of_rest = renumbered(given, names, self.classes)[~first]
-        return HeldOut(self._ruled(rest), labels_of_rest, prints, {"learned": int(first.sum())})
+        return HeldOut(self._ruled(out.of_rows(~first)), labels_of_rest, prints, {"learned": int(first.sum())})
 
     def _of_outliers(self, images: Tensor) -> Tensor:
         """The scores (N, d) of synthetic outliers made of images."""

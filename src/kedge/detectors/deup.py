@@ -173,12 +173,8 @@ class DEUP(Detector):
 
     def _read(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
         """Logits (B, C), the head's input (B, D), and the per-anchor logits (K, B, C) of an anchored network."""
-        layer, per_anchor = self.head + INPUT, None
-        if isinstance(self.net, Anchored):
-            per_anchor, features = self.net.marginalise(x, [layer])
-            logits = per_anchor.mean(dim=0)
-        else:
-            logits, features = self.net.features(x, [layer])
+        layer = self.head + INPUT
+        logits, per_anchor, features = self.net.read(x, [layer])
         if features[layer].ndim != 2:
             raise InputError(f"the head {self.head!r} must take a vector per image, not {shape_of(features[layer])}")
         return logits, features[layer], per_anchor

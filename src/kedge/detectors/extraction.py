@@ -2,22 +2,22 @@
 
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from kedge.anchoring import Anchored
 from kedge.checks import at_least, finite
 from kedge.data import Preprocess, batches
-from kedge.data.batches import preprocess_for
-from kedge.data.features import MANIFEST, Features, open_columns, read_manifest, write_manifest
+from kedge.data.batches import name_of, preprocess_for
+from kedge.data.features import MANIFEST, Features, open_columns, read_manifest
 from kedge.data.imageset import Splittable
 from kedge.data.labels import UNKNOWN
 from kedge.data.leakage import fingerprints
 from kedge.errors import InputError
+from kedge.files import write_json
 from kedge.models.classifier import Classifier, as_classifier, checksum, evaluating
 from kedge.models.features import INPUT
 from kedge.models.head import find_head
@@ -69,11 +69,11 @@ def extract(
     if folder is not None and not isinstance(data, Splittable):
         raise InputError(f"data must be an ImageSet or a StreamedSet to be stored; got {type(data).__name__}")
     identity = {
-        "name": str(getattr(data, "name", type(data).__name__)),
+        "name": name_of(data),
         "checksum": str(getattr(data, "checksum", "")),
         "classes": list(getattr(data, "classes", ())),
         "network": checksum(classifier),
-        "preprocess": {key: list(v) if isinstance(v, tuple) else v for key, v in asdict(preprocess).items()},
+        "preprocess": preprocess.as_record(),
         "half": half,
     }
     extraction = Extraction(classifier, preprocess, head, batch_size, f"extracting {identity['name']}")
@@ -112,12 +112,8 @@ class Extraction:
             for images, labels in batches(data, self.preprocess, size=self.batch_size, label=self.label):
                 x = self.net.as_input(images)
                 self.head = self.head or find_head(self.net, x[:2])
-                columns = {}
-                if isinstance(self.net, Anchored):
-                    per_anchor, features = self.net.marginalise(x, [self.head + INPUT])  # (K, B, C)
-                    logits, columns["per_anchor"] = per_anchor.mean(dim=0), per_anchor.transpose(0, 1).cpu()
-                else:
-                    logits, features = self.net.features(x, [self.head + INPUT])
+                logits, per_anchor, features = self.net.read(x, [self.head + INPUT])
+                columns = {} if per_anchor is None else {"per_anchor": per_anchor.transpose(0, 1).cpu()}
                 yield columns | {
                     "logits": finite("logits", logits, "check the network's weights").cpu(),
                     "features": finite("features", features[self.head + INPUT], "check the network's weights").cpu(),
@@ -160,7 +156,7 @@ def _on_disk(extraction: Extraction, data: Any, folder: Path, identity: dict[str
             dtype = str(part["logits"].numpy().dtype)
             manifest = {**identity, "head": extraction.head, "dtype": dtype, "images": len(data), "done": 0, **sizes}
             columns = open_columns(folder, manifest, mode="r+", create=True)
-            write_manifest(folder, manifest)
+            write_json(folder / MANIFEST, manifest)
         for key, value in part.items():
             columns[key][done : done + len(value)] = value.numpy()
         done += len(part["logits"])
@@ -168,5 +164,5 @@ def _on_disk(extraction: Extraction, data: Any, folder: Path, identity: dict[str
             for column in columns.values():
                 column.flush()
             manifest["done"], saved = done, time.monotonic()
-            write_manifest(folder, manifest)
+            write_json(folder / MANIFEST, manifest)
     return Features.open(folder)

@@ -273,7 +273,7 @@ class RescoringDetector(Detector):
     def rescored(self, logits: Tensor, tau: Tensor) -> Tensor:
         """The score (B,) of logits (B, C) divided as tau (B,) has it."""
         if self._score is None:
-            raise InputError(f"score={self.score_by!r} is taken of the hypotheses, not of logits and tau")
+            raise InputError(f"score={self.score_by!r} is taken of per-anchor logits, not of logits and tau")
         rule = self.rescale or ("plain" if logits.shape[1] > PLAIN_ABOVE else "exp")
         score = self._score(logits if rule == "none" else scores.rescale(logits, self._divisor_of(tau), rule))
         if not isinstance(score, Tensor) or score.shape != tau.shape:

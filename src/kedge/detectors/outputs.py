@@ -1,10 +1,11 @@
 """What a method computes for images, what that costs, and the threshold that is set on it."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 
 from kedge import calibration
@@ -27,6 +28,18 @@ class Outputs:
     score: Tensor  # (B,)
     tau: Tensor | None = None  # (B,)
     parts: Tensor | None = None  # what each part of a combination adds, (B, d)
+
+    @classmethod
+    def joined(cls, outs: Sequence["Outputs"]) -> "Outputs":
+        """The outputs of several batches as one."""
+        columns = zip(*(vars(out).values() for out in outs), strict=True)
+        whole: list[Any] = [None if values[0] is None else torch.cat(values) for values in columns]
+        return cls(*whole)
+
+    def of_rows(self, rows: Tensor) -> "Outputs":
+        """The outputs of some images, by a mask (B,) or their places."""
+        kept: list[Any] = [None if value is None else value[rows] for value in vars(self).values()]
+        return Outputs(*kept)
 
     def without(self, bad: Tensor) -> "Outputs":
         """The outputs on the CPU, with NaN logits and infinite scores for bad images (B,)."""

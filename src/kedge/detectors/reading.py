@@ -51,9 +51,7 @@ def outputs_of(
             prints.append(marks)
             if progress is not None:
                 progress(sum(map(len, labels)))
-    columns = zip(*(vars(out).values() for out in outs), strict=True)
-    whole: list[Any] = [None if values[0] is None else torch.cat(values) for values in columns]
-    out = Outputs(*whole)
+    out = Outputs.joined(outs)
     return out if logits is None else replace(out, logits=logits), torch.cat(labels), torch.cat(prints)
 
 

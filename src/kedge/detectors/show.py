@@ -15,6 +15,8 @@ READS = {  # in words, by `Detector.reads`
     "per_anchor_logits": "the logits under each anchor",
     "output": "the network's output",
     "features": "the logits and features inside the network",
+    "maps": "the logits and maps inside the network",
+    "passes": "several outputs of the network for an image",
     "gradients": "the logits and gradients",
     "images": "the pixels",
     "network": "the network",

@@ -159,11 +159,10 @@ def _classes(history: DriftHistory, predicted: Sequence[str], flagged: Any) -> H
     share = {name: (before[name] / start, since[name] / (len(names) - start)) for name in before | since}
     order = sorted(share, key=lambda name: (-abs(share[name][1] - share[name][0]), name))[:CLASSES]
 
-    def row(name: str) -> Html:
+    def row(name: str) -> list[str]:
         own = names == name
         parts = (is_flagged[:start][own[:start]], is_flagged[start:][own[start:]])
-        cells = [percent(each) for each in share[name]] + [percent(p.mean() if len(p) else None) for p in parts]
-        return tag("tr", tag("th", name, scope="row"), *(tag("td", cell) for cell in cells))
+        return [name, *map(percent, share[name]), *(percent(p.mean() if len(p) else None) for p in parts)]
 
     caption = f"In percent, of {start:,} images before and {len(names) - start:,} since; the largest changes first."
     heads = ["Predicted class", "before", "since then", "flagged before", "flagged since"]

@@ -7,15 +7,6 @@ from kedge.evaluation.result import Evaluation, EvaluationResult, ShiftedResult
 from kedge.evaluation.summary import SeedSummary, SeedValues, TextTable
 
 __all__ = [
-    "Best",
-    "Evaluation",
-    "EvaluationResult",
-    "SeedSummary",
-    "SeedValues",
-    "ShiftedResult",
-    "TextTable",
-    "best_beyond_noise",
-    "compare",
-    "difference",
-    "evaluate",
-]
+    "Best", "Evaluation", "EvaluationResult", "SeedSummary", "SeedValues", "ShiftedResult", "TextTable",
+    "best_beyond_noise", "compare", "difference", "evaluate",
+]  # fmt: skip

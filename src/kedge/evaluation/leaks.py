@@ -9,7 +9,6 @@ from kedge.data import Features, ImageSet, Preprocess
 from kedge.data.leakage import fingerprints, shared
 from kedge.detectors import Detector
 from kedge.errors import InputError, NotReadyError
-from kedge.models.classifier import Classifier
 
 
 def refuse_leaks(detectors: Mapping[str, Detector], sets: Mapping[str, ImageSet | Features]) -> None:
@@ -28,13 +27,8 @@ def refuse_leaks(detectors: Mapping[str, Detector], sets: Mapping[str, ImageSet 
             used["training outlier"] = detector.outliers
         if detector.tuned is not None:
             used["tuning image"] = detector.tuned.held_out
-        records = [module.record for module in detector.net.modules() if isinstance(module, Classifier)]
-        records += [record.get("teacher", {}) for record in records]  # the training data of a student's teacher
-        data = [record.get("data", {}) for record in records]
-        data += [each for record in records for each in record.get("before", ())]
-        trained_on = {each.get("sha256") for each in data} - {None}
         for set_name, images in sets.items():
-            if images.checksum in trained_on:
+            if images.checksum in detector.trained_on:
                 raise InputError(
                     f"the set {set_name!r} is the training set of the network of {name!r}; evaluate on other images"
                 )

@@ -1,7 +1,7 @@
 """Evaluations of the same methods over several seeds: means and deviations, as tables of text."""
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -78,6 +78,11 @@ class SeedValues:
     """A metric by seed: its mean, and its deviation (unbiased) if there are several seeds."""
 
     values: tuple[float, ...]
+
+    @classmethod
+    def averaged(cls, parts: Iterable[Iterable[float]]) -> "SeedValues":
+        """The mean over parts, such as tasks, of what each has by seed."""
+        return cls(tuple(statistics.fmean(values) for values in zip(*parts, strict=True)))
 
     @property
     def mean(self) -> float:

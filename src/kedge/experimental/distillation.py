@@ -25,14 +25,7 @@ from kedge.training import RECIPES, Loss, Recipe, Step, StepLoss, train
 from kedge.training import recipe as named_recipe
 
 MIX = 0.5
-AUGMENTATION = (
-    "crop",
-    "pad",
-    "flip",
-    "alternate",
-    "resized_crop",
-    "smallest_crop",
-)  # options taken from the teacher's recipe
+AUGMENTATION = ("crop", "pad", "flip", "alternate", "resized_crop", "smallest_crop")  # as in the teacher's recipe
 INITIAL_IMAGES = 128  # training images that the initial tau is estimated on
 VALIDATION_FIFTH = 5  # one in five of the teacher's calibration images is used for validation
 

@@ -16,17 +16,9 @@ from kedge.models.small_resnet import DEPTHS, SmallResNet
 from kedge.models.wrn import WideResNet
 
 __all__ = [
-    "Airbench",
-    "Compact",
-    "Network",
-    "ResNet",
-    "SmallResNet",
-    "Spec",
-    "WideResNet",
-    "build",
-    "model_names",
+    "Airbench", "Compact", "Network", "ResNet", "SmallResNet", "Spec", "WideResNet", "build", "model_names",
     "read_features",
-]
+]  # fmt: skip
 
 # An argument that is given here by position cannot be given again: build("wrn-40-2", depth=28) is an error.
 _BUILDERS: dict[str, Callable[..., Network]] = {

@@ -157,6 +157,11 @@ class Classifier(nn.Module):
             output, features = read_features(self.network, self.normalise(x), layers)
         return logits_of(output), features
 
+    def read(self, x: Tensor, layers: Sequence[str] = ()) -> tuple[Tensor, Tensor | None, dict[str, Tensor]]:
+        """Logits (B, C), those under each anchor (K, B, C) if it has any, and what the named layers give."""
+        logits, features = self.features(x, layers) if layers else (self(x), {})
+        return logits, None, features
+
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any, **kwargs: Any) -> None:
         for name in self.flexible_buffers:
             loaded = state_dict.get(prefix + name)

@@ -94,12 +94,12 @@ def head_to_prepare(net: nn.Module, kind: type[nn.Module], head: str | None) -> 
     return name, layer
 
 
-def check_head(network: nn.Module, head: str, logits: Tensor, features: Tensor, option: str = "head") -> None:
-    """Raise if the logits are not the head's output for its input; ``option`` is the argument that names the layer."""
+def check_head(network: nn.Module, head: str, logits: Tensor, features: Tensor) -> None:
+    """Raise if the logits are not the head's output for its input."""
     if not _gives(network.get_submodule(head), features, logits):
         raise ArchitectureError(
             f"the logits are not the output of {head!r}, the network's last linear layer, whose input is read; "
-            f"pass {option}= with the name of the right layer"
+            "pass head= with the name of the right layer"
         )
 
 

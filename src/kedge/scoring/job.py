@@ -21,7 +21,7 @@ from kedge.data import Preprocess
 from kedge.data.reading import in_order, readers
 from kedge.detectors import Detector, for_inference, load
 from kedge.errors import InputError, KedgeError, KedgeWarning, NotReadyError
-from kedge.files import atomic, remove_leftovers
+from kedge.files import atomic, remove_leftovers, write_json
 from kedge.io.artifact import read_header
 from kedge.progress import progress_bar
 from kedge.scoring.inputs import SHARD, Opener, Shard, as_text, cut, openers, plan
@@ -312,8 +312,7 @@ def _begin(job: Job, identity: dict[str, Any], overwrite: bool) -> int:
             images += len(shard.items)
     if images == 0:
         raise InputError(f"inputs must contain images; none were found in {', '.join(job.sources)}")
-    with atomic(head) as temporary:  # last: a job with a head is planned
-        temporary.write_text(json.dumps({"identity": identity, "images": images}))
+    write_json(head, {"identity": identity, "images": images})  # last: a job with a head is planned
     return images
 
 

@@ -12,7 +12,7 @@ from kedge.data.preprocess import in_mode
 from kedge.errors import KedgeError
 from kedge.evaluation.report import figures
 from kedge.evaluation.report.document import document
-from kedge.evaluation.report.gallery import ENLARGED, data_address
+from kedge.evaluation.report.gallery import ENLARGED, data_address, verdict_words
 from kedge.evaluation.report.markup import Html, figure, gallery, number, percent, section, sides, table, tag
 from kedge.scoring.inputs import open_named
 from kedge.scoring.summary import RowSummary, class_of
@@ -46,11 +46,8 @@ def _scores(summary: RowSummary, calibration: NDArray[np.float64] | None) -> Htm
 
 
 def _classes(summary: RowSummary) -> Html:
-    heads = [tag("th", words, scope="col") for words in ("Predicted class", "images", "flagged", "share, %")]
-    rows = [
-        tag("tr", tag("th", name, scope="row"), *(tag("td", cell) for cell in (f"{n:,}", f"{m:,}", percent(m / n))))
-        for name, (n, m) in summary.by_class.items()
-    ]
+    heads = ("Predicted class", "images", "flagged", "share, %")
+    rows = [(name, f"{n:,}", f"{m:,}", percent(m / n)) for name, (n, m) in summary.by_class.items()]
     return section("classes", "By predicted class", table("", heads, rows, label="Flagged by class"))
 
 
@@ -96,5 +93,5 @@ def row_card(row: Mapping[str, Any], column: str | None = None, *, note: str = "
         "lines": lines,
         "nearest": [],
         "flagged": bool(row["is_ood"]),
-        "verdict": f"flagged: {row['reason']}" if row["reason"] else "flagged" if row["is_ood"] else "accepted",
+        "verdict": verdict_words(bool(row["is_ood"]), row["reason"]),
     }

@@ -124,11 +124,11 @@ def predictions_by_anchor(detector: Detector, image: Tensor) -> list[dict[str, A
     return _classes(detector, label, probability)
 
 
-def likely_classes(detector: Detector, probability: Tensor, most: int = LIKELY) -> list[dict[str, Any]]:
+def likely_classes(detector: Detector, probability: Tensor) -> list[dict[str, Any]]:
     """The most probable classes (C,) of an image, the first one first; empty for one with NaN pixels."""
     if bool(probability.isnan().any()):
         return []
-    best = probability.topk(min(most, len(probability)))
+    best = probability.topk(min(LIKELY, len(probability)))
     return _classes(detector, best.indices, best.values)
 
 

@@ -15,6 +15,7 @@ from fastapi import Request
 from torch import Tensor
 
 from kedge.detectors import Detector, for_inference, thread_copies
+from kedge.detectors.detection import ROW
 from kedge.errors import InputError, KedgeError, NotReadyError
 from kedge.serving.batcher import Batcher, Busy
 from kedge.serving.bodies import LARGE, Files, LargeError, Refused, body_of, decode, parser_of
@@ -25,16 +26,7 @@ from kedge.serving.settings import Settings
 LANES = 2  # batches at a time, each with half of the threads: faster than one batch with all threads
 LIBC: Any = ctypes.CDLL(None) if os.name == "posix" else None
 INLINE = 1 << 16  # bytes; parsing longer bodies would hold up all other requests
-VALUES = (
-    "label",
-    "class",
-    "probability",
-    "tau",
-    "score",
-    "p_value",
-    "is_ood",
-    "reason",
-)  # of a row; null if it has an error
+VALUES = ROW[1:]  # of a row, all but its name; null if it has an error
 
 
 class Room:

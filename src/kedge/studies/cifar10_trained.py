@@ -179,10 +179,9 @@ def by_network_tables(results: Mapping[str, MethodTable]) -> tuple[TextTable, ..
             aurocs = []
             for name, table in results.items():
                 if label in table.results:
-                    columns = [column for column in table.columns if column[1] == group]
-                    auroc, fpr95 = (table.mean(label, metric, columns) for metric in ("auroc", "fpr95"))
-                    cells[name] = f"{interval(auroc)} / {interval(fpr95, 0)}"
-                    aurocs.append(auroc.mean)
+                    columns = table.by_group[group]
+                    cells[name] = table.words(label, columns)
+                    aurocs.append(table.mean(label, "auroc", columns).mean)
             rows.append((statistics.fmean(aurocs), (label, *cells.values())))
         rows.sort(key=lambda row: -row[0])
         caption = f"AUROC / FPR95 in %, {group} OOD; means over its sets."

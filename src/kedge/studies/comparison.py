@@ -13,7 +13,6 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from kedge.data import Features
@@ -71,10 +70,8 @@ class Remembering(Combined):
     def _known(self, part: Detector, features: Features, size: int) -> Outputs:
         key = id(part), id(features)
         if key not in self.known:
-            outs = list(part.of_extracted(features, size))
-            columns = zip(*(vars(out).values() for out in outs), strict=True)
-            whole: list[Any] = [None if values[0] is None else torch.cat(values) for values in columns]
-            self.known[key] = features, Outputs(*whole)  # with the features, whose number no others get while they live
+            out = Outputs.joined(list(part.of_extracted(features, size)))
+            self.known[key] = features, out  # with the features, whose number no others get while they live
         return self.known[key][1]
 
 
@@ -237,6 +234,11 @@ class MethodTable:
         tasks = next(iter(self.results.values()))
         return tuple((task, group) for task in tasks for group in GROUPS)
 
+    @property
+    def by_group(self) -> dict[str, list[Column]]:
+        """The columns of near and of far OOD sets."""
+        return {group: [column for column in self.columns if column[1] == group] for group in GROUPS}
+
     def value(self, label: str, column: Column, metric: str = "auroc") -> SeedValues:
         """A metric in a column, by seed: the mean over the sets of the group."""
         task, group = column
@@ -249,8 +251,12 @@ class MethodTable:
 
     def mean(self, label: str, metric: str = "auroc", columns: Sequence[Column] = ()) -> SeedValues:
         """The mean over columns, by default all of them, by seed."""
-        by_column = [self.value(label, column, metric).values for column in columns or self.columns]
-        return SeedValues(tuple(statistics.fmean(values) for values in zip(*by_column, strict=True)))
+        return SeedValues.averaged(self.value(label, column, metric).values for column in columns or self.columns)
+
+    def words(self, label: str, columns: Sequence[Column] = ()) -> str:
+        """AUROC / FPR95 as tables show them: means over columns, with their intervals."""
+        auroc, fpr95 = (self.mean(label, metric, columns) for metric in ("auroc", "fpr95"))
+        return f"{interval(auroc)} / {interval(fpr95, 0)}"
 
     def shortfall(self, label: str, column: Column) -> SeedValues:
         """How far the AUROC lies below that of the single method with the best mean over seeds, by seed."""
@@ -275,13 +281,9 @@ class MethodTable:
 
     def summary(self, only: Collection[str] = ()) -> TextTable:
         """Means over near, far and all columns, and the worst shortfall, of all rows or some; the smallest first."""
-        near, far = ([column for column in self.columns if column[1] == group] for group in GROUPS)
         rows = []
         for label in (label for label in self.ordered if not only or label in only):
-            means = [
-                f"{interval(self.mean(label, 'auroc', part))} / {interval(self.mean(label, 'fpr95', part), 0)}"
-                for part in (near, far, self.columns)
-            ]
+            means = [self.words(label, part) for part in (*self.by_group.values(), self.columns)]
             column = self.worst(label)[0]
             rows.append((label, *means, f"{interval(self.shortfall(label, column))} ({' '.join(column)})"))
         heads = ("method", "near", "far", "all", "worst shortfall")
@@ -293,13 +295,12 @@ class MethodTable:
 
     def less(self, reference: str, only: Collection[str] = ()) -> TextTable:
         """What all rows or some have more than a reference, paired by seed: means over near, far and all columns."""
-        near, far = ([column for column in self.columns if column[1] == group] for group in GROUPS)
         rows = []
         for label in (label for label in self.ordered if label != reference and (not only or label in only)):
             cells = [
                 interval(self.mean(label, metric, part) - self.mean(reference, metric, part), 2)
                 for metric in ("auroc", "fpr95")
-                for part in (near, far, self.columns)
+                for part in (*self.by_group.values(), self.columns)
             ]
             rows.append((label, *cells))
         heads = ("method", *(f"{metric}, {part}" for metric in ("AUROC", "FPR95") for part in ("near", "far", "all")))

@@ -30,20 +30,8 @@ DEFAULT_LABEL = " + ".join(DEFAULT)
 SHRINKAGES, NEIGHBOURS = (0.01, 0.1, 0.3), (1, 5, 50)  # beside the methods' own choices
 TRIPLES = (("mds++", "gen", "fdbd"), ("mds++", "gen", "msp"), ("mds++", "knn", "gen"), ("mds++", "energy", "msp"))
 FRONT = ("knn", "mds++", "rmds++", "energy", "msp", "gen")  # rows of the front table beside the default and AMP
-COLUMNS = (  # and those whose columns the page of the study shows
-    DEFAULT_LABEL,
-    "rmds++",
-    "knn",
-    "nnguide",
-    "energy",
-    "mds++",
-    "vim",
-    "msp",
-    "fdbd",
-    "react",
-    "gen",
-    "kl_uniform",
-)
+# And those whose columns the pages of the studies show.
+COLUMNS = (DEFAULT_LABEL, *FRONT, "nnguide", "vim", "fdbd", "react", "kl_uniform")
 SHOWN_RULES = (  # rows that the page of the default shows: the best methods, and combinations for each question
     DEFAULT_LABEL,
     *(f"{DEFAULT_LABEL}, {rule}" for rule in ("fisher", "stouffer", "quantiles", "max", "copula", "mahalanobis")),

@@ -8,7 +8,7 @@ from typing import Any
 
 from kedge.errors import NotReadyError
 from kedge.evaluation.summary import TextTable
-from kedge.files import atomic
+from kedge.files import write_json, write_text
 from kedge.provenance import provenance
 from kedge.studies.comparison import MethodTable, Row, run_rows
 from kedge.studies.photographs import photographs_in_words, used_photographs
@@ -61,8 +61,7 @@ class FeatureRun:
         """What a function returns, as plain data; if it is in a file already, that is read."""
         path = self.cells / f"{name}.json"
         if not path.exists():
-            with atomic(path) as temporary:
-                temporary.write_text(json.dumps(measure()))
+            write_json(path, measure())
         return json.loads(path.read_text())
 
     def write(self, results: Mapping[str, Any], tables: Iterable[TextTable], missing: Mapping[str, str]) -> Written:
@@ -74,13 +73,8 @@ class FeatureRun:
             "command": self.command, "scale": self.setting.scale, "seeds": list(self.setting.seeds),
             "missing": dict(missing), "made with": provenance(), "photographs": used_photographs(self.setting.data_dir),
         }  # fmt: skip
-        files = {
-            "metrics.json": json.dumps({"record": record, **results}, indent=1),
-            "tables.md": in_files(shown, photographs_in_words(self.setting.data_dir)),
-        }
-        for name, text in files.items():
-            with atomic(self.out / name) as temporary:
-                temporary.write_text(text, encoding="utf-8")
+        write_json(self.out / "metrics.json", {"record": record, **results})
+        write_text(self.out / "tables.md", in_files(shown, photographs_in_words(self.setting.data_dir)))
         return Written(shown, missing)
 
 

@@ -54,6 +54,7 @@ SHORT = (  # rows of the short table
 )
 PREDICTORS = (*READINGS, "AMP", "gen", "max_logit")  # of errors, beside MSP of the same head
 PERCENT = 100
+ACROSS = 3  # tasks beside each other in the figure
 
 
 def tables_of_heads(whole: Mapping[str, Any]) -> dict[str, TextTable]:
@@ -101,14 +102,13 @@ def short(table: MethodTable) -> TextTable:
 
 def failures(table: MethodTable, label: str, metric: str, tasks: Sequence[str], *, shifted: bool) -> SeedValues:
     """A metric of a row as a predictor of errors by seed: means over tasks, of test images as they are or shifted."""
-    by_task = [
+    return SeedValues.averaged(
         [
             statistics.fmean(each[metric] for each in (result["shifted"].values() if shifted else [result["id"]]))
             for result in table.results[label][task].values()
         ]
         for task in tasks
-    ]
-    return SeedValues(tuple(statistics.fmean(values) for values in zip(*by_task, strict=True)))
+    )
 
 
 def error_columns(table: MethodTable) -> dict[str, tuple[list[str], bool]]:
@@ -145,7 +145,7 @@ def beside_msp(table: MethodTable) -> TextTable:
         cells = []
         for tasks, shifted in columns.values():
             ours, msp = (failures(table, row, "aurc", tasks, shifted=shifted) for row in (label, f"{ANCHORED}: msp"))
-            cells.append(interval(SeedValues(tuple(a - b for a, b in zip(ours.values, msp.values, strict=True))), 2))
+            cells.append(interval(ours - msp, 2))
         rows.append((label, *cells))
     caption = (
         "AURC in % less that of MSP of the same head, with half the width of 95 % intervals over seeds; positive is "
@@ -193,24 +193,21 @@ def views(table: MethodTable, of_views: Mapping[str, Any]) -> TextTable:
     rows = []
     for score in ("gen", "AMP", "tau", "mutual_information", "relative_deviation"):
         for kind in (ANCHORED, OF_VIEWS):
-            cells = []
-            for group in GROUPS:
-                columns = [(task, group) for task in tasks]
-                auroc, fpr95 = (both.mean(f"{kind}: {score}", metric, columns) for metric in ("auroc", "fpr95"))
-                cells.append(f"{interval(auroc)} / {interval(fpr95, 0)}")
-            rows.append((f"{kind}: {score}", *cells))
+            label = f"{kind}: {score}"
+            cells = [both.words(label, [(task, group) for task in tasks]) for group in GROUPS]
+            rows.append((label, *cells))
     caption = "AUROC / FPR95 in %, means over the photo tasks, with half the width of 95 % intervals over seeds."
     return TextTable(caption, ("score", *GROUPS), tuple(rows))
 
 
-def draw(whole: Mapping[str, Any], path: Path, *, across: int = 3) -> None:
+def draw(whole: Mapping[str, Any], path: Path) -> None:
     """For each task, readings by distance from the data, and below it AUROC by the number of anchors."""
     matplotlib = require()
     from matplotlib.figure import Figure
     from matplotlib.ticker import LogFormatter
 
     names = list(whole["by distance"])
-    lines = [names[first : first + across] for first in range(0, len(names), across)]
+    lines = [names[first : first + ACROSS] for first in range(0, len(names), ACROSS)]
     figure = Figure(figsize=(3.6 * len(lines[0]), 5.6 * len(lines)), layout="constrained")
     axes = figure.subplots(2 * len(lines), len(lines[0]), squeeze=False)
     for axis in axes.flat:

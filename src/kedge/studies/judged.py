@@ -59,7 +59,7 @@ def holm(p_values: Sequence[float]) -> list[float]:
 
 def corrected(pairs: Mapping[tuple[str, str], tuple[SeedValues, SeedValues]], metric: str) -> TextTable:
     """Differences of a metric in points, with p-values over seeds that are corrected over all pairs of the table."""
-    differences = [[a - b for a, b in zip(ours.values, theirs.values, strict=True)] for ours, theirs in pairs.values()]
+    differences = [(ours - theirs).values for ours, theirs in pairs.values()]
     adjusted = holm([paired_p_value(each) for each in differences])
     rows = tuple(
         (one, two, f"{100 * statistics.fmean(each):+.1f}", f"{p:.3f}", "yes" if p < LEVEL else "no")

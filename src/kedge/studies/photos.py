@@ -11,7 +11,7 @@ from kedge.checks import one_of
 from kedge.detectors.amp import PER_ANCHOR_SCORES
 from kedge.evaluation.summary import SeedValues, TextTable
 from kedge.studies.comparison import MethodTable, Row, interval, matching, single_methods
-from kedge.studies.default import DEFAULT_LABEL, combined
+from kedge.studies.default import COLUMNS, DEFAULT_LABEL, combined
 from kedge.studies.feature_run import FeatureRun, Written
 from kedge.studies.judged import LEVEL, corrected
 from kedge.studies.photo_tasks import LAYERS, PHOTOS, Variant, finetuned_task, photo_task
@@ -31,26 +31,12 @@ FROZEN, FINETUNED = "frozen", "fine-tuned"
 # Rows that are run with few images; ViM needs more of them than the features have dimensions.
 FEW = ("msp", "energy", "gen", "fdbd", "knn", "mds++", "rmds++", "mds++ + gen")
 # Tables of the project's pages, and the rows that they show; none for all.
-COMPARED = (
-    DEFAULT_LABEL,
-    "msp",
-    "energy",
-    "kl_uniform",
-    "gen",
-    "fdbd",
-    "react",
-    "knn",
-    "nnguide",
-    "mds++",
-    "rmds++",
-    "vim",
-)
 SHOWN: dict[str, Collection[str]] = {
     FROZEN: (),
-    f"{FROZEN}, by column": COMPARED,
-    f"{FROZEN}, conditions": ("accuracy", *COMPARED),
+    f"{FROZEN}, by column": COLUMNS,
+    f"{FROZEN}, conditions": ("accuracy", *COLUMNS),
     FINETUNED: (),
-    f"{FINETUNED}, conditions": ("accuracy", *COMPARED),
+    f"{FINETUNED}, conditions": ("accuracy", *COLUMNS),
     "anchored": (),
     "few images": (),
 }
@@ -130,7 +116,7 @@ def comparisons(results: Mapping[str, MethodTable]) -> TextTable:
             ours, theirs = results[layer].mean(label), results[FINETUNED].mean(other)
             pairs[f"{layer}: {label}", f"{FINETUNED}: {other}"] = ours, theirs
     table = corrected(pairs, "AUROC, mean over columns")
-    rows = tuple(row for row in table.rows if row[-1] == "no" or ": " in row[1] or row[1] in COMPARED)
+    rows = tuple(row for row in table.rows if row[-1] == "no" or ": " in row[1] or row[1] in COLUMNS)
     caption = f"{table.caption} All comparisons with p above {LEVEL} are shown, and some of the others."
     return TextTable(caption, table.heads, rows)
 
@@ -142,11 +128,7 @@ def by_layer(results: Mapping[str, MethodTable]) -> TextTable:
         table = results[layer]
         accuracy = interval(_on_known(table, next(iter(table.results)), "accuracy"))
         for label in (label for label in table.results if label in ANCHORED):
-            cells = []
-            for group in GROUPS:
-                columns = [column for column in table.columns if column[1] == group]
-                auroc, fpr95 = (table.mean(label, metric, columns) for metric in ("auroc", "fpr95"))
-                cells.append(f"{interval(auroc)} / {interval(fpr95, 0)}")
+            cells = [table.words(label, columns) for columns in table.by_group.values()]
             rows.append((layer, accuracy, label, *cells, interval(_on_known(table, label, "aurc"), 2)))
     caption = (
         "AUROC / FPR95 in %, means over tasks; accuracy and AURC on ID test images, in %; with half the width of 95 % "
@@ -157,8 +139,8 @@ def by_layer(results: Mapping[str, MethodTable]) -> TextTable:
 
 def _on_known(table: MethodTable, label: str, key: str) -> SeedValues:
     """A metric on the ID test images by seed, means over tasks."""
-    by_task = [[each["id"][key] for each in by_seed.values()] for by_seed in table.results[label].values()]
-    return SeedValues(tuple(statistics.fmean(values) for values in zip(*by_task, strict=True)))
+    by_task = table.results[label].values()
+    return SeedValues.averaged([each["id"][key] for each in by_seed.values()] for by_seed in by_task)
 
 
 def conditions(table: MethodTable) -> TextTable:
@@ -171,10 +153,7 @@ def conditions(table: MethodTable) -> TextTable:
 
     def cells(label: str, key: str) -> list[str]:
         by_task = shares(label, key)
-        means = [
-            SeedValues(tuple(statistics.fmean(seed[each] for seed in seeds) for seeds in zip(*by_task, strict=True)))
-            for each in by_task[0][0]
-        ]
+        means = (SeedValues.averaged([seed[each] for seed in seeds] for seeds in by_task) for each in by_task[0][0])
         return [interval(values) for values in means]
 
     first = next(iter(table.results))

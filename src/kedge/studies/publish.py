@@ -1,6 +1,5 @@
 """The results of a suite as files: tables beside the paper's numbers, metrics, and a report for each seed."""
 
-import json
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -11,7 +10,7 @@ from kedge.evaluation.noise import noise_table
 from kedge.evaluation.protocol import redrawn
 from kedge.evaluation.report import write_report
 from kedge.evaluation.summary import starred
-from kedge.files import atomic
+from kedge.files import write_json, write_text
 from kedge.metrics import METRICS
 from kedge.provenance import provenance
 from kedge.studies.leaderboard import group_tables
@@ -61,14 +60,10 @@ def publish(run: SuiteRun, evaluations: Mapping[int, Evaluation], *, command: st
     tables = [*group_tables(summary, suite), *(beside_paper(summary, suite, metric) for metric in protocol.metrics)]
     if suite.draws:
         tables.append(noise_table(summary, suite.draws))
-    files = {
-        "metrics.json": json.dumps({"record": record, **summary.as_dict()}, indent=1),
-        "tables.md": "\n\n".join(table.markdown() for table in (summary.table(), *tables)) + "\n",
-        "tables.tex": "\n\n".join(table.latex() for table in (summary.table(), *tables)) + "\n",
-    }
-    for name, text in files.items():
-        with atomic(folder / name) as temporary:
-            temporary.write_text(text, encoding="utf-8")
+    write_json(folder / "metrics.json", {"record": record, **summary.as_dict()})
+    shown = (summary.table(), *tables)
+    write_text(folder / "tables.md", "\n\n".join(table.markdown() for table in shown) + "\n")
+    write_text(folder / "tables.tex", "\n\n".join(table.latex() for table in shown) + "\n")
     reports = tuple(
         write_report(
             folder / f"report-{seed}.html", evaluation, title=suite.title, leads=suite.shown, curves=suite.curves,

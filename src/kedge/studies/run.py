@@ -17,7 +17,7 @@ from kedge.errors import FileFormatError, InputError, NotReadyError
 from kedge.evaluation import Evaluation, EvaluationResult, ShiftedResult, evaluate
 from kedge.evaluation.comparison import pass_seconds
 from kedge.evaluation.core import PERMUTED
-from kedge.files import atomic, file_name
+from kedge.files import file_name, write_json
 from kedge.io import artifact
 from kedge.metrics import Estimate
 from kedge.models.classifier import Classifier, checksum
@@ -259,8 +259,7 @@ def write_cell(
         "made with": provenance(),
     }
     artifact.write(path, header, tensors)
-    with atomic(path.with_suffix(".json")) as temporary:
-        temporary.write_text(json.dumps(header, indent=1))
+    write_json(path.with_suffix(".json"), header)
 
 
 def read_cell(path: Path, identity: Mapping[str, Any]) -> EvaluationResult:

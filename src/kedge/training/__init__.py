@@ -9,20 +9,6 @@ from kedge.training.recipes import RECIPES, Recipe, recipe
 from kedge.training.trainer import Progress
 
 __all__ = [
-    "LOSSES",
-    "RECIPES",
-    "AnchoredHead",
-    "CrossEntropy",
-    "LogitNorm",
-    "Loss",
-    "Progress",
-    "Recipe",
-    "Step",
-    "StepLoss",
-    "SyntheticOutliers",
-    "T2FNorm",
-    "is_first_process",
-    "recipe",
-    "statistics",
-    "train",
-]
+    "LOSSES", "RECIPES", "AnchoredHead", "CrossEntropy", "LogitNorm", "Loss", "Progress", "Recipe", "Step", "StepLoss",
+    "SyntheticOutliers", "T2FNorm", "is_first_process", "recipe", "statistics", "train",
+]  # fmt: skip

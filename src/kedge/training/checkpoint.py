@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from kedge.checks import finite, needs, shape_of
 from kedge.errors import FileFormatError, InputError
-from kedge.files import atomic
+from kedge.files import write_text
 from kedge.io import artifact
 from kedge.io.schema import arguments, check, readable
 from kedge.training.recipes import Recipe
@@ -169,8 +169,7 @@ class RunHistory:
         """Add the line of an epoch; the file is replaced atomically, so it never ends in half a line."""
         self.lines.append(line)
         if self.path is not None:
-            with atomic(self.path) as temporary:
-                temporary.write_text("".join(json.dumps(entry) + "\n" for entry in self.lines))
+            write_text(self.path, "".join(json.dumps(entry) + "\n" for entry in self.lines))
         if self._writer is not None:
             for name, value in line.items():
                 if name != "epoch" and value is not None:

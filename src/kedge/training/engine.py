@@ -106,6 +106,11 @@ def locked(directory: Path | None, engine: Engine) -> Iterator[None]:
         yield
 
 
+def in_parallel() -> bool:
+    """Whether this process is one of several that train together."""
+    return torch.distributed.is_available() and torch.distributed.is_initialized()
+
+
 def is_first_process() -> bool:
     """Whether this process writes the files: True except in all but one process of a parallel training."""
-    return not torch.distributed.is_initialized() or torch.distributed.get_rank() == 0
+    return not in_parallel() or torch.distributed.get_rank() == 0

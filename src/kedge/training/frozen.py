@@ -1,9 +1,7 @@
 """`train_head`: the last layer alone, on features that are extracted once; seconds after one pass over the images."""
 
-import json
 import math
 import time
-from dataclasses import asdict
 from typing import Any
 
 import torch
@@ -12,6 +10,7 @@ from torch import Tensor, nn
 
 from kedge.checks import at_least
 from kedge.data import Features, Preprocess, batches
+from kedge.data.batches import name_of
 from kedge.errors import InputError
 from kedge.models.classifier import Classifier, evaluating
 from kedge.models.head import find_head
@@ -20,6 +19,7 @@ from kedge.seeds import seeded
 from kedge.training.trainer import warn_skipped
 
 EPOCHS, LR, WEIGHT_DECAY, BATCH = 40, 1e-3, 1e-2, 64
+RECIPE = {"freeze": True, "lr": LR, "weight_decay": WEIGHT_DECAY, "batch": BATCH}  # in a record
 FEWEST_STEPS = 1000  # few images take more epochs
 CONSTANT = 1e-2  # of the mean deviation of the features
 
@@ -52,28 +52,38 @@ def train_head(
         2
     """
     at_least("epochs", epochs, 1)
-    recorded = net.record.get("preprocess")
-    if isinstance(data, Features):
-        preprocess = data.preprocess
-    if preprocess is None:
-        if recorded is None:
-            raise InputError("preprocess must be given: the network does not say what size its inputs have")
-        preprocess = Preprocess.from_record(recorded)
+    preprocess = data.preprocess if isinstance(data, Features) else given_or_recorded(net, preprocess)
     started = time.monotonic()
     images = fit_head(net, data, preprocess, epochs=epochs, seed=seed)
-    skipped = list(getattr(data, "skipped", ()))
-    warn_skipped(skipped)
     net.record |= {
-        "preprocess": json.loads(json.dumps(asdict(preprocess))),
-        "recipe": {"freeze": True, "epochs": epochs, "lr": LR, "weight_decay": WEIGHT_DECAY, "batch": BATCH},
-        "data": {"name": str(getattr(data, "name", type(data).__name__)), "images": images},
+        "recipe": {**RECIPE, "epochs": epochs},
         "epochs": epochs,
         "seed": seed,
-        "seconds": round(time.monotonic() - started, 1),
-        "skipped": skipped,
         "made with": provenance(),
+        **record_of(data, preprocess, images, started),
     }
     return net.eval()
+
+
+def given_or_recorded(net: Classifier, preprocess: Preprocess | None) -> Preprocess:
+    """How images become inputs: as given, or as the network's record says."""
+    if preprocess is not None:
+        return preprocess
+    if net.record.get("preprocess") is None:
+        raise InputError("preprocess must be given: the network does not say what size its inputs have")
+    return Preprocess.from_record(net.record["preprocess"])
+
+
+def record_of(data: Any, preprocess: Preprocess, images: int, started: float) -> dict[str, Any]:
+    """What a record says of the images that a head was trained on; those that were skipped are in a warning too."""
+    skipped = list(getattr(data, "skipped", ()))
+    warn_skipped(skipped)
+    return {
+        "preprocess": preprocess.as_record(),
+        "data": {"name": name_of(data), "images": images},
+        "seconds": round(time.monotonic() - started, 1),
+        "skipped": skipped,
+    }
 
 
 def fit_head(net: Classifier, data: Any, preprocess: Preprocess, *, epochs: int = EPOCHS, seed: int = 0) -> int:

@@ -1,7 +1,6 @@
 """`AnchoredHead`: a small head on frozen features, trained on [c, h - c] in seconds, and its unanchored baseline."""
 
 import copy
-import json
 import time
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -21,8 +20,7 @@ from kedge.errors import InputError
 from kedge.models.classifier import Classifier, checksum
 from kedge.provenance import provenance
 from kedge.seeds import seeded
-from kedge.training.frozen import BATCH, EPOCHS, LR, WEIGHT_DECAY, check_classes, descend, features_of
-from kedge.training.trainer import warn_skipped
+from kedge.training import frozen
 
 EPS = 1e-6  # of the mean square of a feature vector, below which it is not scaled up to unit length
 
@@ -67,7 +65,7 @@ class AnchoredHead:
     noise: float = 0.5
     every: int = 5
     per_sample: bool = False
-    epochs: int = EPOCHS
+    epochs: int = frozen.EPOCHS
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -128,26 +126,15 @@ class AnchoredHead:
             data: Labelled images in any form that `kedge.data.batches` takes.
             preprocess: How images become inputs; by default what the network's record says.
         """
-        recorded = net.record.get("preprocess")
-        if preprocess is None:
-            if recorded is None:
-                raise InputError("preprocess must be given: the network does not say what size its inputs have")
-            preprocess = Preprocess.from_record(recorded)
+        preprocess = frozen.given_or_recorded(net, preprocess)
         started = time.monotonic()
-        x, y, name = features_of(net, data, preprocess)
+        x, y, name = frozen.features_of(net, data, preprocess)
         layer = net.network.get_submodule(name)
         assert isinstance(layer, nn.Linear)
         head = self._trained(x, y, layer.out_features)
         head.record["features"] = {"network": checksum(net), "head": name}
         whole = self.join(head, net)
-        skipped = list(getattr(data, "skipped", ()))
-        warn_skipped(skipped)
-        whole.record |= {
-            "preprocess": json.loads(json.dumps(asdict(preprocess))),
-            "data": {"name": str(getattr(data, "name", type(data).__name__)), "images": len(y)},
-            "seconds": round(time.monotonic() - started, 1),
-            "skipped": skipped,
-        }
+        whole.record |= frozen.record_of(data, preprocess, len(y), started)
         if isinstance(whole, Anchored):
             whole.set_anchors(choose(data, preprocess, DEFAULT_K, "random", self.seed, at_least=2))
         return whole
@@ -181,7 +168,7 @@ class AnchoredHead:
         return whole.eval()
 
     def _trained(self, x: Tensor, y: Tensor, classes: int, views: FeatureViews | None = None) -> Classifier:
-        check_classes(y, classes)
+        frozen.check_classes(y, classes)
         started = time.monotonic()
         net = self.build(x.shape[1], classes, views).to(x.device).train()
         norm = net.network.get_submodule("normalise")
@@ -189,9 +176,9 @@ class AnchoredHead:
             norm.running_var, norm.running_mean = torch.var_mean(x, dim=0, correction=0)
             norm.eval()
         with seeded(self.seed):
-            descend(net, x, y, self.epochs)
+            frozen.descend(net, x, y, self.epochs)
         net.record = {
-            "recipe": {"freeze": True, **asdict(self), "lr": LR, "weight_decay": WEIGHT_DECAY, "batch": BATCH},
+            "recipe": {**frozen.RECIPE, **asdict(self)},
             "epochs": self.epochs,
             "seed": self.seed,
             "seconds": round(time.monotonic() - started, 1),

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from kedge.data import ImageSet, Preprocess, StreamedSet, batches, shape_of_inputs
-from kedge.data.batches import image_and_label
+from kedge.data.batches import image_and_label, name_of
 from kedge.data.decoding import open_image
 from kedge.errors import InputError
 from kedge.models.classifier import Classifier
@@ -288,11 +288,6 @@ def statistics(data: Any, preprocess: Preprocess | None = None, *, seed: int = 0
 def sample(data: Any, preprocess: Preprocess, *, seed: int = 0) -> Tensor:
     """Up to 5,000 preprocessed images (N, D, ...): random ones of a data set, or the first of a data loader."""
     return torch.cat(list(_first(data, preprocess, seed)))[:SAMPLE]
-
-
-def name_of(data: Any) -> str:
-    """Name of a data set, for records."""
-    return str(getattr(data, "name", type(data).__name__))
 
 
 def _check_set(data: ImageSet, preprocess: Preprocess | None) -> None:

@@ -18,7 +18,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from kedge.anchoring import Anchored
 from kedge.data import batches
 from kedge.errors import FileFormatError, InputError, KedgeError, KedgeWarning
-from kedge.files import atomic, remove_leftovers
+from kedge.files import remove_leftovers, write_json
 from kedge.io.rebuild import describe
 from kedge.io.schema import readable
 from kedge.models.classifier import Classifier, evaluating
@@ -95,7 +95,7 @@ class Trainer:
             "loss": {"name": loss.name, **loss.config()},
             "outliers": outliers and {"name": outliers.name, "images": outliers.images, "sha256": outliers.checksum},
             "network": {key: described[key] for key in ("spec", "type", "anchored", "conversions")},
-            "preprocess": json.loads(json.dumps(asdict(loader.preprocess))),
+            "preprocess": loader.preprocess.as_record(),
             "processes": engine.world,
             **({"batch": loader.batch} if recipe.batch == "auto" else {}),
         }
@@ -290,8 +290,7 @@ class Trainer:
         }
         warn_skipped(self.skipped)
         if self.directory is not None and self.engine.rank == 0:
-            with atomic(self.directory / "record.json") as temporary:
-                temporary.write_text(json.dumps(self.net.record, indent=1))
+            write_json(self.directory / "record.json", self.net.record)
 
 
 def warn_skipped(reasons: Sequence[str]) -> None:

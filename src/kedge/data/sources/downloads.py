@@ -21,7 +21,7 @@ from typing import Any
 
 from kedge.data.sources.entry import Checksum, Progress
 from kedge.errors import FileFormatError, InputError, NotReadyError
-from kedge.files import atomic, read_limited
+from kedge.files import read_limited, write_json
 
 RECORD = "checksums.json"
 FIRST_USE = "recorded on first use"
@@ -240,8 +240,8 @@ def verified(
         "stamp": stamp,
     }
     # A set can be loaded from a read-only folder.
-    with contextlib.suppress(InputError, OSError), atomic(path.parent / RECORD) as temporary:
-        temporary.write_text(json.dumps(records, indent=1))
+    with contextlib.suppress(InputError, OSError):
+        write_json(path.parent / RECORD, records)
     return result
 
 

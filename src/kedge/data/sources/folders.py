@@ -120,13 +120,9 @@ def read_unlabelled(path: Path, split: str, name: str) -> StreamedSet:
     return StreamedSet(Files(path, images_in(path)), name=name)
 
 
-def read_imagenet(path: Path, split: str, name: str) -> StreamedSet:
-    """ImageNet and ImageNet-C: a folder for each class, named by its WordNet number."""
-    files = images_in(path)
-    loose = next((file for file in files if "/" not in file), None)
-    if loose is not None:
-        raise FileFormatError(f"{path} must hold a folder for each class; {loose} is in none: sort the images first")
-    return by_class(path, files, top_folders(files), name)
+def read_classes(path: Path, split: str, name: str) -> StreamedSet:
+    """A folder for each class; ImageNet's are named by their WordNet numbers."""
+    return by_top_folder(path, images_in(path), name)
 
 
 def read_textures(path: Path, split: str, name: str) -> StreamedSet:
@@ -200,6 +196,15 @@ def by_class(
         raise FileFormatError(f"{root} holds the class {foreign!r}, none of the {len(titles)} classes of {name}")
     labels = torch.tensor([numbers[top] for top in tops], dtype=torch.long)
     return StreamedSet(Files(root, tuple(files)), labels, name, titles)
+
+
+def by_top_folder(root: Path, files: Sequence[str], name: str, every: Iterable[str] = ()) -> StreamedSet:
+    """Files whose first folder is their class; the classes are those of all files, or of ``every``."""
+    loose = next((file for file in files if "/" not in file), None)
+    if loose is not None:
+        raise FileFormatError(f"{root} must hold a folder for each class; {loose} is in none: sort the images first")
+    tops = top_folders(files)
+    return by_class(root, files, tops, name, sorted({*tops, *every}))
 
 
 def _listed_set(

@@ -1,14 +1,7 @@
 """ImageNet, parts of it, and the sets that its classifiers are compared on."""
 
 from kedge.data.sources import folders, photographs
-from kedge.data.sources.entry import (
-    NOT_STATED,
-    Form,
-    Source,
-    archive_at,
-    from_pytorch_ood,
-    from_torchvision,
-)
+from kedge.data.sources.entry import NOT_STATED, Form, Source, archive_at, from_pytorch_ood, from_torchvision
 
 _IMAGENET_C = {  # archives, their checksums and the corruptions that each holds
     "blur": ("2d8e81fdd8e07fef67b9334fa635e45c", ("defocus_blur", "glass_blur", "motion_blur", "zoom_blur")),
@@ -40,7 +33,7 @@ def _imagenette(side: int, digest: str) -> Source:
                 f"https://s3.amazonaws.com/fast-ai-imageclas/{stem}.tgz", from_torchvision(digest, "imagenette"), stem
             ),
         ),
-        forms=(Form((f"{stem}/{{split}}",), folders.read_imagenet),),
+        forms=(Form((f"{stem}/{{split}}",), folders.read_classes),),
     )
 
 
@@ -52,7 +45,7 @@ IMAGENET_SETS = (
         licence="ImageNet terms of access: non-commercial research and education",
         splits=("train", "val"),
         default="val",
-        forms=(Form(("{split}",), folders.read_imagenet),),
+        forms=(Form(("{split}",), folders.read_classes),),
         by_hand="register at https://image-net.org/download.php, and sort its images into {folder}/train/WNID/*.JPEG "
         "and {folder}/val/WNID/*.JPEG",
     ),
@@ -74,7 +67,7 @@ IMAGENET_SETS = (
             )
             for part, (digest, held) in _IMAGENET_C.items()
         ),
-        forms=(Form(("{split}",), folders.read_imagenet),),
+        forms=(Form(("{split}",), folders.read_classes),),
     ),
     _imagenette(160, "e793b78cc4c9e9a4ccc0c1155377a412"),
     _imagenette(320, "3df6f0d01a2c9592104656642f5e78a3"),

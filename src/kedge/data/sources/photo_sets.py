@@ -1,15 +1,7 @@
 """Public sets of photographs other than ImageNet's."""
 
 from kedge.data.sources import folders, photographs
-from kedge.data.sources.entry import (
-    NOT_STATED,
-    Checksum,
-    File,
-    Form,
-    Source,
-    archive_at,
-    from_torchvision,
-)
+from kedge.data.sources.entry import NOT_STATED, Checksum, File, Form, Source, archive_at, from_torchvision
 
 _FLOWERS = "https://www.robots.ox.ac.uk/~vgg/data/flowers/102"
 
@@ -143,7 +135,7 @@ PHOTO_SETS = (
         splits=("all",),
         default="all",
         files=(File("images.tar", holds=("Images",)),),
-        forms=(Form(("Images",), photographs.read_classes),),
+        forms=(Form(("Images",), folders.read_classes),),
         by_hand="take images.tar from its authors' page, vision.stanford.edu/aditya86/ImageNetDogs, and put it into "
         "{folder}",
     ),
@@ -176,7 +168,7 @@ PHOTO_SETS = (
                 "EuroSAT_RGB",
             ),
         ),
-        forms=(Form(("EuroSAT_RGB",), photographs.read_classes),),
+        forms=(Form(("EuroSAT_RGB",), folders.read_classes),),
     ),
     Source(
         name="gtsrb",

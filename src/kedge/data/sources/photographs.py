@@ -1,11 +1,18 @@
 """Readers of sets of photographs in the layout of their official archives, and of OpenOOD's lists."""
 
-from collections.abc import Iterable
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
 import numpy as np
 
-from kedge.data.sources.folders import by_class, check_listed, image_list, images_in, text_lines, top_folders
+from kedge.data.sources.folders import (
+    by_class,
+    by_top_folder,
+    check_listed,
+    image_list,
+    images_in,
+    text_lines,
+    top_folders,
+)
 from kedge.data.sources.svhn import read_mat
 from kedge.data.streamed import StreamedSet
 from kedge.errors import FileFormatError
@@ -40,7 +47,7 @@ def read_flowers(path: Path, split: str, name: str) -> StreamedSet:
 
 def read_caltech101(path: Path, split: str, name: str) -> StreamedSet:
     """Caltech-101: a folder for each class, without the one of backgrounds."""
-    return _folders(path, (file for file in images_in(path) if not file.startswith("BACKGROUND_Google/")), name)
+    return by_top_folder(path, [file for file in images_in(path) if not file.startswith("BACKGROUND_Google/")], name)
 
 
 def read_cub(path: Path, split: str, name: str) -> StreamedSet:
@@ -48,7 +55,7 @@ def read_cub(path: Path, split: str, name: str) -> StreamedSet:
     files, parts = (_pairs(path / each) for each in ("images.txt", "train_test_split.txt"))
     kept = [file for number, file in files.items() if split == "all" or parts.get(number) == _CUB[split]]
     check_listed(path / "images.txt", kept, path / "images")
-    return _folders(path / "images", kept, name, top_folders(files.values()))
+    return by_top_folder(path / "images", kept, name, top_folders(files.values()))
 
 
 def read_food(path: Path, split: str, name: str) -> StreamedSet:
@@ -56,28 +63,13 @@ def read_food(path: Path, split: str, name: str) -> StreamedSet:
     listed = path / "meta" / f"{split}.txt"
     files = [f"{line.strip()}.jpg" for line in text_lines(listed)]
     check_listed(listed, files, path / "images")
-    return _folders(path / "images", files, name)
-
-
-def read_classes(path: Path, split: str, name: str) -> StreamedSet:
-    """A folder for each class."""
-    return _folders(path, images_in(path), name)
+    return by_top_folder(path / "images", files, name)
 
 
 def read_openood(path: Path, split: str, name: str) -> StreamedSet:
     """A list of OpenOOD, ``benchmark_imglist/BENCHMARK/LIST.txt``; its paths are relative to one of two folders."""
     classic = path.parent.name.startswith("cifar") or path.stem == "test_textures"
     return image_list(path, path.parents[2] / (OPENOOD_CLASSIC if classic else OPENOOD_LARGE), name=name)
-
-
-def _folders(root: Path, files: Iterable[str], name: str, every: Iterable[str] = ()) -> StreamedSet:
-    """Files whose first folder is their class; the classes are those of all files, or of ``every``."""
-    kept = tuple(files)
-    loose = next((file for file in kept if len(PurePosixPath(file).parts) < 2), None)
-    if loose is not None:
-        raise FileFormatError(f"{root} must hold a folder for each class; {loose} is in none")
-    tops = top_folders(kept)
-    return by_class(root, kept, tops, name, sorted({*tops, *every}))
 
 
 def _pairs(path: Path) -> dict[str, str]:

@@ -5,15 +5,7 @@ from functools import partial
 
 from kedge.data.sources import cifar, folders, mirrors
 from kedge.data.sources.arrays import STEMS, read_converted, read_idx_pair, verify_cifar10, verify_mnist
-from kedge.data.sources.entry import (
-    NOT_STATED,
-    File,
-    Form,
-    Source,
-    archive_at,
-    from_pytorch_ood,
-    from_torchvision,
-)
+from kedge.data.sources.entry import NOT_STATED, File, Form, Source, archive_at, from_pytorch_ood, from_torchvision
 from kedge.data.sources.lsun import read_lmdb
 from kedge.data.sources.mirrors import Hub, Npm
 from kedge.data.sources.svhn import read_svhn

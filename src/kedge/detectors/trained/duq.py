@@ -18,6 +18,7 @@ from kedge.models.conversion import convert, head_conversion
 from kedge.models.features import INPUT
 from kedge.models.head import head_to_prepare, prepared_head
 from kedge.seeds import seeded
+from kedge.training.engine import in_parallel
 from kedge.training.losses import Step, StepLoss
 
 INITIAL = 0.05  # standard deviation of the first centroids, as in the published code
@@ -65,7 +66,7 @@ class RBFHead(nn.Module):
         """
         own = F.one_hot(labels, len(self.counts)).to(features)  # (B, C)
         seen, sums = own.sum(dim=0), torch.einsum("bce,bc->ce", self.embed(features), own)  # (C,), (C, E)
-        if torch.distributed.is_available() and torch.distributed.is_initialized():
+        if in_parallel():
             torch.distributed.all_reduce(seen)
             torch.distributed.all_reduce(sums)
         self.counts.lerp_(seen, 1 - self.gamma)

@@ -16,6 +16,7 @@ from kedge.detectors.trained.svi import SVI, SVILoss
 from kedge.errors import InputError
 from kedge.models.classifier import Classifier
 from kedge.models.ensemble import log_mean_softmax
+from kedge.training.engine import in_parallel
 from kedge.training.losses import Step, StepLoss
 
 FLOOR = 1e-10  # of the denominator, where no image is accurate and certain or inaccurate and uncertain
@@ -101,7 +102,7 @@ class AvUCLoss(SVILoss):
         entropy, accurate = scores.entropy(logits), logits.argmax(dim=1) == labels
         kinds = torch.stack([~accurate, accurate]).to(entropy.dtype)  # (2, B)
         seen = torch.stack([kinds @ entropy, kinds.sum(dim=1)])  # (2, 2)
-        if torch.distributed.is_available() and torch.distributed.is_initialized():
+        if in_parallel():
             torch.distributed.all_reduce(seen)  # one threshold for all processes
         sums, counts = seen.cpu().double()
         self.sums, self.counts = self.sums + sums, self.counts + counts

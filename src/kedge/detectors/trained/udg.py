@@ -20,6 +20,7 @@ from kedge.models.classifier import Classifier, evaluating
 from kedge.models.conversion import convert, head_conversion
 from kedge.models.head import HeadOutput, head_to_prepare, prepared_head
 from kedge.seeds import mix_seed, seeded
+from kedge.training.engine import in_parallel
 from kedge.training.losses import Step, StepLoss
 
 INITIAL = 0.01  # standard deviation of the group head's weights when they are drawn
@@ -139,7 +140,7 @@ class GroupingLoss(MethodLoss):
                 f"got {labels.unique().tolist()[:5] or 'none'}"
             )
         groups, _ = kmeans(features, k, seed=seed)
-        if torch.distributed.is_available() and torch.distributed.is_initialized():
+        if in_parallel():
             torch.distributed.broadcast(groups, src=0)  # processes have batch statistics of their own
         labelled, unlabelled = groups.cpu().split([len(data), len(outliers)])
         self._epoch = {

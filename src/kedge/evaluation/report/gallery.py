@@ -229,4 +229,9 @@ def _class_name(classes: tuple[str, ...], index: int) -> str:
 
 def _verdict(detection: Detection, index: int) -> str:
     reason = None if detection.reasons is None else detection.reasons[index]
-    return f"flagged: {reason}" if reason else "flagged" if bool(detection.is_ood[index]) else "accepted"
+    return verdict_words(bool(detection.is_ood[index]), reason)
+
+
+def verdict_words(flagged: bool, reason: str | None) -> str:
+    """Whether an image is flagged, and why if that is known."""
+    return f"flagged: {reason}" if reason else "flagged" if flagged else "accepted"

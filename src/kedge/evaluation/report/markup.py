@@ -5,7 +5,7 @@ pages that are put together in Python, and `tag` is a single element.
 """
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from typing import Any
 
@@ -62,9 +62,10 @@ def figure(picture: Html, *caption: str) -> Html:
     return _macro("figure", picture, Html("").join(caption))
 
 
-def table(caption: str, head: Iterable[str], rows: Iterable[Html], *, label: str) -> Html:
-    """A table that scrolls within itself on a narrow page."""
-    return _macro("table", caption, list(head), Html("\n").join(rows), label)
+def table(caption: str, heads: Iterable[str], rows: Iterable[Sequence[str]], *, label: str = "") -> Html:
+    """A table that scrolls within itself on a narrow page; the first cell of a row is its heading."""
+    lines = (tag("tr", tag("th", row[0], scope="row"), *(tag("td", cell) for cell in row[1:])) for row in rows)
+    return _macro("table", caption, list(heads), Html("\n").join(lines), label)
 
 
 def gallery(cards: Iterable[Mapping[str, Any]]) -> Html:

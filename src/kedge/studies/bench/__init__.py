@@ -21,22 +21,7 @@ from kedge.studies.bench.steps import training_steps
 from kedge.studies.bench.subjects import detector_of
 
 __all__ = [
-    "FULL_SHARE",
-    "TITLES",
-    "UNANCHORED",
-    "Prepared",
-    "check_engines",
-    "check_record",
-    "compare_records",
-    "detector_of",
-    "full_share",
-    "measure",
-    "peak_memory",
-    "prepare_engines",
-    "progress_steps",
-    "quality",
-    "row_title",
-    "subject_title",
-    "time_inference",
-    "training_steps",
-]
+    "FULL_SHARE", "TITLES", "UNANCHORED", "Prepared", "check_engines", "check_record", "compare_records", "detector_of",
+    "full_share", "measure", "peak_memory", "prepare_engines", "progress_steps", "quality", "row_title",
+    "subject_title", "time_inference", "training_steps",
+]  # fmt: skip

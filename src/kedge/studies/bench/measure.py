@@ -74,7 +74,6 @@ def measure(
     share: float = FULL_SHARE,
     memory: bool = False,
     training: int = 0,
-    training_batch: int | None = None,
     least: float = LEAST,
     report: Report | None = None,
     prepared: Prepared | None = None,
@@ -90,8 +89,8 @@ def measure(
         engines: Engines to measure; all that can run by default.
         share: See `time_inference`.
         memory: Whether to measure the peak memory of each engine too, in a process of its own.
-        training: Cycles of five training steps; 0 for none. For anchored networks.
-        training_batch: Images of a training step; by default 128 of 32 x 32 pixels, fewer of more, and at least 8.
+        training: Cycles of five training steps, of 128 images of 32 x 32 pixels, fewer of more, and at least 8; 0 for
+            none. For anchored networks.
         least: Minimum seconds of a turn.
         report: Called with the title of each step of the work after it.
         prepared: The result of `prepare_engines`, if it has been called already.
@@ -117,7 +116,7 @@ def measure(
             note(f"memory of {TITLES[row['engine']]}")
     steps = None
     if training and isinstance(detector.net, Anchored):
-        batch = training_batch or max(8, min(128, 128 * SIDE**2 // math.prod(files.shape[1:])))
+        batch = max(8, min(128, 128 * SIDE**2 // math.prod(files.shape[1:])))
         images = noise_images(max(512, batch), files.shape, seed=5)
         classes = int(detector.net(images[:1]).shape[1])
         data = ImageSet(images, torch.arange(len(images)) % classes, "random images")

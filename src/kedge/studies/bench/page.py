@@ -76,9 +76,7 @@ def _bars(now: Record) -> Html | None:
 
 def _numbers(now: Record, then: Record | None) -> Html:
     heads, rows = table_of(now, then)
-    lines = [tag("tr", tag("th", row[0], scope="row"), *(tag("td", cell) for cell in row[1:])) for row in rows]
-    head = [tag("th", words, scope="col") for words in heads]
-    return section("numbers", "Every engine", table("", head, lines, label="Every engine"))
+    return section("numbers", "Every engine", table("", heads, rows, label="Every engine"))
 
 
 def _training(steps: Record) -> list[Html]:

@@ -12,7 +12,7 @@ from rich.table import Table
 from kedge.cli.options import AsJson, Overwrite, Threads
 from kedge.cli.terminal import Console
 from kedge.errors import FileFormatError, InputError
-from kedge.files import atomic, check_target
+from kedge.files import check_target, write_json, write_text
 from kedge.progress import progress_bar
 from kedge.threads import use_threads
 
@@ -85,9 +85,8 @@ def bench(
             training=training,
             report=lambda step: update(next(count), note=step),
         )
-    for name, text in (("bench.json", json.dumps(record, indent=1)), ("bench.html", bench_page(record, then))):
-        with atomic(out / name) as temporary:
-            temporary.write_text(text, encoding="utf-8")
+    write_json(out / "bench.json", record)
+    write_text(out / "bench.html", bench_page(record, then))
     if as_json:
         typer.echo(json.dumps(record, indent=1))
     else:

@@ -13,7 +13,7 @@ from kedge.cli.options import DataDir, Overwrite
 from kedge.cli.serve import require_service, run_service
 from kedge.cli.terminal import Console
 from kedge.errors import NotReadyError
-from kedge.files import atomic, check_target
+from kedge.files import check_target, write_json
 from kedge.progress import progress_bar
 from kedge.studies.commands import StudyProgress
 
@@ -125,8 +125,7 @@ def _run(out: Path, seed: int, epochs: int | None, folder: Path | None, data_dir
         )  # fmt: skip
     record = {"command": command_line(), "seed": seed, "training": detector.net.record, "made with": provenance()}
     detector.save(out / "detector.kedge")
-    with atomic(out / "metrics.json") as temporary:
-        temporary.write_text(json.dumps({"record": record, **evaluation.as_dict()}, indent=1))
+    write_json(out / "metrics.json", {"record": record, **evaluation.as_dict()})
     title = "kedge demo: digits and other images"
     near = Neighbours(detector.net, demo_data(seed=seed).train, preprocess=detector.preprocess)
     report = write_report(
@@ -161,8 +160,7 @@ def _run_photos(
     given = None if folder is None else str(folder.resolve())
     record = {"command": command_line(), "seed": seed, "photographs": images.name, "folder": given}
     record["made with"] = provenance()
-    with atomic(out / "photos.json") as temporary:
-        temporary.write_text(json.dumps({"record": record, **done.evaluation.as_dict()}, indent=1))
+    write_json(out / "photos.json", {"record": record, **done.evaluation.as_dict()})
     title = f"kedge demo: {images.name} and other photographs"
     report = write_report(
         out / "photos.html", done.evaluation, title=title, intro=done.intro, detector=detector, neighbours=near,

@@ -1,7 +1,7 @@
 """The report of the study of the neural tangent kernel: ``kedge reproduce ntk``."""
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -9,7 +9,7 @@ from typing import Any
 from kedge.evaluation.report import figures
 from kedge.evaluation.report.document import document
 from kedge.evaluation.report.markup import Html, figure, section, table, tag
-from kedge.files import atomic
+from kedge.files import write_text
 from kedge.provenance import provenance
 from kedge.studies.theory import figures as own
 from kedge.studies.theory.approximation import COSINE
@@ -34,10 +34,8 @@ def run_ntk(out: str | Path, seed: int = 0, *, anchors: int = 10, repeats: int =
     study = ntk_study(seed=seed, **options)
     record = {"command": "kedge reproduce ntk", "seed": seed, **options, "made with": provenance()}
     text = ntk_page(study, record)
-    with atomic(Path(out) / "study.json") as temporary:
-        temporary.write_text(json.dumps({"record": record, **study.as_dict()}), encoding="utf-8")
-    with atomic(Path(out) / "report.html") as temporary:
-        temporary.write_text(text, encoding="utf-8", newline="\n")
+    write_text(Path(out) / "study.json", json.dumps({"record": record, **study.as_dict()}))
+    write_text(Path(out) / "report.html", text)
     return study
 
 
@@ -187,7 +185,7 @@ def _distance(study: NTKStudy) -> Html:
             "by distance; AUROC of points at a distance of 0.5 to 4 against held-out ones, with its range over draws."
         )
         tables.append(
-            _table(f"{caption} {note}", ["Predictor", "held out", *(bands[i] for i in shown), "AUROC, %"], rows)
+            table(f"{caption} {note}", ["Predictor", "held out", *(bands[i] for i in shown), "AUROC, %"], rows)
         )
     counts = [
         [name, f"{100 * result.accuracy[name]:.1f}", f"{result.grows[name]} of {study.repeats}"] for name in names
@@ -203,7 +201,7 @@ def _distance(study: NTKStudy) -> Html:
         figures.legend(names),
         tag("div", *drawn, class_="pair"),
         *tables,
-        _table(caption, ["Predictor", "Accuracy, %", "Draws in which it grows"], counts),
+        table(caption, ["Predictor", "Accuracy, %", "Draws in which it grows"], counts),
     )
 
 
@@ -237,7 +235,7 @@ def _approximation(study: NTKStudy) -> Html:
         "Exact and approximate kernel",
         tag("p", words),
         tag("div", drawn, tag("div", tag("p", norms), tag("p", signs)), class_="pair"),
-        _table("The power of the anchor's length that the largest error falls with.", heads, rows),
+        table("The power of the anchor's length that the largest error falls with.", heads, rows),
     )
 
 
@@ -261,9 +259,3 @@ def _record(record: Mapping[str, Any]) -> Html:
 def _span(ends: Sequence[float]) -> str:
     """A range of shares, in percent."""
     return " to ".join(f"{100 * end:.0f}" for end in ends)
-
-
-def _table(caption: str, heads: Iterable[str], rows: Iterable[list[str]]) -> Html:
-    head = [tag("th", words, scope="col") for words in heads]
-    body = [tag("tr", tag("th", row[0], scope="row"), *(tag("td", cell) for cell in row[1:])) for row in rows]
-    return table(caption, head, body, label=caption)
