@@ -81,7 +81,7 @@ class StoredGraph(nn.Module):
         return {key: value for key, value in vars(self).items() if key != "_steps"}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__(state)
+        vars(self).update(state)
         self._steps = self._read()
 
     def forward(self, x: Tensor) -> Tensor:
