@@ -538,11 +538,13 @@ def test_the_command_exports_quantises_and_reports_how_well(home, tmp_path, monk
     assert 0 <= facts["largest_difference"] < 1e-4 * facts["largest_score"]
 
 
-def test_the_threshold_is_not_set_on_images_that_the_ranges_were_taken_from(home, tmp_path):
-    np.savez(tmp_path / "some.npz", **{k: v[:300] for k, v in np.load(home / "train.npz").items()})
-    sets = ["--int8", f"npz:{home / 'train.npz'}", "--calibrate", f"npz:{tmp_path / 'some.npz'}"]
-    with pytest.raises(InputError, match="held_out must be other images than training_images"):
-        raise run("export", home / "digits.kedge", "-o", tmp_path / "a.onnx", *sets).exception
+def test_the_threshold_is_not_set_on_images_that_the_ranges_or_the_detector_were_fitted_to(home, tmp_path, monkeypatch):
+    monkeypatch.setattr("kedge.detectors.training_images.SHARED", 0.005)
+    np.savez(tmp_path / "some.npz", **{k: v[:300] for k, v in np.load(home / "test.npz").items()})
+    for seen, words in ((tmp_path / "some.npz", "other images than training_images"), (home / "train.npz", "fitted")):
+        sets = ["--int8", f"npz:{home / 'test.npz'}", "--calibrate", f"npz:{seen}"]
+        with pytest.raises(InputError, match=f"held_out must .*{words}"):
+            raise run("export", home / "digits.kedge", "-o", tmp_path / "a.onnx", *sets).exception
     assert not (tmp_path / "a.onnx").exists()
 
 

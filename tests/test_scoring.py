@@ -612,7 +612,9 @@ def test_images_that_cannot_be_read_do_not_pass_for_good_ones(home, tmp_path):
         ([bad], 5),
         ([bad, "-o", tmp_path / "out.csv", "--fail-on-ood"], 5),
     ]:
-        assert run_cli("score", tmp_path / "calm.kedge", *given).exit_code == code, given
+        done = run_cli("score", tmp_path / "calm.kedge", *given)
+        assert done.exit_code == code, given
+        assert "kedge watch" not in done.output, given  # which has nothing to watch
 
 
 def test_a_thumbnail_of_16_bits_is_as_bright_as_the_image(tmp_path):

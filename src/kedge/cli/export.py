@@ -60,8 +60,13 @@ def export(
 
         kedge export cifar10 -o small.onnx --early-exit --int8 cifar10 --calibrate folder:held-out/
     """
+    import torch
+
     from kedge.cli.inputs import open_images
+    from kedge.data import batches
+    from kedge.data.leakage import fingerprints
     from kedge.detectors import AMP, load
+    from kedge.detectors.training_images import refuse_training_images
     from kedge.experimental import EarlyExit
     from kedge.export import compare_verdicts, export_onnx, quantise
     from kedge.export.runtime import ENGINES, package
@@ -77,6 +82,9 @@ def export(
         training = open_images("--int8", int8, int8_split or _training_split(int8), data_dir=data_dir)
     if calibrate is not None:
         held_out = open_images("--calibrate", calibrate, calibrate_split, data_dir=data_dir)
+        if detector.preprocess is not None:
+            prints = torch.cat([fingerprints(x) for x, _ in batches(held_out, detector.preprocess)])
+            refuse_training_images(prints, detector.fitted_on)
     if early_exit:
         if detector.reads != "per_anchor_logits":
             raise InputError(f"--early-exit is for AMP, which has anchors to leave out; {file} is {detector.name}")

@@ -122,7 +122,8 @@ def score(
             typer.echo(json.dumps(result.as_dict(), indent=1))
         flagged = f"{result.flagged:,} flagged ({result.share:.1%})"
         console.wrote(f"{result.images:,} images, {flagged}, {result.errors:,} unreadable  ", out)
-        console.next(f"kedge watch {detector} {out}")
+        if result.errors < result.images:
+            console.next(f"kedge watch {detector} {out}")
     if fail_on_ood and result.flagged:
         raise typer.Exit(FLAGGED)
     if result.errors == result.images or (fail_on_ood and result.errors):

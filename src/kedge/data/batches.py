@@ -128,7 +128,8 @@ def shape_of_inputs(source: Any) -> tuple[int, ...]:
     first = images[0]
     if isinstance(first, (Image.Image, str, os.PathLike)):
         raise InputError(
-            "PIL images and files do not determine the network's input size: pass preprocess=Preprocess((D, H, W))"
+            "PIL images and files do not determine the network's input size: pass preprocess=Preprocess((D, H, W)), or "
+            "--size to a command"
         )
     shape = tuple(first.shape)
     if isinstance(first, Tensor) and len(shape) == 3 and shape[2] in (1, 3, 4) and shape[0] > 4:
