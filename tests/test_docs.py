@@ -65,6 +65,14 @@ def test_the_tasks_of_a_run_replace_those_of_the_results_and_say_how_they_were_m
     assert TABLES["with_tasks"](known, run_of(a=3, b=3)) == run_of(a=3, b=3)
 
 
+def test_further_seeds_of_a_part_are_added_and_other_rows_replace_it():
+    known = {"results": {"knn": {"a": {"0": 1}}}}
+    more = TABLES["with_seeds"](known, {"results": {"knn": {"a": {"1": 2}}}})
+    assert more["results"] == {"knn": {"a": {"0": 1, "1": 2}}}
+    assert TABLES["with_seeds"](known, {"results": {"gen": {"a": {"1": 2}}}})["results"] == {"gen": {"a": {"1": 2}}}
+    assert TABLES["with_seeds"](known, {"results": {"knn": {"a": {"0": 3}}}})["results"] == {"knn": {"a": {"0": 3}}}
+
+
 def test_sets_are_kept_apart_where_some_are_private():
     def result(*names):
         return {"sets": {name: {"auroc": 0.25 * k} for k, name in enumerate(names)}, "groups": {"far": list(names)}}

@@ -87,6 +87,9 @@ def test_streamed_training_images_are_made_as_files_and_found_ones_are_used(tmp_
     assert (len(few.held_out), len(few.test), few.outliers) == (6, 5, None)
     assert not few.test.images.any()  # the set that is here
     assert few.held_out.images.any()
+    many = few_images(sets, {"train": 20, "held out": 6, "test": 5, "outliers": 0}, 1000, tmp_path / "many")
+    assert few.train.labels.unique().tolist() == [0, 1, 2, 3]
+    assert many.train.labels.bincount().tolist() == [2] * 10  # a covariance within classes takes two images of one
 
 
 def test_a_row_that_cannot_be_measured_says_why(monkeypatch):

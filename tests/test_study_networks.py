@@ -17,7 +17,7 @@ from kedge.models import build
 from kedge.seeds import seeded
 from kedge.studies import cifar10_trained, imagenet, imagenet_images, imagenet_tables, sets
 from kedge.studies.cifar10_trained import NETWORKS
-from kedge.studies.comparison import Fitted, Row, cell
+from kedge.studies.comparison import Fitted, MethodTable, Row, cell
 from kedge.studies.feature_run import FeatureRun
 from kedge.studies.study import Setting
 from kedge.training import recipe
@@ -93,6 +93,28 @@ def test_the_study_of_trained_networks_runs_at_the_smoke_scale(tmp_path):
     assert "AMP" in record[networks[1]]["results"]
     assert list(record[networks[0]]["results"]) == ["msp"]
     assert "| AMP |  |" in (tmp_path / "tables.md").read_text()  # none for the network that is not anchored
+
+
+def test_gains_are_differences_of_means_over_the_sets_of_a_group_by_seed():
+    def table(name, by_seed):
+        sets = {"near": ("a",), "far": ("b", "c")}
+        seeds = {
+            str(seed): {"groups": sets, "sets": {key: {"auroc": value, "fpr95": 0.5} for key, value in found.items()}}
+            for seed, found in enumerate(by_seed)
+        }
+        labels = (*cifar10_trained.COMPARED, "AMP")
+        return MethodTable.from_record({"single": ["msp"], "results": {label: {name: seeds} for label in labels}})
+
+    plain, anchored = "resnet20, 10 epochs", "resnet20, anchored, 10 epochs"
+    found = cifar10_trained.gains(
+        {
+            plain: table(plain, [{"a": 0.5, "b": 0.6, "c": 0.8}, {"a": 0.5, "b": 0.7, "c": 0.7}]),
+            anchored: table(anchored, [{"a": 0.52, "b": 0.65, "c": 0.85}, {"a": 0.49, "b": 0.7, "c": 0.72}]),
+            "resnet56, 10 epochs": table("resnet56, 10 epochs", [{"a": 0.5, "b": 0.6, "c": 0.8}]),
+        }
+    )
+    assert found.heads == ("method", plain)
+    assert {row[1:] for row in found.rows} == {("+2.0, -1.0 / +5.0, +1.0",)}
 
 
 @pytest.fixture

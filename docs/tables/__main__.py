@@ -20,12 +20,12 @@ import of_insight
 import others
 import speed
 import suites
-from adding import added, by_group, to_add, with_tasks
+from adding import added, by_group, to_add, with_seeds, with_tasks
 
 from kedge.files import atomic
 from kedge.studies import cifar10_trained, default, head_tables, imagenet_tables, photos
 
-__all__ = ["PAGES", "added", "by_group", "filled", "with_tasks"]
+__all__ = ["PAGES", "added", "by_group", "filled", "with_seeds", "with_tasks"]
 DOCS = Path(__file__).parent.parent
 PAGES = tuple(
     page for page in (DOCS.parent / "README.md", *sorted(DOCS.rglob("*.md"))) if "<!-- table" in page.read_text()

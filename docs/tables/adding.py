@@ -52,8 +52,22 @@ def added(known: Mapping[str, Any], found: Mapping[str, Any], order: Sequence[st
 
 
 def with_parts(known: Mapping[str, Any], found: Mapping[str, Any]) -> dict[str, Any]:
-    """Results with the parts of another run in place of their own."""
-    return {**known, **found, "record": added_to(known["record"], found["record"], found.keys() - {"record"})}
+    """Results with the parts of another run in place of their own; other seeds of the same rows stay."""
+    record = added_to(known["record"], found["record"], found.keys() - {"record"})
+    parts = {name: with_seeds(known.get(name, {}), part) for name, part in found.items() if name != "record"}
+    return {**known, **parts, "record": record}
+
+
+def with_seeds(known: Mapping[str, Any], found: Mapping[str, Any]) -> dict[str, Any]:
+    """A part of a run, with the other seeds of the same rows on the same tasks."""
+    rows, others = found["results"], known.get("results", {})
+    if {label: set(tasks) for label, tasks in rows.items()} != {label: set(tasks) for label, tasks in others.items()}:
+        return dict(found)
+    results = {
+        label: {task: dict(sorted({**others[label][task], **seeds}.items())) for task, seeds in tasks.items()}
+        for label, tasks in rows.items()
+    }
+    return {**found, "results": results}
 
 
 def with_tasks(known: Mapping[str, Any], found: Mapping[str, Any]) -> dict[str, Any]:

@@ -20,7 +20,8 @@ from kedge.models.named import network
 DEFAULT_METHOD = "default"
 WITHOUT_LABELS = "knn,gen"  # instead of the default, whose first part learns from each class
 HELD_OUT = 0.2  # of the training images, if no others are given
-FEWEST = 6  # held-out images: a half sets a threshold that the other half judges, and the default needs three for that
+FEWEST = 2  # held-out images: a half of them judges the threshold of the others
+FEWEST_LEARNED = 6  # the same for methods that also learn from held-out images, as the default does
 
 
 def protect(
@@ -93,9 +94,10 @@ def protect(
     assert detector.preprocess is not None
     if not isinstance(held_out, (ImageSet, StreamedSet)):
         held_out = gather(held_out, detector.preprocess, name="held-out images")
-    if len(held_out) < FEWEST:
+    least = FEWEST_LEARNED if detector.learns_held_out else FEWEST
+    if len(held_out) < least:
         raise InputError(
-            f"held_out must have at least {FEWEST} images, since half of them judge the threshold of the others; got "
+            f"held_out must have at least {least} images, since half of them judge the threshold of the others; got "
             f"{len(held_out)}"
         )
     held_out = _with_known_labels(detector, held_out)

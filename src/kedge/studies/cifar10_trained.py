@@ -33,6 +33,8 @@ TUNING = Recipe(epochs=10, lr=0.01, weight_decay=1e-4, schedule="cosine")  # wit
 WIDTH = 8  # of `compact`, a network small enough for the paper's recipe
 MOST_FITTED, MOST_OTHERS = 10_000, 2_000  # training images to fit on, and images of an OOD set
 DEFAULT = "mds++ + gen"
+COMPARED = ("kl_uniform", "gen", "msp", "vra", DEFAULT, "knn", "mds++")  # with anchors and without
+BY_SET = (*COMPARED, "energy", "fdbd", "nnguide", "react", "AMP")  # rows shown by set where some sets are private
 CLASSIFIER = {"accuracy": 1, "ece": 2, "aurc": 3}  # metrics of the classifier on ID images, and their decimals
 
 
@@ -160,9 +162,9 @@ def training_images(setting: Setting, seed: int) -> ImageSet:
 def by_network_tables(results: Mapping[str, MethodTable]) -> tuple[TextTable, ...]:
     """The classifiers, and near and far OOD by method and network; the largest mean AUROC over networks first.
 
-    Sets that only exist as private archives have tables of their own, one for each network.
+    Sets that only exist as private archives have tables of their own, one for each network, of some methods.
     """
-    private = [shown for each in results.values() if (shown := by_set(each)) is not None]
+    private = [shown for each in results.values() if (shown := by_set(each, BY_SET)) is not None]
     results = {name: table.public() for name, table in results.items()}
     labels = dict.fromkeys(label for table in results.values() for label in table.results)
     first = "msp" if "msp" in labels else next(iter(labels))
@@ -189,8 +191,36 @@ def by_network_tables(results: Mapping[str, MethodTable]) -> tuple[TextTable, ..
     return (*tables, *private)
 
 
+def gains(results: Mapping[str, MethodTable]) -> TextTable:
+    """What anchoring changes: AUROC of each trained network with anchors less that of the one without, in points."""
+    results = {name: table.public() for name, table in results.items()}
+    pairs = {
+        plain: Trained(each.network, each.epochs, anchored=True).name
+        for plain, each in NETWORKS.items()
+        if each.epochs and not each.anchored
+    }
+    pairs = {plain: anchored for plain, anchored in pairs.items() if plain in results and anchored in results}
+    rows = []
+    for ours, theirs in [(label, label) for label in COMPARED] + [("AMP", "kl_uniform")]:
+        cells = []
+        for plain, anchored in pairs.items():
+            changes = []
+            for group in GROUPS:
+                with_anchors, without = (
+                    table.mean(label, "auroc", [column for column in table.columns if column[1] == group])
+                    for table, label in ((results[anchored], ours), (results[plain], theirs))
+                )
+                by_seed = zip(with_anchors.values, without.values, strict=True)
+                changes.append(", ".join(f"{100 * (one - other):+.1f}" for one, other in by_seed))
+            cells.append(" / ".join(changes))
+        rows.append((ours if ours == theirs else f"{ours} less {theirs} without anchors", *cells))
+    caption = "AUROC with anchors less AUROC without, near / far, in points for each seed; the trainings are alike."
+    return TextTable(caption, ("method", *pairs), tuple(rows))
+
+
 def tables_of_cifar10_trained(record: Mapping[str, Any]) -> dict[str, TextTable]:
     """The tables of the project's pages, from what metrics.json holds."""
-    results = {name: MethodTable.from_record(each) for name, each in record.items() if name != "record"}
+    results = {name: MethodTable.from_record(record[name]) for name in NETWORKS if name in record}
     names = ("classifiers", *GROUPS, *(f"{name}, private sets" for name in results))
-    return {f"trained, {name}": table for name, table in zip(names, by_network_tables(results), strict=False)}
+    tables = {f"trained, {name}": table for name, table in zip(names, by_network_tables(results), strict=False)}
+    return tables | {"trained, gains": gains(results)}

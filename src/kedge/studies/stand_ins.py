@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 from PIL import Image
+from torch import Tensor
 
 from kedge.data import ImageSet, Preprocess, StreamedSet, gather
 from kedge.data.streamed import Files
@@ -89,7 +90,7 @@ def few_images(sets: Wanted, counts: Mapping[str, int], classes: int, folder: Pa
 def _part(sets: Wanted, role: str, count: int, classes: int) -> ImageSet:
     """Images of a role, evenly spaced over its set, or made; with labels if there are classes."""
     shape, images = sets.shape, sets.found.get(role)
-    labels = torch.arange(count) % classes if classes else None
+    labels = _labels(count, classes) if classes else None
     if images is None or len(images) < count:
         generator = torch.Generator().manual_seed(len(role))
         pixels = torch.randint(0, 256, (count, *shape), generator=generator, dtype=torch.uint8)
@@ -98,6 +99,11 @@ def _part(sets: Wanted, role: str, count: int, classes: int) -> ImageSet:
     if not isinstance(few, ImageSet) or few.images.shape[1:] != shape:
         few = gather(few, Preprocess(shape))
     return ImageSet(few.images, labels, name=role)
+
+
+def _labels(count: int, classes: int) -> Tensor:
+    """Labels by pairs: methods that see how images of one class vary need two of it."""
+    return torch.arange(count) // 2 % classes
 
 
 def _as_files(count: int, classes: int, folder: Path) -> StreamedSet:
@@ -109,4 +115,4 @@ def _as_files(count: int, classes: int, folder: Path) -> StreamedSet:
         coarse = rng.integers(0, 256, (FILE_SIZE[1] // 3, FILE_SIZE[0] // 3, 3), dtype=np.uint8)
         Image.fromarray(coarse).resize(FILE_SIZE, Image.Resampling.BICUBIC).save(folder / name, quality=QUALITY)
     listed = tuple(names[number % FILES] for number in range(count))
-    return StreamedSet(Files(folder, listed), torch.arange(count) % classes, name="train")
+    return StreamedSet(Files(folder, listed), _labels(count, classes), name="train")
