@@ -78,6 +78,15 @@ def test_networks_that_differ_in_their_seed_alone_are_measured_once():
     assert len(set(time.values())) == 3
 
 
+def test_networks_that_differ_in_their_length_alone_are_both_measured():
+    suite = smoke_suite(NEEDS).only("MSP")
+    longer = replace(suite.networks["unanchored"], recipe=replace(suite.networks["unanchored"].recipe, epochs=7))
+    rows = suite.methods | {"MSP, longer": replace(suite.methods["MSP"], networks=("longer",))}
+    both = replace(suite, networks=suite.networks | {"longer": longer}, methods=rows)
+    images = {line.name: line.images for line in dry_run(both, {}, quiet).trainings}
+    assert images["longer"] == 7 * images["unanchored"]
+
+
 def test_streamed_training_images_are_made_as_files_and_found_ones_are_used(tmp_path):
     sets = wanted(smoke_suite(NEEDS, streamed=True), quiet)
     few = few_images(sets, {"train": 20, "held out": 6, "test": 5, "outliers": 0}, 4, tmp_path)

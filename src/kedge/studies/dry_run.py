@@ -149,9 +149,9 @@ class _Measuring:
         counts = {"train": steps, "held out": CALIBRATE, "test": most, "outliers": max(steps, groups)}
         self.few = few_images(self.sets, counts, self.classes, scratch / "files")
         self.times: dict[str, list[float]] = {}
-        short = {
-            name: replace(plan, share=1.0, recipe=self._few_steps(plan.recipe, self.batch[name]))
-            for name, plan in plans.items()
+        short = {  # each with a seed of its own: plans that differ in their length alone would share one training
+            name: replace(plan, share=1.0, recipe=self._few_steps(plan.recipe, self.batch[name]), seed=seed)
+            for seed, (name, plan) in enumerate(plans.items())
         }
         rows = {
             label: replace(row, networks=tuple(self.same[name] for name in row.networks))
