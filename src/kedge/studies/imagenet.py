@@ -33,7 +33,13 @@ SMOKE_TUNED = {"tuned": "", "first layer": "prep.0", "last convolution": "stage3
 # accuracy on the held-out images of seed 0.
 TUNING = recipe("finetune", head_first=False, lr=3e-5)
 TUNED_ROWS = {name: Row(name) for name in ("msp", "energy", "kl_uniform")}
-ANCHORED_ROWS = TUNED_ROWS | {"AMP": Row("amp"), "AMP, tau relative": Row("amp", {"tau": "relative"})}
+ANCHORED_ROWS = TUNED_ROWS | {
+    "AMP": Row("amp"),
+    "AMP, 1 + exp(tau)": Row("amp", {"rescale": "exp"}),  # as with up to 200 classes
+    "AMP, tau relative": Row("amp", {"tau": "relative"}),
+    "tau": Row("amp", {"score": "tau"}),
+    "gen + AMP": Row("combined", parts=("gen", "amp")),
+}
 
 
 def run_imagenet(run: FeatureRun) -> Written:
