@@ -195,3 +195,7 @@ def test_mix_seed_is_splitmix64_without_collisions_and_neighbours_are_unrelated(
         generator(mix_seed(seed, 7))
     draws = torch.stack([torch.rand(50, generator=generator(mix_seed(0, i))) for i in range(20)])
     assert (torch.corrcoef(draws) - torch.eye(20)).abs().max() < 0.6
+
+
+def test_a_batch_without_images_stays_as_it_is():
+    assert Corruption()(torch.rand(0, 3, 8, 8)).shape == (0, 3, 8, 8)
