@@ -7,7 +7,7 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from kedge import ImageSet
+from kedge import KNN, ImageSet
 from kedge.cli import app
 from kedge.data import StreamedSet
 from kedge.detectors import base
@@ -16,7 +16,7 @@ from kedge.errors import NotReadyError
 from kedge.models import build
 from kedge.studies import STUDIES
 from kedge.studies.dry_run import Line, dry_run
-from kedge.studies.plan import Need, Sets
+from kedge.studies.plan import MethodPlan, Need, Sets
 from kedge.studies.stand_ins import few_images, wanted
 from kedge.studies.study import Setting, smoke_data
 from kedge.training import recipe, train
@@ -99,6 +99,14 @@ def test_streamed_training_images_are_made_as_files_and_found_ones_are_used(tmp_
     many = few_images(sets, {"train": 20, "held out": 6, "test": 5, "outliers": 0}, 1000, tmp_path / "many")
     assert few.train.labels.unique().tolist() == [0, 1, 2, 3]
     assert many.train.labels.bincount().tolist() == [2] * 10  # a covariance within classes takes two images of one
+
+
+def test_rows_that_read_extracted_features_are_measured():
+    suite = smoke_suite(NEEDS).only("MSP")
+    rows = suite.methods | {"KNN": MethodPlan(KNN, ("unanchored",), {"k": 3})}
+    lines = {line.name: line for line in dry_run(replace(suite, methods=rows, extract=True), {}, quiet).scorings}
+    assert not lines["KNN"].note
+    assert lines["KNN"].milliseconds > 0
 
 
 def test_a_row_that_cannot_be_measured_says_why(monkeypatch):
